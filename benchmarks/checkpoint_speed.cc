@@ -1,9 +1,9 @@
-// What saving costs: a synchronous save, and how long an asynchronous one holds its caller up.
+// Measures the cost of saving: a synchronous save, and how long an asynchronous save blocks its caller.
 //
 //   checkpoint_speed [--megabytes 500] [--ranks 1] [--rounds 5] [--folder DIR]
 //
 // The state is float32 tensors of 16 MiB, in rows over the ranks (threads of this process). Each round saves once in
-// either way, one after the other; the slowest rank counts. `reserve` is what making the memory for the copy takes.
+// either way, one after the other; the slowest rank counts. `reserve` is the time to allocate the memory for the copy.
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 

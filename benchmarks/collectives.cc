@@ -1,10 +1,10 @@
-// `phalanx bench comm` with Open MPI beside it: the same options, and `openmpi` among the backends.
+// `phalanx bench comm` with Open MPI for comparison: the same options, and `openmpi` among the backends.
 //
 //   collectives --ranks 2 --backends shm,heap,symmetric,c10d,openmpi
 //   collectives --ranks 2 --backends mpi,openmpi --ops all_reduce --sizes 64K,1M
 //
-// mpirun starts the ranks: MPI's own calls need it. Where our `mpi` is not
-// measured too, MPI is initialised for one thread, as it is fastest.
+// mpirun starts the ranks, because MPI's own calls need it. If our `mpi` is not measured too, MPI is initialised for
+// one thread, which is its fastest mode.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -26,7 +26,7 @@ namespace {
 
 using phalanx::cli::Arguments;
 
-// Becomes mpirun, which starts this program again as each of the ranks.
+// Replaces this process by mpirun, which starts this program again as each of the ranks.
 [[noreturn]] void become_mpirun(const Arguments& arguments) {
   std::string ranks = phalanx::cli::parse_bench_arguments(arguments).ranks;
   if (ranks.empty()) ranks = "2";

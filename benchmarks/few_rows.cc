@@ -1,10 +1,11 @@
-// From how many rows on a library's product is faster than kernels/skinny_gemm.h: where kSkinnyGemmRows should lie.
+// Measures from how many rows on a library's product is faster than kernels/skinny_gemm.h: the value for
+// kSkinnyGemmRows.
 //
 //   OMP_NUM_THREADS=1 few_rows [--budget-ms 200]
 //
-// For matrices [out, in] of small and large models and 1 to 64 rows: the medians of both, taken in turns, and how many
-// times as fast the products of few rows are. Weights are cold: each call uses another of several matrices that
-// together are larger than a cache, as the layers of a model are.
+// For matrices [out, in] of small and large models and 1 to 64 rows: the medians of both, measured in turns, and how
+// many times as fast skinny_gemm() is. Weights are cold: each call uses another of several matrices that together are
+// larger than a cache, as the layers of a model are.
 #include <ATen/Parallel.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/randn.h>

@@ -1,13 +1,13 @@
-// What loading weights costs beside reading their file once.
+// Measures the cost of loading weights, compared with reading their file once.
 //
 //   phalanx launch -n 2 -- load_speed [--megabytes 500] [--rounds 7] [--folder DIR]
 //
 // A Llama of as many bytes in fp32 is written twice: as Hugging Face's model.safetensors and as a step of ours. Each
 // round reads the file once with read() into one buffer of 8 MiB (rank 0), then loads it: in shards (FSDP, half on each
-// of two ranks), and whole on every rank (data parallelism). The slowest rank counts. "from the disk": its pages have
-// been dropped from the cache before (posix_fadvise, DONTNEED), on every rank's behalf; "from the cache": not. Memory
-// is what a rank has of its own, or shares with other ranks, at the most while it loads, over what it had before it
-// made its model (RssAnon and RssShmem, looked at each millisecond); pages of the mapped file belong to the kernel's
+// of two ranks), and whole on every rank (data parallelism). The slowest rank counts. "from the disk": the file's pages
+// have been dropped from the cache before (posix_fadvise, DONTNEED), for every rank; "from the cache": not dropped.
+// Memory is a rank's own memory plus what it shares with other ranks (RssAnon and RssShmem, read each millisecond): the
+// peak while it loads, less what it had before it made its model. Pages of the mapped file belong to the kernel's
 // cache.
 #include <ATen/ops/full.h>
 #include <fcntl.h>
@@ -56,7 +56,7 @@ std::int64_t own_bytes() {
   return kib * 1024;
 }
 
-/// The most that own_bytes() has been while it lives.
+/// The peak of own_bytes() during its lifetime.
 class PeakOfOwnBytes {
  public:
   PeakOfOwnBytes()
@@ -112,7 +112,7 @@ models::LlamaConfig model_of(std::int64_t megabytes) {
 
 struct Figures {
   std::vector<double> seconds;
-  double memory = 0;  // at the peak, in parts of what the rank keeps of the model; the largest of the ranks'
+  double memory = 0;  // at the peak, relative to the rank's part of the model; the largest of the ranks'
 };
 
 int run(int argc, char** argv) try {
@@ -153,9 +153,9 @@ int run(int argc, char** argv) try {
   for (const auto& entry : std::filesystem::directory_iterator(step))
     if (entry.path().extension() == ".safetensors") step_file = entry.path();
 
-  /// One load by all ranks, from the making of the model to its last byte; time is of the loading alone.
+  /// One load by all ranks, from the construction of the model to its last byte. The time is only that of loading.
   const auto load = [&](bool shards, bool ours, Figures& figures) {
-    ::malloc_trim(0);  // what the load before this one has left
+    ::malloc_trim(0);  // frees what the previous load has left
     const std::int64_t before = own_bytes();
     models::Llama model(config, {.without_memory = shards});
     std::unique_ptr<FullyShardedDataParallel> sharded;

@@ -60,7 +60,7 @@ MPI_Op mpi_op(ReduceOp op) {
 
 std::function<void()> call_of(const measure::CommBenchCase& what, int rank, int ranks, const measure::BenchBuffers& b) {
   start_mpi();
-  // The tensors are held by whoever made them ready.
+  // The caller of prepare holds the tensors.
   void* const whole = b.whole.mutable_data_ptr();
   void* const part = b.part.mutable_data_ptr();
   void* const received = b.received.defined() ? b.received.mutable_data_ptr() : nullptr;

@@ -1,4 +1,5 @@
-// What an optimizer step and the gradient norm cost, beside libtorch's kernels and a plain sum, in the same run.
+// Measures the cost of an optimizer step and of the gradient norm, next to libtorch's kernels and a plain sum, in one
+// run.
 //
 //   OMP_NUM_THREADS=1 optimizer_speed [elements=10000000] [repeats=15]
 //
@@ -90,7 +91,7 @@ int main(int argc, char** argv) {
         [&] { at::_fused_sgd_({peer}, {grad}, {b}, 0.1, 0.9, 1e-3, 0.0, false, false, false); });
   }
   {
-    // The peer: widen the gradient, step the master, round it into the parameter.
+    // The baseline: widen the gradient, step the master weights, round them into the parameter.
     const auto ours = value.to(at::kBFloat16), peer = ours.clone(), narrow_grad = grad.to(at::kBFloat16);
     const auto master = value.clone(), m = at::zeros_like(value), v = at::zeros_like(value);
     ours.mutable_grad() = narrow_grad;

@@ -1,10 +1,10 @@
-// Trains a Llama on one rank from given weights and tokens, as benchmarks compare it with other programs: the same
-// step (mean next-token cross entropy, clip to norm 1, AdamW 0.9 0.95 1e-8 decay 0.1 on every parameter, lr 1e-3).
+// Trains a Llama on one rank from given weights and tokens, to compare it with other programs. The step is the same:
+// mean next-token cross entropy, clip to norm 1, AdamW 0.9 0.95 1e-8 decay 0.1 on every parameter, lr 1e-3.
 //
 //   single_rank init.safetensors data.tokens [steps=20] [batch=8] [skip=3]
 //
 // Weights: safetensors with Hugging Face's names, fp32. Tokens: raw little-endian uint16; sample k is tokens
-// [k seq, k seq + seq], step s takes samples s batch onwards. Prints one JSON line. Threads: OMP_NUM_THREADS.
+// [k seq, k seq + seq], step s uses samples s batch onwards. Prints one JSON line. Threads: OMP_NUM_THREADS.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -38,7 +38,7 @@ std::string read_all(const char* path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// A file this program's own peer has just written: a length, a JSON header, then the bytes.
+/// Reads a file that this benchmark's other program has just written: a length, a JSON header, then the bytes.
 void load_weights(const char* path, const std::vector<phalanx::NamedTensor>& parameters) {
   const at::NoGradGuard no_grad;
   std::string bytes = read_all(path);

@@ -1,5 +1,5 @@
-// Speed of the tokenizer on one core: training, encoding, decoding. One line of JSON; tokenizer_speed.py sets the
-// `tokenizers` Python package beside it, in turns.
+// Measures the speed of the tokenizer on one core: training, encoding, decoding. Prints one line of JSON.
+// tokenizer_speed.py compares it with the `tokenizers` Python package, in turns.
 //
 //   tokenizer_speed TEXT --train 4096 tokenizer.json    train on TEXT, save, print the seconds
 //   tokenizer_speed TEXT --encode tokenizer.json IDS    encode (as one document) and decode; ids to IDS as raw int32
@@ -23,7 +23,7 @@
 
 namespace {
 
-/// CPU time of this process: what other programs on the machine do does not count.
+/// CPU time of this process, so that other programs on the node do not count.
 double cpu_seconds() {
   timespec now{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);

@@ -56,7 +56,7 @@ has been measured. See docs/bench_comm.md.
 
 namespace {
 
-/// --min_bytes is --min-bytes; a value behind = stays as it is.
+/// Turns --min_bytes into --min-bytes; a value after = stays unchanged.
 std::string with_dashes(std::string word) {
   if (!word.starts_with("--")) return word;
   const auto end = word.begin() + static_cast<std::ptrdiff_t>(std::min(word.find('='), word.size()));

@@ -1,4 +1,4 @@
-// The command line of `phalanx bench comm`, read by the front and by the worker alike.
+// The command line of `phalanx bench comm`, parsed by the front program and by the worker.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct BenchArguments {
   std::string csv, json, plot;  // files; empty: none
 };
 
-/// Throws UsageError. Words may be joined by - or _, and nccl-tests' spellings are known.
+/// Throws UsageError. Option names may use - or _, and nccl-tests' spellings are accepted.
 BenchArguments parse_bench_arguments(const Arguments& arguments);
 
 extern const std::string_view kBenchHelp;

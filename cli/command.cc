@@ -19,7 +19,7 @@
 namespace phalanx::cli {
 
 void print_error(std::string_view name, std::string_view text) {
-  // On a terminal a progress bar may have been left on the line.
+  // On a terminal, clear the remains of a progress bar.
   const char* clear = ::isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";
   std::fputs(fmt::format("{}phalanx {}: {}\n", clear, name, with_remedy(std::string(text))).c_str(), stderr);
 }
@@ -46,7 +46,7 @@ int run_command(const Command& command, const Arguments& arguments, ErrorReporte
     return tell(error, error.exit_status(), /*show_help=*/true);
   } catch (const Error& error) {
     return tell(error, error.exit_status());
-  } catch (const nlohmann::json::exception& error) {  // of a file that somebody has changed by hand
+  } catch (const nlohmann::json::exception& error) {  // from a file that was edited by hand
     return tell(Error("a JSON file is malformed: " + json_value_fault(error)), 1);
   } catch (const std::bad_alloc&) {
     const std::string limits = memory_limits_text();

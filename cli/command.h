@@ -1,9 +1,9 @@
-// The subcommands of `phalanx`: how the two programs find and run them.
+// The subcommands of `phalanx`: how its two programs find and run them.
 //
-// `phalanx` is the front: torch-free, it starts in milliseconds, does what needs no tensor, prepares the environment
-// and becomes (or spawns) `phalanx-worker`, which links libtorch. Every subcommand has one file, NAME_command.cc, that
-// parses and prints only; an exception that leaves it is printed once by run_command() and becomes the exit status (2
-// for usage and configuration, 1 otherwise).
+// `phalanx` is the front program. It is torch-free and starts in milliseconds. It does the work that needs no tensor,
+// prepares the environment, and becomes (or spawns) `phalanx-worker`, which links libtorch. Every subcommand has one
+// file, NAME_command.cc, that only parses and prints. run_command() prints an exception that leaves the subcommand
+// once, and turns it into the exit status: 2 for usage and configuration errors, otherwise 1.
 //
 //   int report_command(const Arguments& arguments);   // report_command.h; arguments without program and subcommand
 #pragma once
@@ -25,13 +25,14 @@ struct Command {
   std::function<int(const Arguments&)> run;
 };
 
-/// Tells somebody else of an error; true if they will print it.
+/// Reports an error elsewhere, such as to the launcher. Returns true if the error will be printed there.
 using ErrorReporter = bool (*)(const std::exception& error);
 
-/// Runs `command`, printing its help when asked for and its error when it throws, unless `reporter` takes it.
+/// Runs `command` and returns the exit status. Prints its help on request, and its error unless `reporter` returns
+/// true.
 int run_command(const Command& command, const Arguments& arguments, ErrorReporter reporter = nullptr);
 
-/// "phalanx NAME: text" on standard error; nothing happens where that cannot be written (a terminal that has gone).
+/// Prints "phalanx NAME: text" on standard error. A failed write (a closed terminal) is ignored.
 void print_error(std::string_view name, std::string_view text);
 
 /// Takes `name VALUE` or `name=VALUE` out of the arguments; false if it is not there. A missing value is a UsageError.
@@ -41,7 +42,7 @@ bool take_flag(Arguments& arguments, std::string_view name);
 /// Takes the configuration file out of the arguments: the first one named *.toml, else the first. UsageError if there
 /// is none.
 std::string take_config_path(Arguments& arguments, std::string_view command);
-/// A UsageError naming the first argument, unless there is none.
+/// Throws a UsageError that names the first argument, unless there are no arguments.
 void refuse_rest(const Arguments& arguments, std::string_view command);
 
 }  // namespace phalanx::cli

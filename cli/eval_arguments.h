@@ -1,4 +1,4 @@
-// The command line of `phalanx eval`, read by the front and by the worker alike. Knows no tensor.
+// The command line of `phalanx eval`, parsed by the front program and by the worker. It uses no tensors.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ extern const std::string_view kEvalHelp;
 struct EvalArguments {
   std::string checkpoint, tokenizer;
   bool allow_tokenizer_mismatch = false;
-  std::string text, tokens, choices;  // one of them: a file
+  std::string text, tokens, choices;  // files; exactly one is given
   std::int64_t seq_len = 0;           // 0: the model's max_seq_len
   std::int64_t stride = 0;            // 0: seq_len
   std::int64_t max_tokens = 0;        // 0: all
@@ -23,13 +23,13 @@ struct EvalArguments {
   std::string device, dtype = "float32", backend = "auto";
   std::string json, output;
   bool strict = false;           // the first malformed question is an error
-  bool allow_skipped = false;    // malformed questions are no failure
-  bool end_token_first = false;  // of a text whose tokenizer puts nothing there
+  bool allow_skipped = false;    // malformed questions are not a failure
+  bool end_token_first = false;  // put the end token first, if the tokenizer puts no token there
   bool quiet = false;
   bool allow_model_mismatch = false;
 };
 
-/// Without -n, which is the launcher's. Throws UsageError.
+/// Parses the arguments without -n, which the launcher takes. Throws UsageError.
 EvalArguments parse_eval_arguments(const Arguments& arguments);
 
 }  // namespace phalanx::cli

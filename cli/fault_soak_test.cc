@@ -1,7 +1,7 @@
-// Faults of real runs at random moments of every phase: ranks that are killed or stopped, wishes to stop, and launchers
-// that are killed. Each must be told in words and leave nothing behind.
+// Faults in real runs at random moments of every phase: ranks that are killed or stopped, stop signals, and launchers
+// that are killed. Each must give a clear message and leave nothing behind.
 //
-// PHALANX_SOAK_FAULTS=500 (`make soak`) prints how long it took by phase; continuous integration does a few.
+// PHALANX_SOAK_FAULTS=500 (`make soak`) prints the time by phase; continuous integration runs only a few.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,12 +36,12 @@ class TrainingFaultSoak : public ProgramTest {
     const char* name;
     std::vector<std::string> options;
     std::function<bool()> has_begun;
-    int spread_ms;     // the fault comes so much later at most
-    bool is_stepping;  // then a wish to stop ends the run with 0
+    int spread_ms;     // the fault is delayed by at most this
+    bool is_stepping;  // a stop signal ends the run with 0
   };
   struct Result {
     bool was_hit = false;
-    double seconds = 0;  // from the fault to the launcher's end, or where it is killed to that of the ranks
+    double seconds = 0;  // from the fault to the end of the launcher, or of the ranks if the launcher is killed
     Outcome outcome;
   };
 
@@ -54,7 +54,7 @@ class TrainingFaultSoak : public ProgramTest {
     return false;
   }
 
-  // What a launcher must not leave in the temporary folder, which is this test's.
+  // The files that a launcher must not leave in the temporary folder of this test.
   std::vector<std::string> left_folders() const {
     std::vector<std::string> found;
     for (const auto& entry : std::filesystem::directory_iterator(path(".")))
@@ -133,10 +133,10 @@ class TrainingFaultSoak : public ProgramTest {
     return result;
   }
 
-  // What the user is told, and the status.
+  // Checks the message for the user and the exit status.
   void expect_told(const Phase& phase, Fault fault, const Result& result) const {
     const auto& [status, out, err] = result.outcome;
-    const bool is_done = std::string(phase.name) == "exit";  // a rank that had done all its work may go without harm
+    const bool is_done = std::string(phase.name) == "exit";  // a rank that has finished its work may end without harm
     const auto expect_if = [&](bool applies, const ::testing::Matcher<std::string>& words) {
       if (applies) {
         EXPECT_THAT(err, words);
@@ -158,9 +158,10 @@ class TrainingFaultSoak : public ProgramTest {
         expect_if(status == 0 && !is_done, HasSubstr("stopped on request after step"));
         break;
       case Fault::kill_launcher:
-        break;  // the shell's to tell
+        break;  // the shell reports it
     }
-    // 1 s, the heartbeat and 5 s on a quiet machine; this says that nobody waited for a time-out of 100 s and more.
+    // 1 s, the heartbeat and 5 s on a quiet machine. The bound only checks that no rank waits for a timeout of 100 s or
+    // more.
     EXPECT_LT(result.seconds, 30) << err;
   }
 };
@@ -195,7 +196,7 @@ TEST_F(TrainingFaultSoak, IsToldInEveryPhase) {
     times[{chosen, verb}].push_back(result.seconds);
     expect_told(phase, fault, result);
     if (number % 10 != 3) continue;
-    // What was saved goes on.
+    // The saved checkpoint can be resumed.
     std::vector<std::string> command{"train", "-n", "2", file};
     command.insert(command.end(), phase.options.begin(), phase.options.end());
     command.push_back(fmt::format("--training.steps={}", steps_done() + 2));

@@ -1,4 +1,4 @@
-// What a new user meets first: versions, colours, variables that are wrong, a run that is done already.
+// What a new user sees first: versions, colours, wrong variables, a run that is already finished.
 #include <fmt/format.h>
 
 #include "cli/testing/program_fixture.h"
@@ -54,12 +54,12 @@ TEST_F(FirstContact, AllProblemsOfAConfigurationAreOneError) {
                    "3 problems");
 }
 
-// Each limit meets another call: pipes, events and the sockets of the store in the launcher, those of the ranks.
+// Each limit fails in another call: pipes, events and the sockets of the store in the launcher, and those of the ranks.
 TEST_F(FirstContact, TooFewOpenFilesAreNamedWithTheLimit) {
   const std::string file = config();
   for (rlim_t most = 5; most <= 26; ++most) {
     const Outcome refused = run({"train", "-n", "2", file}, {.limits = {{RLIMIT_NOFILE, most}}});
-    if (refused.status == 127 && most < 8) continue;  // the loader could not open the program's libraries, and says so
+    if (refused.status == 127 && most < 8) continue;  // the loader could not open the program's libraries and says so
     EXPECT_EQ(refused.status, 1) << most << "\n" << refused.err;
     EXPECT_THAT(refused.err,
                 HasSubstr(fmt::format("RLIMIT_NOFILE is {} files and connections of a process (ulimit -n): "
@@ -74,7 +74,7 @@ TEST_F(FirstContact, ATinyStackIsNamedWithTheLimit) {
                      "the stack is limited to 64.0 KiB (RLIMIT_STACK, ulimit -s)");
 }
 
-#ifndef __SANITIZE_ADDRESS__  // which takes more addresses than any limit leaves
+#ifndef __SANITIZE_ADDRESS__  // it uses more address space than any limit allows
 TEST_F(FirstContact, LibrariesThatDoNotFitIntoTheAddressSpaceAreNamedWithTheLimit) {
   const Outcome refused = run({"train", "-n", "2", config()}, {.limits = {{RLIMIT_AS, 200 << 20}}});
   EXPECT_EQ(refused.status, 1) << refused.err;

@@ -129,7 +129,7 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   if (parsed.final_file.empty() || parsed.final_file.find('/') != std::string::npos) {
     throw UsageError(fmt::format("--final-file is '{}': expected the name of a file in the folder", parsed.final_file));
   }
-  // The files that a job keeps in its folder (infer/jobs/batch_job.h).
+  // The names of a job's own files in its folder (infer/jobs/batch_job.h).
   if (parsed.final_file == "job.json" ||
       (parsed.final_file.starts_with("part-") && parsed.final_file.ends_with(".jsonl"))) {
     throw UsageError(fmt::format("--final-file is '{}', as the job names a file of its own: choose another name",

@@ -1,4 +1,4 @@
-// The command line of `phalanx generate`, read by the front and by the worker alike. Knows no tensor.
+// The command line of `phalanx generate`, parsed by the front program and by the worker. It uses no tensors.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ struct GenerateArguments {
   infer::SamplingOptions sampling;
   std::vector<std::string> stops;
   std::int64_t batch_size = 8;
-  std::int64_t cache_bytes = 0;  // 0: no bound
+  std::int64_t cache_bytes = 0;  // 0: no limit
   bool ignore_end = false;
-  std::string output;  // a job's folder; empty: to standard output
+  std::string output;  // the folder of a job; empty: standard output
   std::string final_file = "results.jsonl";
-  bool strict = false;         // the first prompt of a job that cannot be answered ends it
-  bool allow_skipped = false;  // prompts of a job that cannot be answered are no failure
+  bool strict = false;         // the first prompt of a job that cannot be answered ends the job
+  bool allow_skipped = false;  // prompts of a job that cannot be answered are not a failure
   infer::PromptFormat format;
   std::string response_field = "completion";
   std::int64_t tp = 1, pp = 1;
@@ -40,7 +40,7 @@ struct GenerateArguments {
   bool streams() const { return prompts.size() == 1 && prompts_file.empty() && output.empty(); }
 };
 
-/// Without -n, which is the launcher's. Throws UsageError or ConfigError.
+/// Parses the arguments without -n, which the launcher takes. Throws UsageError or ConfigError.
 GenerateArguments parse_generate_arguments(const Arguments& arguments);
 
 }  // namespace phalanx::cli

@@ -1,6 +1,6 @@
-// Files from elsewhere that are truncated, lie, contradict each other or mean harm, as the whole program meets them:
-// one error that names the file and the reason, a status that is not 0, no crash, no memory beyond that of a sound
-// model. What the parsers do with each kind of damage is tested beside them and fuzzed (tests/fuzz).
+// Input files that are truncated, wrong, contradictory or malicious, with the whole program. Each must give one error
+// that names the file and the reason, a nonzero status, no crash, and no more memory than a valid model. Each parser
+// has its own tests and fuzzing (tests/fuzz) for each kind of damage.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 struct Told {
   int status;  // 128 and above: ended by a signal
   std::string out, err;
-  double peak_mib;  // of the largest process
+  double peak_mib;  // peak of the largest process
 };
 
 Told call(const std::filesystem::path& folder, const std::vector<std::string>& arguments) {
@@ -49,7 +49,7 @@ Told call(const std::filesystem::path& folder, const std::vector<std::string>& a
   if (child == 0) {
     const rlimit no_core{0, 0}, a_minute{60, 60};
     ::setrlimit(RLIMIT_CORE, &no_core);
-    ::setrlimit(RLIMIT_CPU, &a_minute);  // an endless loop ends by a signal
+    ::setrlimit(RLIMIT_CPU, &a_minute);  // a signal ends an endless loop
     ::dup2(::open("/dev/null", O_RDONLY), 0);
     ::dup2(::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
     ::dup2(::open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
@@ -63,14 +63,14 @@ Told call(const std::filesystem::path& folder, const std::vector<std::string>& a
           static_cast<double>(usage.ru_maxrss) / 1024};
 }
 
-/// A file of the model and what becomes of it; "" for the reason: only that there is one error.
+/// A file of the model and its replacement. An empty reason: only check that there is one error.
 struct Damage {
   std::string file, content, reason;
 };
 
 class HostileInputTest : public ::testing::Test {
  protected:
-  /// A sound model, made once: a step of a small one, with a tokenizer.
+  /// A valid model, made once: a small one after one step, with a tokenizer.
   static void SetUpTestSuite() {
     folder_ = new TempDirectory("hostile_input");
     std::string tokens, text;
@@ -96,13 +96,13 @@ class HostileInputTest : public ::testing::Test {
 
   static std::string at(const std::string& name) { return (folder_->path() / name).string(); }
   static std::string sound(const std::string& name) { return read_file(at("run/hf/" + name)); }
-  static std::string model() { return at("model"); }  // the damaged one
+  static std::string model() { return at("model"); }  // the damaged model
 
   static std::vector<std::string> generate(const std::string& checkpoint, const std::string& prompts) {
     return {"generate", "--checkpoint", checkpoint, "--prompts-file", prompts, "--max-new-tokens", "4"};
   }
 
-  /// A copy of the sound model with other files.
+  /// Makes a copy of the valid model with other files.
   static void make_model(const std::vector<Damage>& files) {
     std::filesystem::remove_all(model());
     std::filesystem::copy(at("run/hf"), model());
@@ -153,7 +153,7 @@ std::string safetensors(const std::string& header, const std::string& data, std:
   return file + header + data;
 }
 
-/// A safetensors file whose header is changed; its data stay.
+/// A safetensors file with a changed header and unchanged data.
 std::string with_header(const std::string& file, const std::function<void(json&)>& change) {
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), 8);
@@ -219,7 +219,7 @@ TEST_F(HostileInputTest, Weights) {
            {kWeights, with_header(file, [](json& header) { header.erase("model.norm.weight"); }), "the tensors end"},
        })
     expect_refused(damage);
-  // Not numbers: found where they are used.
+  // NaN weights: detected when they are used.
   const std::string nothing(file.size() - 8 - header_bytes, '\xff');
   make_model({{kWeights, file.substr(0, 8 + header_bytes) + nothing, ""}});
   expect_one_error(generate(model(), at("sound.jsonl")), "sound.jsonl, line 1, token 1",
@@ -248,7 +248,7 @@ TEST_F(HostileInputTest, IndexesOfWeights) {
     for (auto& value : places) value = place;
     return map(places);
   };
-  make_model({{kIndex, map(in_one_file), ""}});  // a sound one
+  make_model({{kIndex, map(in_one_file), ""}});  // a valid model
   ASSERT_EQ(call(folder_->path(), generate(model(), at("sound.jsonl"))).status, 0);
 
   const std::string in_same_directory = "expected the name of a .safetensors file in the same directory";
@@ -267,9 +267,9 @@ TEST_F(HostileInputTest, IndexesOfWeights) {
            {kIndex, kDeep, "its JSON nests deeper than 100 levels"},
        })
     expect_refused(damage);
-  // Of many ranks that find it, one tells.
+  // If many ranks find it, only one reports it.
   expect_refused({kIndex, everything_in("../run/hf/model.safetensors"), in_same_directory}, {"-n", "2", "--tp", "2"});
-  // A link to a file elsewhere is the directory's owner's doing, as the caches of models have them.
+  // A link to a file elsewhere is intended by the owner of the directory, as in caches of models.
   make_model({});
   std::filesystem::remove(model() + "/" + kWeights);
   std::filesystem::create_symlink(at("run/hf/model.safetensors"), model() + "/" + kWeights);

@@ -1,4 +1,4 @@
-// Flags of `phalanx launch` through the real program, where what they do shows in processes only.
+// Flags of `phalanx launch` whose effect is visible only in processes, tested with the real program.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -50,7 +50,8 @@ TEST(LaunchProgramTest, ASignalThatIsNamedEndsTheJobAfterThePatienceThatIsGiven)
   for (const pid_t rank : ranks) EXPECT_TRUE(comes_true([&] { return is_gone(rank); })) << rank;
 }
 
-// A script's part: its rank's note of that name, whole, with this text; and waiting for the test.
+// Part of a script: writes its rank's note of that name with this text, so that it appears complete, and waits for the
+// test.
 std::string noted(const std::string& name, const std::string& text) {
   return "echo \"" + text + "\" > $0/part.$RANK; mv $0/part.$RANK $0/" + name + ".$RANK; ";
 }
@@ -66,7 +67,7 @@ TEST(LaunchProgramTest, QuitIsPassedOnAndEndsTheJob) {
   for (const char* rank : {"told.0", "told.1"}) EXPECT_EQ(note_of(notes, rank), "QUIT\n");
 }
 
-// Every user of a machine can read the command lines of all.
+// Every user of a machine can read all command lines.
 TEST(LaunchProgramTest, TheSecretStandsOnNoCommandLine) {
   for (const std::string given : {"", "a secret that was given to the job"}) {
     const TempDirectory notes("notes");
@@ -127,12 +128,12 @@ TEST(LaunchProgramTest, ThePrefixIsATemplateAndChosenLinesOfEitherStreamAreDupli
   EXPECT_EQ(times_in(duplicated, "\n"), 2) << duplicated;
 }
 
-// Which address the host of the rendezvous listens on; and a node that could host it as well, but is not to.
+// Tests which address the host of the rendezvous listens on. A second node could host it too but must not.
 class BoundRendezvous : public testing::TestWithParam<const char*> {};
 
 TEST_P(BoundRendezvous, ListensWhereItIsTold) {
   const std::string bind = GetParam();
-  const std::uint16_t port = TcpStoreServer().address().port;  // one that was free a moment ago
+  const std::uint16_t port = TcpStoreServer().address().port;  // a port that was free a moment ago
   const TempDirectory notes("notes");
   const auto node = [&](const std::string& endpoint, const std::string& configuration) {
     return launched({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + endpoint + ":" + std::to_string(port),

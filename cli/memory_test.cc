@@ -1,4 +1,4 @@
-// `phalanx train` against a limit that the whole state of the model does not fit into: the real programs, with
+// `phalanx train` with a memory limit that is too small for the whole state of the model: the real programs, with
 // RLIMIT_DATA set on every rank.
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -58,7 +58,7 @@ std::string text_of(const std::filesystem::path& path) {
   return text.str();
 }
 
-/// The PSS without what is mapped from files: how much of libtorch's code counts here depends on who else runs it.
+/// The PSS without file mappings: the share of libtorch's code depends on which other processes run it.
 std::int64_t own_pss(const std::string& rollup) {
   std::int64_t sum = 0;
   for (const char* key : {"\nPss_Anon:", "\nPss_Shmem:"}) {
@@ -74,7 +74,7 @@ class MemoryLimitTest : public ::testing::Test {
   struct Outcome {
     int status = -1;
     std::string out, err;
-    std::int64_t peak_pss = 0;  // of all ranks together, as often as they were looked at
+    std::int64_t peak_pss = 0;  // of all ranks together, sampled
     std::size_t ranks_seen = 0;
   };
 
@@ -89,7 +89,7 @@ class MemoryLimitTest : public ::testing::Test {
 
   std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
 
-  /// On four ranks, none of which may have more private memory than this.
+  /// Trains on four ranks; `limit` bounds the private memory of each.
   Outcome train(std::int64_t limit, const std::vector<std::string>& more) const {
     const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
     std::vector<std::string> words = {program,
@@ -121,7 +121,7 @@ class MemoryLimitTest : public ::testing::Test {
     while (::waitpid(child, &status, WNOHANG) == 0) {
       look_at_ranks(outcome);
       if (std::chrono::steady_clock::now() > give_up) ::kill(-child, SIGKILL);
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // between two looks; nothing waits for it
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // between two samples; nothing depends on it
     }
     outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     outcome.out = text_of(out);
@@ -131,7 +131,7 @@ class MemoryLimitTest : public ::testing::Test {
 
   nlohmann::json record() const { return nlohmann::json::parse(text_of(path("run/run.json"))); }
 
-  /// What a rank has in use when it begins, from a refusal: libtorch's data, threads' stacks.
+  /// The memory that a rank uses at its start (libtorch's data, the stacks of threads), read from a refusal.
   static std::int64_t in_use_of(const std::string& refusal) {
     std::smatch found;
     const std::regex text("RLIMIT_DATA: [0-9.]+ MiB, of which ([0-9.]+) MiB are in use");
@@ -139,8 +139,8 @@ class MemoryLimitTest : public ::testing::Test {
   }
 
  private:
-  /// What the ranks share counts in full for the last of them that still has it mapped, so a rank's own figure rises
-  /// when the others end before it. The sum over the ranks does not.
+  /// Samples the memory of the ranks. When other ranks end, shared memory counts in full for the last rank that maps
+  /// it, so a single rank's PSS rises. The sum over the ranks does not.
   void look_at_ranks(Outcome& outcome) const {
     std::int64_t sum = 0;
     std::size_t ranks = 0;
@@ -151,7 +151,7 @@ class MemoryLimitTest : public ::testing::Test {
       if (words.find("phalanx-worker") == std::string::npos || words.find(path("run.toml")) == std::string::npos)
         continue;
       const std::int64_t pss = own_pss(text_of(entry.path() / "smaps_rollup"));
-      if (pss == 0) continue;  // it has just ended
+      if (pss == 0) continue;  // the rank has just ended
       sum += pss;
       ++ranks;
     }
@@ -166,7 +166,7 @@ TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers map terabytes: no limit can be set on the process";
 #endif
-  // Whole on every rank it is refused before anything is allocated, with the numbers and what helps.
+  // Without sharding the run is refused before any allocation, with the numbers and advice.
   const Outcome refused = train(280 * kMebibyte, {});
   EXPECT_EQ(refused.status, 1) << refused.err;
   const std::string refusal = refused.out + refused.err;
@@ -185,7 +185,7 @@ TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
   const std::int64_t limit = in_use + 195 * kMebibyte;
   ASSERT_LT(static_cast<double>(limit), kStateMebibytes * kMebibyte) << "a rank without a model has " << in_use;
 
-  // Started all the same, the allocation that fails is an error of the same kind.
+  // If it is started anyway, the failing allocation gives an error of the same kind.
   const Outcome failed = train(limit, {"--memory.no-check"});
   EXPECT_EQ(failed.status, 1) << failed.err;
   const std::string failure = failed.out + failed.err;
@@ -199,7 +199,7 @@ TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
   EXPECT_THAT(failure,
               HasSubstr("it would fit with parallelism.data_parallel_shard_degree = 4, parallelism.zero_stage = "));
 
-  // Sharded it trains. RLIMIT_DATA does not count what the ranks share, so that is looked at, too.
+  // With sharding it trains. RLIMIT_DATA does not count shared memory, so the test checks that too.
   const Outcome trained = train(limit, {"--parallelism.data_parallel_shard_degree=4"});
   ASSERT_EQ(trained.status, 0) << trained.err << trained.out;
   EXPECT_THAT(trained.out + trained.err, HasSubstr("step:  2"));
@@ -211,7 +211,7 @@ TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
     const auto predicted = run["memory"]["predicted"]["total"].get<double>();
     EXPECT_NEAR(rank["total"].get<double>(), predicted, 0.05 * predicted);
   }
-  // Kernels before 5.9 tell the PSS in one number only.
+  // Kernels before 5.9 report the PSS only as one number.
   EXPECT_TRUE(trained.ranks_seen == 4 || own_pss(text_of("/proc/self/smaps_rollup")) == 0);
   EXPECT_LT(trained.peak_pss, 4 * limit);
 }

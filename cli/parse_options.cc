@@ -25,13 +25,13 @@ bool is_number_type(const CLI::Option& option) {
   return type == "INT" || type == "UINT" || type == "FLOAT";
 }
 
-/// What is wrong with one value of an option, or "".
+/// The error in one value of an option, or "".
 std::string fault_of_value(const CLI::Option& option, const std::string& value) {
   if (!is_number_type(option)) return "";
   const bool is_whole = option.get_type_name() != "FLOAT";
   char* end = nullptr;
   errno = 0;
-  bool is_octal = false;  // as CLI11 reads 010
+  bool is_octal = false;  // CLI11 reads 010 as octal
   if (is_whole) {
     const long long number = std::strtoll(value.c_str(), &end, 10);
     is_octal = number != std::strtoll(value.c_str(), nullptr, 0);
@@ -49,7 +49,7 @@ const CLI::Option* option_named(const CLI::App& app, const std::string& name) {
   return nullptr;
 }
 
-/// The option on the command line that the parser stumbled over, found again without it.
+/// Finds the option on the command line that the parser failed at, and throws a clear error.
 [[noreturn]] void refuse_in_words(const CLI::App& app, const Arguments& arguments, const CLI::ParseError& error) {
   std::vector<const CLI::Option*> seen;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -84,7 +84,7 @@ const CLI::Option* option_named(const CLI::App& app, const std::string& name) {
 void parse_options(CLI::App& app, const Arguments& arguments) {
   app.set_help_flag();
   try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes them from the back
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 reads them from the back
   } catch (const CLI::ExtrasError&) {
     std::vector<std::string> known;
     for (const CLI::Option* option : app.get_options()) {
@@ -101,7 +101,7 @@ void parse_options(CLI::App& app, const Arguments& arguments) {
   }
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& value : option->results()) {
-      if (value.empty() && option->get_expected_min() == 0) continue;  // a flag that may have a value
+      if (value.empty() && option->get_expected_min() == 0) continue;  // a flag with an optional value
       if (const std::string fault = fault_of_value(*option, value); !fault.empty()) {
         throw UsageError(fmt::format("{} is '{}': {}", option->get_name(), value, fault));
       }

@@ -1,4 +1,4 @@
-// Runs the real programs, as a user would, and looks at their output, exit status and files.
+// Runs the real programs like a user, and checks their output, exit status and files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -92,7 +92,7 @@ TEST_F(ProgramTest, StoppedBySigtermTwoRanksSaveAndContinueWithTheSameBits) {
 
   const std::vector<std::string> command = {"train", "-n", "2", file, "--training.steps=30"};
   Outcome stopped;
-  // Where this test gets no processor for a while, the ranks are through with their steps before the signal: once more.
+  // If this test gets no processor for a while, the ranks finish their steps before the signal. Then try again.
   for (int tries = 0; tries < 5; ++tries) {
     std::filesystem::remove_all(path("run"));
     stopped = run(command, {.meanwhile = [&](pid_t launcher) {
@@ -118,7 +118,8 @@ TEST_F(ProgramTest, StoppedBySigtermTwoRanksSaveAndContinueWithTheSameBits) {
   EXPECT_EQ(shards, 2);
 }
 
-// In processes and shared memory, where the collectives are others than between threads: see trainer_sharded_test.cc.
+// Between processes with shared memory, where the collectives are others than between threads
+// (trainer_sharded_test.cc).
 TEST_F(ProgramTest, ShardedRanksHaveTheBitsOfDataParallelismAndGoOnInAnotherLayout) {
   const std::string file = config();
   const auto losses_of = [&](const std::string& folder) {
@@ -152,7 +153,7 @@ TEST_F(ProgramTest, ShardedRanksHaveTheBitsOfDataParallelismAndGoOnInAnotherLayo
   }
   EXPECT_THAT(train("2", "heap", {"--comm.shared_heap"}), HasSubstr("large tensors in shared heaps"));
   EXPECT_EQ(losses_of("heap"), losses_of("ddp2"));
-  const std::string log = train("2", "zero3-4", {"--training.steps=10"});  // four ranks' rows, whole on two
+  const std::string log = train("2", "zero3-4", {"--training.steps=10"});  // the rows of four ranks, on two ranks
   EXPECT_THAT(log, HasSubstr("continuing from"));
   EXPECT_EQ(losses_of("zero3-4").size(), 10U);
 }
@@ -166,7 +167,8 @@ TEST_F(ProgramTest, DataErrorsOfTwoRanksAreToldOnce) {
   }
 }
 
-// What one rank does for all, or all do alike: one error, and no list of ranks that lost each other.
+// Errors of work that one rank does for all, or that all do alike: one message, and no list of ranks that lost each
+// other.
 TEST_F(ProgramTest, FoldersAndCheckpointsOfTwoRanksAreToldOnce) {
   const std::string file = config();
   const auto expect_shared_error = [&](const std::vector<std::string>& more, const std::string& text) {
@@ -207,7 +209,7 @@ TEST_F(ProgramTest, AMalformedTokenizerIsRefusedBeforeTraining) {
 TEST_F(ProgramTest, AFullDiskDuringASaveLeavesTheEarlierCheckpoint) {
   const std::string file = config("[checkpoint]\ninterval = 4\n");
   ASSERT_EQ(run({"train", file, "--training.steps=4"}).status, 0);
-  // The file of the model is larger than the limit, the other files of the run are not.
+  // Only the model's file is larger than the limit, not the other files of the run.
   const Outcome full = run({"train", file, "--metrics.no-enable_tensorboard"}, {.file_size_limit = 100'000});
   expect_one_error(full, 1, "phalanx train: cannot save checkpoint " + path("run/checkpoint/step-8") + ": ");
   EXPECT_THAT(full.err, HasSubstr("(earlier checkpoints are as they were)"));
@@ -254,7 +256,7 @@ TEST_F(ProgramTest, AnAsynchronousSaveTellsHowLongItHeldUpTheRun) {
   }
 }
 
-// Rank 1 is a copy of the program whose worker says another version.
+// Rank 1 runs a copy of the program whose worker reports another version.
 TEST_F(ProgramTest, RanksOfAnotherVersionAreRefused) {
   const std::filesystem::path own = std::filesystem::path(program()).parent_path(), other = path("other");
   std::filesystem::create_directory(other);
@@ -317,11 +319,11 @@ TEST_F(ProgramTest, LogLinesComeAtTheirStepsWithTheSpeedSinceTheLineBefore) {
       seconds += metrics[i]["seconds"].get<double>();
     }
     before = step;
-    const double tps = tokens / 2 / seconds;  // of one device
+    const double tps = tokens / 2 / seconds;  // per device
     EXPECT_NEAR(std::stod(std::regex_replace((*at)[2].str(), std::regex(","), "")), tps, 0.51) << step;
     const double flops = metrics[0]["tflops"].get<double>() / metrics[0]["tps"].get<double>();
     EXPECT_NEAR(std::stod((*at)[3]), tps * flops, 0.0051) << step;
-    if (step == 1) continue;  // the device's peak is not known yet
+    if (step == 1) continue;  // the peak of the device is not known yet
     const auto& last = metrics[step - 1];
     const double peak = last["tflops"].get<double>() / last["mfu_percent"].get<double>();
     EXPECT_NEAR(std::stod((*at)[4]), tps * flops / peak, 0.0051) << step;
@@ -329,7 +331,7 @@ TEST_F(ProgramTest, LogLinesComeAtTheirStepsWithTheSpeedSinceTheLineBefore) {
   EXPECT_THAT(steps, ::testing::ElementsAre(1, 3, 6, 8));
 }
 
-// As a batch system sends it: to all, or to one process of them.
+// A batch system sends the signal to all processes or to one of them.
 TEST_F(ProgramTest, EverySignalOfABatchSystemSavesOnAllRanksThoughItComesToOne) {
   const std::string file = config();
   const auto stop_by = [&](int signal, bool to_launcher, const std::vector<std::string>& more = {}) {
@@ -349,7 +351,7 @@ TEST_F(ProgramTest, EverySignalOfABatchSystemSavesOnAllRanksThoughItComesToOne) 
     EXPECT_EQ(count(stopped.err, "stopped on request after step"), 1) << signal;
     EXPECT_EQ(count(stopped.err, "saved "), 1) << signal;
   }
-  // What is not in the list does what it does to any program.
+  // A signal that is not in the list has its default effect.
   EXPECT_EQ(stop_by(SIGUSR2, false, {"--checkpoint.stop_signals=SIGTERM"}).status, 128 + SIGUSR2);
 }
 
@@ -398,7 +400,7 @@ TEST_F(ProgramTest, AClosedTerminalSavesAndEndsWithStatus0) {
   }
 }
 
-// On a terminal the bar is drawn by rank 0 alone; whatever else is said clears it first and stands on lines of its own.
+// On a terminal only rank 0 draws the bar. Other output clears it first and is on separate lines.
 TEST_F(ProgramTest, TheScreenOfTwoRanksOnATerminal) {
   const auto on_terminal = [&](const std::vector<std::string>& more, std::function<bool(pid_t)> meanwhile = {}) {
     std::vector<std::string> command = {"train", "-n", "2", config()};
@@ -480,7 +482,7 @@ TEST_F(ProgramTest, AKilledRankIsNamedAndAKilledLauncherLeavesNoRankBehind) {
 }
 
 TEST_F(ProgramTest, WithoutSharedMemoryTwoRanksUseGlooOrSaySo) {
-  // Shared memory is a file to the system, so a limit on files is one on it.
+  // For the system shared memory is a file, so a limit on files also limits it.
   const RunOptions without{.file_size_limit = 100'000};
   const Outcome chosen = run({"train", "-n", "2", config(), "--checkpoint.no-enable"}, without);
   EXPECT_EQ(chosen.status, 0) << chosen.err;
@@ -517,7 +519,7 @@ TEST_F(ProgramTest, ARunAndItsExportGenerateTheSame) {
   ASSERT_EQ(of_run.status, 0) << of_run.err;
   EXPECT_EQ(count(of_run.out, "\"ids\""), 2) << of_run.out;
   EXPECT_EQ(of_run.out, of_export.out) << of_export.err;
-  EXPECT_EQ(of_run.out, generate("run").out);  // the run's folder stands for its newest checkpoint
+  EXPECT_EQ(of_run.out, generate("run").out);  // the run's folder means its newest checkpoint
   expect_one_error(generate("nothing"), 1, "is not a directory");
 }
 

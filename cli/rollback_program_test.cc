@@ -1,4 +1,4 @@
-// `phalanx train` with [checkpoint] load_step, started again by a launcher and by hand.
+// `phalanx train` with [checkpoint] load_step, restarted by a launcher and by hand.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -46,8 +46,8 @@ class RollbackProgramTest : public ProgramTest {
   }
 };
 
-// The first attempt takes the branch and fails two steps on; the second must not go back to where it began, though the
-// file that both read has been changed in between.
+// The first attempt starts the branch and fails two steps later. The second must not go back to the start of the
+// branch, even though the file that both read has changed in between.
 TEST_F(RollbackProgramTest, ARestartedAttemptGoesOnFromItsBranchsNewestStep) {
   ASSERT_EQ(train().status, 0);
   write("attempt.sh",
@@ -62,7 +62,7 @@ TEST_F(RollbackProgramTest, ARestartedAttemptGoesOnFromItsBranchsNewestStep) {
                           HasSubstr("load_step = 2: an earlier attempt of this job has begun its branch"),
                           HasSubstr("continuing from " + path("run/checkpoint/step-4"))));
   EXPECT_THAT(steps_in_curve(), ElementsAre(1, 2, 3, 4, 5, 6));
-  // By hand the settings that began the branch mean the same one, which is at its end.
+  // When started by hand, the settings that began the branch mean the same branch, at its end.
   const Outcome again = train({"--checkpoint.load_step", "2", "--training.steps", "4"});
   EXPECT_EQ(again.status, 0);
   EXPECT_THAT(again.out + again.err, AllOf(HasSubstr("this command has begun its branch"),

@@ -1,4 +1,4 @@
-// The standard streams of a program: there when it starts, and written when it ends.
+// Makes sure that the standard streams are open when a program starts, and written when it ends.
 //
 //   int main() {
 //     open_standard_streams();
@@ -10,11 +10,13 @@
 
 namespace phalanx::cli {
 
-/// Before anything is opened: a standard stream that is closed would be taken by the next file, and what is printed
-/// would go into that.
+/// Opens /dev/null for every closed standard stream. Otherwise the next opened file would get the stream's number,
+/// and printed text would go into that file.
+/// REQUIRES: the program has not opened any file yet.
 void open_standard_streams();
 
-/// The status of a program that ends with `status`: 1, and an error, where what it printed could not be written.
+/// Returns the exit status of a program that ends with `status`. If its output could not be written, prints an error
+/// and returns 1.
 int status_after_output(std::string_view name, int status);
 
 }  // namespace phalanx::cli

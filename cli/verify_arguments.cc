@@ -39,7 +39,7 @@ VerifyArguments parse_verify_arguments(Arguments arguments) {
 }
 
 std::vector<train::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks) {
-  std::vector<std::string> notes;  // said before
+  std::vector<std::string> notes;  // reported before
   const train::TrainConfig config = train::read_config(arguments.config, arguments.overrides, &notes);
   if (arguments.all) return train::all_layouts(config, ranks);
   std::vector<train::NamedLayout> layouts;

@@ -1,5 +1,5 @@
-// What people give in place of what is expected, at the real program: a message in the user's words, never text of a
-// library, a status that is not 0, and nothing dropped without a word.
+// Wrong inputs that users give to the real program. Each must cause a message in plain words without text of a library,
+// a nonzero status, and nothing may be dropped silently.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ constexpr const char* kHub = "meta-llama/Llama-3.1-8B";
 
 class WrongInputTest : public ProgramTest {
  protected:
-  /// A run of one step with a tokenizer: run/, tokenizer.json, text.txt.
+  /// Makes a run of one step with a tokenizer: run/, tokenizer.json, text.txt.
   void make_run() {
     std::string text;
     for (int i = 0; i < 200; ++i)
@@ -215,7 +215,7 @@ TEST_F(WrongInputTest, AProcessThatIgnoresTheQuestionIsNotSaidToBeAsked) {
     ::signal(SIGQUIT, SIG_IGN);
     for (;;) ::pause();
   }
-  // The child ignores the signal once it runs: asked again until then, with the other refusal.
+  // The child ignores the signal only after its start. Until then the refusal is another one, so try again.
   Outcome outcome = run({"trace", "dump", std::to_string(child)});
   while (outcome.err.find("does not handle SIGQUIT") != std::string::npos)
     outcome = run({"trace", "dump", std::to_string(child)});

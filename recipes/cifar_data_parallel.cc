@@ -1,10 +1,11 @@
-// CIFAR-10 on several devices: one process with DataParallel, or one process a device with DistributedDataParallel.
+// CIFAR-10 on several devices: one process with DataParallel, or one process per device with DistributedDataParallel.
 //
 //   cifar_data_parallel --data FOLDER --replicas 2                               one process, two replicas
 //   phalanx launch --nproc-per-node 2 -- cifar_data_parallel --data FOLDER       two processes: faster
 //
-// FOLDER holds the binary version of CIFAR-10, plain or .gz; "synthetic" needs no files. Both forms have batches of 64
-// over all devices, the same batches and so the same losses up to rounding. Loss and accuracy are of training.
+// FOLDER holds the binary version of CIFAR-10, plain or .gz; "synthetic" needs no files. Both forms use batches of 64
+// over all devices. The batches are the same, and so are the losses up to rounding. Loss and accuracy are those of
+// training.
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>

@@ -2,8 +2,8 @@
 //
 //   phalanx launch --nproc-per-node 4 -- collectives_tour
 //
-// Look for this: what reduce_scatter leaves on the ranks, put together by all_gather, is what all_reduce gives:
-// all-reduce = reduce-scatter + all-gather, and that is how sharded data parallelism can undo the second half.
+// Note that all_gather of what reduce_scatter leaves on the ranks gives the result of all_reduce:
+// all-reduce = reduce-scatter + all-gather. Sharded data parallelism uses this to do only the first half.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -29,7 +29,7 @@ std::string text(at::Tensor tensor) {
   return "[" + list + "]";
 }
 
-/// Rank 0 prints everybody's line, in the order of the ranks.
+/// Rank 0 prints the line of every rank, in the order of the ranks.
 void show(phalanx::Communicator& comm, const char* title, const std::string& before, const at::Tensor& after) {
   const auto lines = comm.gather_bytes(fmt::format("{:<12} -> {}", before, text(after)));
   if (comm.rank() != 0) return;
@@ -37,7 +37,7 @@ void show(phalanx::Communicator& comm, const char* title, const std::string& bef
   for (std::size_t rank = 0; rank < lines.size(); ++rank) fmt::print("  rank {}: {}\n", rank, lines[rank]);
 }
 
-/// On the GPU where there is one: then the bytes go from GPU to GPU.
+/// On the GPU if there is one: then data goes from GPU to GPU.
 void tour(phalanx::Communicator& comm, c10::Device device) {
   const int n = comm.size(), rank = comm.rank();
   const bool is_root = rank == 0;

@@ -2,8 +2,8 @@
 //
 //   phalanx launch --nproc-per-node 2 -- ddp_by_hand                      also with 1 and 4
 //
-// By hand: after backward(), all_reduce each gradient, divide by the number of ranks, step. A deep MLP is trained that
-// way, then wrapped by DistributedDataParallel, then by rank 0 alone on the whole batch. All three print the same
+// By hand: after backward(), all_reduce each gradient, divide by the number of ranks, step. A deep MLP is trained in
+// that way, then with DistributedDataParallel, then by rank 0 alone on the whole batch. All three print the same
 // losses, and the weights end up the same on all ranks.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>

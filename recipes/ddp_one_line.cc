@@ -3,7 +3,7 @@
 //   ddp_one_line                                       one process
 //   phalanx launch --nproc-per-node 2 -- ddp_one_line  two, each on half of every batch: the same losses
 //
-// The first line of main() finds the other ranks; "the one line" is all that training itself needs. Each rank must take
+// The first line of main() finds the other ranks; "the one line" is all that training itself needs. Each rank must use
 // its own share of the batch, as below.
 #include <torch/torch.h>
 

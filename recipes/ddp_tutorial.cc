@@ -1,11 +1,11 @@
-// The job of torch's DDP tutorial: a linear layer on random pairs, a snapshot every few epochs, and a restart that goes
-// on from the last one.
+// The job of torch's DDP tutorial: a linear layer on random pairs, a snapshot every few epochs, and a restart from the
+// last snapshot.
 //
 //   phalanx launch -n 2 --max-restarts 3 -- ddp_tutorial 10 2               10 epochs, a snapshot after every second
 //   phalanx launch -n 2 --max-restarts 3 -- ddp_tutorial 10 2 --crash-in 5  the last rank dies in epoch 5, once
 //
-// What a run that crashed ends with is what one that did not ends with, to the bit. The tutorial takes the cross
-// entropy of one class, which is zero whatever the net does; here it is the squared error.
+// A run that crashed ends with the same bits as a run that did not. The tutorial uses the cross entropy of one class,
+// which is zero whatever the net does; this program uses the squared error.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -52,7 +52,7 @@ int main(int argc, char** argv) try {
   phalanx::DistributedDataParallel ddp(*net, context.world);
   phalanx::Sgd optimizer(ddp.parameters());
 
-  phalanx::TrainState state;  // handles to what a snapshot holds; SGD without momentum has no state of its own
+  phalanx::TrainState state;  // handles to what a snapshot holds; SGD without momentum has no state
   state.tensors = ddp.parameters();
   state.integers["epochs_run"] = 0;
   phalanx::CheckpointManager snapshots(folder, {.keep_latest_k = 2}, context.world);

@@ -1,4 +1,4 @@
-// The deep MLP of several recipes: layers x -> gelu(x W), W = randn / sqrt(dim), loss mean(x^2). Everything in it is a
+// The deep MLP of several recipes: layers x -> gelu(x W), W = randn / sqrt(dim), loss mean(x^2). Everything is a
 // function of fixed seeds, so that programs and ranks can compare their numbers.
 #pragma once
 
@@ -42,7 +42,7 @@ struct Net : phalanx::nn::Module {
   std::vector<std::shared_ptr<Layer>> layers;
 };
 
-/// This rank's rows of the one batch, which every step takes.
+/// This rank's rows of the one batch, which every step uses.
 inline at::Tensor rows_of(int rank, int ranks) {
   if (kBatch % ranks != 0) {
     throw phalanx::UsageError("the batch of " + std::to_string(kBatch) + " rows goes to 1, 2, 4, 8 ... ranks, not to " +
@@ -55,7 +55,7 @@ inline at::Tensor rows_of(int rank, int ranks) {
 
 inline at::Tensor loss_of(const at::Tensor& y) { return y.square().mean(); }
 
-/// Of every rank's loss; of this one's without a world.
+/// The mean over the ranks' losses; without a world this rank's loss.
 inline double mean_over_ranks(const at::Tensor& loss, phalanx::Communicator* world) {
   at::Tensor mean = loss.detach().clone();
   if (world != nullptr) world->all_reduce(mean, {.op = phalanx::ReduceOp::avg});

@@ -1,14 +1,14 @@
-// The Llama family and its kin, one after the other: what makes each of them, and that all of them learn, in any
+// The Llama family and similar models, one after the other: what is special in each, and that all of them learn, in any
 // layout.
 //
 //   families                                   on one rank
 //   phalanx launch -n 2 -- families            sharded over two (ZeRO-3)
 //   phalanx launch -n 4 -- families --tp 2     tensor parallel over two, sharded over two pairs
 //
-// All are pre-norm decoders that differ in a few places (models/config/llama_config.h): Llama has RMSNorm, rotary positions,
-// grouped queries and SwiGLU; Mistral a sliding window; Qwen2 a bias of queries, keys and values; Qwen3 norms of
-// queries and keys and heads of any width; Mixtral experts, of which each token takes two; GPT-2 LayerNorm, learnt
-// positions, GELU and biases. Each trains for some steps on a sequence that repeats, then goes on with it.
+// All are pre-norm decoders that differ in a few places (models/config/llama_config.h). Llama has RMSNorm, rotary
+// positions, grouped queries and SwiGLU; Mistral a sliding window; Qwen2 a bias of queries, keys and values; Qwen3
+// norms of queries and keys and heads of any width; Mixtral experts, of which each token uses two; GPT-2 LayerNorm,
+// learnt positions, GELU and biases. Each trains for some steps on a repeating sequence, then continues it.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -58,7 +58,7 @@ std::vector<Family> families() {
   };
 }
 
-/// Token `place` of a sequence that repeats itself; `row` says where it begins.
+/// Token `place` of a repeating sequence; `row` decides where it begins.
 std::int64_t token_at(std::int64_t row, std::int64_t place) { return 5 * ((row + place) % kPeriod) + 3; }
 
 at::Tensor sequences(std::int64_t first_row, std::int64_t shift) {
@@ -71,7 +71,7 @@ at::Tensor sequences(std::int64_t first_row, std::int64_t shift) {
   return tokens;
 }
 
-/// Returns whether the model went on as it should.
+/// Returns whether the model continued the sequence as it should.
 bool run(const Family& family, const phalanx::ProcessContext& context, int tp, int steps) {
   const phalanx::DeviceMesh mesh(context.world, {{"dp_shard", context.world_size / tp}, {"tp", tp}});
   phalanx::models::Llama model(family.config, {.device = context.device, .without_memory = true});

@@ -1,11 +1,12 @@
-// A GPT of ten layers, sharded block by block, trained in two runs: the second finds the checkpoint of the first.
+// A GPT of ten layers, sharded block by block, trained in two runs: the second resumes from the checkpoint of the
+// first.
 //
 //   phalanx launch -n 2 -- gpt_sharded --folder gpt             20 steps, then a checkpoint
-//   phalanx launch -n 2 -- gpt_sharded --folder gpt             finds it, and does 20 more
-//   ... --bf16             units are gathered and used in bfloat16; the shards, which are stepped, stay float32
-//   ... --no-prefetch      a unit is gathered when it is used, and not before
+//   phalanx launch -n 2 -- gpt_sharded --folder gpt             resumes, and trains 20 more steps
+//   ... --bf16             units are unsharded and used in bfloat16; the shards, which are stepped, stay float32
+//   ... --no-prefetch      a unit is unsharded only when it is used
 //
-// The net is born without memory: each rank makes and keeps its rows of every parameter alone.
+// The net is constructed without memory: each rank allocates only its own rows of every parameter.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -62,7 +63,7 @@ struct Block : nn::Module {
   std::shared_ptr<nn::Linear> up = linear(kDim, 4 * kDim), down = linear(4 * kDim, kDim);
 };
 
-/// The blocks are units of their own; what is left, embeddings and head, is the root's.
+/// Each block is a unit; the rest, embeddings and head, belongs to the root.
 struct Gpt : nn::Module {
   Gpt() {
     register_module("tokens", tokens);
@@ -120,7 +121,7 @@ int main(int argc, char** argv) try {
   const int64_t first = state.integers["step"], share = kBatch / context.world_size;
   double loss_now = 0;
   for (int64_t step = first; step < first + kSteps; ++step) {
-    torch::manual_seed(step);  // the same batch on every rank, which takes its rows; a token follows from the last
+    torch::manual_seed(step);  // the same batch on every rank, which uses its rows; a token follows from the last
     const Tensor start = torch::randint(kVocabulary, {kBatch, 1}),
                  rows = (start + 5 * torch::arange(kSeq + 1)) % kVocabulary;
     const Tensor mine = rows.narrow(0, context.rank * share, share);

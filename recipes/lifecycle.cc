@@ -1,14 +1,14 @@
-// The life of a process group: how a rank learns who it is and where the others are, what it then has, how all leave.
+// The life of a process group: how a rank learns its number and finds the other ranks, what it then has, how all leave.
 //
-//   lifecycle                                                          one process, by itself
-//   lifecycle --spawn 4                                                starts four ranks of its own on this machine
+//   lifecycle                                                          one process alone
+//   lifecycle --spawn 4                                                starts four ranks on this node
 //   phalanx launch -n 4 -- lifecycle                                   by the environment, which a launcher sets ...
 //   RANK=R WORLD_SIZE=2 MASTER_ADDR=HOST MASTER_PORT=29400 lifecycle   ... or you, for each rank
-//   lifecycle --method tcp://HOST:29400 --rank R --world-size 2        by an address of rank 0's machine
-//   lifecycle --method file:///shared/run7 --rank R --world-size 2     by a file that all of them can see
+//   lifecycle --method tcp://HOST:29400 --rank R --world-size 2        by an address of rank 0's node
+//   lifecycle --method file:///shared/run7 --rank R --world-size 2     by a file that all ranks can see
 //
-// --backend says what carries the bytes (auto: what suits device and machines), --device where they are (auto: the GPU
-// of the local rank, where there is one). Each rank brings its number; the sum shows that all are there.
+// --backend chooses the backend (auto: what suits device and nodes), --device where tensors are (auto: the GPU of the
+// local rank, if there is one). Each rank contributes its number; the sum shows that all ranks are there.
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 
@@ -23,19 +23,19 @@
 
 namespace {
 
-/// From the first meeting to the last: the group lives as long as the context.
+/// From the first collective to the last: the group lives as long as the context.
 int live(const phalanx::InitOptions& options) {
   const phalanx::ProcessContext context = phalanx::init_from_environment(options);
   phalanx::Communicator& world = *context.world;
 
   at::Tensor sum = at::full({1}, context.rank, at::TensorOptions(at::kFloat).device(context.device));
   world.all_reduce(sum);
-  // Rank 0 prints everybody's line, in the order of the ranks.
+  // Rank 0 prints the line of every rank, in the order of the ranks.
   const auto lines = world.gather_bytes(fmt::format(
       "rank {} of {}: local rank {} of {}, device {}, backend {}, sum {}", context.rank, context.world_size,
       context.local_rank, context.local_world_size, context.device.str(), world.backend_name(), sum.item<float>()));
   for (const std::string& line : lines) fmt::print("{}\n", line);
-  world.barrier();  // who leaves now is not missed by anybody
+  world.barrier();  // after it no rank needs a rank that leaves
   return context.rank;
 }  // the communicator goes first, then rank 0's store
 
@@ -57,7 +57,7 @@ int main(int argc, char** argv) try {
     return app.exit(error) == 0 ? 0 : 2;
   }
   if (spawned > 0) {
-    // Here the result is the ranks' exit status; in the ranks themselves, which run this same main(), there is none.
+    // Here the result is the ranks' exit status. In the ranks, which run this same main(), there is no result.
     if (const auto status = phalanx::spawn_local_ranks(spawned, argc, argv)) return *status;
   }
   if (live(options) == 0) fmt::print("all ranks have left\n");

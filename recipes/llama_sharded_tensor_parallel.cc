@@ -3,8 +3,8 @@
 //   phalanx launch --nproc-per-node 4 -- llama_sharded_tensor_parallel            2 x 2 ranks
 //   phalanx launch --nnodes 2 --nproc-per-node 4 ... -- llama_sharded_tensor_parallel      4 x 2, tp inside a node
 //
-// Neighbours share every layer: attention by heads, feed-forward by hidden units, embedding, output and loss by ids,
-// norms and residuals by positions. What each of them holds is sharded once more over the pairs. No rank ever has the
+// A pair of adjacent ranks shares every layer: attention by heads, feed-forward by hidden units, embedding, output and
+// loss by ids, norms and residuals by positions. Each rank's part is sharded again over the pairs. No rank ever has the
 // whole model, which has 18,089,216 parameters. Flags: --tp, --batch and --seq of each pair, --iterations.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -1,4 +1,4 @@
-// MNIST on one device: the small convolutional net that torch's own examples begin with.
+// MNIST on one device: the small convolutional net of torch's own examples.
 //
 //   mnist --data FOLDER                 14 epochs on MNIST's IDX files, plain or .gz
 //   mnist --data synthetic --epochs 1   a look-alike that needs no files; at least 97 % after this one epoch

@@ -1,11 +1,11 @@
-// MNIST on all devices, sharded (FSDP), with the memory and time of DistributedDataParallel beside it.
+// MNIST on all devices, sharded (FSDP), compared in memory and time with DistributedDataParallel.
 //
 //   phalanx launch --nproc-per-node 2 -- mnist_sharded --data FOLDER
 //   phalanx launch --nproc-per-node 2 -- mnist_sharded --data synthetic --cpu-offload
 //
-// FOLDER holds MNIST's IDX files, plain or .gz. Layers are gathered in units of --smallest-unit elements at least.
-// Losses and counts are sums over all ranks; batches and dropout are the same whatever the number of ranks, and so are
-// the losses up to rounding. Adadelta with lr 1.0, times 0.7 after every epoch.
+// FOLDER holds MNIST's IDX files, plain or .gz. Layers are unsharded in units of at least --smallest-unit elements.
+// Losses and counts are sums over all ranks. Batches and dropout are the same for any number of ranks, and so are the
+// losses up to rounding. Adadelta with lr 1.0, times 0.7 after every epoch.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/nll_loss.h>
 #include <ATen/ops/zeros.h>
@@ -67,7 +67,7 @@ std::array<double, 3> epoch_of(const models::ImageLoader& images, const ProcessC
   return {sums[0], sums[1], sums[2]};
 }
 
-/// Seconds, and this rank's host memory when a training step had most.
+/// Seconds, and the peak of this rank's host memory in a training step.
 std::pair<double, std::string> train(const Options& options, const ProcessContext& context, bool shard) {
   const models::ImageLoader images = loader(options, context, data::ImageSplit::train);
   const models::ImageLoader tests = loader(options, context, data::ImageSplit::test);

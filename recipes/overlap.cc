@@ -3,10 +3,10 @@
 //   phalanx launch --nproc-per-node 2 -- overlap --backend gloo --trace overlap.json
 //   overlap --device cuda                    one GPU: a 16384 x 16384 matmul and a copy to the GPU, on two streams
 //
-// On the CPU: an all_reduce, and matrix products sized to take as long. Where the wire is the slow part, both at once
-// take as long as one; benchmarks/overlap_slow_link.sh shows it over a link of 1 Gbit/s. On cores that are busy
-// already, or through shared memory, the two share the processor and little can be won. The trace (rank 0's; on a GPU
-// with the times of the GPU) opens in ui.perfetto.dev.
+// On the CPU: an all_reduce, and matrix products sized to take as long. If the network is the slow part, both at once
+// take as long as one; benchmarks/overlap_slow_link.sh shows this over a link of 1 Gbit/s. On busy cores, or through
+// shared memory, the two share the processor and little can be gained. The trace (rank 0's; on a GPU with the times of
+// the GPU) opens in ui.perfetto.dev.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
@@ -36,7 +36,7 @@ struct Pair {
   std::function<void()> first, second, both;
 };
 
-/// The time of the slowest rank, least of some rounds: what other programs disturb least.
+/// The time of the slowest rank, the least of some rounds: other programs disturb it least.
 double timed(phalanx::Communicator& world, int rounds, const std::function<void()>& what,
              phalanx::observe::TraceRecorder* trace = nullptr, const char* name = "") {
   double best = 1e9;
@@ -74,7 +74,7 @@ Pair matmul_and_all_reduce(phalanx::Communicator& world, phalanx::observe::Trace
           .second = transfer,
           .both = [=, &world, &trace] {
             const phalanx::Work work = world.all_reduce(message, {.async = true});
-            const std::jthread waiter([&, begin = Clock::now()] {  // gives the transfer a row of its own
+            const std::jthread waiter([&, begin = Clock::now()] {  // gives the transfer its own row
               while (!work.is_done()) std::this_thread::sleep_for(std::chrono::microseconds(200));
               trace.span("all_reduce", "comm", begin, Clock::now());
             });
@@ -87,7 +87,7 @@ Pair matmul_and_copy(c10::Device device, phalanx::observe::TraceRecorder& trace,
   const at::TensorOptions options(at::kFloat);
   const at::Tensor a = at::full({size, size}, 0.5F, options.device(device)), target = at::empty_like(a);
   const at::Tensor host = at::full({size, size}, 1.0F, options.pinned_memory(true));
-  // They wait for what has been begun so far: a was filled on another stream.
+  // They wait for everything that has begun: `a` was filled on another stream.
   const auto compute = std::make_shared<TracedStream>(device, "GPU compute", trace);
   const auto copy = std::make_shared<TracedStream>(device, "GPU copy", trace);
   const auto multiply = [=] { compute->run("matmul", "compute", [=] { at::mm(a, a); }); };

@@ -2,10 +2,10 @@
 //
 //   phalanx launch --nproc-per-node 2 -- pipeline_by_hand                 also with 1 and 4
 //
-// By hand: the layers of the deep MLP are cut over the ranks, the batch into 4 micro-batches. Activations go to the
-// next rank while the next micro-batch is computed, gradients come back in the same way, and the receive of the next
-// micro-batch is posted before this one is computed. Through the library: two schedules, GPipe, which is what is
-// written out here, and 1F1B, which keeps fewer activations. All give the losses of one rank.
+// By hand: the layers of the deep MLP are divided over the ranks, the batch into 4 micro-batches. Activations go to the
+// next rank while the next micro-batch is computed, and gradients come back in the same way. The receive of the next
+// micro-batch is posted before the current one is computed. Through the library: two schedules, GPipe, which is the one
+// written out here, and 1F1B, which saves fewer activations. All give the losses of one rank.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
@@ -26,7 +26,7 @@ namespace {
 constexpr int kMicroBatches = 4;
 constexpr std::int64_t kRows = deep_mlp::kBatch / kMicroBatches;
 
-// Some layers of the deep MLP, under their numbers in the whole.
+// Some layers of the deep MLP, under their numbers in the whole model.
 struct Part : phalanx::nn::Module {
   Part(int begin, int end) : Module("Part") {
     for (int i = begin; i < end; ++i) {
@@ -41,7 +41,7 @@ struct Part : phalanx::nn::Module {
   std::vector<std::shared_ptr<deep_mlp::Layer>> layers;
 };
 
-// A receive that is under way.
+// A receive in flight.
 using Incoming = std::pair<at::Tensor, phalanx::Work>;
 Incoming receive(phalanx::Communicator& world, int from) {
   const at::Tensor room = at::empty({kRows, deep_mlp::kDim});
@@ -60,7 +60,7 @@ double step_by_hand(phalanx::Communicator& world, Part& part, const at::Tensor& 
     at::Tensor x = batch.narrow(0, static_cast<std::int64_t>(m) * kRows, kRows);
     if (!is_first) {
       const auto [tensor, arrival] = next;
-      if (m + 1 < kMicroBatches) next = receive(world, rank - 1);  // it may come while this one is computed
+      if (m + 1 < kMicroBatches) next = receive(world, rank - 1);  // it may arrive while the current one is computed
       arrival.wait();
       x = tensor.detach().requires_grad_();
     }
@@ -71,7 +71,7 @@ double step_by_hand(phalanx::Communicator& world, Part& part, const at::Tensor& 
       loss += outputs[m].item<double>() / kMicroBatches;
     } else {
       sends.push_back(
-          world.send(outputs[m].detach(), rank + 1, {.async = true}));  // it goes while the next is computed
+          world.send(outputs[m].detach(), rank + 1, {.async = true}));  // in flight while the next one is computed
     }
   }
   if (!is_last) next = receive(world, rank + 1);

@@ -1,12 +1,12 @@
-// Model parallel and pipelined: the CNN of the other recipes cut over ranks, and a two-layer toy.
+// Model parallelism and pipelining: the CNN of the other recipes divided over ranks, and a two-layer toy.
 //
 //   pipeline_cnn                                                              the whole net on one rank
 //   phalanx launch --nproc-per-node 2 -- pipeline_cnn --chunks 1              naive: one rank works, the other waits
 //   phalanx launch --nproc-per-node 2 -- pipeline_cnn --chunks 8              a batch of 64 in 8 micro-batches (GPipe)
 //   phalanx launch --nproc-per-node 2 -- pipeline_cnn --net toy --chunks 8    Linear(16, 8) | Linear(8, 4)
 //
-// The CNN is cut after its first pool: activations move on to the second rank, their gradients back. The losses are
-// those of one rank, whatever the chunks; --schedule 1F1B or ZB1P changes who waits when, and nothing else.
+// The CNN is cut after its first pool: activations go to the second rank, their gradients come back. The losses are
+// those of one rank, whatever the chunks; --schedule 1F1B or ZB1P only changes which rank waits when.
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/max_pool2d.h>

@@ -2,11 +2,12 @@
 //
 //   phalanx launch --nproc-per-node 2 -- send_recv
 //
-// On two machines, the same program under torchrun, on each of them:
+// On two nodes, run the same program under torchrun on each of them:
 //
 //   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 --no-python send_recv
 //
-// send() and recv() return when the message has been taken or has come; with .async = true they return a Work at once.
+// send() and recv() return when the message has been sent or has arrived; with .async = true they return a Work at
+// once.
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 

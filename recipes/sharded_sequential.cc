@@ -1,9 +1,9 @@
-// A deep network that is sharded over the ranks: the losses of data parallelism, a fraction of its memory.
+// A deep network that is sharded over the ranks: it has the losses of data parallelism and a fraction of its memory.
 //
 //   phalanx launch --nproc-per-node 2 -- sharded_sequential          parameters, gradients and optimizer state sharded
 //   phalanx launch --nproc-per-node 2 -- sharded_sequential ddp      every rank has them all
 //
-// Each block of the Sequential is a unit: gathered from the ranks when it is used, and let go after it.
+// Each block of the Sequential is a unit: it is unsharded when it is used, and resharded after it.
 #include <torch/torch.h>
 
 #include <cstdio>

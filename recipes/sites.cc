@@ -1,12 +1,12 @@
-// A pipeline inside each site, data parallelism between the sites: what crosses the slow link between them is one
-// all-reduce of gradients a step, started stage by stage while the pipelines are still computing.
+// A pipeline inside each site, data parallelism between the sites. The slow link between them carries only one
+// all-reduce of gradients per step. It starts stage by stage while the pipelines are still computing.
 //
-//   phalanx launch --nnodes 2 --nproc-per-node 2 ... -- sites            recipes/combinations.sh does so, over a slow
-//   link phalanx launch --nproc-per-node 4 -- sites --per-site 2              the same on one machine
+//   phalanx launch --nnodes 2 --nproc-per-node 2 ... -- sites            recipes/combinations.sh, over a slow link
+//   phalanx launch --nproc-per-node 4 -- sites --per-site 2              the same on one node
 //
-// The mesh has data parallelism outermost, so neighbouring ranks, those of one machine, make a pipeline. A site's first
-// rank holds the embedding, its last one the output. The losses are those of one rank, which rank 0 computes
-// afterwards. Flags: --per-site, --schedule, --iterations.
+// Data parallelism is the outermost axis of the mesh, so consecutive ranks, those of one node, make a pipeline. A
+// site's first rank holds the embedding, its last one the output. The losses are those of one rank, which rank 0
+// computes afterwards. Flags: --per-site, --schedule, --iterations.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ struct Options {
   std::string schedule = "1F1B";
 };
 
-constexpr int kMicroBatches = 4, kSequences = 8;  // of a site and step
+constexpr int kMicroBatches = 4, kSequences = 8;  // per site and step
 constexpr std::int64_t kSeq = 64;
 const phalanx::models::LlamaConfig kModel = {
     .dim = 128, .n_layers = 4, .n_heads = 4, .n_kv_heads = 2, .ffn_hidden = 352, .vocab_size = 512};

@@ -3,9 +3,9 @@
 //   phalanx launch --nproc-per-node 2 -- tensor_parallel_by_hand          also with 1 and 4
 //
 // Columns: every rank holds dim / ranks columns of each matrix and computes these columns of gelu(x W), which are
-// gathered in each layer; backward, each rank's part of the gradient of x is an addend of the whole.
-// Pairs: the columns of one matrix and the rows of the next. Z = s(A x) B = sum over ranks of s(A_i x) B_i, so that two
-// layers need one sum, and backward one more. Both print what autograd computes on one rank.
+// all-gathered in each layer. Backward, the gradient of x is the sum of the ranks' parts.
+// Pairs: the columns of one matrix and the rows of the next. Z = s(A x) B = sum over ranks of s(A_i x) B_i. So two
+// layers need one all-reduce, and backward one more. Both print what autograd computes on one rank.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -28,7 +28,7 @@ using Tensors = std::vector<at::Tensor>;
 /// Sets the weights' gradients; returns the loss.
 using Pass = std::function<at::Tensor(const Tensors& weights, const at::Tensor& x)>;
 
-/// This rank's part of [batch, dim], and the whole from everybody's.
+/// This rank's part of [batch, dim], and the whole tensor from all ranks' parts.
 struct Columns {
   phalanx::Communicator& world;
   std::int64_t width() const { return deep_mlp::kDim / world.size(); }
@@ -65,7 +65,7 @@ at::Tensor by_pairs(const Tensors& weights, at::Tensor x, phalanx::Communicator&
     inputs.push_back(x);
     first_sums.push_back(at::mm(x, weights[i]));  // [batch, dim / ranks]
     inner.push_back(at::gelu(first_sums.back()));
-    second_sums.push_back(at::mm(inner.back(), weights[i + 1]));  // [batch, dim], an addend
+    second_sums.push_back(at::mm(inner.back(), weights[i + 1]));  // [batch, dim], this rank's part of the sum
     world.all_reduce(second_sums.back());
     x = at::gelu(second_sums.back());
   }
@@ -125,7 +125,7 @@ std::vector<double> train_alone() {
 int main() try {
   const phalanx::ProcessContext context = phalanx::init_from_environment({.device = "cpu"});
   auto& world = *context.world;
-  deep_mlp::rows_of(0, world.size());  // an error where the ranks do not divide the dimensions
+  deep_mlp::rows_of(0, world.size());  // throws if the ranks do not divide the dimensions
   const auto columns = train({1, 1, 1, 1}, world,
                              [&](const Tensors& w, const at::Tensor& x) { return by_columns(w, x, Columns{world}); });
   const auto pairs =

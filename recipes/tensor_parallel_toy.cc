@@ -2,10 +2,9 @@
 //
 //   phalanx launch --nproc-per-node 2 -- tensor_parallel_toy              also with 1 and 4
 //
-// in_proj is split by columns of its output and out_proj by rows of its input, so that one sum over the ranks per pass
-// is all that is sent. First with the same input on all ranks; then sequence-parallel: every rank has rows of its own,
-// which are gathered in front of in_proj and summed up and dealt out again behind out_proj. Rank 0 alone, on all rows,
-// gets the same losses.
+// in_proj is split by columns of its output and out_proj by rows of its input, so only one all-reduce per pass is sent.
+// First all ranks have the same input. Then sequence-parallel: every rank has its own rows, which are all-gathered
+// before in_proj and reduce-scattered after out_proj. Rank 0 alone, on all rows, gets the same losses.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/relu.h>
 #include <fmt/format.h>
@@ -48,7 +47,7 @@ at::Tensor rows(int step, std::int64_t first, std::int64_t count) {
   return x;
 }
 
-// Losses of ten steps; `mesh` null: of one rank. `first` and `count`: the rows of this rank.
+// Losses of ten steps. `mesh` null: of one rank. `first` and `count`: the rows of this rank.
 std::vector<double> train(const phalanx::DeviceMesh* mesh, const std::vector<phalanx::ParallelStyle>& plan,
                           std::int64_t first, std::int64_t count, bool sums_losses) {
   Toy net;

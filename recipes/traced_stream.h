@@ -1,5 +1,5 @@
-// A stream of a GPU of its own, whose work comes into a trace with the times at which the GPU did it: the host is done
-// with a call long before the GPU is.
+// TracedStream: a separate GPU stream whose work appears in a trace with the times at which the GPU ran it. The host
+// returns from a call long before the GPU is done.
 //
 //   TracedStream copies(device, "copies", trace);
 //   copies.run("copy", "comm", [&] { target.copy_(host, /*non_blocking=*/true); });
@@ -20,7 +20,7 @@
 
 class TracedStream {
  public:
-  /// What other streams of the device have begun is finished before anything runs here: tensors made so far are ready.
+  /// Waits for everything that other streams of the device have begun, so that existing tensors are ready.
   TracedStream(c10::Device device, std::string track, phalanx::observe::TraceRecorder& trace)
       : gpu_(device.type()),
         stream_(gpu_.getNewStream(device)),

@@ -1,4 +1,4 @@
-// TracedStream over a GPU that is simulated: its clock stands where the test puts it.
+// Tests TracedStream with a simulated GPU, whose clock the test sets.
 #include "recipes/traced_stream.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -12,7 +12,7 @@ namespace {
 
 struct SimulatedGpu {
   double clock_ms = 0;   // at which the next event is reached
-  double waited_ms = 0;  // the event last waited for: what comes later counts as not complete
+  double waited_ms = 0;  // the event last waited for: later events count as not complete
   c10::StreamId streams = 0, current = 0;
   bool idle = false;                    // the device was waited for
   std::optional<bool> idle_at_origin;   // when the first event was recorded
@@ -43,7 +43,7 @@ struct SimulatedGuard final : c10::impl::DeviceGuardImplInterface {
     return c10::Stream(c10::Stream::UNSAFE, stream.device(), std::exchange(gpu.current, stream.id()));
   }
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag flag) const override {
-    EXPECT_EQ(flag, c10::EventFlag::BACKEND_DEFAULT);  // another has no time
+    EXPECT_EQ(flag, c10::EventFlag::BACKEND_DEFAULT);  // events with other flags have no time
     if (!gpu.idle_at_origin) gpu.idle_at_origin = gpu.idle;
     if (*event == nullptr) *event = new SimulatedEvent;
     static_cast<SimulatedEvent*>(*event)->ms = gpu.clock_ms;
@@ -82,7 +82,7 @@ TEST(TracedStream, SpansHaveTheTimesOfTheGpuOnARowForEachStream) {
   EXPECT_EQ(trace.size(), 0U) << "before they are done";
   compute.finish();
   copies.finish();
-  copies.finish();  // nothing is told twice
+  copies.finish();  // nothing is reported twice
 
   std::map<std::string, std::vector<nlohmann::json>> spans;
   const auto json = nlohmann::json::parse(trace.to_json());

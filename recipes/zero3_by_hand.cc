@@ -2,9 +2,9 @@
 //
 //   phalanx launch --nproc-per-node 2 -- zero3_by_hand                    also with 1 and 4
 //
-// By hand: layer i of the deep MLP lives on rank i mod ranks, with its optimizer state. Everybody else borrows it by a
-// broadcast, once in the forward pass and once in the backward pass, where the layer is computed again from its input;
-// its gradient is reduced to the owner, which steps it. Through the library: FullyShardedDataParallel, which cuts every
+// By hand: layer i of the deep MLP is on rank i mod ranks, with its optimizer state. The other ranks get it by a
+// broadcast, once in the forward pass and once in the backward pass, where the layer is recomputed from its input. Its
+// gradient is reduced to the owner, which steps it. Through the library: FullyShardedDataParallel, which cuts every
 // layer into rows instead, so that all ranks have work in every layer. Both give the losses of one rank.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -43,7 +43,7 @@ class ByHand {
   }
 
   double step(at::Tensor x) {
-    std::vector<at::Tensor> inputs;  // all that the backward pass needs
+    std::vector<at::Tensor> inputs;  // everything the backward pass needs
     {
       const at::NoGradGuard no_grad;
       for (int i = 0; i < deep_mlp::kLayers; ++i) {

@@ -1,5 +1,5 @@
-// phalanx bench: passes `bench train` on (bench_train_command.h). Of `bench comm` it is the front's half: it checks the
-// command line and starts the ranks; bench_worker.h measures.
+// phalanx bench: forwards `bench train` (bench_train_command.h). For `bench comm` it checks the command line and starts
+// the ranks; bench_worker.h measures.
 #pragma once
 
 #include "cli/command.h"

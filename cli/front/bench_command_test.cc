@@ -1,4 +1,4 @@
-// Runs `phalanx bench comm` and `phalanx doctor --topology` as a user does.
+// Runs `phalanx bench comm` and `phalanx doctor --topology` like a user.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -41,7 +41,7 @@ class BenchProgram : public ::testing::Test {
  protected:
   std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
 
-  /// interrupt_at: SIGINT goes to the program when its output holds that text.
+  /// interrupt_at: the program gets SIGINT when its output contains this text.
   Ended run(std::vector<std::string> words, const std::string& interrupt_at = "") const {
     const auto bin = std::filesystem::read_symlink("/proc/self/exe").parent_path();
     words.insert(words.begin(), (bin / "phalanx").string());
@@ -49,7 +49,7 @@ class BenchProgram : public ::testing::Test {
     if (::pipe2(out, O_CLOEXEC) != 0) return {};
     const pid_t child = ::fork();
     if (child == 0) {
-      ::alarm(100);  // a test that hangs ends; its ranks end with it
+      ::alarm(100);  // ends a hanging test, with its ranks
       ::setpgid(0, 0);
       ::dup2(out[1], STDOUT_FILENO);
       ::dup2(::open(path("err").c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), STDERR_FILENO);
@@ -95,7 +95,7 @@ TEST_F(BenchProgram, MeasuresEveryVerbOnSeveralBackendsAndWritesTheFiles) {
   EXPECT_THAT(ended.out, AllOf(HasSubstr("2 ranks on "), HasSubstr("busbw"), HasSubstr("\npingpong")));
   const auto json = nlohmann::json::parse(text_of_file(path("a.json")));
   EXPECT_EQ(json["stopped"], false);
-  // 11 verbs and four of them in both places, on 6 backends.
+  // 11 verbs, four of them both in-place and out-of-place, on 6 backends.
   ASSERT_EQ(json["rows"].size(), 15U * 6U) << ended.out;
   for (const auto& row : json["rows"]) {
     EXPECT_EQ(row["wrong"], 0) << row;
@@ -117,7 +117,7 @@ TEST_F(BenchProgram, RunsUnderALauncherAndSaysWhatTorchCannot) {
 }
 
 TEST_F(BenchProgram, AnInterruptPrintsAndWritesWhatThereIs) {
-  // So many cases that they take minutes.
+  // Enough cases to take minutes.
   const Ended ended = run({"bench",    "comm",
                            "-n",       "2",
                            "--ops",    "all_reduce",
@@ -146,7 +146,7 @@ TEST_F(BenchProgram, AnInterruptPrintsAndWritesWhatThereIs) {
   const auto json = nlohmann::json::parse(text_of_file(path("a.json")));
   EXPECT_EQ(json["stopped"], true);
   ASSERT_EQ(json["rows"].size(), rows);
-  EXPECT_EQ(json["rows"][0]["bytes"], 8);  // an element for each rank
+  EXPECT_EQ(json["rows"][0]["bytes"], 8);  // one element per rank
   EXPECT_GT(json["rows"][0]["p50_us"], 0);
   EXPECT_EQ(count(text_of_file(path("a.csv")), "\nall_reduce,"), rows);
 }

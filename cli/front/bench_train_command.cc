@@ -93,7 +93,7 @@ BenchTrainArguments parse(Arguments arguments) {
   return parsed;
 }
 
-/// One layout's runs, or why there is none.
+/// The runs of one layout, or the reason why there are none.
 struct Row {
   BenchLayout layout;
   std::vector<BenchMetrics> runs;
@@ -101,13 +101,13 @@ struct Row {
   bool is_base = false;
 };
 
-/// What a person needs to know of an error that may be long.
+/// The part of a long error that the user needs.
 std::string first_line_of(const std::string& text) {
   const std::string line = text.substr(0, text.find('\n'));
   return line.empty() ? "it was stopped" : line;
 }
 
-/// Trains it; true unless the user wants to stop.
+/// Trains the layout once. Returns true unless the user wants to stop.
 bool run_once(Row& row, const BenchTrainArguments& arguments, int threads) {
   const TempDirectory folder("bench-train");
   const std::string config = folder.path() / "run.toml", run = folder.path() / "run";
@@ -126,7 +126,7 @@ bool run_once(Row& row, const BenchTrainArguments& arguments, int threads) {
   try {
     row.runs.push_back(train::read_bench_run(run, arguments.steps));
     return true;
-  } catch (const DataError& error) {  // Ctrl-C ends training early, and in good order
+  } catch (const DataError& error) {  // Ctrl-C ends training early without an error
     row.failure = "it was stopped";
     return false;
   }
@@ -241,7 +241,7 @@ int bench_train_command(const Arguments& words) {
   json table = json::array();
   bool failed = !goes_on;
   for (const Row& row : rows) {
-    if (row.runs.empty() && row.failure.empty()) continue;  // stopped before its turn
+    if (row.runs.empty() && row.failure.empty()) continue;  // stopped before this layout ran
     table.push_back(to_json(row, strong ? &*strong : nullptr, weak ? &*weak : nullptr));
     failed = failed || !row.failure.empty();
   }

@@ -37,7 +37,7 @@ class BenchTrainTest : public ::testing::Test {
   }
   std::string file(const std::string& name) const { return (folder_.path() / name).string(); }
 
-  /// The exit status of `phalanx bench train run.toml ARGUMENTS`; what it printed is in out_ and error_.
+  /// Returns the exit status of `phalanx bench train run.toml ARGUMENTS`. Its output is in out_ and error_.
   int run(const std::string& arguments, const std::string& variables = "") {
     const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
     const std::string line = variables + " TMPDIR=" + file("tmp") + " " + program.string() + " bench train " +

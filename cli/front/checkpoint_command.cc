@@ -82,7 +82,7 @@ struct CheckpointArguments {
   std::optional<std::int64_t> ranks;
 };
 
-/// Which options a subcommand takes, beside its paths.
+/// The options of a subcommand, beside its paths.
 struct Subcommand {
   std::string_view name;
   std::vector<std::string_view> paths;
@@ -192,7 +192,7 @@ int inspect(const CheckpointArguments& arguments) {
   return 0;
 }
 
-/// The step directory that is meant, or all those of a folder, newest first.
+/// The given step directory, or all step directories of a folder, newest first.
 std::vector<std::filesystem::path> steps_to_verify(const std::filesystem::path& path) {
   std::error_code error;
   const auto name = (path.has_filename() ? path : path.parent_path()).filename().string();
@@ -202,7 +202,7 @@ std::vector<std::filesystem::path> steps_to_verify(const std::filesystem::path& 
   std::vector<FoundCheckpoint> steps = list.complete;
   steps.insert(steps.end(), list.damaged.begin(), list.damaged.end());
   std::ranges::stable_sort(steps, std::ranges::greater(), &FoundCheckpoint::step);
-  if (steps.empty()) return {resolve_checkpoint(path)};  // says that there is none
+  if (steps.empty()) return {resolve_checkpoint(path)};  // throws: there is none
   std::vector<std::filesystem::path> paths;
   paths.reserve(steps.size());
   for (const auto& step : steps) paths.push_back(step.path);
@@ -301,7 +301,7 @@ void tell_written(const WrittenFiles& written, const std::string& where) {
              count_of(written.files.size(), "file"));
 }
 
-/// Held while OUT is written.
+/// The locks to hold while OUT is written.
 OwnerLocks locks_of_out(const std::string& out) {
   OwnerLocks locks({out}, {.advice = "choose another OUT"});
   for (const std::string& line : locks.warnings()) log::warn(line);

@@ -1,4 +1,4 @@
-// phalanx checkpoint inspect|verify|diff|consolidate|reshard: looks into checkpoints, checks, compares, rewrites them.
+// phalanx checkpoint inspect|verify|diff|consolidate|reshard: inspects, checks, compares and rewrites checkpoints.
 #pragma once
 
 #include "cli/command.h"

@@ -33,7 +33,7 @@ class CheckpointCommandTest : public ::testing::Test {
  protected:
   std::string path(const std::string& name) const { return (directory_.path() / name).string(); }
 
-  /// Exit status, with what it printed in out_ and error_.
+  /// Returns the exit status. The output is in out_ and error_.
   int run(const Arguments& arguments) {
     ::testing::internal::CaptureStdout();
     ::testing::internal::CaptureStderr();
@@ -53,7 +53,7 @@ TEST_F(CheckpointCommandTest, InspectShowsAllOfIt) {
   EXPECT_THAT(out_, AllOf(HasSubstr("/run/step-20\n"), HasSubstr("step      20\n"),
                           HasSubstr("state     3 tensors, 52 elements, 968 B in 2 files\n"), HasSubstr("seed = 7\n"),
                           HasSubstr("\"dim\": 4"), HasSubstr("shard-00002-model-00001-of-00001.safetensors")));
-  // Half of the 200 bytes end in the middle of the norm.
+  // Half of the 200 bytes ends in the middle of the norm.
   EXPECT_THAT(out_, ::testing::ContainsRegex("model.embedding.weight +F32 +\\[6, 4\\] +96 B +1 +1\n"));
   EXPECT_THAT(out_, ::testing::ContainsRegex("optimizer.embedding.weight.exp_avg +F32 +\\[6, 4\\] +96 B +1 +1\n"));
   EXPECT_THAT(out_, ::testing::ContainsRegex("model.norm.weight +BF16 +\\[4\\] +8 B +2 +2\n"));
@@ -92,7 +92,7 @@ TEST_F(CheckpointCommandTest, NothingIsWrittenIntoALivingRunsFolder) {
       EXPECT_THAT(error_, in_use);
       EXPECT_FALSE(std::filesystem::exists(command[2] + "/step-30"));
     }
-    // What only reads goes on, and so does what writes elsewhere.
+    // Commands that only read still work, and so do those that write elsewhere.
     EXPECT_EQ(run({"verify", path("run/checkpoint"), "--quiet"}), 0) << error_;
     EXPECT_EQ(run({"reshard", path("run/checkpoint"), path("elsewhere"), "--ranks", "2", "--quiet"}), 0) << error_;
   }
@@ -130,7 +130,7 @@ TEST_F(CheckpointCommandTest, DiffComparesWhateverTheFiles) {
   auto other = small_state(1);
   other[0].values[13] += 0.5;                    // row 3, column 1
   other[1].dtype = safetensors::Dtype::f32;      // the same values
-  other[2] = counting("optimizer.new", {3}, 1);  // one gone, one new
+  other[2] = counting("optimizer.new", {3}, 1);  // one tensor removed, one added
   other.push_back(counting("model.norm.bias", {4}, 1));
   write_small_step(path("c"), 2, other, 2);
   EXPECT_EQ(run({"diff", path("a"), path("c"), "-q"}), 1);
@@ -160,7 +160,7 @@ TEST_F(CheckpointCommandTest, ConsolidateWritesPlainFiles) {
               HasSubstr("\"optimizer.embedding.weight.exp_avg\": \"model-00003-of-00003.safetensors\""));
 }
 
-// A Llama's weights, and what `phalanx train` says about them.
+// The weights of a Llama, and the metadata that `phalanx train` saves about the model.
 const models::LlamaConfig kTinyLlama{
     .dim = 8, .n_layers = 1, .n_heads = 2, .n_kv_heads = 1, .ffn_hidden = 12, .vocab_size = 10, .max_seq_len = 16};
 std::vector<checkpoint_testing::SmallTensor> llama_state() {
@@ -224,7 +224,7 @@ TEST_F(CheckpointCommandTest, AnotherTokenizerIsNotPutBesideTheWeights) {
   EXPECT_EQ(run({"consolidate", path("run"), path("x.safetensors"), "-q", "--allow-tokenizer-mismatch"}), 2);
 }
 
-// The folder that the run named may hold no tokenizer, or none any more.
+// The tokenizer folder that the run named may have no tokenizer (any more).
 TEST_F(CheckpointCommandTest, ATokenizerBesideTheCheckpointIsFoundAndNoneIsSaid) {
   std::filesystem::create_directories(path("named"));
   auto metadata = nlohmann::json::parse(kLlamaMetadata);

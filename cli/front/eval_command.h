@@ -1,4 +1,4 @@
-// phalanx eval: reads the command line, then starts ranks or becomes one.
+// phalanx eval: parses the command line, then starts ranks or becomes one.
 #pragma once
 
 #include "cli/command.h"

@@ -39,7 +39,7 @@ std::set<std::int64_t> steps_of(const TraceFile& file) {
   return steps;
 }
 
-// Of all ranks: the one asked for, or the last.
+// The requested step, or the last one that all ranks have.
 std::int64_t choose_step(const std::vector<TraceFile>& traces, std::optional<std::int64_t> wanted) {
   std::set<std::int64_t> common = steps_of(traces.front());
   for (const TraceFile& file : traces) {
@@ -72,7 +72,8 @@ std::vector<ExecutedPass> passes_of(const TraceFile& file, std::int64_t step, do
 ExecutedStep executed_step(const std::vector<TraceFile>& traces, const ExecutedStepOptions& options) {
   ExecutedStep result;
   result.step = choose_step(traces, options.step);
-  // Ranks that have the same stages are beside each other in different pipelines, in the order of their ranks.
+  // Ranks with the same stages are in different pipelines. They are assigned to the pipelines in the order of their
+  // ranks.
   std::map<std::set<int>, std::vector<std::size_t>> holders;
   std::vector<std::vector<ExecutedPass>> passes;
   for (const TraceFile& file : traces) {
@@ -98,7 +99,7 @@ ExecutedStep executed_step(const std::vector<TraceFile>& traces, const ExecutedS
   for (std::size_t p = 0; p < pipelines; ++p) {
     std::vector<int> ranks;
     std::vector<std::vector<ExecutedPass>> rows;
-    for (const auto& [stages, all] : holders) {  // by their first stage, which is the order of the ranks
+    for (const auto& [stages, all] : holders) {  // sorted by their first stage, which is the order of the ranks
       ranks.push_back(traces[all[p]].rank);
       rows.push_back(passes[all[p]]);
     }

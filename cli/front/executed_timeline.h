@@ -1,4 +1,4 @@
-// A step of a pipeline, from the traces that a training run wrote: for `phalanx schedule --executed` and for `phalanx
+// One step of a pipeline, read from the traces of a training run. Used by `phalanx schedule --executed` and `phalanx
 // trace analyze`.
 #pragma once
 
@@ -14,20 +14,20 @@ namespace phalanx::cli {
 
 struct ExecutedStep {
   std::int64_t step = 0;
-  std::vector<int> ranks;  // of the world: those of the pipeline that took longest
-  int pipelines = 1;       // side by side
+  std::vector<int> ranks;  // world ranks of the pipeline that took longest
+  int pipelines = 1;       // number of parallel pipelines
   schedule::Timeline timeline;
 };
 
 struct ExecutedStepOptions {
-  std::optional<std::int64_t> step;            // the last one of the traces
-  std::optional<schedule::Schedule> schedule;  // what ran, where it is not one of the known ones
+  std::optional<std::int64_t> step;            // unset: the last step of the traces
+  std::optional<schedule::Schedule> schedule;  // the schedule that ran, if it is not one of the known ones
 };
 
-/// Throws an Error for traces without passes, and for a step that is not in all of them.
+/// Throws Error if the traces have no passes, or if the step is not in all of them.
 ExecutedStep executed_step(const std::vector<observe::TraceFile>& traces, const ExecutedStepOptions& options = {});
 
-/// The tables of `phalanx schedule --executed`, on standard output.
+/// Prints the tables of `phalanx schedule --executed` on standard output.
 void print_executed(const ExecutedStep& executed);
 
 }  // namespace phalanx::cli

@@ -1,4 +1,4 @@
-// phalanx generate: reads the command line, then starts ranks or becomes one.
+// phalanx generate: parses the command line, then starts ranks or becomes one.
 #pragma once
 
 #include "cli/command.h"

@@ -1,5 +1,5 @@
-// `phalanx generate` and `phalanx eval` as a user runs them on several ranks: the same results from every layout, jobs
-// that go on, and what is refused.
+// `phalanx generate` and `phalanx eval` on several ranks, as a user runs them: the same results with every layout,
+// resumed jobs, and refused inputs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 
 class GenerateCommandTest : public ::testing::Test {
  protected:
-  /// A model for all tests: a few steps of a small one, as a Hugging Face directory.
+  /// A model for all tests: a small one after a few steps, as a Hugging Face directory.
   static void SetUpTestSuite() {
     folder_ = new TempDirectory("generate_command");
     std::string tokens;
@@ -58,7 +58,7 @@ class GenerateCommandTest : public ::testing::Test {
 
   static std::string file(const std::string& name) { return (folder_->path() / name).string(); }
 
-  /// The exit status of `phalanx ARGUMENTS`; what it printed is in out_ and error_.
+  /// Returns the exit status of `phalanx ARGUMENTS`. Its output is in out_ and error_.
   static int call(const std::string& arguments) {
     const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
     const std::string command = program + " " + arguments + " >" + file("out") + " 2>" + file("err") + " </dev/null";
@@ -78,7 +78,7 @@ class GenerateCommandTest : public ::testing::Test {
 TempDirectory* GenerateCommandTest::folder_ = nullptr;
 std::string GenerateCommandTest::out_, GenerateCommandTest::error_;
 
-/// Prompt numbers of the results in a job's parts, with repetitions.
+/// The prompt numbers of the results in a job's parts, with repetitions.
 std::multiset<int> results_in(const std::filesystem::path& folder) {
   std::multiset<int> numbers;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -98,7 +98,7 @@ TEST_F(GenerateCommandTest, EveryLayoutGivesWhatOneRankGives) {
     ASSERT_EQ(generate(layout), 0) << layout << error_;
     EXPECT_EQ(out_, expected) << layout;
   }
-  // A run's own checkpoint gives each rank its part, too.
+  // Each rank also loads its part from a run's own checkpoint.
   const auto from_step = [](const std::string& layout) {
     return call("generate --checkpoint " + file("run/checkpoint") + " --prompts-file " + file("prompts.jsonl") +
                 " --max-new-tokens 10 --temperature 0.8 --batch-size 2 " + layout);
@@ -128,7 +128,7 @@ TEST_F(GenerateCommandTest, AJobGoesOnWithoutRepeatingWhatIsThere) {
   const std::string folder = file("stopped");
   ASSERT_EQ(generate("-n 2 --output " + folder + " --final-file all.jsonl"), 0) << error_;
   const std::string expected = read_file(folder + "/all.jsonl");
-  // As if the ranks had been killed: rank 0 with one result, and another half written.
+  // As if the ranks had been killed: rank 0 has one result and another half-written one.
   const std::string part = read_file(folder + "/part-00000.jsonl");
   const std::size_t line = part.find('\n') + 1;
   write_file(folder + "/part-00000.jsonl", part.substr(0, line + 20));
@@ -149,12 +149,12 @@ TEST_F(GenerateCommandTest, AJobGoesOnWithTheSameWeightsByContent) {
   };
   ASSERT_EQ(generate_with(file("run/hf")), 0) << error_;
   const std::string expected = read_file(folder + "/results.jsonl");
-  // A copy is the same model, whatever its path and times say.
+  // A copy is the same model, although its path and file times differ.
   std::filesystem::copy(file("run/hf"), moved, std::filesystem::copy_options::recursive);
   ASSERT_EQ(generate_with(moved), 0) << error_;
   EXPECT_THAT(error_, HasSubstr("9 of 9 prompts are there already"));
   EXPECT_EQ(read_file(folder + "/results.jsonl"), expected);
-  // The same path with other weights is not.
+  // The same path with other weights is another model.
   const std::string weights = moved + "/model.safetensors", before = read_file(weights);
   std::string other = before;
   other.back() = static_cast<char>(other.back() ^ 1);
@@ -163,7 +163,7 @@ TEST_F(GenerateCommandTest, AJobGoesOnWithTheSameWeightsByContent) {
   EXPECT_THAT(error_,
               AllOf(HasSubstr("is the folder of another job: its weights.hash is \""), HasSubstr("this one's \"")));
   write_file(weights, before);
-  // Nor is the same file under another description, tokenizer, or in another precision.
+  // So is the same file with another description, tokenizer or precision.
   const std::string config = read_file(moved + "/config.json");
   auto json = nlohmann::json::parse(config);
   json["max_position_embeddings"] = 48;
@@ -173,10 +173,10 @@ TEST_F(GenerateCommandTest, AJobGoesOnWithTheSameWeightsByContent) {
   write_file(moved + "/config.json", config);
   EXPECT_EQ(generate_with(moved, " --dtype bfloat16"), 1);
   EXPECT_THAT(error_, HasSubstr("its dtype is \"float32\", this one's \"bfloat16\""));
-  // A step of a run: the folder's newest one may be another by now.
+  // A step of a run: by now the folder may have a newer one.
   EXPECT_EQ(generate_with(file("run/checkpoint")), 1);
   EXPECT_THAT(error_, HasSubstr("its weights.step is null, this one's 3"));
-  // What was begun when paths were compared goes on, and says what it could not compare.
+  // A job from a version that compared paths continues, and reports what it could not compare.
   auto old = nlohmann::json::parse(read_file(folder + "/job.json"));
   for (const char* key : {"format", "weights", "model_config", "end_tokens", "prompts_form"}) old.erase(key);
   old["model"] = "/elsewhere";
@@ -272,7 +272,7 @@ TEST_F(GenerateCommandTest, RanksThatWereGivenOtherArgumentsAreAllTold) {
                             HasSubstr("argument 08: \"4\" on rank 0; \"5\" on rank 1")));
 }
 
-// Only the first to read a pipe finds anything in it.
+// Only the first reader of a pipe gets its data.
 TEST_F(GenerateCommandTest, APipeOfPromptsOrTextIsForOneRank) {
   ASSERT_EQ(::mkfifo(file("pipe").c_str(), 0600), 0);
   const std::string model = " -n 2 --checkpoint " + file("run/hf") + " ";
@@ -283,7 +283,7 @@ TEST_F(GenerateCommandTest, APipeOfPromptsOrTextIsForOneRank) {
   }
 }
 
-// Each on its own machine, under the same names.
+// The ranks have different files under the same names, as on different nodes.
 TEST_F(GenerateCommandTest, RanksWithOtherFilesAreAllTold) {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
   ASSERT_EQ(call("train " + file("run.toml") + " --training.steps 4 --job.dump_folder " + file("longer")), 0) << error_;
@@ -316,7 +316,7 @@ TEST_F(GenerateCommandTest, RanksWithOtherFilesAreAllTold) {
               AllOf(HasSubstr("the ranks do not have the same prompts and tokenizer:"), HasSubstr("prompts: ")));
 }
 
-// The shapes are the same, the results would not be.
+// The shapes are the same, but the results would differ.
 TEST_F(GenerateCommandTest, AConfigJsonThatWasChangedAfterTheExportIsRefused) {
   std::filesystem::copy(file("run/hf"), file("changed"));
   auto config = nlohmann::json::parse(read_file(file("changed/config.json")));
@@ -345,7 +345,7 @@ TEST_F(GenerateCommandTest, EvalGivesTheSamePerplexityInEveryLayout) {
     ASSERT_EQ(call(eval + "--max-tokens 700 " + layout), 0) << layout << error_;
     EXPECT_EQ(out_, expected) << layout;
   }
-  // More of what is before a token: another loss, of as many tokens.
+  // With more context before each token: another loss over as many tokens.
   ASSERT_EQ(call(eval + "--max-tokens 700 --stride 8"), 0) << error_;
   EXPECT_THAT(out_, HasSubstr("tokens: 699  loss: "));
   EXPECT_NE(out_, expected);
@@ -366,7 +366,7 @@ TEST_F(GenerateCommandTest, PromptsOfNeighbouringSeedsDoNotShareTheirDraws) {
   EXPECT_EQ(std::set<std::string>(texts.begin(), texts.end()).size(), 12U);
 }
 
-// A tokenizer whose template puts a token before a text, behind it, or neither.
+// A tokenizer whose template puts a token before a text, after it, or neither.
 TEST_F(GenerateCommandTest, EvalScoresWhatTheTokenizerMakesOfATextAndChoicesWithoutWhatItPutsBehindThem) {
   write_file(file("cat.txt"), "the cat sat on the mat. the cat sat on the hat. ");
   ASSERT_EQ(call("tokenize " + file("cat.txt") + " --vocab-size 270 --tokenizer " + file("plain.json")), 0) << error_;
@@ -395,7 +395,7 @@ TEST_F(GenerateCommandTest, EvalScoresWhatTheTokenizerMakesOfATextAndChoicesWith
   };
   EXPECT_EQ(scores("suffix.json"), scores("plain.json"));
   EXPECT_NE(scores("prefix.json"), scores("plain.json"));
-  // As many tokens are predicted as transformers would: without one before it the first is not.
+  // As many tokens are predicted as in transformers: without a token before it, the first one is not.
   const auto count = [&](const std::string& tokenizer, const std::string& more = "") {
     eval(tokenizer, "--text " + file("cat.txt") + " --json " + file("cat.out") + " " + more);
     return nlohmann::json::parse(read_file(file("cat.out")))["tokens"].get<int>();
@@ -429,7 +429,7 @@ TEST_F(GenerateCommandTest, EvalAnswersQuestions) {
   ASSERT_EQ(call(choices), 0) << error_;
   const std::string expected = out_;
   EXPECT_THAT(expected, AllOf(HasSubstr("questions: 2  accuracy: "), HasSubstr("accuracy by byte: ")));
-  // The answers are those of the log-likelihoods.
+  // The answers follow from the log-likelihoods.
   std::istringstream lines(read_file(file("answers.jsonl")));
   std::string line;
   int right = 0;
@@ -450,7 +450,7 @@ TEST_F(GenerateCommandTest, EvalAnswersQuestions) {
   ASSERT_EQ(call(eval + " --text " + file("text.txt") + " --quiet"), 0) << error_;
   EXPECT_THAT(out_, HasSubstr("  bits per byte: "));
 
-  // A malformed question is no reason to lose the others' scores.
+  // A malformed question does not lose the scores of the others.
   write_file(file("spoiled.jsonl"), read_file(file("questions.jsonl")) + "{\"prompt\": 3}\n  \n");
   const std::string spoiled = eval + " --choices " + file("spoiled.jsonl");
   EXPECT_EQ(call(spoiled), 1);
@@ -461,7 +461,7 @@ TEST_F(GenerateCommandTest, EvalAnswersQuestions) {
   EXPECT_EQ(call(spoiled + " --strict"), 1);
   EXPECT_EQ(out_, "");
 
-  // So is one with a choice that the model cannot take whole; the others keep their numbers.
+  // Nor does a question with a choice that is too long for the model; the others keep their numbers.
   std::string long_choice;
   for (int i = 0; i < 200; ++i) long_choice += " question";
   write_file(file("long.jsonl"), "{\"prompt\": \"a\", \"choices\": [\"answer\", \"" + long_choice +

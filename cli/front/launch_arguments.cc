@@ -113,7 +113,7 @@ const std::map<std::string, std::string>& short_flags() {
   return flags;
 }
 
-// What torchrun has and cannot be meant here, with the reason.
+// torchrun's flags that are not supported here, with the reason.
 const std::map<std::string, std::string>& refused_flags() {
   static const std::map<std::string, std::string> flags{
       {"--module", "the program is any program: write `python -m NAME`"},
@@ -154,7 +154,7 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-// What was given, as a flag or in the environment, and how it was written, for errors.
+// The given values, from flags or from the environment. It records how each was written, for errors.
 class GivenFlags {
  public:
   struct Given {
@@ -181,7 +181,7 @@ class GivenFlags {
     }
   }
 
-  /// Takes the flags at the front; returns how many words they were, or nothing where help was asked for.
+  /// Reads the flags at the front. Returns how many words they have, or nullopt if help was requested.
   std::optional<std::size_t> take(const Arguments& arguments) {
     std::size_t i = 0;
     for (; i < arguments.size(); ++i) {
@@ -451,7 +451,7 @@ void read_binding(const GivenFlags& flags, SupervisorOptions& options) {
       options.binding.lists.push_back(parse_cpu_list(lists->written, list));
 }
 
-// What job scripts say and means nothing here.
+// Checks flags that job scripts use but that have no effect here.
 void check_accepted(const GivenFlags& flags) {
   if (const auto* given = flags.find("--monitor-interval"); given && !positive_number_of(given->value, false))
     throw UsageError(fmt::format("{} is '{}': expected seconds", given->written, given->value));

@@ -1,5 +1,5 @@
-// The command line of `phalanx launch`: torchrun's flags, with - or _ between words, and PET_<NAME> in the environment
-// where a flag is not given.
+// The command line of `phalanx launch`. It has torchrun's flags, with - or _ between words. If a flag is not given, the
+// environment variable PET_<NAME> is used.
 #pragma once
 
 #include <filesystem>
@@ -14,15 +14,15 @@ extern const std::string_view kLaunchHelp;
 
 struct LaunchArguments {
   bool help = false;
-  SupervisorOptions options;  // its command: the program and its arguments, untouched
+  SupervisorOptions options;  // options.command: the program and its arguments, unchanged
 };
 
 /// Throws UsageError.
 LaunchArguments parse_launch_arguments(const Arguments& arguments,
                                        const EnvironmentMap& environment = current_environment());
 
-/// "auto" (a rank per GPU that is visible, or per core where there is none), "gpu", "cpu", or a number. `flag` is named
-/// in errors; below `root` the GPUs are looked for (visible_gpus.h).
+/// Parses "auto" (one rank per visible GPU, or per core if there are no GPUs), "gpu", "cpu", or a number. Errors name
+/// `flag`. GPUs are searched below `root` (visible_gpus.h).
 int parse_rank_count(const std::string& flag, const std::string& value,
                      const EnvironmentMap& environment = current_environment(),
                      const std::filesystem::path& root = "/");

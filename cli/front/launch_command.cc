@@ -8,7 +8,7 @@
 namespace phalanx::cli {
 namespace {
 
-// Those that need longer announce it (announce_graceful_stop()).
+// Ranks that need longer announce it (announce_graceful_stop()).
 constexpr std::chrono::milliseconds kPatienceWithOurOwn{3'000};
 
 }  // namespace

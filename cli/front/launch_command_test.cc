@@ -20,7 +20,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
 
-// Options of a command line that ends with a program.
+// The options of a command line that ends with a program.
 SupervisorOptions launch_options(Arguments arguments, const EnvironmentMap& environment = {}) {
   arguments.emplace_back("prog");
   return parse_launch_arguments(arguments, environment).options;
@@ -54,7 +54,7 @@ TEST(LaunchCommandTest, TakesTorchrunsSpellings) {
   EXPECT_TRUE(parse_launch_arguments({"--help"}).help);
 }
 
-// A machine of so many GPUs, as /dev and the driver's folder in /proc show them.
+// A machine with `count` GPUs: its files in /dev and the driver's folder in /proc.
 class GpuNode {
  public:
   explicit GpuNode(int gpus) : root_("gpus") {
@@ -110,7 +110,7 @@ TEST(LaunchCommandTest, RanksAreCountedByGpusAndCores) {
   EXPECT_EQ(four.visible("GPU-2a1b,GPU-0"), 2);
   EXPECT_EQ(four.visible("GPU-2,GPU-7,GPU-0"), 1);
   EXPECT_EQ(four.visible("MIG-11,MIG-22,MIG-33"), 1);
-  // A container may have the devices and not the driver's folder: UUIDs are believed then.
+  // A container may have the devices but not the driver's folder. Then UUIDs are accepted.
   std::filesystem::remove_all(four.root() / "proc");
   EXPECT_EQ(four.visible("GPU-x,GPU-y"), 2);
 }
@@ -125,7 +125,7 @@ TEST(LaunchCommandTest, ListedGpusAreThoseThatCudaGivesAProgram) {
   EXPECT_THAT(listed_gpus("MIG-1,MIG-2", four.root()), ElementsAre("MIG-1", "MIG-2"));
   EXPECT_THAT(listed_gpus("0,MIG-1", four.root()), ElementsAre("0"));
   for (const char* hidden : {"", "-1,0", "0,0", "x"}) EXPECT_TRUE(listed_gpus(hidden, four.root()).empty()) << hidden;
-  // The files of GPUs need not be there, in a container, say.
+  // The files of GPUs may be missing, for example in a container.
   EXPECT_THAT(listed_gpus("7,5,-1,3", none.root()), ElementsAre("7", "5"));
 }
 

@@ -1,4 +1,4 @@
-// phalanx: the program that the user types. Torch-free; see command.h.
+// phalanx: the program that the user runs. Torch-free; see command.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,11 +31,11 @@ namespace phalanx::cli {
 namespace {
 
 std::vector<Command> commands() {
-  // Those without help text here print their own.
+  // Commands without a help text here print their own.
   const auto in_worker = [](const char* name) {
     return [name](const Arguments& arguments) -> int { become_worker(name, arguments); };
   };
-  // The topology needs no libtorch, so it is told even where that is missing.
+  // The topology needs no libtorch, so it works even if libtorch is missing.
   const auto doctor = [in_worker](const Arguments& arguments) {
     const bool topology = std::find(arguments.begin(), arguments.end(), "--topology") != arguments.end();
     const bool help = std::find(arguments.begin(), arguments.end(), "--help") != arguments.end();

@@ -48,7 +48,7 @@ void take_model(const std::string& model, std::vector<std::string>& overrides) {
         fmt::format("--model '{}' is no directory{}; or name a model such as llama3_8b", model,
                     hub_hint(model).empty() ? ": expected a Hugging Face model's, with config.json" : hub_hint(model)));
   }
-  models::llama_flavor(train::meant_value("model", "flavor", model));  // names the nearest
+  models::llama_flavor(train::meant_value("model", "flavor", model));  // throws and names the nearest
   overrides.push_back("--model.flavor=" + model);
 }
 
@@ -81,7 +81,7 @@ PlanArguments parse_plan_arguments(Arguments arguments) {
                     "pp=2,schedule={}",
                     text));
   }
-  // Short names of keys.
+  // Short option names for configuration keys.
   for (const auto& [flag, key] : {std::pair{"--batch", "training.global_batch_size"},
                                   {"--local-batch", "training.local_batch_size"},
                                   {"--seq", "training.seq_len"}}) {
@@ -102,7 +102,7 @@ PlanArguments parse_plan_arguments(Arguments arguments) {
     parsed.config = train::read_config(parsed.config_path, parsed.overrides);
     parsed.reference = train::read_config(parsed.config_path, {});
   }
-  schedule::schedule_name(parsed.config.parallelism.pipeline_parallel_schedule);  // names the nearest
+  schedule::schedule_name(parsed.config.parallelism.pipeline_parallel_schedule);  // throws and names the nearest
   return parsed;
 }
 

@@ -12,24 +12,24 @@
 namespace phalanx::cli {
 
 struct PlanArguments {
-  train::TrainConfig config;     // what is planned, its own layout aside
-  train::TrainConfig reference;  // what the recommended section is added to: the file, or nothing
-  std::string config_path;       // empty: a model without a file
+  train::TrainConfig config;     // the training to plan for; its own layout is ignored
+  train::TrainConfig reference;  // the recommended section is added to this: the file, or nothing
+  std::string config_path;       // empty: the model comes without a file
   std::vector<std::string> overrides;
   plan::Devices devices;
   double headroom = 0.05;
   std::size_t max_rows = 12;
-  std::vector<std::string> layouts;  // by name; empty: all are searched
+  std::vector<std::string> layouts;  // by name; empty: search all layouts
   std::string json, toml, svg;       // files; empty: none
 };
 
 /// Throws UsageError and ConfigError.
 PlanArguments parse_plan_arguments(Arguments arguments);
 
-/// The layouts given, in their order. ConfigError for names that are none.
+/// The given layouts, in their order. Throws ConfigError for unknown names.
 std::vector<plan::Candidate> given_layouts(const PlanArguments& arguments, const plan::SearchOptions& options);
 
-/// The configuration with a layout's settings.
+/// The configuration with the settings of a layout.
 train::TrainConfig with_settings(const PlanArguments& arguments, const plan::Layout& layout);
 
 }  // namespace phalanx::cli

@@ -63,7 +63,7 @@ std::string recommended_toml(const PlanArguments& arguments, const plan::Layout&
   std::set<std::pair<std::string, std::string>> wanted;
   for (const plan::Setting& setting : plan::settings_of(layout)) wanted.emplace(setting.section, setting.key);
   if (arguments.config_path.empty()) wanted.insert({{"model", "flavor"}, {"training", "seq_len"}});
-  std::set<std::string> known;  // "[section] line" of what is there already
+  std::set<std::string> known;  // the existing entries as "[section] line"
   const auto each_line = [](const train::TrainConfig& config, const auto& visit) {
     std::istringstream text(train::print_config(config));
     std::string section;
@@ -148,7 +148,7 @@ void print_scenario(const PlanArguments& arguments, const plan::TrainingShape& b
              human_count(static_cast<double>(layer.parameters)), bytes_text(layer.optimizer));
 }
 
-/// The rows of the table and of the picture: the layouts given, or the first of those that fit.
+/// The rows of the table and the picture: the given layouts, or the first ones that fit.
 std::vector<plan::Candidate> rows_of(const std::vector<plan::Candidate>& candidates, const PlanArguments& arguments) {
   if (!arguments.layouts.empty()) return candidates;
   std::vector<plan::Candidate> rows;
@@ -198,7 +198,7 @@ void print_recommended(const plan::TrainingShape& base, const std::vector<plan::
   fmt::print("\n{}", toml);
 }
 
-/// Where nothing fits, of those that come nearest.
+/// If no layout fits, it shows the nearest ones.
 std::string picture(const PlanArguments& arguments, const std::vector<plan::Candidate>& candidates,
                     std::int64_t global) {
   std::vector<plan::Candidate> rows = rows_of(candidates, arguments);

@@ -1,4 +1,5 @@
-// phalanx plan: which of three scenarios a model and devices are, the layouts that fit, and the one to take.
+// phalanx plan: shows which of three scenarios a model and its devices are, the layouts that fit, and the recommended
+// one.
 #pragma once
 
 #include "cli/command.h"

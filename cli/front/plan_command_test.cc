@@ -1,4 +1,5 @@
-// `phalanx plan` as a user runs it: what it prints, what it recommends, and that `phalanx train` takes that.
+// `phalanx plan` as a user runs it: its output, its recommendation, and that `phalanx train` accepts the
+// recommendation.
 #include "cli/front/plan_command.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +30,7 @@ class PlanCommandTest : public ::testing::Test {
  protected:
   std::string path(const std::string& name) { return (directory_.path() / name).string(); }
 
-  /// Exit status, with what it printed in out_ and error_.
+  /// Returns the exit status. The output is in out_ and error_.
   int run(const Arguments& arguments) {
     ::testing::internal::CaptureStdout();
     ::testing::internal::CaptureStderr();
@@ -121,7 +122,7 @@ TEST_F(PlanCommandTest, GivenLayoutsAreCompared) {
                           HasSubstr("\nrecommended: tp=4,batch=2, "),
                           HasSubstr("    data parallelism: dp_replicate=4,batch=2 needs ")));
   const auto json = nlohmann::json::parse(read_file(path("plan.json")));
-  ASSERT_EQ(json["layouts"].size(), 4U);  // in the order given, in the picture as well
+  ASSERT_EQ(json["layouts"].size(), 4U);  // in the given order, also in the picture
   EXPECT_FALSE(json["layouts"][0]["fits"]);
   EXPECT_EQ(json["layouts"][3]["layout"], "pp=4,batch=1");
   EXPECT_EQ(json["layouts"][3]["passes"], 8);
@@ -132,7 +133,7 @@ TEST_F(PlanCommandTest, GivenLayoutsAreCompared) {
     if (part->text.size() > 1 && !part->attributes.contains("dx")) kinds.push_back(part->text);
   }
   EXPECT_THAT(kinds, ::testing::ElementsAre("data parallelism", "ZeRO-3", "tensor parallelism", "pipeline"));
-  // Of the first bar, which is the longest, all parts together are as long as the total is of the scale.
+  // In the first and longest bar, all parts together are as long as the total on the scale.
   for (const XmlElement* box : elements_of(svg, "rect")) {
     if (!box->attributes.contains("x") || box->number("y") > 120) continue;
     widest += box->number("width");
@@ -150,7 +151,7 @@ TEST_F(PlanCommandTest, ThePictureHasTheRowsOfTheTable) {
   ASSERT_EQ(run({"--model", "5M", "--devices", "4x2GiB", "--top", "5", "--svg", path("a.svg")}), 0) << error_;
   parsed_ = parse_xml(read_file(path("a.svg")));
   EXPECT_EQ(bars(), 5);
-  // Where nothing fits, of those that come nearest.
+  // If no layout fits, it shows the nearest ones.
   EXPECT_EQ(run({"--model", "llama3_70b", "--devices", "2xRTX4090", "--top", "3", "--svg", path("b.svg")}), 1);
   parsed_ = parse_xml(read_file(path("b.svg")));
   EXPECT_EQ(bars(), 3);
@@ -164,7 +165,7 @@ TEST_F(PlanCommandTest, AConfigurationIsAddedTo) {
   ASSERT_EQ(run({path("run.toml"), "--devices", "2x2GiB", "--training.seq_len", "64", "--toml", path("layout.toml")}),
             0)
       << error_;
-  // What differs from the file, and the layout.
+  // The settings that differ from the file, and the layout.
   EXPECT_EQ(read_file(path("layout.toml")),
             "[training]\nlocal_batch_size = 2\nglobal_batch_size = 4\nseq_len = 64\n\n"
             "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 1\n"
@@ -179,7 +180,7 @@ TEST_F(PlanCommandTest, ADirectoryOfHuggingFaceIsAModel) {
   EXPECT_THAT(out_, AllOf(HasSubstr("3 blocks of width 64"), HasSubstr("flavor = \"hf\"\nhf_assets_path = \"")));
 }
 
-// On this machine, with the memory that is free: what is recommended runs.
+// On this machine, with its free memory, the recommended layout runs.
 TEST_F(PlanCommandTest, ThisMachineTrainsWhatIsRecommended) {
   std::ofstream tokens(path("tokens.bin"), std::ios::binary);
   for (int i = 0; i < 4000; ++i) {

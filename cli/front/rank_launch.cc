@@ -19,7 +19,7 @@ RankCount take_rank_count(Arguments& arguments) {
     if (take_option(arguments, name, text)) count.started = parse_rank_count(name, text);
   }
   const WorkerEnvironment started_by = read_worker_environment();
-  // A single task of srun or mpirun may well start ranks of its own.
+  // A single task of srun or mpirun may start its own ranks.
   count.launched = started_by.world_size > 1 || std::getenv("RANK") != nullptr;
   if (count.launched && count.started) {
     throw UsageError(fmt::format("-n starts ranks, but this process is itself a rank already, from {}: leave -n out",

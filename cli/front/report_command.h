@@ -1,4 +1,4 @@
-// phalanx report RUN_FOLDER: writes report.html of a run.
+// phalanx report RUN_FOLDER: writes the report.html of a run.
 #pragma once
 
 #include "cli/command.h"

@@ -65,7 +65,7 @@ namespace {
 struct ScheduleArguments {
   schedule::ScheduleOptions options;
   schedule::Times times;
-  std::string times_text;  // all of them, as they are used
+  std::string times_text;  // all times, in the form in which they are used
   std::string from, csv, svg, executed;
   std::optional<std::int64_t> step;
   std::vector<int> max_live;
@@ -252,7 +252,8 @@ int show(const ScheduleArguments& arguments) {
       arguments.from.empty() ? schedule::make_schedule(arguments.options) : schedule::read_csv(arguments.from);
   if (arguments.transfers) schedule = schedule::add_transfers(schedule);
   if (arguments.table) {
-    // Steps are shown only of what can be run; else, and with transfers, one action below the other.
+    // Steps are shown only for a valid schedule without transfers. Otherwise the actions are listed one below the
+    // other.
     const bool steps = !schedule::has_transfers(schedule) && schedule::validate(schedule).empty();
     fmt::print("{}\n", steps ? schedule::to_step_table(schedule) : schedule::to_table(schedule));
     std::fflush(stdout);
@@ -290,7 +291,7 @@ int compare(const ScheduleArguments& arguments) {
   for (const std::string& name : schedule::schedule_names()) {
     schedule::ScheduleOptions options = arguments.options;
     options.name = name;
-    // Only the schedules that leave it open take the number given.
+    // These schedules have a fixed number of stages per rank, so the given number does not apply.
     if (name == "GPipe" || name == "1F1B" || name == "ZBVZeroBubble" || name == "DualPipeV")
       options.stages_per_rank = 0;
     try {

@@ -1,4 +1,4 @@
-// phalanx schedule NAME: a pipeline schedule as table, bubble, memory, CSV and picture.
+// phalanx schedule NAME: shows a pipeline schedule: its table, bubble and memory, as CSV and as a picture.
 #pragma once
 
 #include "cli/command.h"

@@ -29,7 +29,7 @@ class ScheduleCommandTest : public ::testing::Test {
  protected:
   std::string path(const std::string& name) { return (directory_.path() / name).string(); }
 
-  /// Exit status, with what it printed in out_ and error_.
+  /// Returns the exit status. The output is in out_ and error_.
   int run(const Arguments& arguments) {
     ::testing::internal::CaptureStdout();
     ::testing::internal::CaptureStderr();
@@ -80,7 +80,7 @@ TEST_F(ScheduleCommandTest, TimesAreTakenAndCompleted) {
   EXPECT_EQ(times("I=1.25,W=.75"), "F=1 B=2 I=1.25 W=0.75 send=0");
   EXPECT_EQ(times("W=0.5,I=1,B=1.6,send=1e-2"), "F=1 B=1.6 I=1 W=0.5 send=0.01");
   EXPECT_THAT(times("send=0.5"), HasSubstr("B=2"));
-  EXPECT_THAT(out_, HasSubstr("makespan 10,"));  // 9 and two transfers that nothing hides
+  EXPECT_THAT(out_, HasSubstr("makespan 10,"));  // 9 and two transfers that do not overlap
 }
 
 TEST_F(ScheduleCommandTest, FilesThereAndBack) {
@@ -113,7 +113,7 @@ TEST_F(ScheduleCommandTest, ComparesAll) {
                         "InterleavedZeroBubble               2      25.5   5.9 %                 8          4\n"
                         "ZBVZeroBubble                       2      25.5   5.9 %                 8          4\n"
                         "DualPipeV                           2        27  11.1 %                 9        4.5\n"));
-  // One that has no such size says why, below the others.
+  // A schedule that does not support this size gives the reason, below the others.
   ASSERT_EQ(run({"--compare", "--ranks", "4", "--micro-batches", "4", "--stages-per-rank", "3"}), 0) << error_;
   EXPECT_THAT(out_, AllOf(HasSubstr("DualPipeV                           -         -       -"),
                           HasSubstr("schedule DualPipeV: micro-batches >= stages does not hold: 4 < 8"),
@@ -177,13 +177,13 @@ TEST_F(ScheduleCommandTest, WrongInputIsOneErrorAndTheRightStatus) {
     EXPECT_THAT(error_, AllOf(StartsWith("phalanx schedule: "), HasSubstr(test.message)));
     EXPECT_THAT(out_, Not(HasSubstr("valid:")));
   }
-  // With --table the file's actions are shown, that they can be looked at beside the error.
+  // With --table the actions of the file are shown, so that the user can compare them with the error.
   EXPECT_EQ(run({"--from", path("wrong.csv"), "--table"}), 2);
   EXPECT_THAT(out_, HasSubstr("Step 0: 0F0    1B0\nStep 1: 0B0    1F0\n"));
 }
 
-// Traces of ranks that kept to 1F1B exactly, F = 10 ms and B = 20 ms with transfers of 1 ms: two pipelines side by
-// side, ranks 0, 2 and 1, 3, of which the second is slower by a fifth.
+// Traces of ranks that ran exactly 1F1B, with F = 10 ms, B = 20 ms and transfers of 1 ms. There are two parallel
+// pipelines, ranks 0, 2 and ranks 1, 3; the second is slower by a fifth.
 class ExecutedScheduleTest : public ScheduleCommandTest {
  protected:
   void write_traces(std::int64_t step, bool with_passes = true) {
@@ -218,7 +218,7 @@ TEST_F(ExecutedScheduleTest, TheSlowestPipelineBesideItsSimulation) {
   EXPECT_THAT(read_file(path("step.svg")), HasSubstr("1F1B, simulated: "));
   ASSERT_EQ(run({"--executed", directory_.path().string(), "--step", "10"}), 0) << error_;
 
-  // The same from `phalanx trace analyze`.
+  // `phalanx trace analyze` gives the same result.
   const std::string expected = out_;
   ::testing::internal::CaptureStdout();
   EXPECT_EQ(run_command({"trace", "", kTraceHelp, trace_command}, {"analyze", directory_.path().string()}), 0);

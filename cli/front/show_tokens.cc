@@ -10,7 +10,7 @@
 namespace phalanx::cli {
 namespace {
 
-/// In quotes; what does not print, and bytes of a part of a character, as \n or \xE2.
+/// Quotes the text. Unprintable characters and incomplete characters are written as \n or \xE2.
 std::string quoted(std::string_view bytes) {
   std::string out = "\"";
   while (!bytes.empty()) {

@@ -1,4 +1,4 @@
-// What a tokenizer makes of a text, a line a token: `phalanx tokenize --show`.
+// The tokens of a text, one per line: `phalanx tokenize --show`.
 #pragma once
 
 #include <string>
@@ -8,7 +8,8 @@
 
 namespace phalanx::cli {
 
-/// Lines of id and token, with the tokens that the tokenizer puts around a text, then one of their number.
+/// One line per token with its id and text, including the tokens that the tokenizer puts around a text. The last line
+/// is the number of tokens.
 std::string shown_tokens(const data::BpeTokenizer& tokenizer, std::string_view text);
 
 }  // namespace phalanx::cli

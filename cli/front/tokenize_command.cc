@@ -102,7 +102,7 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   app.add_option("--vocab-size", parsed.vocab_size);
   app.add_option("--output,-o", parsed.output);
   app.add_option("--validation-fraction", parsed.validation_fraction);
-  // One value each time: a list would swallow the inputs after it.
+  // One value per option: a list would take the following inputs.
   app.add_option("--extensions", parsed.extensions)->delimiter(',')->expected(1)->take_all();
   app.add_option("--exclude", parsed.exclude)->expected(1)->take_all();
   const auto* const field = app.add_option("--field", parsed.field);
@@ -176,8 +176,8 @@ std::vector<std::string> output_prefixes(const TokenizeArguments& arguments) {
   return prefixes;
 }
 
-/// What an earlier command has set aside of the text that is to be replaced, and this one does not: it would be trained
-/// on. Nothing where that is not sure.
+/// The prefix of the validation files that an earlier command has set aside from the text that is replaced now, if this
+/// command sets nothing aside: the new training text would contain them. nullopt if this is not certain.
 std::optional<std::string> set_aside_before(const TokenizeArguments& arguments) {
   if (arguments.output.empty() || arguments.validation_fraction > 0) return std::nullopt;
   const std::string prefix = arguments.output + "-validation";
@@ -190,7 +190,8 @@ std::optional<std::string> set_aside_before(const TokenizeArguments& arguments) 
   }
 }
 
-/// Before any work: hours of encoding must not end in, or destroy, what is there.
+/// Checks the outputs before any work. Hours of encoding must not end with an error about an existing file, or destroy
+/// it.
 void check_outputs(const TokenizeArguments& arguments) {
   std::vector<std::string> there;
   const auto look = [&](const std::string& path) {
@@ -235,7 +236,8 @@ void check_outputs(const TokenizeArguments& arguments) {
                               fmt::join(there, ", "), there.size() == 1 ? "s" : "", there.size() == 1 ? "it" : "them"));
 }
 
-/// Held while they are written: a run that lives in one of their folders is told, and none begins there meanwhile.
+/// The locks to hold while the outputs are written. A running job in one of their folders is an error, and no job
+/// starts there in the meantime.
 OwnerLocks locks_of_outputs(const TokenizeArguments& arguments) {
   std::vector<std::filesystem::path> paths;
   for (const std::string& prefix : output_prefixes(arguments)) paths.emplace_back(prefix);
@@ -246,7 +248,7 @@ OwnerLocks locks_of_outputs(const TokenizeArguments& arguments) {
   return locks;
 }
 
-/// What comes from standard input, in a file: it is read more than once.
+/// Saves standard input to a file, because it is read more than once.
 std::string keep_standard_input(const TempDirectory& folder) {
   const std::string path = (folder.path() / "standard-input").string();
   const auto file = posix_file_system().create(path);
@@ -261,7 +263,8 @@ std::string keep_standard_input(const TempDirectory& folder) {
   return path;
 }
 
-/// --force would write over a file that is found below a directory or by a pattern, or that has another name too.
+/// With --force an output could overwrite an input that was found below a directory or by a pattern, or that has a
+/// second name.
 void refuse_output_among(const std::vector<data::Document>& documents, const TokenizeArguments& arguments) {
   for (const std::string& prefix : output_prefixes(arguments)) {
     for (const std::string& path : {prefix + ".bin", prefix + ".idx", prefix + ".json"}) {
@@ -322,7 +325,7 @@ data::BpeTokenizer train_and_save(const TokenizeArguments& arguments, const std:
   return tokenizer;
 }
 
-/// Returns the number of records without text, whether they would have been set aside or not.
+/// Returns the number of records without text, including those that would have been set aside.
 std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenizer& tokenizer,
                              const std::string& prefix, const std::vector<data::Document>& documents,
                              const std::string& set_aside = {}) {
@@ -369,7 +372,7 @@ int tokenize_command(const Arguments& arguments) {
     fmt::print("{}", shown_tokens(data::BpeTokenizer::load(parsed.tokenizer), *parsed.show));
     return 0;
   }
-  // Before the corpus is read: a tokenizer that is missing or malformed should not cost a walk over it.
+  // Load it before the corpus is read: a missing or malformed tokenizer should fail without a scan of the corpus.
   check_outputs(parsed);
   const OwnerLocks locks = locks_of_outputs(parsed);
   std::optional<data::BpeTokenizer> tokenizer;
@@ -413,14 +416,14 @@ int tokenize_command(const Arguments& arguments) {
                     "part now (--validation-fraction sets text aside)",
                     *before, parsed.output));
   }
-  // The smaller one first: where it turns out to have no text, nothing has been written.
+  // Write the smaller part first. If it has no text, nothing has been written yet.
   std::string set_aside;
   if (!split.validation.empty()) {
     const std::string prefix = parsed.output + "-validation";
     encode_and_tell(parsed, *tokenizer, prefix, split.validation);
     set_aside = data::read_sidecar(prefix + ".bin").value().content;
   }
-  // A file of records is read for both, so they are the same.
+  // A file of records is read for both parts, so the count is the same.
   const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train, set_aside);
   if (empty > 0) {
     log::warn(fmt::format("{} {} no text (null or empty) and {} left out", with_commas(empty),

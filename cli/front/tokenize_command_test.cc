@@ -33,7 +33,7 @@ class TokenizeCommandTest : public ::testing::Test {
   }
   std::string path(const std::string& name) { return (directory_.path() / name).string(); }
 
-  /// Exit status, with what it printed in out_ and error_.
+  /// Returns the exit status. The output is in out_ and error_.
   int run(const Arguments& arguments) {
     ::testing::internal::CaptureStdout();
     ::testing::internal::CaptureStderr();
@@ -52,7 +52,7 @@ class TokenizeCommandTest : public ::testing::Test {
   std::string out_, error_;
 };
 
-// They are read for either part of the corpus, and are in neither.
+// They are read for both parts of the corpus, and are in neither.
 TEST_F(TokenizeCommandTest, RecordsWithoutTextAreToldOnce) {
   {
     std::ofstream records(path("records.jsonl"));
@@ -110,7 +110,7 @@ TEST_F(TokenizeCommandTest, TrainsEncodesAndSetsAside) {
                           HasSubstr("unigram entropy"), HasSubstr("all-validation.bin")));
   EXPECT_EQ(error_, "");
 
-  // With the tokenizer that there is now; the same ids again, all in one file.
+  // With the existing tokenizer: the same ids again, all in one file.
   ASSERT_EQ(
       run({path("corpus3.txt"), "--tokenizer", path("new/tokenizer.json"), "-o", path("one"), "--no-end-of-text"}), 0);
   const data::TokenFile one(path("one"));
@@ -167,7 +167,7 @@ TEST_F(TokenizeCommandTest, WhatWasSetAsideBeforeIsNotKeptBesideItsText) {
   for (const char* file : {"ids-validation.bin", "ids-validation.idx", "ids-validation.json"})
     EXPECT_FALSE(std::filesystem::exists(path(file))) << file;
 
-  // One that was made by itself is somebody's own.
+  // A file that was made on its own belongs to the user.
   const Arguments own = {path("corpus1.txt"), "--tokenizer", path("t.json"), "-o", path("ids-validation"), "-q"};
   ASSERT_EQ(run(own), 0) << error_;
   EXPECT_EQ(run(again), 0) << error_;

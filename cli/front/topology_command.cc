@@ -26,7 +26,7 @@ void print_memory(const measure::Topology& machine) {
   }
 }
 
-// Copies between nodes say nothing where there is one.
+// With one NUMA node, copies between NUMA nodes give no information.
 void print_numa(const measure::Topology& machine) {
   if (machine.nodes.size() < 2) return;
   fmt::print("Measured: copies by a CPU of the row's node within the memory of the column's\n");

@@ -1,4 +1,5 @@
-// phalanx doctor --topology: what the machine has, how it is linked, and how fast each level is. Runs in the front.
+// phalanx doctor --topology: the hardware of this machine, its links, and the speed of each level. It runs in the front
+// program.
 #pragma once
 
 #include "cli/command.h"

@@ -53,7 +53,7 @@ bool holds_traces(const std::filesystem::path& folder) {
   return false;
 }
 
-/// What a run's folder stands for: the files that its ranks left below it.
+/// Resolves a run's folder to the files that its ranks wrote below it.
 std::string recordings_of(const std::string& folder) {
   std::error_code error;
   const auto run = std::filesystem::path(folder);

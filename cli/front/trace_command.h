@@ -1,5 +1,5 @@
-// phalanx trace: says from the flight recorder files that ranks left who is where and who is missing (analyze), and has
-// the ranks of a running job write them (dump).
+// phalanx trace. `analyze` reads the flight recorder files of the ranks, and shows where each rank is and which ranks
+// are missing. `dump` makes the ranks of a running job write these files.
 #pragma once
 
 #include "cli/command.h"

@@ -1,4 +1,4 @@
-// `phalanx trace analyze`: real ranks get stuck, and what they leave is read.
+// `phalanx trace analyze`: real ranks get stuck, and their files are analyzed.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -41,13 +41,13 @@ class TraceAnalyzeTest : public ProgramTest {
     return run(words, {.environment = environment_, .meanwhile = meanwhile});
   }
   Outcome analyze(const std::string& folder = "traces") const { return run({"trace", "analyze", path(folder)}); }
-  /// `phalanx trace dump`, while another command's output is collected.
+  /// Runs `phalanx trace dump` while the output of another command is collected.
   static int dump(pid_t process) {
     return std::system(fmt::format("'{}' trace dump {} >/dev/null", program(), process).c_str());
   }
   std::string trace(const std::string& name) const { return contents(path("traces/" + name)); }
 
-  /// The ranks that this test has started and that handle SIGQUIT by now: before that it would end them.
+  /// The ranks of this test that handle SIGQUIT by now; before that it would end them.
   std::map<int, pid_t> listening_ranks() const {
     std::map<int, pid_t> ranks;
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -66,7 +66,7 @@ class TraceAnalyzeTest : public ProgramTest {
     return ranks;
   }
 
-  std::map<std::string, std::string> environment_;  // of the launchers; the first tells them from those of others
+  std::map<std::string, std::string> environment_;  // of the launchers; the first one identifies this test's launchers
   std::vector<std::string> flags_;                  // of the launchers
 };
 
@@ -78,16 +78,17 @@ TEST_F(TraceAnalyzeTest, ARankThatNeverComesIsNamedAfterATimeOut) {
   EXPECT_THAT(found.out, ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
                                                   "sum., which failed after [0-9.]+ s, and rank 1 is missing: its "
                                                   "last there is op [0-9]+"));
-  // The launcher's SIGTERM had the rank that never came write its file, too.
+  // After the launcher's SIGTERM the rank that never came wrote its file too.
   EXPECT_THAT(found.out, HasSubstr("\n  rank 1: SIGTERM\n"));
   EXPECT_EQ(found.status, 0) << found.err;
 }
 
-// The one that the other rank does not come to; before it there are another and what makes a group.
+// True if the rank waits in the all_reduce that the other rank never joins. Before it there is another one, and the
+// creation of a group.
 bool waits_in_second_all_reduce(const std::string& recorder) {
   if (recorder.empty()) return false;
   const auto written = nlohmann::json::parse(recorder);
-  if (written["groups"].empty()) return false;  // not made yet
+  if (written["groups"].empty()) return false;  // not created yet
   int calls = 0;
   bool waits = false;
   for (const auto& entry : written["groups"][0]["entries"]) {
@@ -147,7 +148,7 @@ TEST_F(TraceAnalyzeTest, NobodyIsStuckAndBadFolders) {
               ::testing::StartsWith("Nothing is stuck: all ranks have finished all operations of 1 group.\n"));
 
   expect_one_error(analyze("nothing"), 1, "nothing does not exist");
-  // A run's folder stands for what its ranks have left in it.
+  // A run's folder means the files that its ranks left in it.
   write("run.json", "{}");
   expect_one_error(analyze(""), 1, "is a run's folder, and its ranks have left no flight recorder files in ");
   std::filesystem::rename(path("traces"), path("comm_traces"));
@@ -160,7 +161,7 @@ TEST_F(TraceAnalyzeTest, NobodyIsStuckAndBadFolders) {
   expect_one_error(run({"trace", "analize", path("traces")}), 2, "did you mean 'analyze'?");
 }
 
-// No folder is named to the ranks.
+// The ranks are given no folder.
 class LauncherTraceTest : public TraceAnalyzeTest {
  protected:
   LauncherTraceTest() {
@@ -264,7 +265,7 @@ TEST_F(TraceAnalyzeTest, TrainingWritesOnADumpAndWhenARankDies) {
   EXPECT_NE(outcome.status, 0);
   const auto written = nlohmann::json::parse(trace("r0.json"));
   EXPECT_THAT(written["reason"].get<std::string>(), HasSubstr("rank 1 has died"));
-  EXPECT_EQ(written["groups"][0]["entries"].size(), 16U);  // of more
+  EXPECT_EQ(written["groups"][0]["entries"].size(), 16U);  // the last 16 of more
   expect_one_error(analyze(), 1, "rank 1 of the job left no file");
 }
 

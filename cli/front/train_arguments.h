@@ -15,7 +15,7 @@ struct TrainArguments {
   bool print_config_reference = false;
 };
 
-/// Without -n, which is rank_launch.h's. Throws UsageError.
+/// Parses the arguments without -n, which rank_launch.h takes. Throws UsageError.
 TrainArguments parse_train_arguments(Arguments arguments);
 
 }  // namespace phalanx::cli

@@ -43,7 +43,7 @@ int train_command(const Arguments& arguments) {
   }
   std::vector<int> stop_signals;
   if (!count.launched) {
-    std::vector<std::string> notes;  // the ranks say them
+    std::vector<std::string> notes;  // the ranks print them
     const train::TrainConfig config =
         parsed.print_config ? train::read_config(parsed.config, parsed.overrides, &notes)
                             : train::read_run_config(parsed.config, parsed.overrides, {.ranks = count.world}, &notes);

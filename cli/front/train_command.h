@@ -1,7 +1,7 @@
-// phalanx train [-n N] CONFIG.toml [--section.key value ...]: the front's half; train_worker.h does the training.
+// phalanx train [-n N] CONFIG.toml [--section.key value ...]: the part in the front program; train_worker.h trains.
 //
-// The configuration is checked here, in milliseconds and once, before any rank starts. Then this process becomes the
-// worker (one rank, or a rank that a launcher started), or supervises N of them.
+// It checks the configuration once, in milliseconds, before any rank starts. Then this process becomes the worker (one
+// rank, or a rank that a launcher started), or supervises N workers.
 #pragma once
 
 #include "cli/command.h"

@@ -1,4 +1,4 @@
-// `phalanx verify`: proves that a layout trains as one rank does.
+// phalanx verify: proves that a layout gives the same training as one rank.
 #pragma once
 
 #include <string_view>

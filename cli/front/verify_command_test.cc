@@ -1,4 +1,4 @@
-// `phalanx verify` as a user runs it: what it prints, its exit status, and what it refuses before a rank starts.
+// `phalanx verify` as a user runs it: its output, its exit status, and what it refuses before a rank starts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -36,7 +36,7 @@ class VerifyCommandTest : public ::testing::Test {
   }
   std::string file(const std::string& name) const { return (folder_.path() / name).string(); }
 
-  /// The exit status of `phalanx verify ARGUMENTS run.toml`; what it printed is in out_ and error_.
+  /// Returns the exit status of `phalanx verify ARGUMENTS run.toml`. Its output is in out_ and error_.
   int run(const std::string& arguments) {
     const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
     const std::string line = program.string() + " verify " + file("run.toml") + " " + arguments + " > " + file("out") +
@@ -111,7 +111,7 @@ TEST_F(VerifyCommandTest, OneLayoutIsShownParameterByParameter) {
             ContainsRegex("layers.1.feed_forward.w2.weight +[0-9.e-]+  rank [01] \\[[0-9]+, [0-9]+\\] [0-9,]+ ulp")));
 }
 
-// No rounding meets this tolerance.
+// This tolerance is smaller than any rounding error.
 TEST_F(VerifyCommandTest, WhatIsWrongIsNamedAndEndsWithStatus1) {
   EXPECT_EQ(run("-n 2 --layout tp=2 --tolerance 1e-12"), 1);
   EXPECT_THAT(out_, AllOf(HasSubstr("WRONG tp=2"), HasSubstr("0 of 1 layout right")));

@@ -47,7 +47,7 @@ void become_worker(const std::string& command, const Arguments& arguments) {
   words.insert(words.end(), arguments.begin(), arguments.end());
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  announce_graceful_stop(std::chrono::seconds(3));  // until it says more
+  announce_graceful_stop(std::chrono::seconds(3));  // until the worker announces another time
   ::execve(program.c_str(), argv.data(), envp.data());
   throw Error(fmt::format("cannot start '{}': {}", program, std::strerror(errno)));
 }

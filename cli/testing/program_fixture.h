@@ -1,5 +1,5 @@
-// Runs the real `phalanx` beside the test program as a user would, on a terminal, under limits or with signals on the
-// way.
+// ProgramTest: runs the real `phalanx`, which is beside the test program, like a user: on a terminal, under limits, or
+// with signals during the run.
 #pragma once
 
 #include <fcntl.h>
@@ -41,7 +41,7 @@ inline int count(const std::string& text, const std::string& part) {
   return found;
 }
 
-/// The processes that have this word on their command line.
+/// The processes with this word on their command line.
 inline std::vector<pid_t> processes_with(const std::string& word) {
   std::vector<pid_t> found;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -52,7 +52,7 @@ inline std::vector<pid_t> processes_with(const std::string& word) {
   return found;
 }
 
-/// The ranks that train by this configuration file.
+/// The ranks that train with this configuration file.
 inline std::vector<pid_t> workers_of(const std::string& config) {
   std::vector<pid_t> workers;
   for (const pid_t process : processes_with(config)) {
@@ -64,7 +64,7 @@ inline std::vector<pid_t> workers_of(const std::string& config) {
 }
 
 struct Outcome {
-  int status = -1;  // 128 + signal where one ended it
+  int status = -1;  // the exit status; 128 + signal if a signal ended it
   std::string out;
   std::string err;
 };
@@ -75,13 +75,13 @@ struct RunOptions {
   std::map<int, rlim_t> limits;  // others: RLIMIT_NOFILE, RLIMIT_STACK and their like
   bool ignore_hang_up = false;   // SIGHUP, as nohup does
   enum class Streams { files, terminal, unread } streams = Streams::files;
-  /// Of a terminal: asked again and again; once true the terminal is closed, as by the window's button.
+  /// With a terminal: called repeatedly. When it returns true the terminal is closed, as by closing its window.
   std::function<bool()> hang_up;
-  /// Called with the process id again and again until it returns true or the process has ended.
+  /// Called repeatedly with the process id until it returns true or the process has ended.
   std::function<bool(pid_t)> meanwhile;
 };
 
-/// A terminal of 100 columns that the program under test is alone at; what it shows is collected.
+/// A terminal of 100 columns for the program under test only. Its output is collected.
 class Terminal {
  public:
   ~Terminal() { close(); }
@@ -92,7 +92,7 @@ class Terminal {
     ::ioctl(master_, TIOCSWINSZ, &size);
     slave_ = ::ptsname(master_);
   }
-  /// In the child: leads a session with this terminal.
+  /// Called in the child: becomes the leader of a session with this terminal.
   void take() const {
     ::setsid();
     const int slave = ::open(slave_.c_str(), O_RDWR);
@@ -129,7 +129,7 @@ class ProgramTest : public ::testing::Test {
     for (const std::string& file : {out, err}) std::ofstream(file, std::ios::trunc);  // of the run before this one
     const pid_t child = ::fork();
     if (child == 0) {
-      // A group of its own, so that whatever it starts can be ended with it.
+      // A separate process group, so that the processes that it starts can be ended with it.
       if (options.streams == Streams::terminal) {
         terminal.take();
       } else {
@@ -145,9 +145,9 @@ class ProgramTest : public ::testing::Test {
       for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
         ::unsetenv(name);
       }
-      ::setenv("TMPDIR", folder_.path().c_str(), 1);  // nothing is to be left of ranks that fail on purpose
+      ::setenv("TMPDIR", folder_.path().c_str(), 1);  // ranks that fail on purpose must leave no files elsewhere
       for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
-      ::signal(SIGHUP, options.ignore_hang_up ? SIG_IGN : SIG_DFL);  // whatever the tests were started with
+      ::signal(SIGHUP, options.ignore_hang_up ? SIG_IGN : SIG_DFL);  // independent of how the tests were started
       if (options.file_size_limit != RLIM_INFINITY) {
         ::signal(SIGXFSZ, SIG_IGN);  // a write past the limit then fails, as on a full disk
         const rlimit limit{options.file_size_limit, options.file_size_limit};
@@ -203,7 +203,7 @@ class ProgramTest : public ::testing::Test {
     return path("run.toml");
   }
 
-  /// One clear message: the program's name, the text, the status; no second copy and no trace of a crash.
+  /// Expects one clear message with the text, the status, no second copy of the message, and no trace of a crash.
   static void expect_one_error(const Outcome& outcome, int status, const std::string& text) {
     EXPECT_EQ(outcome.status, status) << outcome.err;
     EXPECT_EQ(count(outcome.err, text), 1) << outcome.err;

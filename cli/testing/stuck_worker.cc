@@ -1,10 +1,10 @@
 // A rank of a small job that gets stuck, for the tests of `phalanx trace analyze`.
 //
-//   stuck_worker MODE [TIMEOUT_MS]      the time-out of what comes after the first all_reduce
-//   absent     rank 1 never comes to the second all_reduce of the world
+//   stuck_worker MODE [TIMEOUT_MS]      TIMEOUT_MS: the timeout of the operations after the first all_reduce
+//   absent     rank 1 never calls the second all_reduce of the world
 //   mismatch   rank 1 calls it with another type
-//   finish     nobody gets stuck; every rank writes its file to $PHALANX_COMM_TRACE_DIR, if that is set, at the end
-//   group      ranks 1 and 2 have a group of their own, in which rank 2 never comes; rank 0 waits for both
+//   finish     no rank gets stuck; every rank writes its file to $PHALANX_COMM_TRACE_DIR, if that is set, at the end
+//   group      ranks 1 and 2 form a group in which rank 2 never calls the operation; rank 0 waits for both
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ void run(const std::string& mode, std::chrono::milliseconds timeout) {
   world.all_reduce(x);
   const bool in_pair = context.rank > 0 && mode == "group";
   const auto pair = world.split(in_pair ? 0 : -1, context.rank, "pair");
-  // Of a group, rank 0 has more patience: the pair's time-out is the first.
+  // In mode `group` rank 0 has a longer timeout, so the pair times out first.
   if (mode != "group" || context.rank != 0) world.mark_started();
   if (in_pair && context.rank == 2) do_something_else_for_ever();
   if (in_pair) pair->barrier();

@@ -40,7 +40,7 @@ int bench_worker(const Arguments& arguments, const std::vector<measure::BenchBas
   announce_graceful_stop(std::chrono::seconds(60));
   stop.set_in_steps(true);
   const bool tells = context.rank == 0;
-  // A file that cannot be written is known before minutes of measuring.
+  // Find out now, before minutes of measuring, whether the files can be written.
   if (tells) write_files(parsed, {});
   const auto result = measure::run_comm_bench(
       context, parsed.options,

@@ -1,4 +1,4 @@
-// phalanx-worker bench: one rank of `phalanx bench comm`. Rank 0 prints the table as it grows and writes the files.
+// phalanx-worker bench: one rank of `phalanx bench comm`. Rank 0 prints the table row by row and writes the files.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace phalanx::cli {
 
-/// `baselines`: other libraries that --backends may name beside torch's gloo.
+/// `baselines`: other libraries that --backends may name, beside torch's gloo.
 int bench_worker(const Arguments& arguments, const std::vector<measure::BenchBaseline>& baselines = {});
 
 }  // namespace phalanx::cli

@@ -119,7 +119,7 @@ void examine_memory(Examination& report) {
   }
 }
 
-// Ranks of one machine talk through memory that several processes map.
+// Ranks of one node communicate through memory that several processes map.
 void examine_shared_memory(Examination& report) {
   fmt::print("Communication\n");
   constexpr std::size_t kBytes = 1 << 20;
@@ -156,7 +156,7 @@ void examine_mpi(Examination& report) {
       "only comm.backend = \"mpi\" needs it: install Open MPI (scripts/bootstrap.sh --mpi), configure and build again");
 }
 
-// NCCL is wanted where there are GPUs, and may be there without.
+// NCCL is needed if there are GPUs, and may be present without GPUs.
 void examine_nccl(Examination& report) {
   if (!is_cuda_build()) return report.good("nccl", "not used by a CPU build of libtorch");
   try {

@@ -1,4 +1,4 @@
-// phalanx doctor: what this machine and build have, what is missing, and what to do about it.
+// phalanx doctor: what this machine and this build have, what is missing, and how to fix it.
 #pragma once
 
 #include "cli/command.h"

@@ -37,13 +37,12 @@
 namespace phalanx::cli {
 namespace {
 
-constexpr std::size_t kBatchesAtOnce = 16;  // between two looks of the progress bar
+constexpr std::size_t kBatchesAtOnce = 16;  // between two updates of the progress bar
 
-/// Texts by number, made when they are wanted.
+/// Texts by number, created on demand.
 using TextOf = std::function<infer::ScoredText(std::size_t number)>;
 
-/// The scores of all texts, on every rank: each copy of the model works on every members()-th block of them.
-/// Collective.
+/// The scores of all texts, on every rank. Each copy of the model scores every members()-th block of texts. Collective.
 std::vector<double> score(const EvalArguments& arguments, const ModelRanks& ranks, models::Llama& model,
                           std::size_t count, const TextOf& text_of) {
   infer::Evaluator evaluator(model, {.max_batch = arguments.batch_size, .stages = ranks.stages});
@@ -61,7 +60,7 @@ std::vector<double> score(const EvalArguments& arguments, const ModelRanks& rank
     std::ranges::copy(evaluator.log_likelihoods(texts), scores.begin() + static_cast<std::ptrdiff_t>(first));
     if (bar) bar->set(std::min(count, round + each * members));
   }
-  // Of each copy its leader's; a text belongs to one of them.
+  // Only the leader of each copy contributes its scores; each text belongs to one copy.
   if (!ranks.leads()) std::ranges::fill(scores, 0.0);
   std::string own(scores.size() * sizeof(double), '\0');
   std::memcpy(own.data(), scores.data(), own.size());
@@ -85,7 +84,7 @@ void report(const EvalArguments& arguments, const ModelRanks& ranks, const nlohm
   if (!arguments.json.empty()) replace_file(arguments.json, figures.dump(1) + "\n");
 }
 
-/// On every rank: a figure of them would be none.
+/// Checks that all scores are finite, on every rank; otherwise a result computed from them would be meaningless.
 void require_finite(const std::vector<double>& scores, const std::string& checkpoint) {
   const auto bad = std::ranges::find_if_not(scores, [](double value) { return std::isfinite(value); });
   if (bad == scores.end()) return;
@@ -100,7 +99,7 @@ std::string hash_of_ids(const std::vector<std::int64_t>& ids) {
   return format_hash(hash_block(std::as_bytes(std::span(ids))));
 }
 
-/// What ends a text, to be put before one.
+/// The end token, to be put before a text.
 std::int64_t first_token(const infer::ModelFiles& files, const data::BpeTokenizer& tokenizer) {
   if (!tokenizer.model().prefix.empty()) {
     throw ConfigError("--end-token-first: the tokenizer puts a token of its own before a text already");
@@ -148,7 +147,7 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
     if (arguments.end_token_first) {
       ids.push_back(first_token(files, tokenizer));
     } else if (tokenizer.model().prefix.empty() && !encoded.empty()) {
-      bytes -= std::min(bytes, tokenizer.bytes_of(encoded.front()).size());  // nothing predicts it
+      bytes -= std::min(bytes, tokenizer.bytes_of(encoded.front()).size());  // no token predicts the first token
     }
     ids.insert(ids.end(), encoded.begin(), encoded.end());
     size = std::ssize(ids);
@@ -195,22 +194,23 @@ struct Choice {
   infer::ScoredText text;
 };
 
-/// No part of it would be a figure of the whole.
+/// A part of the choice would not give its score.
 struct TooLongChoice : DataError {
   using DataError::DataError;
 };
 
-/// The continuation's tokens are those that it adds to the prompt's. White space at the prompt's end is its beginning,
-/// as tokenizers want it; of a prompt that is too long the beginning is left out.
+/// The tokens of the continuation are those that it adds to the tokens of the prompt. White space at the end of the
+/// prompt becomes the beginning of the continuation, as tokenizers expect it. If the prompt is too long, its beginning
+/// is dropped.
 Choice make_choice(const data::BpeTokenizer& tokenizer, const std::vector<std::int64_t>& ends, std::size_t number,
                    const infer::Question& question, std::size_t choice_number, std::int64_t max_seq_len) {
   const std::string& choice = question.choices[choice_number];
   std::string prompt = question.prompt, continuation = choice;
-  const std::size_t text_end = prompt.find_last_not_of(" \t\r\n") + 1;  // 0: all of it is white space
+  const std::size_t text_end = prompt.find_last_not_of(" \t\r\n") + 1;  // 0: the prompt is only white space
   continuation.insert(0, prompt.substr(text_end));
   prompt.resize(text_end);
-  // What the tokenizer puts before a text belongs there; what it puts behind one would end the prompt, and count as a
-  // part of each choice.
+  // Tokens that the tokenizer puts before a text are kept. Tokens that it puts after a text are not: they would end the
+  // prompt and count as part of each choice.
   const auto encode = [&](const std::string& text) {
     std::vector<data::TokenId> ids = tokenizer.model().prefix;
     tokenizer.encode_to(text, ids);
@@ -219,7 +219,7 @@ Choice make_choice(const data::BpeTokenizer& tokenizer, const std::vector<std::i
   const auto before = encode(prompt), all = encode(prompt + continuation);
   Choice made{.question = number, .bytes = choice.size(), .text = {.tokens = {all.begin(), all.end()}}};
   made.text.first = std::min(std::ssize(before), std::ssize(all) - 1);
-  if (made.text.first == 0) {  // nothing comes before it
+  if (made.text.first == 0) {  // no token is before it
     if (ends.empty()) {
       throw DataError(
           fmt::format("question {}: nothing comes before the choices, and the tokenizer has no token that begins "
@@ -240,7 +240,7 @@ Choice make_choice(const data::BpeTokenizer& tokenizer, const std::vector<std::i
   return made;
 }
 
-/// Returns how many questions were skipped. Collective.
+/// Returns the number of skipped questions. Collective.
 std::size_t multiple_choice(const EvalArguments& arguments, const ModelRanks& ranks, models::Llama& model,
                             const infer::ModelFiles& files) {
   std::vector<std::string> skipped;

@@ -44,11 +44,11 @@
 namespace phalanx::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{200};  // how often the first rank asks how far all are
+constexpr std::chrono::milliseconds kLook{200};  // how often the first rank checks the progress of all ranks
 
 struct Inputs {
   infer::Prompts prompts;
-  std::string contents;        // of the file of prompts
+  std::string contents;        // of the prompts file
   std::string tokenizer_hash;  // empty: no tokenizer
 };
 
@@ -80,7 +80,7 @@ void write_out(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) throw Error("cannot write to standard output");
 }
 
-/// What every way of generating needs.
+/// The data that every mode of generation needs.
 struct Task {
   const GenerateArguments& arguments;
   const infer::Prompts& prompts;
@@ -99,7 +99,7 @@ struct Task {
     if (prompt.text) {
       const auto ids = tokenizer->encode(*prompt.text, {.add_special_tokens = true});
       request.prompt.assign(ids.begin(), ids.end());
-      // Documents begin after an end of text.
+      // A document begins after an end-of-text token.
       if (request.prompt.empty() && !end_tokens.empty()) request.prompt.push_back(end_tokens.front());
     }
     if (!arguments.ignore_end) request.stop_tokens = end_tokens;
@@ -117,7 +117,7 @@ struct Task {
   }
 };
 
-/// Streams one request's text: at once on a terminal, else as the buffer fills.
+/// Streams the text of one request: immediately on a terminal, otherwise when the buffer is full.
 void generate_one(infer::Generator& generator, const Task& task, bool prints) {
   const bool flush = ::isatty(STDOUT_FILENO) == 1;
   infer::StopText text(*task.tokenizer, task.arguments.stops);
@@ -143,7 +143,7 @@ void generate_many(infer::Generator& generator, const Task& task, bool prints) {
   }
 }
 
-/// What the results depend on: contents, never where they lie or when they were written.
+/// Everything that the results depend on: contents, but not paths or file times.
 nlohmann::json description_of(const Task& task, const Inputs& inputs, const infer::ModelFiles& files) {
   const GenerateArguments& arguments = task.arguments;
   const auto& sampling = arguments.sampling;
@@ -168,7 +168,7 @@ nlohmann::json description_of(const Task& task, const Inputs& inputs, const infe
       {"dtype", arguments.dtype},
       {"fields", {arguments.format.id_field, arguments.format.prompt_field, arguments.response_field}}};
   if (!task.prompts.skipped.empty()) description["seeds_of_prompts"] = "hash of seed and number of the line";
-  if (arguments.prompts_file.empty()) {  // where one ends and the next begins
+  if (arguments.prompts_file.empty()) {  // the boundaries between prompts
     auto& sizes = description["prompt_sizes"] = nlohmann::json::array();
     for (const auto& prompt : arguments.prompts) sizes.push_back(prompt.size());
   }
@@ -177,7 +177,7 @@ nlohmann::json description_of(const Task& task, const Inputs& inputs, const infe
 
 std::string joined(const std::vector<std::size_t>& numbers) { return nlohmann::json(numbers).dump(); }
 
-/// Runs what is left of a job, each copy of the model its share and then of the others'.
+/// Runs the rest of a job. Each copy of the model runs its own share, then helps with the shares of others.
 class JobRun {
  public:
   JobRun(const Task& task, const ModelRanks& ranks, infer::Generator& generator, infer::BatchJob& job,
@@ -189,7 +189,7 @@ class JobRun {
     done_before_ = finished.size() - left_.size();
   }
 
-  /// Collective. Returns the prompts that cannot be answered, after the first rank has told where and why; nothing runs
+  /// Collective. Returns the prompts that cannot be answered; the first rank reports where and why. No prompt runs
   /// before all are checked.
   std::set<std::size_t> run() {
     if (left_.empty()) return {};
@@ -216,7 +216,7 @@ class JobRun {
     const auto look = [&] {
       if (bar) bar->set(done_before_ + static_cast<std::size_t>(store_.add("done", 0)));
     };
-    std::vector<std::size_t> taken;  // by the generator's number
+    std::vector<std::size_t> taken;  // indexed by the generator's request number
     auto last_look = std::chrono::steady_clock::now();
     generator_.run({.next =
                         [&](std::int64_t count) {
@@ -242,7 +242,7 @@ class JobRun {
                           look();
                         },
                     .longest = longest});
-    // The first rank tells of the others until they are through, too.
+    // The first rank shows the progress of the other ranks until they have finished too.
     if (!ranks_.process.world) return look(), bar ? bar->finish() : void();
     Work all = ranks_.process.world->barrier({.async = true});
     while (bar && !all.is_done()) {
@@ -254,7 +254,7 @@ class JobRun {
     if (bar) bar->finish();
   }
 
-  /// Within a member's share long prompts first: what runs together is of like length then.
+  /// Sorts each member's share by length, long prompts first, so that prompts that run together have similar lengths.
   void sort_shares() {
     const auto length = [&](std::size_t number) {
       const infer::Prompt& prompt = task_.prompts.all[number];
@@ -268,11 +268,11 @@ class JobRun {
   }
 
   struct Checked {
-    std::int64_t longest = 1;                   // positions that the longest request needs
+    std::int64_t longest = 1;                   // positions needed by the longest request
     std::map<std::size_t, std::string> faults;  // by prompt
   };
 
-  /// Checks this rank's share before anything runs. Returns what all ranks have found.
+  /// Checks this rank's share before any prompt runs. Returns the results of all ranks.
   Checked check_requests() const {
     Checked mine;
     const auto [first, end] =
@@ -304,7 +304,7 @@ class JobRun {
   std::size_t done_before_ = 0;
 };
 
-/// Returns how many prompts were skipped. Collective.
+/// Returns the number of skipped prompts. Collective.
 std::size_t run_job(const Task& task, const Inputs& inputs, const infer::ModelFiles& files, const ModelRanks& ranks,
                     infer::Generator& generator) {
   const GenerateArguments& arguments = task.arguments;
@@ -345,7 +345,8 @@ std::size_t run_job(const Task& task, const Inputs& inputs, const infer::ModelFi
   return skipped;
 }
 
-/// Of all copies of the model: they work at the same time, so the whole takes as long as the slowest. Collective.
+/// Prints the speed of all copies of the model together. They work at the same time, so the total time is that of the
+/// slowest. Collective.
 void print_speeds(const ModelRanks& ranks, const infer::GenerationStats& mine, bool quiet) {
   const nlohmann::json own = {ranks.leads() ? mine.prompt_tokens : 0, mine.prefill_seconds,
                               ranks.leads() ? mine.decoded_tokens : 0, mine.decode_seconds};
@@ -375,7 +376,7 @@ int generate_worker(const Arguments& arguments) {
   files.allow_model_mismatch = parsed.allow_model_mismatch;
   const ModelRanks ranks = start_model_ranks(
       {.tp = parsed.tp, .pp = parsed.pp, .device = parsed.device, .backend = parsed.backend, .arguments = arguments});
-  // Prompts given as ids need no tokenizer, but the text of the answers is welcome where there is one.
+  // Prompts that are given as ids need no tokenizer. If there is one, it is used for the text of the answers.
   const bool needs_tokenizer =
       !parsed.stops.empty() ||
       std::ranges::any_of(inputs.prompts.all, [](const infer::Prompt& prompt) { return prompt.text.has_value(); });

@@ -24,7 +24,7 @@
 namespace phalanx::cli {
 namespace {
 
-// Ranks that are through wait for those that are not; the heartbeat tells of those that are gone.
+// Ranks that have finished wait for the others. The heartbeat detects ranks that are gone.
 constexpr std::chrono::hours kPatience{24 * 7};
 
 at::Device choose_device(const std::string& name) {
@@ -121,7 +121,7 @@ std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const 
                                           const std::string& dtype) {
   const at::ScalarType type = dtype == "bfloat16" ? at::kBFloat16 : dtype == "float16" ? at::kHalf : at::kFloat;
   if (!ranks.mesh) return infer::load_model(files, ranks.process.device, type);
-  // The newest step, where a folder is given, may be another one by the time that another rank looks.
+  // If a folder is given, the newest step may change between the reads of two ranks.
   nlohmann::json mine = {{"model", models::model_identity(files.config)}};
   ranks.each([&] { mine["weights"] = weights_identity(files.weights); });
   ranks.require_same("model", mine);

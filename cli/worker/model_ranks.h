@@ -1,4 +1,4 @@
-// The ranks that run a model together, for the workers of `phalanx generate` and `phalanx eval`.
+// ModelRanks: the ranks that run a model together, for the workers of `phalanx generate` and `phalanx eval`.
 #pragma once
 
 #include <cstdint>
@@ -17,45 +17,46 @@ namespace phalanx::cli {
 
 struct ModelRanksOptions {
   std::int64_t tp = 1, pp = 1;
-  std::string device;  // cpu, cuda, cuda:N; empty: cuda where there is one
+  std::string device;  // cpu, cuda, cuda:N; empty: cuda if there is a GPU
   std::string backend = "auto";
-  std::vector<std::string> arguments;  // of the command: the same on all ranks, or an error on all
+  std::vector<std::string> arguments;  // of the command; must be the same on all ranks, else all ranks throw
 };
 
 struct ModelRanks {
-  ProcessContext process;  // of a process alone: without a world
+  ProcessContext process;  // without a world if this process is the only rank
   ParallelPlan plan;
   std::optional<DeviceMesh> mesh;
-  std::shared_ptr<Communicator> copy;    // the ranks that have one copy of the model; null: one rank
-  std::shared_ptr<Communicator> stages;  // of them, those with the same part of each matrix; null: one
+  std::shared_ptr<Communicator> copy;    // the ranks of this copy of the model; null: one rank
+  std::shared_ptr<Communicator> stages;  // the ranks of `copy` with the same tensor-parallel shard; null: one rank
 
-  int member() const;  // which copy of the model
+  int member() const;  // the index of this rank's copy of the model
   int members() const { return static_cast<int>(plan.data_parallel_size()); }
-  bool leads() const { return !copy || copy->rank() == 0; }  // of its copy
+  bool leads() const { return !copy || copy->rank() == 0; }  // this rank is the leader of its copy
   bool is_first() const { return process.rank == 0; }
 
-  /// Of the leader, to all ranks of its copy.
+  /// The leader's bytes, on all ranks of its copy.
   std::string from_leader(std::string bytes) const { return copy ? copy->broadcast_bytes(std::move(bytes)) : bytes; }
   void barrier() const;
-  /// Of all ranks, on all.
+  /// The bytes of all ranks, on all ranks.
   std::vector<std::string> all_gather(const std::string& bytes) const;
-  /// Work that each rank does for itself, and that sends nothing: what fails on one is the same error on all.
+  /// Runs `work` on each rank. If it fails on one rank, all ranks throw the same error.
+  /// REQUIRES: `work` does not communicate.
   void each(const std::function<void()>& work) const;
-  /// Collective: ConfigError where not all ranks have the same of `what`, an object.
+  /// Collective. Throws ConfigError if the ranks do not have the same JSON object `mine`; the error calls it `what`.
   void require_same(const std::string& what, const nlohmann::json& mine) const;
   /// Runs `body`; an exception becomes the error of all ranks.
   void run(const std::function<void()>& body) const;
 };
 
-/// Collective over the ranks that a launcher has started, of which tp x pp make a copy (rank_launch.h); without one
-/// this process is alone, and nothing is logged.
+/// Collective over the ranks that a launcher has started; tp x pp ranks form a copy of the model (rank_launch.h).
+/// Without a launcher this process is the only rank, and nothing is logged.
 ModelRanks start_model_ranks(const ModelRanksOptions& options);
 
-/// The contents of a file that each of the ranks reads for itself. DataError where that is a pipe and there are
-/// several.
+/// The contents of a file that each rank reads itself. Throws DataError if the file is a pipe and there are several
+/// ranks.
 std::string read_on_each_rank(const std::string& path);
 
-/// Collective: all ranks must have found the same model, of the same step, by its content.
+/// Collective. All ranks must have the same model content of the same step.
 std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const ModelRanks& ranks,
                                           const std::string& dtype);
 

@@ -24,8 +24,8 @@
 namespace phalanx::cli {
 namespace {
 
-// What a step and a save after a signal may take is the batch system's business, which kills when it has waited enough;
-// the launcher ends only what hangs.
+// After a stop signal, the batch system limits the time for a step and a save: it kills when its own limit is over. The
+// launcher only ends ranks that hang.
 constexpr std::chrono::seconds kStopInSteps{3'600};
 constexpr std::chrono::seconds kStopElsewhere{4};
 
@@ -45,7 +45,7 @@ CommunicatorOptions communicator_options(const train::TrainConfig& config) {
 }
 
 void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
-  // A sharded model is run by all ranks together: they hold the same values and so choose the same tokens.
+  // All ranks run a sharded model together. They have the same values and so choose the same tokens.
   const bool writes_sample = !result.asked_to_stop && !config.metrics.sample_prompt.empty() &&
                              (trainer.metrics_logger() || trainer.is_model_sharded());
   std::string sample;
@@ -70,7 +70,7 @@ void conclude(const train::TrainConfig& config, train::Trainer& trainer, const t
 
 }  // namespace
 
-// Called by `phalanx` with [--print-config] CONFIG [overrides].
+// `phalanx` calls it with [--print-config] CONFIG [overrides].
 int train_worker(const Arguments& arguments) {
   Arguments rest = arguments;
   const bool only_print = take_flag(rest, "--print-config");
@@ -91,21 +91,21 @@ int train_worker(const Arguments& arguments) {
   }
 
   if (config.metrics.disable_color_printing) log::disable_colors();
-  // A file beyond the limit of `ulimit -f` is then an error that names the file, not the end of the process.
+  // A file that exceeds `ulimit -f` then causes an error that names the file, instead of ending the process.
   std::signal(SIGXFSZ, SIG_IGN);
-  // Whoever reads the log may go first (`| tee` at Ctrl-C, a closed connection): no reason to lose the run.
+  // The reader of the log may end first (`| tee` at Ctrl-C, a closed connection). The run must not end because of that.
   std::signal(SIGPIPE, SIG_IGN);
   if (!config.metrics.sample_prompt.empty()) check_sample_tokenizer(config);
-  // Kept until the process ends: a rank that fails at the same time as another must still end with its own status, not
-  // by the signal with which the launcher then ends it.
+  // Kept until the process ends: a rank that fails at the same time as another must end with its own status, not by the
+  // signal that the launcher then sends.
   static const train::StopSignal stop(
       {.signals = train::stop_signals(config),
        .in_steps = false,
-       // Our launcher says it for its ranks.
+       // Our launcher prints it for its ranks.
        .exit_message = env_string("PHALANX_REPORT_DIR") ? "" : "phalanx train: ended by a signal "});
   announce_graceful_stop(kStopElsewhere);
   const auto on_steps = [](bool runs) {
-    // The launcher gives a rank at least as long as the rank takes for itself.
+    // The launcher gives a rank at least as long as the rank takes by itself.
     if (runs) announce_graceful_stop(kStopInSteps);
     stop.set_in_steps(runs);
     if (!runs) announce_graceful_stop(kStopElsewhere);
@@ -119,7 +119,7 @@ int train_worker(const Arguments& arguments) {
   try {
     process = start();
   } catch (...) {
-    stop.set_in_steps(true);  // the error is told before the launcher's signal may end this process
+    stop.set_in_steps(true);  // report the error before the launcher's signal can end this process
     throw;
   }
   try {
@@ -133,7 +133,7 @@ int train_worker(const Arguments& arguments) {
     conclude(config, trainer, trainer.run());
   } catch (const std::exception& error) {
     stop.set_in_steps(true);
-    process.world->abort(error.what());  // the other ranks need not wait for this one
+    process.world->abort(error.what());  // so that the other ranks do not wait for this one
     throw;
   }
   return 0;

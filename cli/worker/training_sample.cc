@@ -36,7 +36,7 @@ void check_sample_tokenizer(const train::TrainConfig& config) {
 
 std::string training_sample(const train::TrainConfig& config, models::Llama& model) {
   const data::BpeTokenizer tokenizer = sample_tokenizer(config, model.config().vocab_size);
-  // What the tokenizer puts behind a text would end the prompt.
+  // Tokens that the tokenizer puts after a text would end the prompt.
   std::vector<data::TokenId> prompt = tokenizer.model().prefix;
   tokenizer.encode_to(config.metrics.sample_prompt, prompt);
   infer::Request request{

@@ -1,4 +1,4 @@
-// The text that a model just trained writes, for the run's report.
+// Sample text from a model after training, for the run's report.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace phalanx::cli {
 
-/// Throws DataError if the tokenizer of model.hf_assets_path cannot be read or has more ids than the model: to be known
-/// before hours of training.
+/// Throws DataError if the tokenizer of model.hf_assets_path cannot be read or has more ids than the model. Call it
+/// before the training, which may take hours.
 void check_sample_tokenizer(const train::TrainConfig& config);
 
-/// What the model writes after metrics.sample_prompt, with the tokenizer of model.hf_assets_path. Throws DataError if
-/// the tokenizer cannot be read or has more ids than the model.
+/// The text that the model generates after metrics.sample_prompt, with the tokenizer of model.hf_assets_path. Throws
+/// DataError if the tokenizer cannot be read or has more ids than the model.
 std::string training_sample(const train::TrainConfig& config, models::Llama& model);
 
 }  // namespace phalanx::cli

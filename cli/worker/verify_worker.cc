@@ -34,7 +34,7 @@ std::optional<train::LayoutTolerance> tolerance_of(const VerifyArguments& argume
                                 .activation = 20 * gradient};
 }
 
-/// What layouts may be off by: a line for each kind.
+/// Prints the allowed differences of the layouts, one line per kind.
 void print_expected(const std::vector<train::NamedLayout>& layouts, const VerifyArguments& arguments,
                     at::Device device) {
   std::vector<std::string> lines;
@@ -47,7 +47,7 @@ void print_expected(const std::vector<train::NamedLayout>& layouts, const Verify
   std::fflush(stdout);
 }
 
-/// Collective over the world; ranks that the layout does not need pass. Prints on rank 0.
+/// Collective over the world. Ranks that the layout does not need do nothing. Prints on rank 0.
 void verify(const train::NamedLayout& layout, const VerifyArguments& arguments, bool in_detail,
             const ProcessContext& process, Verdict& verdict, nlohmann::json& record) {
   const auto begin = std::chrono::steady_clock::now();

@@ -1,4 +1,4 @@
-// phalanx-worker: the subcommands that need libtorch. Started by `phalanx`, not by hand.
+// phalanx-worker: the subcommands that need libtorch. `phalanx` starts it, not the user.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
   phalanx::skip_earlier_static_destructors();
   using namespace phalanx::cli;
   open_standard_streams();
-  // libtorch's own threads end the program without a word of what to do if the system refuses them.
+  // If the system refuses libtorch's own threads, they end the program without advice. So check before.
   const auto with_threads = [](int (*run)(const Arguments&)) {
     return [run](const Arguments& arguments) {
       constexpr int kBesideTorch = 8;  // communication, heartbeats, flight recorder, saving

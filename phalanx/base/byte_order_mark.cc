@@ -17,7 +17,7 @@ std::optional<std::string_view> encoding_by_mark(std::string_view text) {
 std::optional<std::string> encoding_fault(std::string_view text) {
   const auto encoding = encoding_by_mark(text);
   if (!encoding || *encoding == "UTF-8") return std::nullopt;
-  // Named without LE or BE: iconv then takes the order from the mark, and the mark away.
+  // The name has no LE or BE. Then iconv takes the byte order from the mark and removes the mark.
   return fmt::format("this is {} text: expected UTF-8; convert it with `iconv -f {} -t UTF-8`", *encoding,
                      encoding->substr(0, 6));
 }

@@ -1,9 +1,10 @@
-// The mark that some editors and exporters put before a text: one rule for every text that is read.
+// Byte order marks, which some editors and exporters put before a text. Every text reader uses this one rule.
 //
-// UTF-8's (EF BB BF) is no part of the text and is passed over. Text in UTF-16 or UTF-32 is refused, with how to
-// convert it. A mark anywhere but at the start is a character like others.
+// The UTF-8 mark (EF BB BF) is not part of the text and is skipped. Text in UTF-16 or UTF-32 is refused; the error says
+// how to convert it. A mark that is not at the start is an ordinary character.
 //
-//   const std::string_view toml = text_after_mark<ConfigError>(read_file(path), path);  // of a string that lives
+//   const std::string contents = read_file(path);  // must outlive the string_view
+//   const std::string_view toml = text_after_mark<ConfigError>(contents, path);
 #pragma once
 
 #include <optional>
@@ -12,10 +13,10 @@
 
 namespace phalanx {
 
-/// "UTF-8", "UTF-16LE", "UTF-16BE", "UTF-32LE" or "UTF-32BE"; nothing where the text begins with no mark.
+/// "UTF-8", "UTF-16LE", "UTF-16BE", "UTF-32LE" or "UTF-32BE"; nullopt if the text does not begin with a mark.
 std::optional<std::string_view> encoding_by_mark(std::string_view text);
 
-/// The reason why a text with this beginning cannot be read, if there is one.
+/// The reason why a text with this beginning cannot be read; nullopt if it can.
 std::optional<std::string> encoding_fault(std::string_view text);
 
 inline constexpr std::string_view kUtf8Mark = "\xEF\xBB\xBF";

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#define XXH_INLINE_ALL  // the header alone: nothing to link, nothing to ship
+#define XXH_INLINE_ALL  // header-only: nothing to link or ship
 #include <xxhash.h>
 
 namespace phalanx {

@@ -1,7 +1,7 @@
-// A hash of content, by which two things are known to be the same wherever they lie: XXH3 of 128 bits.
+// ContentHash: a 128-bit hash of content (XXH3), to find out whether two things have the same content.
 //
-// It tells content apart that differs by accident; it is no protection against somebody who looks for a collision. What
-// is added to it is framed: ("ab", "c") and ("a", "bc") give different hashes.
+// It detects accidental differences. It does not protect against somebody who constructs a collision. Each added item
+// is framed: ("ab", "c") and ("a", "bc") give different hashes.
 //
 //   ContentHash hash;
 //   hash.add("vocabulary").add(std::int64_t{4096}).add_bytes(file.bytes());

@@ -29,7 +29,7 @@ std::string contents_or_empty(const stdfs::path& path) {
   }
 }
 
-/// Where a cgroup hierarchy is mounted, and which group is shown at that place.
+/// The mount point of a cgroup hierarchy, and the group that is visible there.
 struct CgroupMount {
   stdfs::path root = "/";
   stdfs::path point;
@@ -43,7 +43,7 @@ bool has_controller(const std::string& list, const std::string& wanted) {
   return false;
 }
 
-/// A line: id parent device root mount-point options [tags...] - type source super-options
+/// Format of a line: id parent device root mount-point options [tags...] - type source super-options
 std::optional<CgroupMount> find_mount(const std::string& mountinfo, bool version2) {
   std::istringstream lines(mountinfo);
   for (std::string line; std::getline(lines, line);) {
@@ -66,7 +66,7 @@ std::optional<CgroupMount> find_mount(const std::string& mountinfo, bool version
   return std::nullopt;
 }
 
-/// This process's group in a hierarchy. A line: hierarchy:controllers:path; version 2 has the line "0::path".
+/// This process's group in a hierarchy. Format of a line: hierarchy:controllers:path; version 2 has the line "0::path".
 std::optional<stdfs::path> find_group(const std::string& cgroup, bool version2) {
   std::istringstream lines(cgroup);
   for (std::string line; std::getline(lines, line);) {
@@ -80,7 +80,7 @@ std::optional<stdfs::path> find_group(const std::string& cgroup, bool version2) 
   return std::nullopt;
 }
 
-/// Cores' worth of quota of one group directory, where it has a limit.
+/// The quota of one group directory in cores, if it has a limit.
 std::optional<double> quota_of(const stdfs::path& directory, bool version2) {
   double quota = 0;
   double period = 0;
@@ -98,7 +98,8 @@ std::optional<double> smallest_quota(const stdfs::path& root, bool version2) {
   const std::optional<CgroupMount> mount = find_mount(contents_or_empty(root / "proc/self/mountinfo"), version2);
   const std::optional<stdfs::path> group = find_group(contents_or_empty(root / "proc/self/cgroup"), version2);
   if (!mount || !group) return std::nullopt;
-  // Inside a container the mount may show a subtree: a group outside of it is the mount's own root.
+  // Inside a container the mount may show only a subtree. A group outside of the subtree is the root of the mount
+  // itself.
   stdfs::path below = group->lexically_relative(mount->root);
   if (below.empty() || *below.begin() == "..") below = ".";
   const stdfs::path top = root / mount->point.relative_path();

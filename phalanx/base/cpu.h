@@ -1,6 +1,6 @@
-// How many processor cores this process may use: not what the machine has, but what is left after the affinity mask
-// (taskset, Slurm, a batch system) and the container's quota (cgroup version 1 or 2, also those of parents). And how
-// much their last cache holds.
+// The number of processor cores that this process may use, and the size of their last-level cache. It is not the number
+// of cores of the machine. It respects the affinity mask (taskset, Slurm, a batch system) and the container's quota
+// (cgroup version 1 or 2, including parent groups).
 //
 //   const int threads = std::max(1, usable_cores() / local_ranks);
 #pragma once
@@ -15,7 +15,7 @@ namespace phalanx {
 struct CpuLimits {
   int online = 1;               // cores of the machine
   int affinity = 1;             // cores the mask allows
-  std::optional<double> quota;  // cores' worth of time per second, where a cgroup limits it
+  std::optional<double> quota;  // in cores (processor seconds per second), if a cgroup limits it
   int usable = 1;               // min(affinity, quota rounded up), at least 1
 };
 
@@ -24,11 +24,11 @@ CpuLimits cpu_limits(const std::filesystem::path& root = "/");
 
 int usable_cores();
 
-/// OMP_NUM_THREADS, the first number of a list of them; nothing if it is not set. A ConfigError if that is no number of
-/// threads: OpenMP itself takes another one then, without a word.
+/// OMP_NUM_THREADS; if it is a list, its first number. nullopt if it is not set. Throws ConfigError if it is not a
+/// valid number of threads, since OpenMP would silently use another number.
 std::optional<int> threads_from_environment();
 
-/// The first core's last cache, and how many cores share it.
+/// The last-level cache of the first core, and how many cores share it.
 struct LastLevelCache {
   std::uint64_t bytes = 0;  // 0: the kernel does not say
   int cores = 1;
@@ -37,7 +37,7 @@ struct LastLevelCache {
 /// `root` replaces "/" in /sys/devices/system/cpu, for tests.
 LastLevelCache last_level_cache(const std::filesystem::path& root = "/");
 
-/// Of the kernel's words: "48K", "2048K", "32M"; 0 where it is no such word.
+/// Parses a size as the kernel writes it: "48K", "2048K", "32M". Returns 0 for any other text.
 std::uint64_t parse_cache_bytes(const std::string& text);
 
 }  // namespace phalanx

@@ -7,7 +7,7 @@
 namespace phalanx {
 
 std::optional<std::vector<int>> cpus_in_list(std::string_view text) {
-  constexpr int kMaxCpus = 1 << 20;  // more than the kernel knows: a number beyond is a slip
+  constexpr int kMaxCpus = 1 << 20;  // more than the kernel supports; a larger number is a mistake
   const std::size_t end_of_list = text.find_last_not_of(" \t\r\n");
   std::string_view rest = text.substr(0, end_of_list == std::string_view::npos ? 0 : end_of_list + 1);
   std::set<int> cpus;

@@ -11,11 +11,11 @@
 
 namespace phalanx {
 
-/// Ascending, each once; of an empty text none. White space at the end (of a file of /sys) is skipped. Nothing where
-/// the text is no such list.
+/// The CPUs in ascending order, each once; an empty text gives none. White space at the end (as in files of /sys) is
+/// skipped. Returns nullopt if the text is not such a list.
 std::optional<std::vector<int>> cpus_in_list(std::string_view text);
 
-/// `cpus` ascending, each once.
+/// REQUIRES: `cpus` is in ascending order and has no duplicates.
 std::string cpu_list_text(const std::vector<int>& cpus);
 
 }  // namespace phalanx

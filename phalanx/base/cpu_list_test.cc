@@ -11,7 +11,7 @@ using testing::ElementsAre;
 TEST(CpuList, GoesBothWays) {
   EXPECT_THAT(cpus_in_list("0-2,8").value(), ElementsAre(0, 1, 2, 8));
   EXPECT_THAT(cpus_in_list("8,0-3,2").value(), ElementsAre(0, 1, 2, 3, 8));
-  EXPECT_THAT(cpus_in_list("0-1\n").value(), ElementsAre(0, 1));  // as the kernel's files end
+  EXPECT_THAT(cpus_in_list("0-1\n").value(), ElementsAre(0, 1));  // like the end of the kernel's files
   EXPECT_THAT(cpus_in_list("").value(), ElementsAre());
   EXPECT_THAT(cpus_in_list("\n").value(), ElementsAre());
   EXPECT_EQ(cpu_list_text({0, 1, 2, 8, 10, 11}), "0-2,8,10-11");

@@ -1,5 +1,5 @@
-// Seeds of the parts of something that has one seed: samples of a job, say. Neither the parts of one seed nor those of
-// neighbouring seeds share any, as they would with seed + index.
+// Derives independent seeds from one seed, for example for the samples of a job. The derived seeds of one seed, or of
+// neighbouring seeds, do not repeat, as they would with seed + index.
 //
 //   options.seed = derived_seed(job_seed, number);
 #pragma once
@@ -10,7 +10,8 @@
 
 namespace phalanx {
 
-/// A function of both that is hard to meet twice: the 64-bit words of all pairs look like independent draws.
+/// A function of both arguments. The 64-bit results of all pairs look like independent random draws, so a collision is
+/// unlikely.
 constexpr std::uint64_t derived_seed(std::uint64_t seed, std::uint64_t index) {
   constexpr std::uint64_t kStream = 0x64657269766564;  // "derived": no stream that is drawn from counts so far
   return PhiloxStream(seed ^ kStream << 8, index).next_u64();

@@ -1,4 +1,4 @@
-// The names that people give to floating-point types, in every option and key that takes one.
+// Common names of floating-point types, for every option and key that takes one.
 //
 //   canonical_dtype("bf16")   // "bfloat16"
 //   canonical_dtype("half")   // "float16"
@@ -11,7 +11,7 @@
 namespace phalanx {
 
 /// libtorch's name of a type: "float16" for fp16, f16 and half, "bfloat16" for bf16, "float32" for fp32, f32 and
-/// float, "float64" for fp64, f64 and double, each also behind "torch.". Another text is returned as it is.
+/// float, "float64" for fp64, f64 and double. Each name may begin with "torch.". Any other text is returned unchanged.
 std::string canonical_dtype(std::string_view name);
 
 }  // namespace phalanx

@@ -56,7 +56,7 @@ std::optional<double> env_double(const std::string& name) {
   if (!text) return std::nullopt;
   double value = 0;
   const char* end = text->data() + text->size();
-  const auto [stop, status] = std::from_chars(text->data(), end, value);  // the locale plays no part
+  const auto [stop, status] = std::from_chars(text->data(), end, value);  // independent of the locale
   if (status != std::errc() || stop != end) bad_env_value(name, *text, "a number");
   return value;
 }

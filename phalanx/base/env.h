@@ -1,7 +1,7 @@
 // Typed reads of environment variables.
 //
-// An empty variable counts as unset. A value that does not parse, or lies outside the range, is a ConfigError that
-// names the variable, the value and what was expected; it is never replaced by a default in silence.
+// An empty variable counts as unset. A value that does not parse, or is out of range, is a ConfigError that names the
+// variable, the value and what was expected. It is never silently replaced by a default.
 //
 //   const int threads = env_int("OMP_NUM_THREADS", {.min = 1}).value_or(default_threads);
 //   const std::string level = env_choice("PHALANX_LOG_LEVEL", {"debug", "info", "warn", "error"}).value_or("info");

@@ -1,4 +1,4 @@
-// Errors that a user of Phalanx can cause or meet.
+// The exceptions of Phalanx for errors that a user can cause or encounter.
 //
 // A message says what happened, where (file, key, rank, operation), what was expected, what was found, and what to do
 // or the nearest valid choice. The program prints it once and exits with exit_status(): 2 for a wrong command line or

@@ -12,7 +12,7 @@
 
 namespace phalanx {
 
-// The class's name, the errno value of a FileError or 0, and the message, with a line break between each.
+// The format: class name, errno of a FileError or 0, and message, separated by line breaks.
 std::string serialize_error(const std::exception& error) {
   const auto* ours = dynamic_cast<const Error*>(&error);
   const auto* file = dynamic_cast<const FileError*>(&error);

@@ -1,7 +1,7 @@
-// Errors as text that goes to other processes, where the same class is thrown again.
+// Converts errors to text and back, so that another process can throw the same class.
 //
-//   note = comm.broadcast_bytes(serialize_error(error));   // on the rank that failed
-//   throw_serialized_error(note, "rank 3: ");                    // on the others
+//   note = comm.broadcast_bytes(serialize_error(error));  // on the rank that failed
+//   throw_serialized_error(note, "rank 3: ");             // on the others
 #pragma once
 
 #include <exception>
@@ -10,10 +10,11 @@
 
 namespace phalanx {
 
-/// Never empty. What is no error of Phalanx becomes an Error.
+/// The result is never empty. An exception that is not a Phalanx error becomes an Error.
 std::string serialize_error(const std::exception& error);
 
-/// Throws what the note tells of, `prefix` before its message. A text that is no note is a std::invalid_argument.
+/// Throws the serialized error, with `prefix` before its message. Throws std::invalid_argument if the text is not a
+/// serialized error.
 [[noreturn]] void throw_serialized_error(std::string_view serialized, std::string_view prefix = "");
 
 }  // namespace phalanx

@@ -1,5 +1,5 @@
-// What an exception says, in words for users: without the names, places and stack traces that libraries put into
-// theirs.
+// error_text(): the message of an exception for users, without the names, source locations and stack traces that
+// libraries add.
 //
 //   catch (const std::exception& error) {
 //     print(error_text(error));   // "cannot rename a to b: Is a directory", where std::filesystem says it otherwise

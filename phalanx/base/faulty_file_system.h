@@ -1,8 +1,8 @@
-// A FileSystem that fails on demand, for tests of code that must not lose data.
+// FaultyFileSystem: a FileSystem that fails on demand, for tests of code that must not lose data.
 //
-// Operations are numbered from 0 in the order they are made: create, append, write, sync, close, rename,
-// make_directory, remove, remove_all, sync_directory. A test runs the code once to count them, then once for each
-// number and looks at what is left on the disk:
+// Operations are numbered from 0 in order: create, append, write, sync, close, rename, make_directory, remove,
+// remove_all, sync_directory. A test first runs the code once to count them. Then it runs the code once for each number
+// and checks what is left on the disk:
 //
 //   FaultyFileSystem fs(posix_file_system(), {.fail_at = n, .kind = Fault::crash});
 //   EXPECT_THROW(save(state, directory, fs), SimulatedCrash);
@@ -22,9 +22,9 @@ namespace phalanx {
 
 enum class Fault {
   error,  // this operation throws FileError and has no effect; later ones work
-  full,   // as a full disk: from here on every create, append, write and sync fails with ENOSPC, writes half way
-  crash,  // as kill -9: a write stops half way, anything else does not happen, and so does everything after it
-  kill    // kill -9 of this process, for a test that has forked one: a write stops half way, nothing comes after it
+  full,   // like a full disk: from here on create, append, write and sync fail with ENOSPC; writes stop half way
+  crash,  // like kill -9: a write stops half way; any other operation, and all later ones, have no effect
+  kill    // kill -9 of this process, for a test that forked it: a write stops half way, and nothing comes after it
 };
 
 struct FaultPlan {
@@ -33,13 +33,14 @@ struct FaultPlan {
   int code = EIO;  // errno of Fault::error
 };
 
-/// What every operation throws from a simulated crash on. Not an Error: nothing should catch and handle it.
+/// Every operation throws this from the simulated crash on. It is not an Error, so that no code handles it.
 class SimulatedCrash : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Thread-safe, as far as the FileSystem below it is. Must outlive the files it makes.
+/// As thread-safe as the FileSystem below it.
+/// REQUIRES: it outlives the files that it creates.
 class FaultyFileSystem final : public FileSystem {
  public:
   explicit FaultyFileSystem(FileSystem& below, FaultPlan plan = {}) : below_(below), plan_(plan) {}
@@ -52,7 +53,7 @@ class FaultyFileSystem final : public FileSystem {
   void remove_all(const std::filesystem::path& path) override;
   void sync_directory(const std::filesystem::path& path) override;
 
-  std::int64_t operations() const;           // made so far, failed ones included
+  std::int64_t operations() const;           // number of operations so far, including failed ones
   std::vector<std::string> journal() const;  // "rename step-1.tmp -> step-1", one an operation, in order
 
  private:

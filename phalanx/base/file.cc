@@ -52,7 +52,7 @@ class PosixFile final : public WritableFile {
 
   using WritableFile::write;
   void write(std::span<const std::byte> bytes) override {
-    constexpr std::size_t kLargestWrite = std::size_t{1} << 30;  // Linux cuts one call off just below 2 GiB
+    constexpr std::size_t kLargestWrite = std::size_t{1} << 30;  // Linux writes at most just below 2 GiB per call
     while (!bytes.empty()) {
       const std::size_t wanted = std::min(bytes.size(), kLargestWrite);
       const ssize_t written = uninterrupted([&] { return ::write(descriptor_.get(), bytes.data(), wanted); });
@@ -113,7 +113,7 @@ class PosixFileSystem final : public FileSystem {
     const Descriptor descriptor(
         uninterrupted([&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
     if (descriptor.get() < 0) file_failure("open directory", directory, errno);
-    // Some network file systems have no such operation and answer EINVAL: there is nothing more to do on those.
+    // Some network file systems do not support this and return EINVAL. Nothing more can be done there.
     if (uninterrupted([&] { return ::fsync(descriptor.get()); }) != 0 && errno != EINVAL) {
       file_failure("sync directory", directory, errno);
     }
@@ -141,7 +141,7 @@ std::string read_file(const stdfs::path& path, std::uint64_t max_bytes) {
   const auto size = static_cast<std::uint64_t>(info.st_size);
   if (S_ISREG(info.st_mode) && size > max_bytes) too_large(size);
 
-  // Files under /proc claim a size of 0, so the end is where read() says so.
+  // Files under /proc report a size of 0, so read until read() returns 0.
   constexpr std::size_t kBlock = 64 * 1024;
   std::string contents;
   std::size_t used = 0;
@@ -165,7 +165,7 @@ void write_file(const stdfs::path& path, std::string_view contents, FileSystem& 
 }
 
 void replace_file(const stdfs::path& path, std::string_view contents, FileSystem& fs) {
-  // /dev/stdout, a pipe: there is nothing to replace, and a rename would put a file in its place.
+  // /dev/stdout or a pipe: there is nothing to replace, and a rename would put a file in its place.
   std::error_code error;
   const auto status = stdfs::status(path, error);
   const bool is_special = stdfs::exists(status) && !stdfs::is_regular_file(status) && !stdfs::is_directory(status);
@@ -186,7 +186,7 @@ void replace_file(const stdfs::path& path, std::string_view contents, FileSystem
   } catch (...) {
     try {
       fs.remove(temporary);
-    } catch (const Error&) {  // it may not exist; the first failure is the one to report
+    } catch (const Error&) {  // it may not exist; only the first failure is reported
     }
     throw;
   }

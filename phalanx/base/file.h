@@ -1,8 +1,8 @@
-// Files: whole reads and writes, atomic replacement, and the few operations that durable saving is made of.
+// Files: whole reads and writes, atomic replacement, and the operations for durable saving.
 //
 // Everything that must survive a crash or a full disk goes through FileSystem, so that a test can make any single
-// operation fail (see faulty_file_system.h). Each failure is a FileError with the path, the system's reason and its
-// errno. A short write is continued; a write that cannot be completed is an error, never a shorter file in silence.
+// operation fail (faulty_file_system.h). Each failure is a FileError with the path, the system's reason and its errno.
+// A short write is continued. A write that cannot be completed is an error; it never silently leaves a shorter file.
 //
 //   std::string text = read_file("config.toml");
 //   replace_file("tokenizer.json", json);          // readers see the old file or the new one, also after a crash
@@ -29,7 +29,7 @@ namespace phalanx {
 /// A file being written from front to back. Not thread-safe.
 class WritableFile {
  public:
-  virtual ~WritableFile() = default;  // closes; errors are lost, so call close() on the good path
+  virtual ~WritableFile() = default;  // closes the file, but errors are lost: call close() first
   virtual void write(std::span<const std::byte> bytes) = 0;
   virtual void sync() = 0;   // returns when contents and length are on the disk
   virtual void close() = 0;  // some file systems report a full disk only here
@@ -48,18 +48,19 @@ class FileSystem {
   virtual void sync_directory(const std::filesystem::path& path) = 0;  // makes new, renamed and removed entries durable
 };
 
-/// The real thing. Stateless, so one object serves all threads.
+/// The real file system. It is stateless, so one object serves all threads.
 FileSystem& posix_file_system();
 
-/// The whole file. One of more than `max_bytes` is an error before anything is read.
+/// Reads the whole file. A file of more than `max_bytes` is an error before anything is read.
 std::string read_file(const std::filesystem::path& path,
                       std::uint64_t max_bytes = std::numeric_limits<std::uint64_t>::max());
 
-/// Creates or overwrites in place, without syncing: for files that can be made again.
+/// Creates the file or overwrites it in place, without sync: for files that can be generated again.
 void write_file(const std::filesystem::path& path, std::string_view contents, FileSystem& fs = posix_file_system());
 
-/// Writes beside the file (`<name>.tmp`), syncs, renames over it, syncs the directory. A failure removes the temporary
-/// file and leaves the old contents as they were. To a pipe or a device, such as /dev/stdout, it just writes.
+/// Writes `<name>.tmp` beside the file, syncs it, renames it over the file, and syncs the directory. A failure removes
+/// the temporary file and leaves the old contents unchanged. A pipe or a device, such as /dev/stdout, is written to
+/// directly.
 void replace_file(const std::filesystem::path& path, std::string_view contents, FileSystem& fs = posix_file_system());
 
 }  // namespace phalanx

@@ -54,12 +54,12 @@ std::uint64_t little_endian(std::string_view bytes) {
   return value;
 }
 
-bool is_bzip2(std::string_view head) {  // "BZh9" and the digits of pi that begin a block
+bool is_bzip2(std::string_view head) {  // "BZh9", then the digits of pi that begin a block
   return head.size() >= 10 && head.starts_with("BZh") && head[3] >= '1' && head[3] <= '9' &&
          head.substr(4, 6) == "\x31\x41\x59\x26\x53\x59"sv;
 }
 
-bool is_safetensors(std::string_view head, std::uint64_t size) {  // a length, then so much JSON
+bool is_safetensors(std::string_view head, std::uint64_t size) {  // a length, then JSON of that length
   if (head.size() < 10 || head[8] != '{' || (head[9] != '"' && head[9] != '}' && head[9] != ' ')) return false;
   const std::uint64_t length = little_endian(head.substr(0, 8));
   return length >= 2 && length <= size - 8;
@@ -75,7 +75,7 @@ bool is_zstd_skippable(std::string_view head) {
   return head.size() >= 4 && (little_endian(head.substr(0, 4)) & 0xfffffff0U) == 0x184d2a50U;
 }
 
-bool is_pickle(std::string_view head, std::uint64_t size) {  // protocol 2 to 5, then what such files begin with
+bool is_pickle(std::string_view head, std::uint64_t size) {  // protocol 2 to 5, then a typical first opcode
   if (head.size() < 16 || head[0] != '\x80' || head[1] < 2 || head[1] > 5) return false;
   const std::string_view next = head.substr(2);
   if (next[0] == '\x95') return little_endian(next.substr(1, 8)) <= size;  // a frame and its length
@@ -85,14 +85,14 @@ bool is_pickle(std::string_view head, std::uint64_t size) {  // protocol 2 to 5,
 
 bool is_text(std::string_view head, std::uint64_t size) {
   if (head.size() < 16) return false;
-  std::size_t strange = 0;  // bytes that are no UTF-8: a text of an older encoding has a few
+  std::size_t strange = 0;  // bytes that are not UTF-8; a text in an older encoding has a few
   for (std::size_t at = 0; at < head.size();) {
     const auto byte = static_cast<unsigned char>(head[at]);
     if (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r' && byte != '\f' && byte != '\x1b') return false;
     if (byte == 0x7f) return false;
     const int length = first_char(head.substr(at)).length;
     if (length == 0 && head.size() == size) ++strange;
-    if (length == 0 && head.size() < size && at + 4 < head.size()) ++strange;  // not the cut at the probe's end
+    if (length == 0 && head.size() < size && at + 4 < head.size()) ++strange;  // not at the cut at the end of the probe
     at += static_cast<std::size_t>(std::max(length, 1));
   }
   return strange * 20 <= head.size();
@@ -179,7 +179,7 @@ const char* name_of(FileKind kind) {
 void require_plain_text(std::string_view contents, const std::string& path, const std::string& what) {
   const std::string_view head = contents.substr(0, kFileKindProbe);
   const FileKind kind = file_kind(head, contents.size());
-  if (kind == FileKind::text || kind == FileKind::wide_text) return;  // the encoding is looked at by who reads it
+  if (kind == FileKind::text || kind == FileKind::wide_text) return;  // the reader of the text checks the encoding
   if (kind == FileKind::lfs_pointer) throw DataError(fmt::format("{}: {}", path, kLfsHint));
   if (kind == FileKind::gzip || kind == FileKind::zstd) {
     throw DataError(fmt::format("{} is {}: expected {}; unpack it first by {}", path, name_of(kind), what,

@@ -1,4 +1,5 @@
-// What kind of file this is, seen from its content and not from its name: for files given where another kind belongs.
+// FileKind: the kind of a file by its content, not by its name. It is used for files that were given where another kind
+// is expected.
 //
 //   const FileKind kind = file_kind(file.text().substr(0, kFileKindProbe), file.size());
 //   if (kind == FileKind::gzip) ...
@@ -12,9 +13,9 @@
 namespace phalanx::data {
 
 enum class FileKind : std::uint8_t {
-  unknown,    // nothing that is known here: raw ids, for all that can be seen
-  text,       // UTF-8 or the like, of 16 bytes and more; white space is its only control character
-  wide_text,  // with the mark of UTF-16 or UTF-32
+  unknown,    // no kind that is known here; it may be raw token ids
+  text,       // UTF-8 or similar, at least 16 bytes, without control characters other than white space
+  wide_text,  // begins with the mark of UTF-16 or UTF-32
   gzip,
   zstd,
   xz,
@@ -37,19 +38,20 @@ enum class FileKind : std::uint8_t {
   picture,
   program,
   megatron_index,
-  lfs_pointer,  // that git leaves in place of a file
+  lfs_pointer,  // the text that git leaves in place of a file
 };
 
-/// Bytes from a file's start that are enough to know it.
+/// How many bytes from the start of a file are enough to detect its kind.
 inline constexpr std::size_t kFileKindProbe = std::size_t{64} << 10;
 
-/// `head`: the file's first kFileKindProbe bytes, or all of them; `size`: of the whole file.
+/// `head`: the first kFileKindProbe bytes of the file, or the whole file if it is shorter. `size`: the size of the
+/// file.
 FileKind file_kind(std::string_view head, std::uint64_t size);
 
 /// "gzip data", "a Parquet file", ...
 const char* name_of(FileKind kind);
 
-/// Throws DataError, with what to do, unless the file is plain text that may be read as it is: `what` says what for, as
+/// Throws DataError, which says what to do, unless the file is plain text. `what` says what the text is for, e.g.
 /// "prompts, one a line".
 void require_plain_text(std::string_view contents, const std::string& path, const std::string& what);
 

@@ -53,7 +53,7 @@ TEST(FileKindTest, KnownKindsAreSeenFromTheirFirstBytes) {
   };
   for (const auto& [bytes, kind] : cases)
     EXPECT_EQ(kind_of(bytes), kind) << name_of(kind) << " " << bytes.substr(0, 12);
-  // A text that the probe cuts inside of a character.
+  // A text that the probe cuts inside a character.
   std::string cut(kFileKindProbe - 1, 'a');
   EXPECT_EQ(kind_of(cut + "\xc3\xa9 and so on"), FileKind::text);
 }

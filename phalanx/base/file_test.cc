@@ -90,7 +90,7 @@ TEST(File, FullDiskIsReported) {
                                       Property(&FileError::what, HasSubstr("/dev/full: No space left")))));
 }
 
-// The first write over the limit is cut short by the kernel, the next one fails: both must be noticed.
+// The kernel cuts the first write over the limit short, and the next one fails. Both must be detected.
 TEST(File, ShortWriteIsContinuedAndThenReported) {
   const TempDirectory scratch;
   constexpr rlim_t kLimit = 4096;

@@ -38,7 +38,8 @@ LockOutcome try_lock(int descriptor) {
   }
 }
 
-/// As the holder wrote it, "process 4711 on host n07". One that has only just taken the lock may not have written yet.
+/// The holder's own text, "process 4711 on host n07". A holder that has just taken the lock may not have written it
+/// yet.
 std::string holder_of(const std::filesystem::path& file) {
   for (int attempt = 0; attempt < 20; ++attempt) {
     std::string text;
@@ -91,22 +92,22 @@ FolderLock::FolderLock(const std::filesystem::path& folder, const FolderLockOpti
     descriptor_ = -1;
     return;
   }
-  // For whoever is refused. A failure to write it costs no more than that.
+  // For processes that are refused. If it cannot be written, only this information is missing.
   const std::string self = fmt::format("process {} on host {}\n", ::getpid(), lock_host_name());
   if (::ftruncate(descriptor_, 0) == 0 && ::pwrite(descriptor_, self.data(), self.size(), 0) > 0) {
-    ::fdatasync(descriptor_);  // other nodes of a network file system see it
+    ::fdatasync(descriptor_);  // so that other nodes of a network file system see it
   }
 }
 
 FolderLock::~FolderLock() {
   if (descriptor_ < 0) return;
-  if (::ftruncate(descriptor_, 0) != 0) {  // what is left there names nobody's lock
+  if (::ftruncate(descriptor_, 0) != 0) {  // the remaining text then names no holder
   }
   ::close(descriptor_);
 }
 
 OwnerLocks::OwnerLocks(const std::vector<std::filesystem::path>& paths, const FolderLockOptions& options) {
-  std::set<std::filesystem::path> owners;  // each once: a second lock would be refused
+  std::set<std::filesystem::path> owners;  // without duplicates: a second lock would be refused
   for (const auto& path : paths) {
     std::error_code error;
     auto place = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);

@@ -39,7 +39,7 @@ TEST(FolderLock, ASecondHolderIsRefusedUntilTheFirstIsGone) {
                 AllOf(HasSubstr(folder.string() + " is in use by process " + std::to_string(::getpid()) + " on host "),
                       HasSubstr("wait until it has ended, stop it, or choose another folder")));
     EXPECT_EQ(lock_refusal(scratch.path()), "") << "another folder";
-    // Others that open and close the file take nothing away, as they would with POSIX's older locks.
+    // Opening and closing the file elsewhere does not release the lock, as it would with POSIX's older locks.
     read_file(folder / kFolderLockName);
     EXPECT_NE(lock_refusal(folder), "");
   }
@@ -98,7 +98,7 @@ TEST(OwnerLocks, WhatLiesInALockedFolderIsRefusedHoweverDeep) {
     EXPECT_EQ(refused({scratch.path() / "beside"}), "");
     EXPECT_EQ(refused({scratch.path() / "running"}), "") << "a name that begins so is another folder";
   }
-  // A run that is over left the file; while it is written to, none begins. Two paths in it are one.
+  // A finished run has left the lock file. While a command writes there, no run starts. Two paths in it are one lock.
   const OwnerLocks locks({run / "a", run / "b" / "c"});
   EXPECT_NE(lock_refusal(run), "");
 }

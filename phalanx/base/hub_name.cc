@@ -17,7 +17,7 @@ bool is_hub_name(std::string_view path) {
   const std::size_t slash = path.find('/');
   if (slash == std::string_view::npos) return false;
   if (!is_part(path.substr(0, slash)) || !is_part(path.substr(slash + 1))) return false;
-  std::error_code error;  // the owner's folder is there: a path with a slip in its last part
+  std::error_code error;  // the owner's folder exists: a path with a typo in its last part
   return !std::filesystem::exists(path.substr(0, slash), error);
 }
 

@@ -21,7 +21,7 @@ std::string three_digits(double value) {
 template <std::size_t N>
 std::string scaled(double value, double step, const std::array<std::string_view, N>& units) {
   std::size_t unit = 0;
-  // What would be rounded up to a whole step is written in the next unit: 1.00 GiB, not 1024 MiB.
+  // A value that would round up to a full unit is written in the next unit: 1.00 GiB, not 1024 MiB.
   while (unit + 1 < N && std::abs(value) >= step - 0.5) {
     value /= step;
     ++unit;
@@ -53,7 +53,7 @@ std::string human_duration(double seconds) {
   if (seconds < 0.9995e-3) return fmt::format("{:.0f} us", seconds * 1e6);
   if (seconds < 0.9995) return three_digits(seconds * 1e3) + " ms";
   if (seconds < 59.95) return three_digits(seconds) + " s";
-  if (seconds >= 1e15) return "unknown";  // beyond what the integers below hold, and beyond meaning
+  if (seconds >= 1e15) return "unknown";  // too large for the integers below, and not meaningful
   const auto whole = static_cast<std::int64_t>(std::llround(seconds));
   if (whole < 3600) return fmt::format("{}m {:02}s", whole / 60, whole % 60);
   if (whole < 86400) return fmt::format("{}h {:02}m", whole / 3600, whole % 3600 / 60);

@@ -1,4 +1,4 @@
-// Quantities for people: sizes, durations, counts. Three significant digits, the same in every locale.
+// Formats quantities for people: sizes, durations, counts. Three significant digits, the same in every locale.
 #pragma once
 
 #include <cstdint>

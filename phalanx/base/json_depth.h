@@ -1,7 +1,7 @@
-// How deep JSON text nests, found without parsing it.
+// Finds out how deeply JSON text nests, without parsing it.
 //
-// The JSON library copies and prints values by recursion, so a file of 200,000 opening brackets would end the program
-// by a stack overflow. Whoever reads JSON that comes from elsewhere asks first:
+// The JSON library copies and prints values recursively, so a file of 200,000 opening brackets would end the program
+// with a stack overflow. Code that reads JSON from outside checks first:
 //
 //   if (is_json_too_deep(text)) throw DataError(fmt::format("{}: {}", file, kJsonTooDeep));
 #pragma once
@@ -20,7 +20,7 @@ inline bool is_json_too_deep(std::string_view text, int limit = kMaxJsonDepth) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (in_string) {
-      if (c == '\\') ++i;  // what is escaped ends no string
+      if (c == '\\') ++i;  // an escaped quote does not end the string
       if (c == '"') in_string = false;
     } else if (c == '"') {
       in_string = true;

@@ -1,5 +1,5 @@
-// Whether a JSON value is a whole number that fits 64 bits. The JSON library makes integers of floats, and negative
-// ones of the largest, without a word.
+// Checks that a JSON value is a whole number that fits into 64 bits. The JSON library silently converts floats to
+// integers, and the largest integers to negative ones.
 //
 //   if (!is_whole_number(value)) throw DataError(...);
 //   const auto tokens = value.get<std::int64_t>();

@@ -1,15 +1,16 @@
-// Reads keys of one JSON object that comes from elsewhere. What is missing or of another type is an ErrorType that
-// names file, key, what was expected and what was found, in our words and not in the JSON library's.
+// JsonReader: reads the keys of a JSON object that comes from outside. If a key is missing or has another type, it
+// throws ErrorType. The error names the file, the key, what was expected and what was found, without the JSON library's
+// wording.
 //
 //   const JsonReader<CheckpointError> read(json, "config.json");
 //   const auto layers = read.get<std::int64_t>("num_hidden_layers");
-//   const auto theta = read.get_or<double>("rope_theta", 10000.0);      // also where it is null
+//   const auto theta = read.get_or<double>("rope_theta", 10000.0);      // the default is also used for null
 //   for (const auto& file : read.array("files")) ...
 //
 //   // config.json has no "num_hidden_layers"
 //   // config.json: "rope_theta" is "big": expected a number
 //
-// Numbers outside of T are no numbers of T. Printable ASCII, whatever the file holds.
+// A number that does not fit into T is an error too. Messages are printable ASCII, whatever the file contains.
 #pragma once
 
 #include <fmt/format.h>
@@ -27,7 +28,8 @@ namespace phalanx {
 template <class ErrorType>
 class JsonReader {
  public:
-  /// `object` must live as long. `where` begins the messages.
+  /// Messages begin with `where`.
+  /// REQUIRES: `object` outlives the reader.
   JsonReader(const nlohmann::json& object, std::string where) : object_(object), where_(std::move(where)) {
     if (!object_.is_object()) {
       throw ErrorType(fmt::format("{}: expected a JSON object, found {}", where_, object_.type_name()));
@@ -71,7 +73,7 @@ class JsonReader {
     return value;
   }
 
-  /// Throws: the key's value, and that `expected` was expected.
+  /// Throws an error with the key's value and what was expected.
   [[noreturn]] void fail(const char* key, const std::string& expected) const {
     constexpr std::size_t kLongest = 80;
     std::string found = object_.at(key).dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kLongestReason = 200;
 
-/// Where in `text`: "line 3, column 14", counted from 1, or "column 14" if there is one line.
+/// The position in `text`: "line 3, column 14", counted from 1, or "column 14" if there is only one line.
 std::string place_of(std::string_view text, std::size_t byte) {
   const std::string_view before = text.substr(0, byte > 0 ? byte - 1 : 0);  // the parser counts from 1
   const std::size_t last_break = before.rfind('\n');
@@ -37,8 +37,8 @@ std::string printable(std::string_view text) {
   return shown;
 }
 
-/// The parser's reason without its own name and place, as in "[json.exception...] parse error at line 1, column 2:
-/// REASON".
+/// The parser's reason, without its own name and position, which are in "[json.exception...] parse error at line 1,
+/// column 2: REASON".
 std::string reason_in(std::string_view message) {
   const auto cut_after = [&](std::string_view end) {
     if (const std::size_t found = message.find(end); found != std::string_view::npos)
@@ -51,7 +51,7 @@ std::string reason_in(std::string_view message) {
   return printable(message);
 }
 
-/// Finds an object that says the same key twice, of which the parser would keep the last one.
+/// Finds an object with a duplicate key. The parser would keep only the last value.
 class RepeatedKey {
  public:
   void see(int depth, nlohmann::json::parse_event_t event, const nlohmann::json& part) {
@@ -68,7 +68,7 @@ class RepeatedKey {
   const std::string& name() const { return name_; }
 
  private:
-  std::vector<std::unordered_set<std::string>> keys_;  // by depth, of the object that is open there
+  std::vector<std::unordered_set<std::string>> keys_;  // by depth: the keys of the object that is open there
   std::string name_;
 };
 
@@ -88,7 +88,7 @@ std::optional<std::string> json_object_fault(std::string_view text, nlohmann::js
     });
   } catch (const nlohmann::json::parse_error& error) {
     return fmt::format("not valid JSON at {}: {}", place_of(text, error.byte), reason_in(error.what()));
-  } catch (const nlohmann::json::exception& error) {  // a number that no double holds
+  } catch (const nlohmann::json::exception& error) {  // a number that does not fit in a double
     return fmt::format("not valid JSON: {}", reason_in(error.what()));
   }
   if (!repeated.name().empty()) {

@@ -32,12 +32,12 @@ spdlog::level::level_enum level_from_environment() {
   return spdlog::level::from_str(env_choice("PHALANX_LOG_LEVEL", {"debug", "info", "warn", "error"}).value_or("info"));
 }
 
-// Never destroyed: a thread may log while the process ends, as the flight recorder's does.
+// Never destroyed: a thread, such as the flight recorder's, may log while the process ends.
 spdlog::logger& logger() {
   static spdlog::logger& instance = []() -> spdlog::logger& {
     const auto colors = env_string("NO_COLOR") ? spdlog::color_mode::never : spdlog::color_mode::automatic;
     auto* const made = new spdlog::logger("phalanx", std::make_shared<spdlog::sinks::stderr_color_sink_mt>(colors));
-    // On a terminal a line first clears what a progress bar has left on it.
+    // On a terminal each line first clears the remains of a progress bar.
     const std::string clear = isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";
     made->set_pattern(clear + "[phalanx] %Y-%m-%d %H:%M:%S - %^%l%$ - %v");
     made->set_level(level_from_environment());

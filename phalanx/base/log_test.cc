@@ -56,7 +56,7 @@ TEST(Log, LevelSilencesWhatLiesBelow) {
 
 void log_late() { log::warn("written late"); }
 
-// As a thread may that is at work when the process ends, such as the flight recorder's.
+// A thread that works when the process ends, such as the flight recorder's, may still log.
 TEST(LogDeathTest, LinesCanBeWrittenUntilTheProcessHasEnded) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process: nothing has been logged in it
   EXPECT_EXIT(

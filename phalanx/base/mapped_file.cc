@@ -36,7 +36,7 @@ MappedFile::MappedFile(const std::filesystem::path& path, Access access) : path_
     } else {
       data_ = static_cast<const std::byte*>(address);
       size_ = static_cast<std::size_t>(info.st_size);
-      if (access != Access::normal) {  // a hint: refusing it costs speed only
+      if (access != Access::normal) {  // a hint: a failure costs only speed
         ::madvise(address, size_, access == Access::sequential ? MADV_SEQUENTIAL : MADV_RANDOM);
       }
     }
@@ -51,7 +51,7 @@ MappedFile::~MappedFile() {
 
 void MappedFile::will_need(std::span<const std::byte> bytes) const noexcept {
   if (bytes.empty()) return;
-  // Of one request the kernel takes no more than the device's read-ahead, 128 KiB where nobody has set it.
+  // The kernel reads at most the device's read-ahead per request, by default 128 KiB.
   constexpr std::size_t kRequest = 128 << 10;
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const auto end = static_cast<std::size_t>(bytes.data() + bytes.size() - data_);

@@ -1,7 +1,8 @@
-// A file mapped read-only into memory. Pages are read when touched and shared between processes.
+// MappedFile: a file mapped read-only into memory. Pages are read when they are accessed, and are shared between
+// processes.
 //
-// The bytes live as long as the object. A file that another process cuts short while mapped raises SIGBUS on access,
-// so map only files that are complete. Safe to read from many threads.
+// The bytes live as long as the object. If another process truncates the file while it is mapped, an access raises
+// SIGBUS. So map only files that are complete. Many threads may read at once.
 //
 //   const MappedFile tokens("train.bin");
 //   std::span<const std::byte> bytes = tokens.bytes();
@@ -31,8 +32,8 @@ class MappedFile {
   std::string_view text() const noexcept { return {reinterpret_cast<const char*>(data_), size_}; }
   const std::filesystem::path& path() const noexcept { return path_; }
 
-  /// These bytes of it will be touched soon: reading them from the disk begins, and is not waited for. What is touched
-  /// without it is read a little at a time while the toucher waits.
+  /// Starts reading these bytes of the file from the disk, without waiting, because they are needed soon. Without this
+  /// call they are read in small pieces while the thread that accesses them waits.
   void will_need(std::span<const std::byte> bytes) const noexcept;
 
  private:

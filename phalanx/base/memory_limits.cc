@@ -18,18 +18,17 @@ namespace {
 
 namespace stdfs = std::filesystem;
 
-constexpr std::uint64_t kNoLimit = std::uint64_t{1}
-                                   << 60;  // a number of this size is meant as none (cgroup v1, ulimit)
+constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;  // a number of this size means no limit (cgroup v1, ulimit)
 
 std::string contents_or_nothing(const stdfs::path& path) {
   try {
     return read_file(path);
-  } catch (const FileError&) {  // not there, or hidden from us: then it limits nothing that we could know of
+  } catch (const FileError&) {  // missing or not readable: then no limit is known
     return {};
   }
 }
 
-// The number behind `key`, at the beginning of a line; "unlimited" and "max" are none.
+// The number after `key` at the beginning of a line; nullopt for "unlimited" and "max".
 std::optional<std::uint64_t> number_behind(std::string_view text, std::string_view key) {
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
@@ -68,7 +67,7 @@ void add_process_limits(const stdfs::path& root, std::vector<MemoryLimit>& found
 
 struct CgroupNames {
   const char *version, *limit, *usage;
-  std::array<const char*, 3> reclaimed;  // keys of memory.stat: what the kernel takes back before it kills
+  std::array<const char*, 3> reclaimed;  // keys of memory.stat for the memory that the kernel reclaims before it kills
 };
 constexpr CgroupNames kV1 = {
     "v1", "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file", nullptr}};
@@ -76,11 +75,11 @@ constexpr CgroupNames kV2 = {
     "v2", "memory.max", "memory.current", {"inactive_file", "active_file", "slab_reclaimable"}};
 
 struct Cgroup {
-  std::string path;  // as /proc/self/cgroup has it
+  std::string path;  // as in /proc/self/cgroup
   const CgroupNames* names;
 };
 
-// Lines "5:cpu,memory:/path" (v1) and "0::/path" (v2). With both, v1 has the memory controller if it names it.
+// Lines are "5:cpu,memory:/path" (v1) and "0::/path" (v2). If both exist and v1 names the memory controller, v1 has it.
 std::optional<Cgroup> own_cgroup(const stdfs::path& root) {
   std::istringstream lines(contents_or_nothing(root / "proc/self/cgroup"));
   std::optional<Cgroup> unified;
@@ -97,7 +96,7 @@ std::optional<Cgroup> own_cgroup(const stdfs::path& root) {
 // Where the group's files are: a container sees a part of the tree only, whose root mountinfo names. Lines:
 //   id parent major:minor ROOT MOUNT_POINT options [tags] - TYPE source SUPER_OPTIONS
 struct CgroupFolder {
-  stdfs::path mount, group;  // group: the same, or below it
+  stdfs::path mount, group;  // `group` is `mount` or below it
 };
 std::optional<CgroupFolder> folder_of(const Cgroup& cgroup, const stdfs::path& root) {
   std::istringstream lines(contents_or_nothing(root / "proc/self/mountinfo"));
@@ -113,7 +112,7 @@ std::optional<CgroupFolder> folder_of(const Cgroup& cgroup, const stdfs::path& r
     if (is_v1 && ("," + options + ",").find(",memory,") == std::string::npos) continue;
     CgroupFolder folder;
     folder.mount = folder.group = root / stdfs::path(mount_point).relative_path();
-    // In a container the path may be outside of what is mounted; then the mount is the group itself.
+    // In a container the path may be outside of the mounted tree. Then the mount is the group itself.
     const stdfs::path inside = stdfs::path(cgroup.path).lexically_relative(tree);
     if (!inside.empty() && *inside.begin() != ".." && inside != ".") folder.group /= inside;
     return folder;
@@ -121,8 +120,8 @@ std::optional<CgroupFolder> folder_of(const Cgroup& cgroup, const stdfs::path& r
   return std::nullopt;
 }
 
-// A container may see its group as "/", and each task its own leaf below the group that limits them all: paths do not
-// tell groups apart, but the kernel has one inode for each.
+// A container may see its group as "/", and each task may see its own leaf below the group that limits them all. So
+// paths do not identify groups, but the kernel has one inode for each group.
 std::string domain_of(const stdfs::path& group, const std::string& node) {
   struct stat status {};
   if (node.empty() || ::stat(group.c_str(), &status) != 0) return {};

@@ -1,14 +1,16 @@
-// How much memory this process may still take, and what says so: the limits that apply to it, each with what is in use.
+// The memory limits of this process, each with the amount in use: how much memory it may still allocate, and why.
 //
-// - RLIMIT_DATA (`ulimit -d`): private writable memory; an allocation beyond it fails. Memory that is
-//   shared with other processes is not counted.
-// - RLIMIT_AS (`ulimit -v`): everything that is mapped, shared memory of other processes included.
-// - cgroup v1 and v2 (containers, Slurm, systemd): everything that the group's processes use together; beyond it the
-//   kernel kills. A group is limited by its parents, too: all that limit are told, since others take from a parent.
-//   What the kernel takes back before it kills (cache of files, reclaimable slabs) does not count as in use.
-// - The machine: MemAvailable, which its other processes share.
+// - RLIMIT_DATA (`ulimit -d`): private writable memory; an allocation beyond it fails. Memory shared with other
+//   processes is not counted.
+// - RLIMIT_AS (`ulimit -v`): everything that is mapped, including shared memory of other processes.
+// - cgroup v1 and v2 (containers, Slurm, systemd): the memory of all processes of the group; beyond it the kernel
+//   kills. The parents of a group limit it too. All limiting groups are reported, since other processes use a parent's
+//   memory as well. Memory that the kernel reclaims before it kills (file cache, reclaimable slabs) does not count as
+//   in use.
+// - The machine: MemAvailable, which it shares with other processes.
 //
-// What cannot be read (no /proc, no cgroup) limits nothing. Linux only; torch-free. Reads a few files: some 100 us.
+// A limit that cannot be read (no /proc, no cgroup) is not reported. Linux only; torch-free. Reads a few files: about
+// 100 us.
 //
 //   for (const MemoryLimit& limit : memory_limits()) log::info(limit.text());
 #pragma once
@@ -22,7 +24,7 @@
 
 namespace phalanx {
 
-/// Memory that is not there: predicted before it is taken, or found out by an allocation that failed.
+/// Too little memory: predicted before an allocation, or found when an allocation failed.
 class MemoryError : public Error {
  public:
   using Error::Error;
@@ -31,25 +33,25 @@ class MemoryError : public Error {
 
 struct MemoryLimit {
   enum class Counts { private_memory, mappings, everything };
-  enum class SharedBy { process, node, device };  // whose processes or threads take from the same
+  enum class SharedBy { process, node, device };  // who shares the limit
 
   std::string name;  // "RLIMIT_DATA", "cgroup /job_7 (v2)"
   Counts counts = Counts::everything;
   SharedBy shared_by = SharedBy::node;
   std::uint64_t bytes = 0;
   std::uint64_t used = 0;
-  /// Of the limit: processes that are told the same take from the same one, whatever each calls it. Empty: this process
-  /// alone takes from it, or it is not known who else does.
+  /// Identifies the limit: processes with the same domain share the same limit, even if its name differs. Empty: only
+  /// this process uses it, or it is unknown which others do.
   std::string domain;
 
   std::uint64_t available() const noexcept { return bytes > used ? bytes - used : 0; }
   std::string text() const;  // "RLIMIT_DATA: 512 MiB, of which 130 MiB are in use"
 };
 
-/// `root` stands for "/", for tests.
+/// Tests replace "/" by `root`.
 std::vector<MemoryLimit> memory_limits(const std::filesystem::path& root = "/");
 
-/// Of this machine, until it is booted anew; processes of one machine get the same. Empty where it is not known.
+/// Identifies this machine until its next boot. All processes of one machine get the same text. Empty if it is unknown.
 std::string node_identity(const std::filesystem::path& root = "/");
 
 }  // namespace phalanx

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint64_t kMiB = 1 << 20;
 
-/// A file tree that looks like that of a machine.
+/// A file tree that looks like that of a real machine.
 class MemoryLimits : public ::testing::Test {
  protected:
   void write(const std::string& name, const std::string& text) const {
@@ -148,7 +148,7 @@ TEST_F(MemoryLimits, TheDomainIsThatOfTheLimitNotOfTheProcess) {
     write("proc/self/cgroup", "0::" + group + "\n");
     return limits();
   };
-  EXPECT_EQ(seen_from("/job/task_0").at("memory of this machine").domain, "");  // which machine that is is not known
+  EXPECT_EQ(seen_from("/job/task_0").at("memory of this machine").domain, "");  // its identity is unknown
   write("proc/sys/kernel/random/boot_id", "abc-1\n");
   write_limits("209715200", "unlimited");
   const auto first = seen_from("/job/task_0"), second = seen_from("/job/task_1"), other = seen_from("/other");
@@ -158,7 +158,7 @@ TEST_F(MemoryLimits, TheDomainIsThatOfTheLimitNotOfTheProcess) {
   EXPECT_EQ(first.at("memory of this machine").domain, other.at("memory of this machine").domain);
   EXPECT_NE(first.at("memory of this machine").domain, first.at("cgroup /job (v2)").domain);
   EXPECT_EQ(first.at("RLIMIT_DATA").domain, "");
-  // Containers see their groups as "/" in the same place, whichever these are.
+  // Containers see their group as "/" at the same place, whichever group it is.
   write("proc/self/mountinfo", "30 24 0:26 / /container rw - cgroup2 cgroup2 rw\n");
   for (const std::string group : {"job", "other"}) {
     std::filesystem::remove(root_.path() / "container");
@@ -180,7 +180,7 @@ bool can_map(std::uint64_t bytes) {
   return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
 }
 
-// In a child: a limit cannot be taken back.
+// Run in a child, since a limit cannot be removed again.
 [[noreturn]] void try_data_limit() {
   const auto fail = [](const char* why) {
     std::fputs(why, stderr);
@@ -200,7 +200,7 @@ bool can_map(std::uint64_t bytes) {
   std::_Exit(0);
 }
 
-// What the files of a real machine say is what its kernel does.
+// The limits that the files of a real machine report are the limits that its kernel enforces.
 TEST_F(MemoryLimits, OfARealProcessAreThoseItMeets) {
   EXPECT_EXIT(try_data_limit(), ::testing::ExitedWithCode(0), "");
   std::uint64_t node = 0;

@@ -1,6 +1,6 @@
-// Numbers, sizes and lists as people write them, on command lines.
+// Parses numbers, sizes and lists from command lines.
 //
-//   parse_whole<std::int64_t>("12");         // 12; nothing for "12 " or "twelve"
+//   parse_whole<std::int64_t>("12");         // 12; nullopt for "12 " or "twelve"
 //   parse_size("--max-file-size", "4GiB");   // 4294967296
 //   lower_case("A.JSONL");                   // "a.jsonl"
 //   split_list("4K,64K,1M");                 // {"4K", "64K", "1M"}
@@ -16,7 +16,7 @@
 
 namespace phalanx {
 
-/// The number that the text is, from its first character to its last; nothing for any other text.
+/// The number, if the whole text is one number; otherwise nullopt.
 template <class T>
 std::optional<T> parse_whole(std::string_view text) {
   T value{};
@@ -26,13 +26,13 @@ std::optional<T> parse_whole(std::string_view text) {
   return value;
 }
 
-/// ASCII's capitals as small letters; all else as it is.
+/// Converts ASCII capitals to small letters; other characters stay unchanged.
 std::string lower_case(std::string_view text);
 
-/// Bytes: 4096, 4K, 4KiB, 1M, 2G, 1T; binary units, up to 1 TiB. A UsageError that begins with `flag` for anything
-/// else.
+/// Parses a number of bytes: 4096, 4K, 4KiB, 1M, 2G, 1T; binary units, up to 1 TiB. Throws a UsageError that begins
+/// with `flag` for any other text.
 std::int64_t parse_size(const std::string& flag, const std::string& text);
-/// What stands between commas; empty parts too.
+/// The texts between the commas, including empty ones.
 std::vector<std::string> split_list(const std::string& list);
 
 }  // namespace phalanx

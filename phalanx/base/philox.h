@@ -1,8 +1,9 @@
 // Philox4x32-10: random numbers as a pure function of (key, counter).
 //
-// Four 32-bit words per counter value, no state to save or share, the same on every machine. (Salmon et al., "Parallel
-// random numbers: as easy as 1, 2, 3", SC 2011.) PhiloxStream draws numbers one after the other for code that wants a
-// generator, such as sampling; bulk fills of tensors have a vectorised form in tensor/counter_fill.h.
+// Each counter value gives four 32-bit words. There is no state to save or share, and the numbers are the same on every
+// machine. (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.) PhiloxStream draws numbers in
+// sequence, for code that needs a generator, such as sampling. tensor/counter_fill.h has a vectorised form for filling
+// tensors.
 //
 //   std::array<std::uint32_t, 4> words = philox4x32({position, 0, 0, 0}, {seed, 0});
 //   PhiloxStream stream(seed, /*substream=*/step);

@@ -46,7 +46,7 @@ std::uint64_t proportional_bytes() {
     const std::string rollup = read_file("/proc/self/smaps_rollup");
     const std::size_t line = rollup.find("\nPss:");
     if (line != std::string::npos) return leading_number(std::string_view(rollup).substr(line)) * 1024;
-  } catch (const FileError&) {  // kernels before 4.14, and sandboxes that hide it
+  } catch (const FileError&) {  // kernels before 4.14, and sandboxes, do not have it
   }
   return resident_bytes();
 }

@@ -1,8 +1,8 @@
-// Memory and processor time of this process, as the kernel accounts them. Linux only.
+// Memory and processor time of this process, from the kernel. Linux only.
 //
-// Resident memory (RSS) counts pages shared with other ranks in full; PSS divides them by the number of processes that
-// share them, so the PSS of all ranks add up to what the machine really uses. Reading PSS walks the page tables and
-// takes milliseconds: ask for it once a log line, not once an operation.
+// Resident memory (RSS) counts pages that are shared with other ranks in full. PSS divides them by the number of
+// processes that share them, so the PSS of all ranks adds up to the real use of the machine. Reading PSS walks the page
+// tables and takes milliseconds: read it once per log line, not once per operation.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace phalanx {
 
 std::uint64_t resident_bytes();       // RSS now
 std::uint64_t peak_resident_bytes();  // the highest RSS so far
-std::uint64_t proportional_bytes();   // PSS now; RSS where the kernel does not tell it
+std::uint64_t proportional_bytes();   // PSS now; RSS if the kernel does not report PSS
 double process_cpu_seconds();         // user and system time of all threads
 double thread_cpu_seconds();          // of the calling thread
 

@@ -92,7 +92,7 @@ void ProgressBar::update(bool force) {
   if (force) {
     lock.lock();
   } else if (!lock.try_lock()) {
-    return;  // another thread is drawing: nobody waits for a picture
+    return;  // another thread is drawing: do not wait
   }
   if (finished_) return;
   if (options_.style == ProgressStyle::bar) {
@@ -106,11 +106,11 @@ void ProgressBar::update(bool force) {
 
 void ProgressBar::draw_bar(double now) {
   const int columns = options_.columns > 0 ? options_.columns : terminal_columns();
-  const std::size_t space = static_cast<std::size_t>(std::max(0, columns - 1));  // a line that wraps is not drawn over
+  const std::size_t space = static_cast<std::size_t>(std::max(0, columns - 1));  // a wrapped line cannot be redrawn
   const double share = total_ > 0 ? std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)) : 0;
   const std::string head = total_ > 0 ? fmt::format("{} {:3.0f}%", title_, std::floor(share * 100)) : title_;
   const std::string eta = eta_text(now).empty() ? "" : "ETA " + eta_text(now);
-  // Each whole or not at all; of what does not fit the first ones go first.
+  // Each part is shown completely or not at all. Parts that do not fit are dropped in the order of kLeastWanted.
   std::array<std::string, 4> parts = {amount_text(), rate_text(now), eta, postfix_};
   constexpr std::array<std::size_t, 4> kLeastWanted = {1, 0, 3, 2};
   const auto length = [&] {
@@ -140,7 +140,7 @@ void ProgressBar::write_progress_line(double now) {
   const double since = now - last_line_;
   const std::uint64_t tenth = total_ > 0 ? done_ * 10 / total_ : 0;
   const bool due = (tenth > last_tenth_ && since >= kMinSecondsBetweenLines) || since >= kMaxSecondsBetweenLines;
-  const bool complete = total_ > 0 && done_ >= total_;  // finish() says so
+  const bool complete = total_ > 0 && done_ >= total_;  // finish() reports it
   if (!due || complete) return;
   last_line_ = now;
   last_tenth_ = tenth;

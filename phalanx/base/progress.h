@@ -1,4 +1,5 @@
-// Progress of a long job: a bar with rate and time left on a terminal, plain lines elsewhere.
+// ProgressBar: the progress of a long job, as a bar with rate and remaining time on a terminal, and as plain lines
+// elsewhere.
 //
 //   ProgressBar bar("tokenizing", total_bytes, {.unit = ProgressUnit::bytes});
 //   while (...) bar.advance(block.size());
@@ -8,9 +9,9 @@
 //   elsewhere:  tokenizing: 40% (11.4 MiB of 28.6 MiB), 11.8 MB/s, ETA 1.45 s
 //
 // On a terminal the bar is drawn at most ten times a second. Elsewhere a line appears at every tenth of the work, but
-// no more often than every two seconds, and at least every thirty. advance() costs one atomic addition and a look at
-// the clock, and may be called from several threads. A line written through print_line() does not tear the bar; the
-// lines of base/log.h clear the bar first and the next update draws it again.
+// at most every two seconds and at least every thirty. advance() costs one atomic addition and one read of the clock;
+// any thread may call it. A line that is written through print_line() does not damage the bar. The lines of base/log.h
+// clear the bar first, and the next update draws it again.
 #pragma once
 
 #include <atomic>
@@ -29,17 +30,17 @@ enum class ProgressStyle { automatic, bar, lines, silent };  // automatic: bar i
 struct ProgressOptions {
   ProgressUnit unit = ProgressUnit::items;
   ProgressStyle style = ProgressStyle::automatic;
-  std::uint64_t start = 0;             // done before this run, e.g. resumed steps: not counted in the rate
-  std::ostream* out = nullptr;         // standard error where null; must outlive the bar
-  std::function<double()> clock = {};  // seconds; a steady clock where empty
-  int columns = 0;                     // width of the terminal; 0: ask it
+  std::uint64_t start = 0;             // done before this run, e.g. resumed steps; not counted in the rate
+  std::ostream* out = nullptr;         // null: standard error; must outlive the bar
+  std::function<double()> clock = {};  // in seconds; empty: a steady clock
+  int columns = 0;                     // width of the terminal; 0: detected
 };
 
 class ProgressBar {
  public:
-  /// total 0: unknown; then there is neither a percentage nor an ETA.
+  /// `total` 0: unknown; then no percentage and no ETA are shown.
   ProgressBar(std::string title, std::uint64_t total, ProgressOptions options = {});
-  ~ProgressBar();  // leaves the terminal on a fresh line; does not claim that the work is done
+  ~ProgressBar();  // moves the terminal to a new line; does not report that the work is finished
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
@@ -47,7 +48,7 @@ class ProgressBar {
   void set(std::uint64_t done);
   void set_postfix(std::string postfix);  // shown at the end of the bar, e.g. "loss 3.12"
   void print_line(std::string_view line);
-  void finish();  // the last line: how much, how long, the rate
+  void finish();  // writes the last line: the amount, the duration and the rate
 
  private:
   void update(bool force);

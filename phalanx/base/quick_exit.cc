@@ -10,7 +10,7 @@ namespace phalanx {
 
 void skip_earlier_static_destructors() {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // Handlers run in the reverse order: this one before those of the libraries that were loaded before main().
+  // Handlers run in reverse order, so this one runs before those of libraries that were loaded before main().
   const auto leave = [](int status, void*) {
     std::cout.flush();
     std::clog.flush();

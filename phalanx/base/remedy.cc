@@ -46,7 +46,7 @@ std::string with_remedy(std::string message) {
     const std::size_t at = message.find(words);
     if (at == std::string::npos) continue;
     const std::string remedy = remedy_of(error);
-    // Once is enough: an error may have come by way of another rank, which has said it.
+    // Add it only once: the error may come from another rank, which has added it already.
     if (message.find(remedy) != std::string::npos) return message;
     return fmt::format("{}; {}", message, remedy);
   }

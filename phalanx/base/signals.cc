@@ -34,7 +34,7 @@ std::string name_of_signal(int signal) {
 
 namespace {
 
-/// Whether one of these lines of a process's status names the signal.
+/// True if one of these lines of the process's status contains the signal.
 bool is_in_status(pid_t process, int signal, std::initializer_list<std::string_view> sets) {
   std::ifstream status("/proc/" + std::to_string(process) + "/status");
   const std::uint64_t bit = std::uint64_t{1} << (signal - 1);
@@ -64,7 +64,7 @@ std::optional<StatOfProcess> stat_of(const std::filesystem::path& folder) {
   std::ifstream file(folder / "stat");
   std::string line;
   std::getline(file, line);
-  // The name (field 2) is in parentheses and may hold anything; then come the state, the parent and the group.
+  // The name (field 2) is in parentheses and may contain any character. The state, the parent and the group follow.
   const std::size_t after_name = line.rfind(')');
   if (after_name == std::string::npos) return std::nullopt;
   std::istringstream fields(line.substr(after_name + 1));

@@ -1,7 +1,7 @@
-// Signals by name, and what other processes do with them.
+// The names of signals, and how other processes handle them.
 //
-//   signal_of_name("SIGUSR1")              // also "USR1"; nothing for a name that is none
-//   if (!handles_signal(pid, SIGQUIT)) ... // it would end by it
+//   signal_of_name("SIGUSR1")              // also "USR1"; nullopt for an unknown name
+//   if (!handles_signal(pid, SIGQUIT)) ... // the signal would end it
 #pragma once
 
 #include <sys/types.h>
@@ -13,19 +13,19 @@
 
 namespace phalanx {
 
-/// Of a signal that a process may handle: not SIGKILL, not SIGSTOP.
+/// The number of a signal that a process may handle: not SIGKILL, not SIGSTOP.
 std::optional<int> signal_of_name(std::string_view name);
 /// "SIGUSR1"; "signal 34" for one without a name.
 std::string name_of_signal(int signal);
 
-/// Whether a process has a handler for the signal, ignores it, or holds it back to read it. False for one that has
-/// ended, and for one that takes it by sigwait().
+/// True if the process has a handler for the signal, ignores it, or blocks it (to read it). False for a process that
+/// has ended, and for one that receives it by sigwait().
 bool handles_signal(pid_t process, int signal);
-/// Whether it would never see the signal.
+/// True if the process ignores the signal.
 bool ignores_signal(pid_t process, int signal);
-/// Whether it stands still (SIGSTOP, SIGTSTP), so that only SIGKILL and SIGCONT reach it.
+/// True if the process is stopped (SIGSTOP, SIGTSTP). Then only SIGKILL and SIGCONT reach it.
 bool is_stopped(pid_t process);
-/// The processes of a group that there are now.
+/// The current processes of a process group.
 std::vector<pid_t> processes_of_group(pid_t group);
 
 }  // namespace phalanx

@@ -20,7 +20,7 @@ TEST(SignalsTest, NamesAreReadWithAndWithoutTheirBeginning) {
   EXPECT_EQ(name_of_signal(40), "signal 40");
 }
 
-// A process of a group of its own, which has done as told when the test goes on.
+// Starts a process in its own process group. When this returns, the process has run `prepare`.
 template <class Prepare>
 pid_t start_waiting(Prepare prepare) {
   int ready[2];

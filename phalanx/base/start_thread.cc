@@ -28,10 +28,10 @@ constexpr rlim_t kSmallestStack = rlim_t{1} << 20;
 std::optional<std::uint64_t> number_of(const std::filesystem::path& path) {
   std::ifstream file(path);
   std::uint64_t value = 0;
-  return file >> value ? std::optional(value) : std::nullopt;  // "max" is no number
+  return file >> value ? std::optional(value) : std::nullopt;  // "max" is not a number
 }
 
-// Threads of this user, whose number RLIMIT_NPROC limits.
+// The number of threads of this user, which RLIMIT_NPROC limits.
 std::uint64_t threads_of_user(const std::filesystem::path& root) {
   std::uint64_t count = 0;
   std::error_code error;
@@ -59,7 +59,7 @@ std::string pids_of_cgroups(const std::filesystem::path& root) {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     if (!controllers.empty() && controllers != "pids") continue;
     const auto mount = root / (controllers.empty() ? "sys/fs/cgroup" : "sys/fs/cgroup/pids");
-    // In a container the path may not be there: what is mounted is the group itself.
+    // In a container the path may not exist. Then the mount is the group itself.
     auto group = mount / std::filesystem::path(line.substr(second + 1)).relative_path();
     std::error_code error;
     if (!std::filesystem::exists(group, error)) group = mount;
@@ -88,7 +88,7 @@ std::string memory_limits_text() {
 std::string thread_limits_text(const std::filesystem::path& root) {
   std::vector<std::string> parts;
   rlimit limit{};
-  // The stack of a thread is memory, too.
+  // The stack of a thread needs memory too.
   if (std::string text = memory_limits_text(); !text.empty()) {
     if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
       text += fmt::format(", and each thread wants {} for its stack (ulimit -s)", human_bytes(limit.rlim_cur));

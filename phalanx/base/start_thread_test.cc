@@ -19,7 +19,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What a child says that has as few rights as a user's job, and these limits.
+// Returns the message of a child that has as few rights as a user's job, and these limits.
 template <class Body>
 std::string message_under(int resource, rlim_t most, Body body) {
   int ends[2];
@@ -30,7 +30,7 @@ std::string message_under(int resource, rlim_t most, Body body) {
     try {
       const rlimit limit{most, most};
       setrlimit(static_cast<__rlimit_resource>(resource), &limit);
-      if (getuid() == 0 && setuid(65534) != 0) throw Error("setuid");  // RLIMIT_NPROC is not for root
+      if (getuid() == 0 && setuid(65534) != 0) throw Error("setuid");  // RLIMIT_NPROC does not apply to root
       body();
     } catch (const Error& error) {
       text = error.what();
@@ -71,7 +71,7 @@ TEST(StartThreadTest, ARefusalNamesTheLimitItsValueAndTheCure) {
               HasSubstr("(a rank)"));
 }
 
-// A thread's stack is memory of the process.
+// The stack of a thread is memory of the process.
 TEST(StartThreadTest, ARefusalForWantOfMemoryNamesItsLimitFirst) {
   const std::string refused = message_under(RLIMIT_DATA, 64 << 20, [] { check_threads(64); });
   EXPECT_THAT(refused, HasSubstr("Resource temporarily unavailable). RLIMIT_DATA: 64.0 MiB, of which "));

@@ -12,7 +12,7 @@ namespace phalanx {
 
 namespace {
 
-/// Bytes of the character that `text` begins with; 0: they are no UTF-8, or none that XML may hold.
+/// The length in bytes of the first character of `text`; 0 if it is not valid UTF-8 or not allowed in XML.
 std::size_t length_of_character(std::string_view text) {
   const Utf8Char c = first_char(text);
   const bool is_control = c.code_point < 0x20 && c.code_point != '\n' && c.code_point != '\t';

@@ -15,13 +15,13 @@ TEST(Svg, TextIsEscaped) {
   EXPECT_EQ(escape_markup("a<b> & \"c\" 'd'"), "a&lt;b&gt; &amp; &quot;c&quot; &#39;d&#39;");
   EXPECT_EQ(escape_markup("Grüße, 世界 \U0001F600"), "Grüße, 世界 \U0001F600");
   EXPECT_EQ(escape_markup("a\x01\x1b[0m\nb\tc"), "a\uFFFD\uFFFD[0m\nb\tc");
-  // A byte alone, a character that breaks off, one that is longer than it need be, a surrogate, one behind the last.
+  // A single byte, a truncated character, an overlong one, a surrogate, and one beyond the last code point.
   EXPECT_EQ(escape_markup("\xFF<"), "\uFFFD&lt;");
   EXPECT_EQ(escape_markup("\xE4\xB8"), "\uFFFD\uFFFD");
   EXPECT_EQ(escape_markup("\xC0\xBC"), "\uFFFD\uFFFD");
   EXPECT_EQ(escape_markup("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");
   EXPECT_EQ(escape_markup("\xF4\x90\x80\x80"), "\uFFFD\uFFFD\uFFFD\uFFFD");
-  EXPECT_EQ(escape_markup("\xEF\xBF\xBE"), "\uFFFD\uFFFD\uFFFD");  // U+FFFE, which is no character
+  EXPECT_EQ(escape_markup("\xEF\xBF\xBE"), "\uFFFD\uFFFD\uFFFD");  // U+FFFE, which is not a character
 }
 
 TEST(Svg, ASheetHasItsTitleAndContent) {
@@ -44,7 +44,7 @@ TEST(Svg, StepsAreRound) {
   EXPECT_DOUBLE_EQ(round_step(0.03), 0.05);
 }
 
-// The reader that tests of pictures rely on.
+// The XML reader that tests of pictures use.
 TEST(Xml, WhatIsNotWellFormedIsRefused) {
   EXPECT_EQ(parse_xml("<a b=\"1\"> x <c/></a>\n").children.size(), 1U);
   for (const char* wrong : {"<a>", "<a></b>", "<a></a><b/>", "<a b=\"1\" b=\"2\"/>", "<a>&</a>", "<a>&x;</a>",

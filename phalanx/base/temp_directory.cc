@@ -25,7 +25,7 @@ TempDirectory::TempDirectory(const std::string& purpose) {
 }
 
 TempDirectory::~TempDirectory() {
-  std::error_code ignored;  // a destructor has nobody to tell; what remains is in the system's temporary folder
+  std::error_code ignored;  // a destructor cannot report it; the rest stays in the system's temporary folder
   std::filesystem::remove_all(path_, ignored);
 }
 

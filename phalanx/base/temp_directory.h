@@ -1,4 +1,5 @@
-// A fresh private directory (mode 0700) under $TMPDIR or /tmp that goes, with all it holds, when the object does.
+// TempDirectory: a new private directory (mode 0700) under $TMPDIR or /tmp. The destructor removes it with its
+// contents.
 //
 //   TempDirectory scratch("tokenize");
 //   write_file(scratch.path() / "part.bin", bytes);

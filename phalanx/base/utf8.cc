@@ -38,7 +38,7 @@ Utf8Char first_char(std::string_view text) {
 }
 
 std::size_t unfinished_tail(std::string_view text) {
-  // Go back to the last lead byte; it and what follows are unfinished when some continuation makes them valid.
+  // Go back to the last lead byte. From there the text is unfinished if some continuation makes it valid.
   for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
     const std::string_view tail = text.substr(text.size() - back);
     if (is_continuation(tail[0])) continue;
@@ -60,7 +60,7 @@ std::size_t unfinished_tail(std::string_view text) {
 
 bool is_utf8(std::string_view text) {
   while (!text.empty()) {
-    std::uint64_t eight = 0;  // plain ASCII at once
+    std::uint64_t eight = 0;  // a fast path for ASCII
     if (text.size() >= sizeof eight) {
       std::memcpy(&eight, text.data(), sizeof eight);
       if ((eight & 0x8080808080808080U) == 0) {

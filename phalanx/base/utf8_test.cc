@@ -21,7 +21,7 @@ TEST(Utf8, DecodesExactlyTheValidForms) {
   for (const std::uint32_t c : {0x24u, 0xE9u, 0x6F22u, 0x1F600u}) append_utf8(c, out);
   EXPECT_EQ(out, "$é漢😀");
   EXPECT_EQ(unfinished_tail("a\xe2\x82"), 2u);
-  EXPECT_EQ(unfinished_tail("a\xe0\x80"), 0u);  // can become nothing
+  EXPECT_EQ(unfinished_tail("a\xe0\x80"), 0u);  // no continuation makes it valid
   EXPECT_EQ(unfinished_tail("\xf0"), 1u);
   EXPECT_EQ(unfinished_tail("\xf0\x9f\x98\x80"), 0u);
   EXPECT_EQ(unfinished_tail(""), 0u);

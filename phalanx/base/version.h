@@ -1,4 +1,4 @@
-// Which Phalanx this is, as `phalanx version` tells it and checkpoints keep it.
+// The version of Phalanx, as `phalanx version` prints it and checkpoints store it.
 #pragma once
 
 namespace phalanx {

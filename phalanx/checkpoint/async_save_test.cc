@@ -1,4 +1,4 @@
-// Saves that go on in the background.
+// Saves that continue in the background.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using checkpoint_testing::same_state;
 using testing::AllOf;
 using testing::HasSubstr;
 
-/// Opens once: whoever waits goes on then.
+/// A gate that opens once; threads that wait for it then continue.
 class Gate {
  public:
   void open() {
@@ -79,7 +79,7 @@ TEST(AsyncSave, SavesTheStateAsItWasHoweverItChangesMeanwhile) {
     EXPECT_GE(started.stall_seconds, 0);
     EXPECT_GT(started.bytes, 0u);
     EXPECT_TRUE(checkpoints.is_saving());
-    for (auto& named : state.tensors) named.tensor.fill_(-1);  // training goes on, and talks over its communicator
+    for (auto& named : state.tensors) named.tensor.fill_(-1);  // training continues, and uses its communicator
     for (int i = 0; i < 3; ++i) comm->barrier();
     state.integers["step"] = -1;
     if (comm->rank() == 0) gate.open();
@@ -129,7 +129,7 @@ TEST(AsyncSave, AFailureOfTheBackgroundReachesTheNextCallOfEveryRank) {
       });
       EXPECT_THAT(message, AllOf(HasSubstr("cannot save checkpoint"), HasSubstr("step-2"), HasSubstr("rank 1: "),
                                  HasSubstr("Input/output error")));
-      // It has been told, and the call did nothing else. The next one works.
+      // The error has been thrown, and the call did nothing else. The next call works.
       EXPECT_FALSE(checkpoints.finish());
       EXPECT_FALSE(std::filesystem::exists(scratch.path() / "step-2"));
       EXPECT_EQ(checkpoints.load_latest(state)->step, 1);

@@ -42,7 +42,7 @@ CheckpointManager::CheckpointManager(std::filesystem::path folder, CheckpointOpt
 CheckpointManager::~CheckpointManager() {
   try {
     finish();
-  } catch (const std::exception& error) {  // nobody is left to hear it
+  } catch (const std::exception& error) {  // no caller is left to throw to
     log::error(error.what());
   }
 }
@@ -57,7 +57,7 @@ std::vector<WriteItem> CheckpointManager::plan(const TrainState& state, std::int
     });
     return boxes;
   } catch (const CommError&) {
-    throw;  // the ranks cannot talk any more: nothing to add
+    throw;  // the ranks cannot communicate any more: nothing to add
   } catch (const Error& error) {
     throw CheckpointError(StepWriter::describe_failure(step_directory(folder_, step), error.what()));
   }
@@ -77,13 +77,13 @@ StartedSave CheckpointManager::async_save(const TrainState& state, std::int64_t 
   if (!background_ranks_) background_ranks_ = ranks_.split();
   StartedSave started{.path = step_directory(folder_, step)};
   StagedBoxes staged;
-  ranks_.run_collectively([&] {  // one that has no memory for it must not leave the others waiting
+  ranks_.run_collectively([&] {  // a rank without memory must not leave the others waiting
     staged = staging_.copy(state.tensors, boxes);
     return std::string();
   });
   started.bytes = staged.bytes;
   Manifest manifest{.step = step, .integers = state.integers, .metadata = metadata, .files = {}};
-  // Nothing of this object but the staging buffer's memory, which stays until the outcome has been fetched.
+  // The thread uses nothing of this object except the staging buffer's memory, which stays until finish() has returned.
   save_future_ = starting("the writing of a checkpoint", [&] {
     return std::async(std::launch::async, [writer = writer_, ranks = *background_ranks_, manifest = std::move(manifest),
                                            staged = std::move(staged)] {
@@ -159,7 +159,7 @@ LoadedCheckpoint CheckpointManager::load(const std::filesystem::path& step_direc
 
 std::optional<LoadedCheckpoint> CheckpointManager::load_latest(TrainState& state, const LoadCheck& check) {
   finish();
-  // Rank 0 looks, so that all ranks try the same directories in the same order.
+  // Rank 0 lists the folder, so that all ranks try the same directories in the same order.
   const auto found = nlohmann::json::parse(ranks_.run_collectively([&] {
     auto json = nlohmann::json::object({{"complete", nlohmann::json::array()}, {"skipped", nlohmann::json::array()}});
     if (ranks_.rank() == 0) {
@@ -181,7 +181,7 @@ std::optional<LoadedCheckpoint> CheckpointManager::load_latest(TrainState& state
     }
   }
   const bool is_hopeless = !loaded && (!found["complete"].empty() || found["damaged"].get<std::size_t>() > 0);
-  if (!is_hopeless) {  // else the error says all of it
+  if (!is_hopeless) {  // else the error says everything
     for (const auto& line : skipped) log::warn_once(fmt::format("checkpoint skipped: {}", line));
   }
   if (loaded) {

@@ -90,7 +90,7 @@ TEST(CheckpointManager, AStateOfAnotherModelIsRefusedBeforeAnythingIsOverwritten
               HasSubstr("the integer \"optimizer.buckets\" is missing"));
 }
 
-// A state of 16-bit weights goes on in 32 bits and the other way round, optimizer and integers included.
+// A state of 16-bit weights resumes in 32 bits and vice versa, including optimizer and integers.
 TEST(CheckpointManager, TypesAreConvertedOnRequest) {
   const TempDirectory scratch("checkpoint");
   const auto in_type = [](TrainState state, at::ScalarType type) {
@@ -108,7 +108,7 @@ TEST(CheckpointManager, TypesAreConvertedOnRequest) {
   converts.load_latest(wide);
   EXPECT_TRUE(same_state(wide, in_type(narrow, at::kFloat)));
 
-  // Down again: what came from 16 bits is exact there.
+  // Back to 16 bits: values that came from 16 bits are exact there.
   converts.save(wide, 31);
   TrainState again = in_type(make_state(50), at::kBFloat16);
   converts.load_latest(again);

@@ -97,7 +97,7 @@ TEST(CheckpointRanks, AMismatchOnOneRankIsAnErrorOnAll) {
   });
 }
 
-// Folders that are not one: the same step of two runs, of the same shapes.
+// Ranks whose folders differ: the same step of two runs, with the same shapes.
 TEST(CheckpointRanks, AnotherCheckpointOnOneRankIsAnErrorOnAllBeforeAnythingIsRead) {
   const TempDirectory first("ranks"), second("ranks");
   save_with_ranks(2, first.path(), 4, 40);

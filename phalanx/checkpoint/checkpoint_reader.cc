@@ -19,7 +19,7 @@ namespace phalanx {
 
 namespace {
 
-/// Into a parameter that holds its saved 16-bit values: those of its master, where they still are the master rounded.
+/// Fills a wide parameter from its saved 16-bit values. If those still are the rounded master, the master is used.
 std::uint64_t widen_by_master(const NamedTensor& parameter, at::ScalarType narrow, const SavedTensor& master,
                               SavedState& saved) {
   const at::NoGradGuard no_grad;
@@ -42,12 +42,12 @@ ReadBytes CheckpointReader::read(const std::vector<NamedTensor>& tensors, ReadOp
   SavedState saved(folder_, manifest_);
   const auto find = [&](const std::string& name) {
     const auto* found = saved.find(name);
-    // Of a parameter that was saved in float32, and so without a master.
+    // A parameter that was saved in float32 has no master.
     return found != nullptr || !options.convert_dtype ? found : saved.find(parameter_of_master(name));
   };
   std::unordered_set<std::string> wanted;
   std::vector<NamedTensor> taken;
-  // A state that has no masters, for its parameters are wide, must not lose what those of the saved one tell.
+  // A state without masters, because its parameters are wide, must not lose the precision of the saved masters.
   const auto master_for = [&](const NamedTensor& named) -> const SavedTensor* {
     const std::string name = master_of(named.name);
     const auto *narrow = saved.find(named.name), *master = saved.find(name);
@@ -67,7 +67,7 @@ ReadBytes CheckpointReader::read(const std::vector<NamedTensor>& tensors, ReadOp
     if (fits) {
       taken.push_back(named);
     } else if (is_of_layout(named.name)) {
-      continue;  // that of another layout, or none
+      continue;  // it belongs to another layout, or to none
     } else if (found == nullptr) {
       mismatches.missing(info);
     } else {
@@ -82,7 +82,7 @@ ReadBytes CheckpointReader::read(const std::vector<NamedTensor>& tensors, ReadOp
     if (!options.allow_unexpected && !wanted.contains(tensor.name) && !is_of_layout(tensor.name))
       mismatches.unexpected({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
   }
-  // What is wrong with the files comes before what does not fit: an older checkpoint may then serve.
+  // Damaged files are reported before tensors that do not fit: an older checkpoint may then be used.
   for (const auto& named : tensors) {
     if (const auto* found = find(named.name)) saved.check_complete(*found);
     if (const auto* master = master_for(named)) saved.check_complete(*master);

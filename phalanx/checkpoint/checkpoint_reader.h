@@ -1,8 +1,9 @@
-// Reads a step directory: its manifest, then tensors from its shard files, whoever wrote how many of them.
+// CheckpointReader reads a step directory: its manifest, then tensors from its shard files. Any number of ranks may
+// have written them.
 //
-// A wanted tensor may be spread over any number of boxes in any files, and one with a shard is filled with its rank's
-// box alone, so any layout loads into any other. Only the blocks that hold wanted bytes are read, each verified
-// (saved_state.h); a tensor of which not every element is found is an error, never left half loaded unnoticed.
+// A tensor may be spread over any number of boxes in any files. A tensor with a shard is filled only with its rank's
+// box. So any layout loads into any other. Only the blocks that hold the requested bytes are read, and each is verified
+// (saved_state.h). A tensor with missing elements is an error; it is never left partly loaded without one.
 //
 //   const CheckpointReader reader("run/checkpoint/step-100");
 //   reader.read(named_tensors, {.allow_unexpected = true});     // copies into the live tensors
@@ -18,19 +19,20 @@
 namespace phalanx {
 
 struct ReadOptions {
-  bool allow_unexpected = false;  // leave saved tensors alone that are not asked for
-  bool convert_dtype = false;     // else a saved dtype that differs is an error: a resumed run must be exact
-  std::string advice = {};        // ends the error about tensors that do not fit: what the user may do
+  bool allow_unexpected = false;  // ignore saved tensors that are not asked for; else they are an error
+  bool convert_dtype = false;     // else another saved dtype is an error: a resumed run must be exact
+  std::string advice = {};        // the end of the error about tensors that do not fit: what the user may do
 };
 
 struct ReadBytes {
-  std::uint64_t taken = 0;     // that went into tensors, in the saved dtype
-  std::uint64_t verified = 0;  // of the whole blocks that were read and checked for them, headers included
+  std::uint64_t taken = 0;     // copied into tensors, in the saved dtype
+  std::uint64_t verified = 0;  // of the whole blocks that were read and checked for them, including headers
 };
 
 class CheckpointReader {
  public:
-  /// Reads the manifest and checks that every file it names is there in its size; a DamagedError says what is not.
+  /// Reads the manifest and checks that every file it names exists and has its size. Throws DamagedError that names
+  /// what is wrong.
   explicit CheckpointReader(std::filesystem::path folder);
 
   const std::filesystem::path& folder() const { return folder_; }

@@ -1,5 +1,5 @@
-// A sharded run whose parameters are float32 goes on with bfloat16 ones and their float32 masters, and the other way
-// round.
+// A sharded run whose parameters are float32 resumes with bfloat16 parameters and their float32 masters, and vice
+// versa.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/remainder.h>
@@ -65,7 +65,7 @@ void run_sharded(int ranks, at::ScalarType dtype,
 
 using Values = std::map<std::string, at::Tensor>;
 
-/// What a folder's newest checkpoint holds, in the dtypes that it was saved in.
+/// The contents of a folder's newest checkpoint, in the dtypes they were saved in.
 Values whole_values(const std::filesystem::path& folder, at::ScalarType dtype) {
   const models::Llama model(kShape, {.dtype = dtype});
   const auto parameters = nn::named_parameters(model);
@@ -86,10 +86,10 @@ void expect_values(const NamedTensor& found, const at::Tensor& expected) {
   EXPECT_TRUE(at::equal(found.tensor.detach(), part)) << found.name;
 }
 
-/// Without the option; what is there stays.
+/// Loads without the option; the state is unchanged.
 void expect_refused(CheckpointManager&& checkpoints, TrainState state, const std::string& expected,
                     const std::string& found) {
-  // Only the first few that differ are told.
+  // Only the first few differences are listed.
   std::ranges::stable_partition(state.tensors, [](const auto& one) { return one.name == "model.norm.weight"; });
   const at::Tensor before = state.tensors.front().tensor.detach().clone();
   try {
@@ -125,7 +125,7 @@ TEST(ConvertedState, Float32GoesIntoBfloat16AndItsMasters) {
         }
       }
       CheckpointManager(narrow.path(), {}, world).save(run.state, 3);
-      // The masters were not taken for another's, to be replaced by what is rounded.
+      // The masters were not replaced by rounded values.
       run.train(1, 0);
       for (const NamedTensor& one : run.state.tensors) {
         if (const std::string parameter = parameter_of_master(one.name); !parameter.empty()) {
@@ -148,7 +148,7 @@ TEST(ConvertedState, Bfloat16GoesIntoFloat32ByItsMasters) {
     run.train(3, 5e-3);
     const at::NoGradGuard no_grad;
     for (const NamedTensor& one : run.state.tensors) {
-      if (one.name == written) one.tensor.fill_(0.5);  // its master does not know yet
+      if (one.name == written) one.tensor.fill_(0.5);  // its master is not updated yet
     }
     CheckpointManager(narrow.path(), {}, world).save(run.state, 3);
   });

@@ -1,4 +1,4 @@
-// How the parameters of a model are found in Hugging Face's files, for load_weights().
+// Finds the parameters of a model in Hugging Face's files, for load_weights().
 //
 //   load_weights("gpt2", nn::named_parameters(*model), hf_weights(model->config()));
 #pragma once
@@ -10,7 +10,7 @@ namespace phalanx {
 
 LoadWeightsOptions hf_weights(const models::LlamaConfig& config);
 
-/// The same for whoever has some of the model's parameters, as a stage of a pipeline: the others stay unread.
+/// The same for a caller with a part of the model's parameters, such as a pipeline stage. The others are not read.
 LoadWeightsOptions hf_weights_of_part(const models::LlamaConfig& config);
 
 }  // namespace phalanx

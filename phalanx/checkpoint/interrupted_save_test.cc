@@ -30,7 +30,7 @@ using checkpoint_testing::same_state;
 
 constexpr CheckpointOptions kKeepTwo{.keep_latest_k = 2};
 
-/// What is tried: on a folder with checkpoints of steps 1 and 2, save `step` with the state of `number`.
+/// What is tested: in a folder with checkpoints of steps 1 and 2, save `step` with the state of `number`.
 struct Attempt {
   std::int64_t step;
   std::int64_t number;
@@ -133,7 +133,7 @@ TEST(InterruptedFirstSave, IsAFreshStart) {
   }
 }
 
-/// Saves step after step and writes each finished one's number to the pipe, until killed.
+/// Saves step after step and writes the number of each finished step to the pipe, until it is killed.
 [[noreturn]] void save_until_killed(const std::filesystem::path& folder, std::int64_t first_step, int pipe) {
   try {
     CheckpointManager checkpoints(folder, kKeepTwo);
@@ -146,8 +146,8 @@ TEST(InterruptedFirstSave, IsAFreshStart) {
   }
 }
 
-/// Waits until the process has finished a step, kills it some time in a later one, and returns the last step that it
-/// said it had finished.
+/// Waits until the process has finished a step, kills it during a later step, and returns the last step that it
+/// reported as finished.
 std::int64_t kill_at_random(pid_t child, int progress, std::mt19937& random) {
   std::int64_t finished = 0;
   EXPECT_EQ(::read(progress, &finished, sizeof finished), static_cast<ssize_t>(sizeof finished));
@@ -188,7 +188,7 @@ TEST(KilledSave, EveryFinishedCheckpointSurvivesSigkillAtAnyMoment) {
   }
 }
 
-// Three ranks that write their own boxes. Their operations interleave as they come, and number n fails.
+// Three ranks write their own boxes. Their operations interleave in any order, and number n fails.
 
 constexpr int kRanks = 3;
 
@@ -214,7 +214,7 @@ TEST_P(InterruptedShardedSave, LeavesALoadableFolderAtEveryOperation) {
   const Attempt attempt{3, 5};
   std::int64_t operations = 1;
   bool seen_old = false, seen_new = false;
-  for (std::int64_t n = -1; n < operations; ++n) {  // the first one, without a failure, counts them
+  for (std::int64_t n = -1; n < operations; ++n) {  // the first run, without a failure, counts them
     SCOPED_TRACE(testing::Message() << "operation " << n << " of " << operations);
     const TempDirectory scratch("interrupted-sharded");
     std::filesystem::copy(original.path(), scratch.path(), std::filesystem::copy_options::recursive);
@@ -229,7 +229,7 @@ TEST_P(InterruptedShardedSave, LeavesALoadableFolderAtEveryOperation) {
                   testing::AnyOf(testing::HasSubstr("cannot save checkpoint"), testing::HasSubstr("crash")));
     }
     if (n < 0) operations = fs.operations();
-    // Whoever loads does so in another layout: as one rank.
+    // It is loaded in another layout: as one rank.
     auto state = checkpoint_testing::global_state(0);
     const auto loaded = CheckpointManager(scratch.path()).load_latest(state);
     ASSERT_TRUE(loaded);
@@ -247,7 +247,7 @@ TEST_P(InterruptedShardedSave, LeavesALoadableFolderAtEveryOperation) {
 
 INSTANTIATE_TEST_SUITE_P(Faults, InterruptedShardedSave, testing::Values(Fault::error, Fault::full, Fault::crash));
 
-constexpr int kProgressFile = 3;  // where the process that will be killed writes the steps it has finished
+constexpr int kProgressFile = 3;  // the process to be killed writes its finished steps here
 
 // What the killed process does: the test below starts this binary again for it, as threads and fork do not mix.
 TEST(KilledShardedSave, DISABLED_SavesStepAfterStepUntilKilled) {

@@ -1,6 +1,6 @@
-// Saving processes killed with SIGKILL at every single file operation of a save, the bytes of a write half written: all
-// ranks together, and one rank while the others live. After each kill the folder must give the newest complete step,
-// bit for bit, and take the next save. Kills at random moments: interrupted_save_test.cc.
+// Saving processes are killed with SIGKILL at every file operation of a save, also with half of a write written: all
+// ranks together, or one rank while the others live. After each kill the folder must give the newest complete step,
+// bit for bit, and accept the next save. For kills at random moments see interrupted_save_test.cc.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ constexpr int kAllRanks = -1;
 
 checkpoint_testing::Layout rows_of_three() { return checkpoint_testing::layouts()[4]; }
 
-/// Every rank holds more than a block of it, so that its file is written in several pieces.
+/// Every rank holds more than one block of it, so that its file is written in several pieces.
 TrainState several_blocks(std::int64_t number) {
   auto state = checkpoint_testing::global_state(number);
   state.tensors.push_back({"model.large.weight", checkpoint_testing::counted({900, 1000}, number)});
@@ -49,7 +49,7 @@ TrainState part_of(std::int64_t number, int rank) {
   return checkpoint_testing::hold_state(several_blocks(number), rows_of_three(), rank);
 }
 
-/// What a rank does in a folder that has steps 1 and 2. The state of step N that it saves is that of number 10 + N.
+/// What a rank does in a folder that has steps 1 and 2. For step N it saves the state of number 10 + N.
 struct SaverScript {
   std::string name;
   std::function<void(CheckpointManager&, int rank)> run;
@@ -63,7 +63,7 @@ std::vector<SaverScript> saver_scripts() {
            [](CheckpointManager& to, int rank) {
              auto state = part_of(13, rank);
              to.async_save(state, 3);
-             for (auto& named : state.tensors) named.tensor.fill_(-1);  // training goes on
+             for (auto& named : state.tensors) named.tensor.fill_(-1);  // training continues
              to.async_save(part_of(14, rank), 4);
              to.finish();
            },
@@ -91,7 +91,7 @@ void fill_with_two_steps(const std::filesystem::path& folder) {
   std::filesystem::copy(original.path(), folder, std::filesystem::copy_options::recursive);
 }
 
-/// The operations that whoever dies makes if he does not: those of all ranks (numbered as they come), or of one.
+/// The file operations of a save without a kill: those of all ranks (numbered as they come), or of one rank.
 std::vector<std::string> operations_of(const SaverScript& script, int victim) {
   const TempDirectory scratch("killed-count");
   fill_with_two_steps(scratch.path());
@@ -102,8 +102,8 @@ std::vector<std::string> operations_of(const SaverScript& script, int victim) {
   return counted.journal();
 }
 
-/// The number of the state that must be found where operation n of these did not happen: that of the last rename that
-/// puts a step in place. Who makes none (another rank than 0) begins a file when the step before is in place.
+/// The number of the state that must be found if operation n of these did not happen: that of the last rename that
+/// puts a step in place. A rank without renames (not rank 0) creates a file when the previous step is in place.
 std::int64_t number_in_place(const std::vector<std::string>& operations, std::size_t n, int victim) {
   std::int64_t number = 2;
   for (std::size_t i = 0; i < n; ++i)
@@ -114,7 +114,7 @@ std::int64_t number_in_place(const std::vector<std::string>& operations, std::si
   return victim > 0 && begun == 2 ? 13 : number;
 }
 
-/// All ranks are threads of one process, which dies.
+/// All ranks are threads of one process, which is killed.
 std::string kill_the_process(const SaverScript& script, const std::filesystem::path& folder, std::int64_t at) {
   return run_forked_ranks(
       1,
@@ -125,8 +125,8 @@ std::string kill_the_process(const SaverScript& script, const std::filesystem::p
       0);
 }
 
-/// Ranks are processes over shared memory, of which one dies: to the others, at the latest in their next operation,
-/// that is an error which names it.
+/// Ranks are processes over shared memory, and one of them is killed. The others get an error that names it, at the
+/// latest in their next operation.
 std::string kill_one_rank(const SaverScript& script, const std::filesystem::path& folder, std::int64_t at, int victim) {
   const TcpStoreServer server;
   const int world = rows_of_three().world;
@@ -152,9 +152,9 @@ std::string kill_one_rank(const SaverScript& script, const std::filesystem::path
       victim);
 }
 
-/// A death of all ranks is tried at every operation of one save. Of two saves, and of one rank in a world of processes,
-/// which takes 0.2 s, every third is tried, beginning at another one for each script, unless all are asked for (make
-/// kills).
+/// A kill of all ranks is tried at every operation of one save. Of two saves, and of one rank in a world of processes,
+/// which takes 0.2 s, every third operation is tried, starting at another one for each script, unless all are asked for
+/// (make kills).
 std::size_t operations_apart(const SaverScript& script, int victim) {
   const bool is_quick = victim == kAllRanks && script.name != "TwoInTheBackground";
   return is_quick || std::getenv("PHALANX_ALL_KILLS") != nullptr ? 1 : 3;
@@ -177,14 +177,14 @@ TEST_P(KilledAtEveryOperation, TheNewestCompleteStepIsFoundAndTheNextSaveWorks) 
     EXPECT_EQ(victim == kAllRanks ? kill_the_process(script, scratch.path(), at)
                                   : kill_one_rank(script, scratch.path(), at, victim),
               "");
-    // Whoever loads does so in another layout: as one rank.
+    // It is loaded in another layout: as one rank.
     auto state = several_blocks(0);
     const auto loaded = CheckpointManager(scratch.path()).load_latest(state);
     ASSERT_TRUE(loaded);
     const auto number = number_in_place(operations, n, victim);
     EXPECT_TRUE(same_state(state, several_blocks(number)));
     EXPECT_EQ(loaded->step, number == 2 ? 2 : number - 10);
-    // A step has its name when all of it is there: none was passed over for a file that is missing or not whole.
+    // A step gets its name only when it is complete: no step was skipped because a file is missing or incomplete.
     EXPECT_TRUE(list_checkpoints(scratch.path()).damaged.empty());
     run_as_threads({"", [](CheckpointManager& to, int rank) { to.save(part_of(19, rank), 9); }}, scratch.path(),
                    real_files);

@@ -1,4 +1,4 @@
-// PyTorch's reader of distributed checkpoints over safetensors, on what sharded saves write.
+// PyTorch's reader of distributed checkpoints over safetensors reads what sharded saves write.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -15,7 +15,7 @@
 namespace phalanx {
 namespace {
 
-/// Exit status of a Python program in the environment that the build's torch lies in.
+/// Exit status of a Python program in the environment of the build's torch.
 int run_program(const std::filesystem::path& scratch, const std::string& program) {
   checkpoint_testing::spill(scratch / "program.py", program);
   return std::system((std::string(PHALANX_TEST_PYTHON) + " " + (scratch / "program.py").string()).c_str());

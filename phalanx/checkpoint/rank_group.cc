@@ -15,7 +15,7 @@
 namespace phalanx {
 namespace {
 
-// The first byte of the notes that ranks exchange: what became of a piece of work.
+// The first byte of the messages that ranks exchange: the outcome of a piece of work.
 constexpr char kDone = '+', kDamaged = '?', kFailed = '-';
 
 std::string run_and_note(const std::function<std::string()>& work) {
@@ -23,7 +23,7 @@ std::string run_and_note(const std::function<std::string()>& work) {
     return kDone + work();
   } catch (const DamagedError& error) {
     return kDamaged + serialize_error(error);
-  } catch (const std::exception& error) {  // whatever it is, the other ranks must hear of it
+  } catch (const std::exception& error) {  // the other ranks must learn of any exception
     return kFailed + serialize_error(error);
   }
 }
@@ -52,12 +52,12 @@ std::vector<std::string> RankGroup::run_collectively(const std::function<std::st
   if (size_ == 1) return {work()};
   auto notes = comm_->all_gather_bytes(run_and_note(work));
   const bool is_shared = std::ranges::all_of(notes, [&](const auto& note) { return note == notes[0]; });
-  // What is wrong with the request itself comes before what is wrong with the files.
+  // An error in the request itself comes before damaged files.
   for (const bool damaged : {false, true}) {
     for (int rank = 0; rank < size_; ++rank) {
       const auto& note = notes[static_cast<std::size_t>(rank)];
       if (note.front() == kDone || (note.front() == kDamaged) != damaged) continue;
-      // Who it was says nothing where all say the same.
+      // The rank is not named if all ranks have the same error.
       throw_as(note, is_shared ? "" : fmt::format("rank {}: ", rank));
     }
   }

@@ -19,7 +19,7 @@
 namespace phalanx {
 namespace {
 
-/// A note is the digest, a colon, and for each tensor with a shard the rank's number in its mesh, in order.
+/// As text: the digest, a colon, and for each tensor with a shard the rank's number in its mesh, in order.
 struct LocalPlan {
   std::string digest;
   std::vector<int> places;
@@ -33,7 +33,7 @@ LocalPlan parse_local_plan(const std::string& text) {
   return local_plan;
 }
 
-/// Which ranks of the world, the lowest of each, stand at the places 0, 1, ... of a tensor's mesh. `sharded` counts the
+/// The ranks of the world, the lowest of each, at the positions 0, 1, ... of a tensor's mesh. `sharded` counts the
 /// tensors with a shard before it.
 std::vector<int> ranks_at_places(const NamedTensor& named, const std::vector<LocalPlan>& local_plans,
                                  std::size_t sharded) {
@@ -81,7 +81,7 @@ std::vector<WriteItem> plan_save(const std::vector<NamedTensor>& tensors, const 
   }
   std::vector<WriteItem> boxes;
   std::vector<safetensors::TensorInfo> replicated;
-  std::vector<std::size_t> number_of;  // the replicated ones' numbers among all tensors
+  std::vector<std::size_t> number_of;  // the replicated tensors' numbers among all tensors
   std::size_t sharded = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& named = tensors[i];

@@ -53,7 +53,7 @@ TEST(BoxCopy, AgreesWithCopyingElementByElement) {
     for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::int16_t>(i + 1);
     std::vector<std::int16_t> target(static_cast<std::size_t>(b.numel()), 0), expected = target;
     std::uint64_t common = 0;
-    for (std::int64_t i = 0; i < b.numel(); ++i) {  // where element i of b lies in a
+    for (std::int64_t i = 0; i < b.numel(); ++i) {  // where element i of b is in a
       std::int64_t rest = i, index = 0, stride = 1;
       bool inside = true;
       for (std::size_t d = dims; d-- > 0; rest /= b.shape[d], stride *= a.shape[d]) {

@@ -33,7 +33,7 @@ void save_sharded(const std::filesystem::path& folder, const Layout& layout, con
   });
 }
 
-/// Every rank's part of zeros is filled; each must then be its part of `whole`.
+/// Fills every rank's part, which begins as zeros; each must then be its part of `whole`.
 void expect_loads(const std::filesystem::path& folder, const Layout& layout, const TrainState& whole) {
   TrainState zeros{{}, whole.integers};
   for (const auto& named : whole.tensors) zeros.tensors.push_back({named.name, at::zeros_like(named.tensor)});
@@ -46,7 +46,7 @@ void expect_loads(const std::filesystem::path& folder, const Layout& layout, con
   });
 }
 
-/// No element is missing and none is there twice.
+/// No element is missing and none occurs twice.
 void expect_complete(const std::filesystem::path& step, const TrainState& whole) {
   const SavedState saved(step);
   EXPECT_EQ(saved.tensors().size(), whole.tensors.size());

@@ -16,12 +16,12 @@
 
 namespace phalanx::checkpoint_testing {
 
-/// How the tensors of a state lie: a placement for the matrices, one for the vectors.
+/// The layout of a state's tensors: one placement for the matrices, one for the vectors.
 struct Layout {
   std::string name;
   MeshShape mesh;
   Placement matrix, vector;
-  /// Ranks of the world; a mesh of fewer stands there several times, one after the other (as a sub-mesh does).
+  /// Ranks of the world. A smaller mesh is repeated, one copy after the other (as a sub-mesh is).
   int world = 0;
 };
 
@@ -43,7 +43,7 @@ inline DataType data_type_of(const at::Tensor& tensor) {
   }
 }
 
-/// What the rank holds of a whole tensor, in storage of its own.
+/// The rank's part of a full tensor, in new storage.
 inline NamedTensor hold(const NamedTensor& whole, const MeshShape& mesh, const Placement& placement, int rank) {
   const int place = rank % mesh.size();
   auto shard = std::make_shared<Shard>(
@@ -51,7 +51,7 @@ inline NamedTensor hold(const NamedTensor& whole, const MeshShape& mesh, const P
   return {whole.name, cut_out(whole.tensor, shard->box()).clone(), shard};
 }
 
-/// Values count on from `number`, so that every element of a tensor differs from its neighbours.
+/// Values count up from `number`, so that every element of a tensor differs from its neighbours.
 inline at::Tensor counted(std::vector<std::int64_t> shape, std::int64_t number, at::ScalarType dtype = at::kFloat) {
   std::int64_t count = 1;
   for (const auto size : shape) count *= size;
@@ -72,7 +72,7 @@ inline TrainState global_state(std::int64_t number) {
   return state;
 }
 
-/// The rank's part of a state whose names tell what is sharded: the model, and the moments like it.
+/// The rank's part of a state. Names decide what is sharded: the model, and the moments like it.
 inline TrainState hold_state(const TrainState& whole, const Layout& layout, int rank) {
   TrainState held{{}, whole.integers};
   for (const auto& named : whole.tensors) {
@@ -96,7 +96,7 @@ inline std::vector<Layout> layouts() {
       {"rows/2", mesh({{"dp", 2}}), {.splits = {rows}}, {.splits = {rows}}, 2},
       {"columns/2", mesh({{"tp", 2}}), {.splits = {{"tp", 1, {}}}}, {}, 2},
       {"rows/3", mesh({{"dp", 3}}), {.splits = {rows}}, {.splits = {rows}}, 3},
-      // model.none has no rows, which uneven sizes would have to add up to: vectors take the uneven cuts.
+      // model.none has no rows, so uneven sizes could not add up to them: vectors have the uneven splits.
       {"columns uneven/3",
        mesh({{"tp", 3}}),
        {.splits = {{"tp", 1, {1, 5, 0}}}},

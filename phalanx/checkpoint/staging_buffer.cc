@@ -67,7 +67,7 @@ void StagingBuffer::grow(std::uint64_t bytes) {
   if (memory == MAP_FAILED)
     throw CheckpointError(fmt::format("no memory for a copy of the state ({}): {}; save without one (save())",
                                       human_bytes(bytes), std::strerror(errno)));
-  ::madvise(memory, bytes, MADV_HUGEPAGE);  // as good as it gets: not every machine has them
+  ::madvise(memory, bytes, MADV_HUGEPAGE);  // ignored if it fails: not every system has huge pages
   memory_ = static_cast<std::byte*>(memory);
   size_ = bytes;
   observe::record_memory_allocated(observe::MemoryCategory::buffers, size_);

@@ -1,6 +1,6 @@
-// A copy of what a rank is about to write, so that training may go on while it is written.
+// StagingBuffer copies what a rank is about to write, so that training can continue while it is written.
 //
-//   auto staged = buffer.copy(state.tensors, plan_save(...));
+//   auto staged = buffer.copy(state.tensors, plan_save(state.tensors, local_plans, rank));
 //   write_shard_file(fs, path, staged.tensors, staged.boxes);      // on another thread, until the next copy()
 #pragma once
 
@@ -12,24 +12,24 @@
 
 namespace phalanx {
 
-/// The boxes alone, each a tensor in host memory.
+/// Only the boxes, each a tensor in host memory.
 struct StagedBoxes {
   std::vector<NamedTensor> tensors;
   std::vector<WriteItem> boxes;  // in these tensors
   std::uint64_t bytes = 0;
 };
 
-/// The memory is kept between copies: what costs most in a first copy is that the pages are new. They are huge ones
-/// where the machine gives any, and written past the caches.
+/// The memory is reused between copies: the largest cost of a first copy is that the pages are new. Huge pages are used
+/// if the system gives any. Copies bypass the CPU caches.
 class StagingBuffer {
  public:
   StagingBuffer() = default;
   ~StagingBuffer();
   StagingBuffer(StagingBuffer&&) = delete;
 
-  /// Makes the memory for such a copy and its pages now.
+  /// Allocates the memory for such a copy, and its pages, now.
   void reserve(const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes);
-  /// What it returned before is overwritten.
+  /// ENSURES: the result of the previous copy() is overwritten.
   StagedBoxes copy(const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes);
 
  private:

@@ -62,12 +62,12 @@ SavedCheckpoint StepWriter::write(const RankGroup& ranks, Manifest manifest, con
       return std::string();
     });
   } catch (const CommError&) {
-    throw;  // the ranks cannot talk any more: nothing to add
+    throw;  // the ranks cannot communicate any more: nothing to add
   } catch (const Error& error) {
     if (is_first) {
       try {
         fs_.remove_all(temporary);
-      } catch (const std::exception&) {  // the next save clears it
+      } catch (const std::exception&) {  // the next save removes it
       }
     }
     throw CheckpointError(describe_failure(final, error.what()));
@@ -76,7 +76,7 @@ SavedCheckpoint StepWriter::write(const RankGroup& ranks, Manifest manifest, con
   return saved;
 }
 
-/// Rank 0: clears what unfinished saves and removals left behind, and makes the directory to write to.
+/// On rank 0: removes what unfinished saves and removals left behind, and creates the directory to write to.
 void StepWriter::prepare(const std::filesystem::path& temporary) const {
   fs_.make_directory(folder_);
   std::vector<std::filesystem::path> leftovers;
@@ -90,7 +90,7 @@ void StepWriter::prepare(const std::filesystem::path& temporary) const {
   fs_.make_directory(temporary);
 }
 
-/// Rank 0: the manifest, then everything onto the disk, then the rename that makes the checkpoint exist.
+/// On rank 0: writes the manifest, syncs everything to disk, then does the rename that makes the checkpoint exist.
 void StepWriter::commit(const Manifest& manifest, const std::filesystem::path& temporary,
                         const std::filesystem::path& final) const {
   auto file = fs_.create(temporary / kManifestName);
@@ -100,7 +100,7 @@ void StepWriter::commit(const Manifest& manifest, const std::filesystem::path& t
   fs_.sync_directory(temporary);
   const auto replaced = with_suffix(final, ".replaced");
   if (is_there(final)) {
-    // Between the two renames the former step-N is found under its other name (checkpoint_list.h).
+    // Between the two renames readers find the former step-N under its other name (checkpoint_list.h).
     if (is_complete(final) || !is_there(replaced)) {
       if (is_there(replaced)) retire(replaced);
       fs_.rename(final, replaced);
@@ -113,7 +113,7 @@ void StepWriter::commit(const Manifest& manifest, const std::filesystem::path& t
   if (is_there(replaced)) retire(replaced);
 }
 
-/// Removes a checkpoint so that an interruption leaves no half of one under its name.
+/// Removes a checkpoint so that an interruption never leaves a part of it under its name.
 void StepWriter::retire(const std::filesystem::path& directory) const {
   const auto doomed = with_suffix(directory, ".removed.tmp");
   fs_.remove_all(doomed);
@@ -124,7 +124,7 @@ void StepWriter::retire(const std::filesystem::path& directory) const {
 std::vector<std::filesystem::path> StepWriter::remove_old(const std::filesystem::path& newest) const {
   std::vector<std::filesystem::path> removed;
   if (options_.keep_latest_k == 0) return removed;
-  int kept = 1;  // the one just saved, even where the folder holds later steps of an abandoned branch
+  int kept = 1;  // the new one, even if the folder holds later steps of an abandoned branch
   for (const auto& [path, step, damage] : list_checkpoints(folder_).complete) {
     if (path == newest) continue;
     if (options_.keep_every_steps > 0 && step % options_.keep_every_steps == 0) continue;
@@ -132,7 +132,7 @@ std::vector<std::filesystem::path> StepWriter::remove_old(const std::filesystem:
     try {
       retire(path);
       removed.push_back(path);
-    } catch (const Error& error) {  // the new checkpoint is safe: training goes on
+    } catch (const Error& error) {  // the new checkpoint is safe: training continues
       log::warn(fmt::format("cannot remove the old checkpoint {}: {}", path.string(), error.what()));
     }
   }

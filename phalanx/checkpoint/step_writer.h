@@ -1,5 +1,5 @@
-// One save, from the first file to the rename that makes it exist: the steps between "what is to be written" and "it is
-// on the disk". CheckpointManager runs it on the caller's thread, or on one of its own.
+// StepWriter does one save, from the first file to the rename that makes the step directory exist. CheckpointManager
+// runs it on the caller's thread, or on its own background thread.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace phalanx {
 struct CheckpointOptions {
   int keep_latest_k = 0;              // 0 keeps all
   std::int64_t keep_every_steps = 0;  // checkpoints whose step this divides are never removed; 0: none
-  // Loading: tensors of other types than those saved are converted. Else they are an error: a run that goes on is to be
-  // exact. The masters of 16-bit parameters (optim/optimizer.h) come from parameters saved in float32, and go into
+  // For loading: convert tensors whose saved dtype differs. Else they are an error: a resumed run must be exact. The
+  // master weights of 16-bit parameters (optim/optimizer.h) are converted from parameters saved in float32, and to
   // them.
   bool convert_dtype = false;
 };
@@ -32,10 +32,11 @@ class StepWriter {
  public:
   StepWriter(std::filesystem::path folder, CheckpointOptions options, FileSystem& fs);
 
-  /// What every CheckpointError of a save begins and ends with.
+  /// The text of every CheckpointError of a save, around the reason.
   static std::string describe_failure(const std::filesystem::path& step_directory, const std::string& reason);
-  /// Collective. Writes this rank's boxes; then rank 0 the manifest (step, integers and metadata of `manifest`, with
-  /// the files of all), puts the step in place, and removes old ones. Earlier checkpoints are as they were if it fails.
+  /// Collective. Writes this rank's boxes. Then rank 0 writes the manifest (step, integers and metadata of `manifest`,
+  /// with the files of all ranks), renames the step into place, and removes old steps.
+  /// ENSURES: if it fails, earlier checkpoints are unchanged.
   SavedCheckpoint write(const RankGroup& ranks, Manifest manifest, const std::vector<NamedTensor>& tensors,
                         const std::vector<WriteItem>& boxes) const;
 

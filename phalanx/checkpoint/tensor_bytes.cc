@@ -33,7 +33,7 @@ constexpr std::array<std::pair<Dtype, at::ScalarType>, 16> kScalarTypes{{{Dtype:
                                                                          {Dtype::i64, at::kLong},
                                                                          {Dtype::f64, at::kDouble},
                                                                          {Dtype::c64, at::kComplexFloat}}};
-/// Bounds the host memory that a tensor of another device, or a strided one, needs on its way.
+/// Limits the host memory for copying a tensor of another device, or a strided one.
 constexpr std::int64_t kStagingBytes = 64 << 20;
 
 std::span<const std::byte> bytes_of(const at::Tensor& contiguous_host_tensor) {

@@ -1,4 +1,4 @@
-// What the tools on checkpoints are made of: values, verification, comparison, rewriting.
+// The parts of the tools for checkpoints: values, verification, comparison, rewriting.
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/logical_or.h>
@@ -118,7 +118,7 @@ TEST(BoxCopy, PiecesFollowEachOtherInRowMajorOrder) {
 
 TEST(VerifyStep, FindsAllDamageAndNamesIt) {
   const TempDirectory scratch("verify");
-  // The first tensor takes the blocks 0 to 3, and the second goes on in 3.
+  // The first tensor takes the blocks 0 to 3, and the second continues in 3.
   const auto step = write_small_step(
       scratch.path(), 1,
       {checkpoint_testing::counting("model.a", {900'000}, 0), checkpoint_testing::counting("model.b", {100'000}, 0)});
@@ -200,7 +200,7 @@ TEST(VerifyStep, BoxesThatDoNotMakeAWholeTensorAreDamage) {
 }
 
 StateDifference compare(const std::filesystem::path& a, const std::filesystem::path& b) {
-  static std::vector<std::unique_ptr<SavedState>> kept;  // what a difference points to
+  static std::vector<std::unique_ptr<SavedState>> kept;  // the objects that a difference points to
   kept.push_back(std::make_unique<SavedState>(a));
   kept.push_back(std::make_unique<SavedState>(b));
   return compare_states(**(kept.end() - 2), *kept.back());
@@ -246,7 +246,7 @@ TEST(CompareStates, FindsTheLargestDifferenceAndItsPlace) {
 }
 
 TEST(CompareStates, APlaceIsThatInTheWholeTensor) {
-  // More than is compared at once, so that the place lies in a later piece.
+  // More than is compared at once, so that the position is in a later piece.
   const TempDirectory scratch("compare");
   const at::Tensor first = at::zeros({3, 1000, 300}), second = first.clone();
   second[2][713][41] = 1.5;

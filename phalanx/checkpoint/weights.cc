@@ -35,12 +35,13 @@ struct SourceTensor {
 
 FileTensorView placed(const KeyMapping& map, const std::string& name) { return map ? map(name) : FileTensorView(name); }
 
-/// `part` begins with it, if it is not empty.
+/// Removes `prefix` from the start of `name`.
+/// REQUIRES: `name` begins with it, if it is not empty.
 std::string without_prefix(const std::string& name, const std::string& prefix) {
   return !prefix.empty() && name.starts_with(prefix) ? name.substr(prefix.size()) : name;
 }
 
-/// Its "model." tensors that nobody asked for: not this model's.
+/// Refuses "model." tensors of the step that were not asked for: they belong to another model.
 void refuse_others(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
                    const LoadWeightsOptions& options) {
   constexpr std::string_view kPrefix = "model.";
@@ -68,14 +69,14 @@ LoadedWeights load_from_checkpoint(const std::filesystem::path& path, const std:
   return loaded;
 }
 
-/// Where a tensor of the model is read from, and where its values may be once more.
+/// Where a tensor of the model is read from, and where a second copy of its values may be.
 struct Chosen {
   SourceTensor source;
   std::optional<SourceTensor> copy;
   FileTensorView::Form form;
 };
 
-/// `values`: a box of the tensor, as `source` has it.
+/// `values`: a box of the tensor, as in `source`.
 void require_same(const SourceTensor& source, const SourceTensor& copy, const FileTensorView::Form& form,
                   const std::vector<std::int64_t>& shape, const Box& box, std::span<const std::byte> values) {
   const auto dtype = copy.info->dtype;
@@ -97,7 +98,7 @@ void require_same(const SourceTensor& source, const SourceTensor& copy, const Fi
       copy.file->path()));
 }
 
-/// A tensor of a file that is written: one of the model's, or several that are parts of it.
+/// A tensor of a file to be written: one of the model's, or several that are parts of it.
 class FileTensor {
  public:
   void add(const FileTensorView& place, const at::Tensor& tensor) {
@@ -218,7 +219,7 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
     const std::string other = options.copy_in_file ? options.copy_in_file(named.name) : std::string();
     const auto copy = other.empty() ? sources.end() : find(other);
     if (copy == sources.end()) continue;
-    copy->second.used = true;  // it is compared
+    copy->second.used = true;  // it is compared with
     chosen.back().copy = copy->second;
     if (copy->second.info->shape != wanted.shape) mismatches.differs(wanted, *copy->second.info);
   }
@@ -233,13 +234,13 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
   }
   mismatches.throw_if_any(fmt::format("the weights in {} do not fit this model", path.string()));
 
-  const auto ask_for = [&](std::size_t i) {  // while the one before it is copied
+  const auto ask_for = [&](std::size_t i) {  // while the previous one is copied
     if (i == tensors.size()) return;
     const auto& [source, copy, form] = chosen[i];
     const auto& info = *source.info;
     if (form.transposed || form.parts > 1) return;
     const auto ranges = flat_ranges(held_box(tensors[i]), info.shape);
-    if (ranges.size() != 1) return;  // not whole rows: what lies between them is not this rank's to read
+    if (ranges.size() != 1) return;  // not whole rows: this rank must not read what is between them
     const auto size = safetensors::element_size(info.dtype);
     source.file->will_need(source.file->bytes(info).subspan(static_cast<std::size_t>(ranges[0].begin) * size,
                                                             static_cast<std::size_t>(ranges[0].length) * size));
@@ -264,7 +265,7 @@ namespace {
 
 using FileTensors = std::map<std::string, FileTensor>;
 
-/// By their names in the file, `where` in messages.
+/// By their names in the file; `where` is for messages.
 FileTensors file_tensors(const std::vector<NamedTensor>& tensors, const ExportWeightsOptions& options,
                          const std::filesystem::path& where) {
   FileTensors of_file;
@@ -281,7 +282,7 @@ FileTensors file_tensors(const std::vector<NamedTensor>& tensors, const ExportWe
   return of_file;
 }
 
-/// Whole and on the disk under `path`; nothing of it is left after an error.
+/// ENSURES: the file is complete and on disk under `path`; after an error nothing of it is left.
 void write_weights(const std::filesystem::path& path, const FileTensors& of_file,
                    std::vector<safetensors::TensorInfo> infos, const ExportWeightsOptions& options, FileSystem& fs) {
   auto metadata = options.metadata;
@@ -290,7 +291,7 @@ void write_weights(const std::filesystem::path& path, const FileTensors& of_file
   BlockWriter writer(fs, path);
   writer.append_header(safetensors::format_header(header));
   for (const auto& info : header.tensors) {
-    const auto tensor = of_file.at(info.name).whole(options.dtype);  // one that is put together alive at a time
+    const auto tensor = of_file.at(info.name).whole(options.dtype);  // only one assembled tensor is alive at a time
     read_tensor_rows(tensor, 0, tensor.dim() == 0 ? 1 : tensor.size(0),
                      [&](std::span<const std::byte> bytes) { writer.append(bytes); });
   }
@@ -306,7 +307,7 @@ void remove_quietly(FileSystem& fs, const std::filesystem::path& path) {
   }
 }
 
-/// Whether a folder's file is of weights under a name that this program or transformers gives them.
+/// Whether a file holds weights under a name that this program or transformers gives them.
 bool is_exported_weights(const std::string& name) {
   return name == kSingleWeightsName || (name.starts_with("model-") && name.ends_with(".safetensors"));
 }
@@ -356,7 +357,8 @@ std::vector<std::filesystem::path> export_weights_to_folder(const std::filesyste
   try {
     for (std::size_t i = 0; i < files.size(); ++i)
       write_weights(temporary_of(paths[i]), of_file, std::move(files[i]), options, fs);
-    // The old index first: it must never name new files. Without one, parts of two exports are not taken for a model.
+    // The old index first: it must never name new files. Without an index, parts of two exports do not pass for a
+    // model.
     fs.remove_all(folder / kWeightIndexName);
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {

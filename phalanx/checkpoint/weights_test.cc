@@ -184,7 +184,7 @@ TEST(Weights, DifferencesAreNamedAndNothingIsOverwritten) {
   EXPECT_THAT(message, HasSubstr("\"inv_freq\" is unexpected"));
   EXPECT_TRUE(loaded[1].tensor.equal(at::zeros({3})));
 
-  // Whole numbers are no weights.
+  // Integers are not weights.
   export_to(path, {{"norm", at::zeros({3}, at::kInt)}});
   message = message_of<CheckpointError>([&] { load_weights(path, {{"norm", at::zeros({3})}}); });
   EXPECT_THAT(message, HasSubstr("\"norm\": expected F32 [3], found I32 [3]"));
@@ -221,7 +221,7 @@ TEST(Weights, AFailedExportLeavesNothingAndKeepsTheOld) {
   }
 }
 
-// A matrix that a file has twice is one in the model, if it is the same there.
+// If a file has a matrix twice and both are equal, it is one matrix in the model.
 TEST(Weights, ACopyInTheFileMustBeOne) {
   const TempDirectory scratch("weights");
   const auto path = scratch.path() / "w.safetensors";
@@ -247,7 +247,7 @@ TEST(Weights, ACopyInTheFileMustBeOne) {
   const auto message = message_of<CheckpointError>([&] { load_weights(path, loaded, tied); });
   EXPECT_THAT(message, HasSubstr("\"embed\" and \"head\" are one matrix (its embeddings are tied)"));
   EXPECT_THAT(message, HasSubstr("\"tie_word_embeddings\": false"));
-  // Of a part of the rows only those count.
+  // If only a part of the rows is loaded, only those are compared.
   theirs[2].tensor = embed.narrow(0, 0, 3).clone();
   export_to(path, theirs);
   EXPECT_THAT(message_of<CheckpointError>([&] { load_weights(path, loaded, tied); }),
@@ -289,7 +289,7 @@ TEST(Weights, GoIntoSeveralFilesAndAnIndexWhereOneWouldBeTooLarge) {
   EXPECT_EQ(export_weights_to_folder(folder, ours, {}, posix_file_system()).size(), 1U);
   EXPECT_THAT(names(), testing::ElementsAre("model.safetensors"));
   EXPECT_TRUE(loads());
-  // Each export takes the place of the last, whatever its files are called.
+  // Each export replaces the last one, whatever its files are called.
   export_weights_to_folder(folder, ours, {.max_file_bytes = 64}, posix_file_system());
   EXPECT_THAT(names(), testing::ElementsAre("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
                                             "model.safetensors.index.json"));
@@ -300,7 +300,7 @@ TEST(Weights, GoIntoSeveralFilesAndAnIndexWhereOneWouldBeTooLarge) {
   export_weights_to_folder(folder, ours, {.max_file_bytes = 64}, posix_file_system());
   FaultyFileSystem counter(posix_file_system());
   export_weights_to_folder(folder, ours, {.max_file_bytes = 64}, counter);
-  // A failure leaves the old weights, the new ones, or what is refused.
+  // A failure leaves the old weights, the new ones, or files that are refused.
   const auto other = zeros_like_all(ours);
   for (std::int64_t n = 0; n < counter.operations(); ++n) {
     export_weights_to_folder(folder, ours, {.max_file_bytes = 64}, posix_file_system());

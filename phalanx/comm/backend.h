@@ -1,24 +1,27 @@
-// Backend: what lies below a Communicator. It only moves bytes; it knows no tensor, no timeout and no thread.
+// Backend: the layer below a Communicator. It only moves bytes. It knows no tensors, no timeouts and no threads.
 //
-// The Communicator checks arguments, numbers operations, watches the clock and writes error texts. It (or the
-// process's progress thread, see progress.h) then drives each operation to its end:
+// The Communicator checks arguments, numbers the operations, applies timeouts and writes error texts. Then a driver
+// (the Communicator itself, or the process's progress thread, see progress.h) completes each operation:
 //
 //   std::unique_ptr<Operation> op = backend.start(description);
 //   while (op->advance() != Progress::done) { /* spin, then yield, then sleep on op->doorbell() */ }
 //
 // Rules for a backend
-// - start() and advance() never block. advance() does a bounded piece of work (about a chunk) and returns, so that one
-//   thread can keep many operations of many communicators going.
-// - A backend is driven by one thread at a time, but not always by the same one. start() is called in the same order on
-//   every rank for collectives; the next collective is started only after the one before is done. Point-to-point
-//   operations (send, recv, batch_p2p) may be under way several at a time, but never beside a collective.
-// - Before data moves the ranks' signatures are compared (signature.h); a mismatch is a CommError on every rank.
-// - After a throw, or abort(), every later start() and advance() throws; on the other ranks soon, too.
-// - The description and the buffers it points to outlive the operation.
+// - start() and advance() never block. advance() does a bounded amount of work (about one chunk) and returns. So one
+//   thread can drive many operations of many communicators.
+// - One thread at a time drives a backend, but not always the same one.
+// - For collectives, every rank calls start() in the same order. A collective starts only after the previous one is
+//   done.
+// - Several point-to-point operations (send, recv, batch_p2p) may be in flight at once, but never together with a
+//   collective.
+// - The ranks compare signatures (signature.h) before data moves. A mismatch is a CommError on every rank.
+// - After a throw, or after abort(), every later start() and advance() throws. The other ranks follow soon.
+// - The description and the buffers that it points to outlive the operation.
 //
-// A stream-ordered backend (traits) moves memory of an accelerator. For a description with `on_device` its start() is
-// called on the issuing thread, at once and in the order of issue, also while the progress thread advances earlier
-// operations; it takes its place behind what that thread's current stream has in hand. advance() then only watches.
+// A stream-ordered backend (BackendTraits::stream_ordered) moves accelerator memory. For a description with
+// `on_device`, the issuing thread calls start() at once, in issue order, even while the progress thread advances
+// earlier operations. The operation is ordered after the work already queued on that thread's current stream. advance()
+// then only watches.
 #pragma once
 
 #include <atomic>
@@ -45,13 +48,13 @@ struct Transfer {
   int tag = 0;
 };
 
-/// Messages between hosts have tags from here on. On a stream-ordered backend without a CUDA device (tests), which
-/// takes all memory for a device's, these alone are of the host's.
+/// Messages in host memory use tags from this value on. A stream-ordered backend without a CUDA device (tests) treats
+/// all memory as device memory; there only these tags mark a message in host memory.
 inline constexpr int kHostMemoryTag = 1'000'000;
 
 struct Signature;
 
-/// What one rank asks for. Counts are in elements; all ranges are contiguous.
+/// What one rank requests. Counts are in elements. All ranges are contiguous.
 ///   verb            input, input_count             output, output_count          counts
 ///   broadcast       - (output on root is read)     n                             -
 ///   all_reduce      - (in place)                   n                             -
@@ -64,15 +67,16 @@ struct Signature;
 ///   all_to_all      parts by destination           parts by source               empty: even; else input_counts and
 ///                                                                                output_counts per rank
 ///   send, recv, batch_p2p: transfers only.   barrier: nothing.
-/// The input of all_gather may be its own slice of the output, the output of reduce_scatter its own slice of the
-/// input, the input of gather (root) and the output of scatter (root) likewise; other overlaps do not occur.
+/// In-place forms: the input of all_gather may be this rank's slice of the output, and the output of
+/// reduce_scatter may be this rank's slice of the input. The same holds on root for the input of gather and the output
+/// of scatter. No other overlaps occur.
 struct OperationDescription {
   Verb verb = Verb::barrier;
   DataType dtype = DataType::u8;
-  bool on_device = false;       // the ranges are memory of an accelerator, not of the host
+  bool on_device = false;       // the ranges are accelerator memory, not host memory
   ReduceOp op = ReduceOp::sum;  // reductions only
   int root = 0;                 // rooted verbs only
-  std::uint64_t sequence = 0;   // collectives: the same on every rank; point-to-point: this rank's own count
+  std::uint64_t sequence = 0;   // collectives: the same on every rank; point-to-point: counted by this rank alone
   const void* input = nullptr;
   std::int64_t input_count = 0;
   void* output = nullptr;
@@ -81,20 +85,22 @@ struct OperationDescription {
   std::vector<std::int64_t> input_counts;   // all_to_all
   std::vector<std::int64_t> output_counts;  // all_to_all
   std::vector<Transfer> transfers;          // send, recv, batch_p2p
-  bool compare_only = false;                // collectives of gloo and mpi: done once all ranks are known to ask alike
-  // What the ranks compare, and errors tell, instead of this itself; lives as long as the operation.
+  bool compare_only = false;                // collectives of gloo and mpi: done once all signatures are known to match
+  // If set: the ranks compare this signature, and errors show it, instead of the description's own. Lives as long as
+  // the operation.
   const Signature* stands_for = nullptr;
 };
 
 enum class Progress : std::uint8_t {
-  blocked,  // nothing could be done: a peer has not got there
-  moved,    // something was done; call again
+  blocked,  // nothing could be done: a peer has not arrived
+  moved,    // some work was done; call again
   done
 };
 
-/// Where a blocked operation's driver may sleep: on a futex word that held `seen` when advance() found it wanting.
-/// The driver adds itself to `sleepers` (if any) before the futex call and leaves after it; whoever changes the word
-/// wakes only if sleepers is not zero. Sleeps are bounded (100 ms), so a missed wake costs time, never a hang.
+/// A futex word on which the driver of a blocked operation may sleep. `seen` is the value at which advance() had to
+/// wait. The driver adds itself to `sleepers` (if not null) before the futex call and removes itself after it. The
+/// thread that changes the word wakes sleepers only if the count is not zero. A sleep lasts at most 100 ms, so a missed
+/// wake-up costs time but never hangs.
 struct Doorbell {
   std::atomic<std::uint32_t>* word = nullptr;
   std::uint32_t seen = 0;
@@ -102,64 +108,72 @@ struct Doorbell {
   bool process_shared = false;
 };
 
-/// How a waiter makes the stream it computes on, instead of the host, wait for a stream-ordered operation.
+/// Lets a waiter make its compute stream, instead of the host, wait for a stream-ordered operation.
 class StreamCompletion {
  public:
   virtual ~StreamCompletion() = default;
-  /// The calling thread's current stream waits for the operation's end. False: it is not launched yet; ask again.
+  /// Makes the calling thread's current stream wait for the end of the operation. False: it is not launched yet; ask
+  /// again.
   virtual bool join_current_stream() = 0;
-  /// The device is through with it. Never throws; what has failed is done, too.
+  /// True once the device has finished it. Never throws. A failed operation is done, too.
   virtual bool is_done() const noexcept = 0;
 };
 
 class Operation {
  public:
   virtual ~Operation() = default;
-  /// Does what can be done now. Throws CommError: mismatch, aborted by a peer, transport failure.
+  /// Does the work that is possible now. Throws CommError: mismatch, abort by a peer, transport failure.
   virtual Progress advance() = 0;
-  /// After advance() returned blocked. Nothing: the driver polls, at growing intervals.
+  /// Where to sleep after advance() returned blocked. nullopt: the driver polls, at growing intervals.
   virtual std::optional<Doorbell> doorbell() { return std::nullopt; }
-  /// The same of an operation that may wait in several places at once: adds them all. False: the driver polls.
+  /// Like doorbell(), for an operation that may wait in several places at once: appends all of them. False: the driver
+  /// polls.
   virtual bool add_doorbells(std::vector<Doorbell>& bells) {
     const std::optional<Doorbell> bell = doorbell();
     if (bell) bells.push_back(*bell);
     return bell.has_value();
   }
-  /// Called about every 100 ms while blocked. Throws CommError if a rank waited for is dead, naming it.
+  /// The driver calls it about every 100 ms while blocked. Throws CommError, naming the rank, if an awaited rank is
+  /// dead.
   virtual void check_peers() {}
-  /// Called after a failure, once the backend has been aborted, until it returns true: then no peer reads or writes
-  /// this operation's buffers any more. Never blocks; what it waits for is only that peers finish the piece in hand.
+  /// The driver calls it until it returns true. Never blocks: it only waits for peers to finish the piece they work on.
+  /// REQUIRES: the operation failed and the backend has been aborted.
+  /// ENSURES: once true, no peer reads or writes this operation's buffers any more.
   virtual bool retire() noexcept { return true; }
-  /// Stream-ordered operations only. Asked for once, right after start(); may outlive the operation.
+  /// Stream-ordered operations only. The driver calls it once, right after start(). The result may outlive the
+  /// operation.
   virtual std::shared_ptr<StreamCompletion> completion() { return nullptr; }
-  /// The ranks this operation is waiting for, for error messages; empty if the backend cannot know.
+  /// The ranks that this operation waits for, for error messages. Empty if the backend cannot know.
   virtual std::vector<int> missing_ranks() { return {}; }
-  /// Stream-ordered operations only: puts into the stream what can be; advance() does the rest. Called at most once,
-  /// right after start() and completion(), by the issuing thread; it may wait for a moment, but for no peer. After a
-  /// throw retire() tells when the device is through with what it began.
+  /// Stream-ordered operations only: enqueues what it can on the stream; advance() does the rest. The issuing thread
+  /// calls it at most once, right after start() and completion(). It may wait for a moment, but never for a peer. After
+  /// a throw, retire() returns true once the device has finished what launch() began.
   virtual void launch() {}
 };
 
 struct BackendTraits {
-  std::string_view name;              // "local", "shm", "gloo"
-  bool rank_order_reduction = false;  // reductions sum in rank order: the same bits on every run and such backend
+  std::string_view name;              // "local", "shm", "gloo", "mpi", "nccl"
+  bool rank_order_reduction = false;  // reductions sum in rank order: same bits on every run and on every such backend
   bool host_only = true;              // only host memory can be moved
-  bool oversubscribed = false;        // more ranks than cores on this machine: a waiter gives its core away at once
-  bool has_tags = true;         // of the memory it is for. False: messages between two ranks match in the order of
-                                // issue, and a rank's run one after the other, each until it meets its other end
+  bool oversubscribed = false;        // more ranks than cores on this node: a waiter yields its core at once
+  // Messages match by tag; applies to the memory that the backend is made for. False: messages between two ranks match
+  // in issue order, and a rank runs its messages one after the other, each until its peer has joined it.
+  bool has_tags = true;
   bool stream_ordered = false;  // see above; host memory is moved, too, but not in any stream's order
-  int cuda_device = -1;         // the only one whose memory a stream-ordered backend moves. -1 (tests): there is
-                                // none, and the tensors' host memory plays its part
+  // The one CUDA device whose memory a stream-ordered backend moves. -1 (tests): no device; the tensors' host memory
+  // acts as device memory.
+  int cuda_device = -1;
 };
 
-/// The members of one new group, asked for by all ranks of the old one at the same time.
+/// The members of one new group. All ranks of the old group request it at the same time.
 struct SplitRequest {
-  std::vector<int> members;  // old ranks in the order of the new; empty: this rank joins no group but takes part
-  int rank = -1;             // this rank's place in members
+  std::vector<int> members;  // old ranks, in the order of the new ones; empty: joins no group but takes part
+  int rank = -1;             // this rank's index in members
   std::string name;          // of the new communicator; the same on all members
-  std::uint64_t serial = 0;  // how many splits this group has made before: the same on every old rank
-  std::vector<int> names;    // what error texts call the members, where these are a part of a group; empty: 0, 1, ...
-  /// All-gathers byte strings over the old group; every old rank must call it the same number of times.
+  std::uint64_t serial = 0;  // number of earlier splits of this group: the same on every old rank
+  std::vector<int> names;  // rank numbers for error texts, if the members are part of a larger group; empty: 0, 1, ...
+  /// All-gathers byte strings over the old group.
+  /// REQUIRES: every old rank calls it the same number of times.
   std::function<std::vector<std::string>(const std::string&)> exchange;
 };
 
@@ -175,15 +189,16 @@ class Backend {
   virtual std::unique_ptr<Operation> start(const OperationDescription& description) = 0;
   /// nullptr if request.members is empty.
   virtual std::shared_ptr<Backend> split(const SplitRequest& request) = 0;
-  /// Host memory of so many bytes (the same on all ranks, all of which call this), from which this backend moves data
-  /// with fewer copies. Held by what is returned. nullptr on all ranks: it has none, ordinary memory is as good.
+  /// Allocates this many bytes of host memory from which this backend moves data with fewer copies. The returned
+  /// pointer owns the memory. nullptr on all ranks: the backend has no such memory; ordinary memory is as good.
+  /// REQUIRES: all ranks call it, with the same number of bytes.
   virtual std::shared_ptr<std::byte> make_symmetric(std::size_t, SymmetricOptions, const SymmetricExchange&) {
     return nullptr;
   }
-  /// Any thread, any number of times; the first reason counts.
+  /// Any thread may call it, any number of times. The first reason counts.
   virtual void abort(const std::string& reason) noexcept = 0;
-  /// Throws CommError if the group was aborted, or if a rank of it is known to have ended. A rank that has ended may
-  /// have done all that was asked of it. Cheap; by whoever drives the backend.
+  /// Throws CommError if the group was aborted, or if one of its ranks is known to have ended. (A rank that ended may
+  /// have completed all its work.) Cheap. Only the thread that drives the backend may call it.
   virtual void check_ranks() {}
 };
 

@@ -1,7 +1,7 @@
-// Strings of any length between the ranks of a group, by way of collectives on numbers and bytes: first how long they
-// are, then what is in them. Each call is collective and synchronous; roots and numbers of values are checked before.
+// Collectives on strings of any length, built on collectives of numbers and bytes: first the lengths, then the
+// contents. Each call is collective and synchronous. The caller has checked roots and numbers of values.
 //
-//   ByteObjects bytes(rank, size, run);              // run: an operation to its end
+//   ByteObjects bytes(rank, size, run);              // run(description) completes one operation
 //   std::vector<std::string> all = bytes.all_gather(mine);
 #pragma once
 
@@ -21,15 +21,15 @@ class ByteObjects {
   ByteObjects(int rank, int size, Run run) : rank_(rank), size_(static_cast<std::size_t>(size)), run_(std::move(run)) {}
 
   std::string broadcast(std::string value, int root);
-  /// By rank.
+  /// Returns the values in rank order.
   std::vector<std::string> all_gather(const std::string& value);
-  /// By rank, on root; elsewhere an empty list.
+  /// On root: the values in rank order. Elsewhere: an empty list.
   std::vector<std::string> gather(const std::string& value, int root);
-  /// `values`: one for each rank, looked at on root alone.
+  /// `values`: one per rank; used on root only.
   std::string scatter(const std::vector<std::string>& values, int root);
 
  private:
-  /// all_to_all of bytes, what came from each rank.
+  /// all_to_all of bytes; returns what each rank sent.
   std::vector<std::string> exchange(const std::string& input, std::vector<std::int64_t> input_counts,
                                     std::vector<std::int64_t> output_counts);
 

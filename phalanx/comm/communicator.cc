@@ -59,7 +59,7 @@ class Communicator::Impl {
     if (family) join(std::move(family));
   }
 
-  // What a communicator shares with all that are split from it.
+  // What a communicator shares with all communicators split from it.
   struct Family {
     Family(int rank, int size, FlightOptions files) : logs(FlightLogs::make(rank, size, std::move(files))) {}
     std::atomic<bool> is_started{false};
@@ -79,9 +79,9 @@ class Communicator::Impl {
 
   ~Impl() {
     if (queue_->is_empty()) return;
-    // On streams that is no fault: nobody has waited on the host.
+    // On streams that is legal: the host need not have waited.
     if (!traits_.stream_ordered || std::uncaught_exceptions() > 0)
-      // Contract broken, or unwinding after an error: what is still under way must not outlive us silently.
+      // Contract broken, or unwinding after an error: operations in flight must not outlive the communicator silently.
       backend_->abort(fmt::format("rank {} destroyed communicator '{}' with operations under way", rank(), *name_));
     while (!queue_->is_empty()) std::this_thread::yield();
   }
@@ -150,7 +150,7 @@ class Communicator::Impl {
     return total;
   }
 
-  // `part` may be exactly the own slice of `whole`, or apart from it.
+  // `part` may be exactly this rank's slice of `whole`, or not overlap with it.
   static void check_overlap(const at::Tensor& whole, const at::Tensor& part, std::int64_t slice_begin,
                             const char* what) {
     if (whole.numel() == 0 || part.numel() == 0) return;
@@ -165,8 +165,8 @@ class Communicator::Impl {
 
   // --- issue --------------------------------------------------------------------------------------------------------
 
-  // Whether the tensors are where streams are; without a CUDA device all tensors count as being there, but for those of
-  // messages between hosts.
+  // Whether the tensors are on the device of a stream-ordered backend. Without a CUDA device (tests) all tensors count
+  // as being there, except those of messages in host memory.
   bool is_on_device(const std::vector<at::Tensor>& tensors, Verb verb, const std::vector<Transfer>& transfers) const {
     if (!traits_.stream_ordered) return false;
     if (traits_.cuda_device < 0 && !transfers.empty() && transfers.front().tag >= kHostMemoryTag) return false;
@@ -274,7 +274,7 @@ class Communicator::Impl {
   CommunicatorOptions options_;
   std::shared_ptr<const std::string> name_;
   BackendTraits traits_;
-  std::string id_;            // the way from the first communicator to this one
+  std::string id_;            // the path of splits from the first communicator to this one
   std::vector<int> members_;  // [size]: ranks of the first communicator
   std::shared_ptr<Family> family_;
   std::shared_ptr<FlightLog> flight_;

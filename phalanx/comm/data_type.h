@@ -10,9 +10,9 @@
 namespace phalanx {
 
 c10::ScalarType scalar_type_of(DataType type) noexcept;
-/// Nothing: a type that has none.
+/// nullopt: the scalar type has no DataType.
 std::optional<DataType> find_data_type(c10::ScalarType type) noexcept;
-/// Throws Error for a type that has none: complex and quantized ones, int8, int16, float8.
+/// Throws Error for a scalar type without a DataType: complex and quantized ones, int8, int16, float8.
 DataType data_type_of(c10::ScalarType type);
 
 }  // namespace phalanx

@@ -1,19 +1,18 @@
-// FlightLog: the flight recorder of one communicator; FlightLogs: those of a communicator and all split from it.
+// FlightLog: the flight recorder of one communicator. FlightLogs: those of a communicator and all split from it.
 //
-// Every operation gets a number of its own here, counted over collectives and messages, and is noted when it is issued,
-// started and ended (0.11 us in all). When an operation of a group fails or times out for the first time, and a
-// folder is set, the recorders of all groups of the rank are written to <folder>/<prefix><rank of the first
-// group>.json, since the cause of a hang in one group is often an operation of another:
+// FlightLog numbers every operation, collectives and messages alike, and records when it is issued, started and
+// finished (0.11 us in all). When an operation of a group first fails or times out, and a folder is set, the recorders
+// of all groups of the rank are written to <folder>/<prefix><rank of the first group>.json. All groups, because the
+// cause of a hang in one group is often an operation of another. The format (flight_recorder.h):
 //
 //   {"rank": 1, "size": 4, "host": "...", "pid": 4711, "written_us": ..., "reason": "...",
-//    "groups": [{"group": "world", ..., "entries": [...]}, ...]}                                 (see
-//    flight_recorder.h)
+//    "groups": [{"group": "world", ..., "entries": [...]}, ...]}
 //
-// The reason is the first failure's, also in what is written later; without a failure it is what asked for the file.
-// With a folder set, SIGQUIT asks for the same, whatever the rank is doing (flight_signal.h). A file of an earlier run
-// is set aside, as <name>.previous, when the first communicator is made, so that files of two runs are never mixed.
+// "reason" is that of the first failure, also in files written later. Without a failure it says what requested the
+// file. With a folder set, SIGQUIT requests a file whatever the rank is doing (flight_signal.h). When the first
+// communicator is made, the file of an earlier run is renamed to <name>.previous, so files of two runs never mix.
 //
-// Thread-safe. Nothing here throws but write(): a dump that cannot be written is a warning in the log.
+// Thread-safe. Failures of the recorder do not reach the caller: a dump that cannot be written is a warning in the log.
 #pragma once
 
 #include <atomic>
@@ -31,19 +30,19 @@ namespace phalanx {
 
 class FlightLogs;
 
-/// Which group a log is of. Group ids are the same on all members and tell groups of the same name apart.
+/// Identifies the group of a log. A group id is the same on all members and unique among groups of the same name.
 struct FlightGroup {
   std::string name;
   std::string id;
   int rank = 0;
-  std::vector<int> members;  // ranks of the first group
+  std::vector<int> members;  // as ranks of the first group
 };
 
 struct FlightOptions {
-  bool writes = true;  // else a line says that nothing is written, wherever something would be
+  bool writes = true;  // false: logs a line instead, wherever a file would be written
   std::string folder;  // empty: nothing is written, unless PHALANX_COMM_TRACE_DIR is set
   std::string prefix = "rank_";
-  std::size_t capacity = 2048;  // operations kept per group
+  std::size_t capacity = 2048;  // operations recorded per group
 };
 
 class FlightLog {
@@ -72,7 +71,7 @@ class FlightLogs {
 
   void add(const std::shared_ptr<FlightLog>& log);
   std::string to_json(const std::string& reason) const;
-  void dump(const std::string& reason) noexcept;  // writes the file, if there is a folder
+  void dump(const std::string& reason) noexcept;  // writes the file, if a folder is set
 
  private:
   friend class FlightLog;

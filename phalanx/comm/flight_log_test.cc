@@ -1,4 +1,4 @@
-// What the flight recorder of a communicator keeps, and when it is written.
+// What the flight recorder of a communicator records, and when it is written.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <fcntl.h>
@@ -155,7 +155,7 @@ TEST_F(FlightLogTest, ASignalAsksAllRanksWhateverTheyDo) {
   EXPECT_EQ(absent["groups"][0]["entries"].size(), 1U);
 }
 
-// Not on an error, not on a signal, whatever the environment says; and neither ends a rank.
+// Nothing is written on an error or a signal, whatever the environment says; and neither ends a rank.
 TEST_F(FlightLogTest, NothingIsWrittenWhereThatIsAskedFor) {
   auto asked = options();
   asked.trace_files = false;

@@ -17,13 +17,13 @@
 namespace phalanx {
 namespace {
 
-// A signal is for the whole process, so this cannot belong to an object; and its thread may be at work when the process
-// ends, so it is never destroyed.
+// A signal concerns the whole process, so this cannot belong to an object. Its thread may run when the process ends, so
+// it is never destroyed.
 struct FlightSignal {
   sem_t asked;
   std::mutex mutex;
   std::vector<std::weak_ptr<FlightLogs>> logs;
-  pid_t process = 0;  // whose thread listens
+  pid_t process = 0;  // the process whose thread listens
   std::atomic<bool> ends{false};
 };
 
@@ -37,7 +37,7 @@ void ask_for_flight_logs(int) {
 }
 
 void ask_for_flight_logs_and_end(int number) {
-  if (flight_signal->process != getpid()) {  // a forked child has the handler, but nobody who listens
+  if (flight_signal->process != getpid()) {  // a forked child has the handler, but no thread that listens
     signal(number, SIG_DFL);
     raise(number);
     return;
@@ -49,7 +49,7 @@ void ask_for_flight_logs_and_end(int number) {
 void install_handler(int number, void (*handler)(int)) {
   struct sigaction now {};
   if (sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0) return;
-  // A shell's script starts what it puts into the background with SIGQUIT ignored: nobody's choice.
+  // A shell script starts its background processes with SIGQUIT ignored; no program chose that.
   const bool is_free = now.sa_handler == SIG_DFL || (number == SIGQUIT && now.sa_handler == SIG_IGN);
   if (!is_free) return;
   struct sigaction ours {};
@@ -83,7 +83,7 @@ void answer_signals() {
 }
 
 void start_answering() {
-  // Signals are the other threads' business.
+  // Leave signals to the other threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -44,7 +44,7 @@ void WorkState::require_in_time() {
       fmt::format("timed out after {:.1f} s; not arrived: {}", std::chrono::duration<double>(waited).count(), who));
 }
 
-// Wraps what the backend says in what was being done, and makes the whole group fail.
+// Adds the operation to the backend's error text, and makes the whole group fail.
 void WorkState::fail(std::exception_ptr error) noexcept {
   std::string reason = "unknown error";
   try {
@@ -141,7 +141,7 @@ Progress WorkState::advance() noexcept {
 }
 
 bool WorkState::add_doorbells(std::vector<Doorbell>& bells) {
-  // What has failed is polled: it waits for a moment only.
+  // A failed operation is polled: it only waits for a moment.
   return operation_ && !error_ && operation_->add_doorbells(bells);
 }
 
@@ -169,14 +169,14 @@ void WorkState::finish() noexcept {
   if (sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(&done_, false);
 }
 
-// True once the current stream waits, or need not; false if the operation is failing: then the host must wait.
+// True once the current stream waits, or need not wait. False if the operation is failing: then the host must wait.
 bool WorkState::wait_on_stream() {
   SpinBackoff backoff(SpinBackoff::kBackground);
   while (done_.load(std::memory_order_acquire) == 0 && !is_failing_.load(std::memory_order_acquire)) {
     if (completion_->join_current_stream()) return !is_failing_.load(std::memory_order_acquire);
     if (backoff.step()) continue;
     const Doorbell bell{&done_, 0, &sleepers_, false};
-    doorbell_wait({&bell, 1}, std::chrono::microseconds(100));  // launching rings no bell
+    doorbell_wait({&bell, 1}, std::chrono::microseconds(100));  // a launch changes no word
   }
   return false;
 }
@@ -239,7 +239,7 @@ bool ProgressEngine::take_new_work() {
   return !arrived.empty();
 }
 
-// How many operations from the front may be under way at once.
+// How many operations, from the front, may be in flight at once.
 std::size_t ProgressEngine::active_count(const OperationQueue& queue) const {
   std::size_t count = 0;
   while (count < queue.operations_.size() && queue.operations_[count]->is_p2p()) ++count;

@@ -1,14 +1,16 @@
-// Progress: who drives an operation from issue to completion.
+// Progress: drives operations from issue to completion.
 //
-// A synchronous operation is driven by the thread that issued it, if the communicator has nothing else under way;
-// otherwise, and for asynchronous ones, by the process's one progress thread, shared by all communicators (and by all
-// rank threads). It goes round all operations that may move, never blocks in one, and sleeps on all their doorbells at
-// once when none does. Collectives of one communicator run one after the other in issue order; point-to-point
-// operations that follow each other run side by side. Stream-ordered operations are launched by the thread that issues
-// them, as far as that goes without a peer, and watched by the progress thread, synchronous ones too: there "wait" is
-// an order to the waiter's stream.
+// - A synchronous operation is driven by the thread that issued it, if the communicator has nothing else in flight.
+// - All other operations are driven by the process's single progress thread. All communicators (and all rank threads)
+//   share it. It visits every operation that may advance and never blocks in one. When none advances, it sleeps on all
+//   their doorbells at once.
+// - Collectives of one communicator run one after the other, in issue order. Consecutive point-to-point operations run
+//   concurrently.
+// - Stream-ordered operations, synchronous ones included, are launched by the issuing thread, as far as that is
+//   possible without a peer. The progress thread then watches them. For these, wait() makes the waiter's stream wait.
 //
-// The first error of a communicator aborts its backend: what is queued behind it, and what is issued later, fails too.
+// The first error of a communicator aborts its backend: everything queued behind it, and everything issued later,
+// fails, too.
 #pragma once
 
 #include <atomic>
@@ -28,7 +30,7 @@
 
 namespace phalanx {
 
-/// One issued operation. `issued` is filled before it is driven; the rest belongs to whoever drives it.
+/// One issued operation. `issued` is filled before the operation is driven. Everything else belongs to its driver.
 class WorkState {
  public:
   struct Issued {
@@ -38,7 +40,7 @@ class WorkState {
     std::chrono::milliseconds timeout{};
     std::shared_ptr<FlightLog> flight;
     std::uint64_t flight_number = 0;
-    std::shared_ptr<void> buffers;  // kept until the operation is done
+    std::shared_ptr<void> buffers;  // held until the operation is done
   };
 
   explicit WorkState(Issued issued)
@@ -47,18 +49,18 @@ class WorkState {
   WorkState(const WorkState&) = delete;
   WorkState& operator=(const WorkState&) = delete;
 
-  /// Drives it to its end on this thread. Throws what wait() would.
+  /// Drives the operation to its end on this thread. Throws what wait() would throw.
   void run();
-  /// Stream-ordered: starts it on this thread; the progress thread takes it from there. An error is wait()'s.
+  /// Stream-ordered: starts the operation on this thread; the progress thread continues it. wait() throws any error.
   void launch() noexcept;
 
   // For the progress thread.
-  Progress advance() noexcept;  // starts it if need be; a failure is recorded, and done once no peer uses the buffers
-  bool add_doorbells(std::vector<Doorbell>& bells);  // false: to be polled
+  Progress advance() noexcept;  // starts it if needed; records a failure, then is done once no peer uses the buffers
+  bool add_doorbells(std::vector<Doorbell>& bells);  // false: the thread must poll
   void watchdog_check() noexcept;                    // about every 100 ms while blocked: time-outs, dead peers
   bool is_p2p() const noexcept { return !issued_.description.transfers.empty(); }
-  void release() noexcept;  // lets go of operation, buffers and backend: the communicator shall be who ends that
-  void finish() noexcept;   // then makes is_done() true and wakes whoever waits
+  void release() noexcept;  // drops operation, buffers and backend, so that the communicator destroys the backend
+  void finish() noexcept;   // afterwards: makes is_done() true and wakes the waiters
 
   void wait();  // throws the error, if any
   bool is_done() const noexcept {
@@ -77,8 +79,8 @@ class WorkState {
   Issued issued_;
   const bool oversubscribed_;
   std::unique_ptr<Operation> operation_;
-  std::shared_ptr<StreamCompletion> completion_;  // stream-ordered operations; set before anybody else sees this
-  std::atomic<bool> is_failing_{false};           // error_ will be there when done_ is
+  std::shared_ptr<StreamCompletion> completion_;  // stream-ordered operations; set before another thread sees this
+  std::atomic<bool> is_failing_{false};           // error_ will be set before done_ is
   std::exception_ptr error_;
   std::chrono::steady_clock::time_point started_{};
   bool clock_runs_ = false;
@@ -86,12 +88,13 @@ class WorkState {
   std::atomic<std::uint32_t> sleepers_{0};
 };
 
-/// The operations of one communicator that the progress thread has in hand.
+/// The operations of one communicator that the progress thread drives.
 class OperationQueue {
  public:
-  /// True if the thread that issues may drive an operation itself.
+  /// True if the issuing thread may drive an operation itself.
   bool is_empty() const noexcept { return pending_.load(std::memory_order_acquire) == 0; }
-  /// Until is_done() is true of all that made the queue empty: a moment, in which they are over already.
+  /// REQUIRES: is_empty() is true. Waits until is_done() is true for all operations that have left the queue. They are
+  /// complete already, so the wait is short.
   void await_finished() const noexcept {
     while (finishing_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
   }
@@ -99,13 +102,13 @@ class OperationQueue {
  private:
   friend class ProgressEngine;
   std::atomic<std::uint32_t> pending_{0};
-  std::atomic<std::uint32_t> finishing_{0};            // counted as no longer pending, and not yet as done
+  std::atomic<std::uint32_t> finishing_{0};            // no longer counted as pending, not yet marked done
   std::deque<std::shared_ptr<WorkState>> operations_;  // progress thread only
 };
 
 class ProgressEngine {
  public:
-  /// The process's engine; made at first use, its thread joined when the last holder lets go.
+  /// The process's engine, made at first use. Its thread is joined when the last owner releases it.
   static std::shared_ptr<ProgressEngine> shared();
   ~ProgressEngine();
 
@@ -120,7 +123,7 @@ class ProgressEngine {
 
   std::mutex mutex_;
   std::vector<std::pair<std::shared_ptr<OperationQueue>, std::shared_ptr<WorkState>>> submitted_;
-  std::atomic<std::uint32_t> wake_{0};  // a futex word: changed for new work and at the end
+  std::atomic<std::uint32_t> wake_{0};  // a futex word: changed when work arrives and at the end
   std::atomic<std::uint32_t> wake_sleepers_{0};
   std::atomic<bool> stopping_{false};
   std::vector<std::shared_ptr<OperationQueue>> queues_;  // progress thread only

@@ -9,7 +9,7 @@ enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
 
 InstructionSet detect_instruction_set() {
 #ifdef PHALANX_REDUCE_X86
-  // f16c and fma come with every machine that has avx2 (x86-64-v3); asked for all the same.
+  // Every CPU with avx2 (x86-64-v3) has f16c and fma, too; checked all the same.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))

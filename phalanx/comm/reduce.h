@@ -1,13 +1,14 @@
-// Reductions over raw memory: the one kernel that the local and the shm backend share, so that both give the same bits.
+// Reductions over raw memory. The local and the shm backend share this kernel, so both give the same bits.
 //
 //   out[i] = in[0][i] op in[1][i] op ... op in[n-1][i]      for i in [0, count), in this order
 //
 // - f16 and bf16 are accumulated in float32 and rounded once, to nearest even, at the end. `avg` divides the sum by n
 //   once, before that rounding. Integers wrap around. min and max give NaN if any input is NaN.
-// - On bool, sum and max are logical or, product and min are logical and.
-// - `out` may be one of the inputs; partial overlaps are not allowed.
-// - The result of an element depends only on that element's inputs, never on where a range starts or ends, nor on the
-//   instruction set chosen (baseline, AVX2, AVX-512; once per process). Which of two NaNs goes on is left open.
+// - On bool, sum and max are logical or; product and min are logical and.
+// - `out` may be one of the inputs. Partial overlaps are not allowed.
+// - The result of an element depends only on that element's inputs. It does not depend on where a range starts or ends,
+//   nor on the instruction set (baseline, AVX2, AVX-512; chosen once per process). Which of two NaNs is the result is
+//   unspecified.
 #pragma once
 
 #include <cstddef>
@@ -18,17 +19,18 @@ namespace phalanx {
 
 using ReduceKernel = void (*)(void* out, const void* const* inputs, int n, std::size_t count);
 
-/// Never null: `avg` on integers and bool is refused before (see reducible()).
+/// REQUIRES: reducible(dtype, op).
+/// ENSURES: the result is not null.
 ReduceKernel reduce_kernel(DataType dtype, ReduceOp op);
 
 /// false for avg on i32, i64, u8 and bool.
 bool reducible(DataType dtype, ReduceOp op);
 
-/// f16 and bf16 to float32, and back, rounded once to nearest even: for sums that go on elsewhere in float32.
+/// f16 and bf16 to float32, and back, rounded once to nearest even. For sums that continue elsewhere in float32.
 void widen_floats(DataType dtype, float* out, const void* in, std::size_t count);
 void narrow_floats(DataType dtype, void* out, const float* in, std::size_t count);
 
-/// "avx512", "avx2" or "baseline": what reduce_kernel() chose for this machine.
+/// "avx512", "avx2" or "baseline": the choice of reduce_kernel() on this CPU.
 const char* reduce_instruction_set();
 
 namespace reduce_avx512 {

@@ -120,8 +120,8 @@ TEST(Reduce, AnElementGetsTheSameBitsAtAnyOffsetAndLength) {
     const std::size_t width = element_size(dtype);
     for (const ReduceOp op : kOps) {
       if (!reducible(dtype, op)) continue;
-      // Any bits are numbers but for bool. Not those of NaN: which of two NaNs goes on is the instruction's choice. The
-      // highest byte of a float's exponent without its lowest bit is never that of NaN.
+      // Except for bool, any bits are a number. NaN is avoided: which of two NaNs is the result depends on the
+      // instruction. The mask 0xBB clears exponent bits in a float's highest byte, so it is never that of a NaN.
       const bool is_float =
           dtype == DataType::f32 || dtype == DataType::f64 || dtype == DataType::f16 || dtype == DataType::bf16;
       std::vector<std::vector<std::byte>> inputs(kMostInputs, std::vector<std::byte>(kElements * width));
@@ -140,7 +140,7 @@ TEST(Reduce, AnElementGetsTheSameBitsAtAnyOffsetAndLength) {
           const std::size_t begin = random() % kElements;
           const std::size_t count = random() % (one % 2 == 0 ? 70 : kElements - begin + 1);
           const std::size_t length = std::min(count, kElements - begin);
-          // Where a part begins in memory is another matter than where it begins in the whole: any element's place.
+          // The alignment in memory is independent of the offset in the whole range: any element boundary.
           std::vector<std::byte> out((length + 64) * width, std::byte{0xEE});
           std::byte* const to = out.data() + random() % 32 * width;
           for (const void*& pointer : pointers) pointer = static_cast<const std::byte*>(pointer) + begin * width;

@@ -90,7 +90,7 @@ std::string describe(const OperationDescription& d) {
 
 void require_equal_signatures(std::span<const Signature> signatures) {
   if (std::ranges::all_of(signatures, [&](const Signature& s) { return s == signatures.front(); })) return;
-  // Calls that look alike are told together, in the order of their first rank.
+  // Equal calls are listed together, in the order of their first rank.
   std::vector<std::pair<std::string, std::vector<int>>> calls;
   for (std::size_t rank = 0; rank < signatures.size(); ++rank) {
     std::string text = describe(signatures[rank]);

@@ -25,11 +25,11 @@ std::size_t streamed_part(std::size_t result, std::size_t touched, int ranks) {
 #ifdef __x86_64__
 namespace {
 
-constexpr std::size_t kStreamStep = 256;  // bytes a turn: four lines
-// How far ahead of the loads: the processor's own prefetching stops at the end of every page.
+constexpr std::size_t kStreamStep = 256;  // bytes per iteration: four cache lines
+// How far ahead of the loads to prefetch: the processor's own prefetching stops at the end of every page.
 constexpr std::size_t kStreamAhead = 1024;
 
-// `to` lies on a line, bytes is a multiple of kStreamStep.
+// `to` is aligned to a cache line; bytes is a multiple of kStreamStep.
 using StreamLines = void (*)(std::byte* to, const std::byte* from, std::size_t bytes);
 
 inline void stream_prefetch(const std::byte* from) {
@@ -37,7 +37,7 @@ inline void stream_prefetch(const std::byte* from) {
     _mm_prefetch(reinterpret_cast<const char*>(from + line), _MM_HINT_T0);
 }
 
-// SSE2: every x86-64 has it. Four stores make a line, which leaves in one piece all the same.
+// SSE2: every x86-64 has it. Four stores fill a line, which still leaves the core as one write.
 void stream_lines_baseline(std::byte* to, const std::byte* from, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += kStreamStep) {
     stream_prefetch(from + at + kStreamAhead);
@@ -79,7 +79,7 @@ void stream_by(StreamLines lines, void* to, const void* from, std::size_t bytes)
   if (head > 0) std::memcpy(out, in, head);
   if (body > 0) {
     lines(out + head, in + head, body);
-    // Streaming stores are ordered with nothing: not even a release store would wait for them.
+    // Streaming stores are unordered: not even a release store would wait for them.
     _mm_sfence();
   }
   if (tail > 0) std::memcpy(out + head + body, in + head + body, tail);

@@ -1,4 +1,4 @@
-// Copies past the caches: of every length and alignment, and not a byte beyond.
+// Streaming copies of every length and alignment; not a byte beyond the range is written.
 #include "phalanx/comm/stream_copy.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The small vocabulary of communication: element types, reductions, verbs. Knows no tensor.
+// The basic types of communication: element types, reductions, verbs. Knows no tensor.
 #pragma once
 
 #include <cstddef>
@@ -24,11 +24,11 @@ enum class Verb : std::uint8_t {
   barrier
 };
 
-/// Of memory that the ranks of one machine share.
+/// Options of memory that the ranks of one node share.
 struct SymmetricOptions {
-  // The peers' parts stay in this process's page tables from one collective to the next, and so count as its memory
-  // (RSS) beside that of the peers. False: they leave them after each, and are mapped anew, 16 pages at a fault, by the
-  // next one that reads them. For data that lie unread most of the time, as shards do.
+  // True: the peers' parts stay in this process's page tables between collectives, so they count in its memory (RSS),
+  // as they do in the peers'. False: they are unmapped after each collective; the next one that reads them maps them
+  // again, 16 pages per fault. Use false for data that is rarely read, such as shards.
   bool keeps_peers_mapped = true;
 };
 

@@ -1,7 +1,7 @@
 // How a thread waits for another: spin, then yield the core, then sleep in the kernel.
 //
-// Spinning answers in tens of nanoseconds but burns a core that the awaited rank may need; with more ranks than cores
-// it must be short, or each wait lasts a scheduler quantum (milliseconds). The lengths are measured; see
+// Spinning reacts within tens of nanoseconds, but burns a core that the awaited rank may need. With more ranks than
+// cores the spin must be short, or each wait lasts a scheduler quantum (milliseconds). The lengths are measured; see
 // docs/communication.md.
 #pragma once
 
@@ -22,7 +22,7 @@ inline void spin_pause() {
 #endif
 }
 
-/// The first two rungs. step() returns false when it is time to sleep.
+/// The first two stages, spin and yield. step() returns false when it is time to sleep.
 class SpinBackoff {
  public:
   struct Lengths {

@@ -53,7 +53,7 @@ std::string config_text(const std::string& path) {
   if (std::filesystem::is_directory(path)) {
     throw ConfigError(fmt::format("cannot read the configuration '{}': it is a directory", path));
   }
-  if (std::error_code error; std::filesystem::is_fifo(path, error)) {  // empty for all readers but the first
+  if (std::error_code error; std::filesystem::is_fifo(path, error)) {  // only its first reader gets the text
     throw ConfigError(
         fmt::format("cannot read the configuration '{}': it is a pipe, and each rank reads the file for "
                     "itself: write it to a file first",

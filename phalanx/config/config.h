@@ -1,10 +1,10 @@
 // The configuration of a training run: a TOML file with torchtitan's sections and keys, plus overrides.
 //
-// Every key lives in one table (config_schema.h) that gives its type, default, range and help text; the reader, the
-// command line (`--section.key value`), `--print-config` and docs/configuration.md all follow from it. Errors are
-// ConfigErrors that name the file and line (or the flag), what was expected and found, and the nearest known name; all
-// problems of a file and its flags are one error. `--like torchtitan` among the flags takes that program's defaults.
-// Knows no tensor: the front program checks a configuration without loading libtorch.
+// One table (config_schema.h) gives the type, default, range and help text of every key. The reader, the command line
+// (`--section.key value`), `--print-config` and docs/configuration.md all follow from it. Errors are ConfigErrors. They
+// name the file and line (or the flag), what was expected and found, and the nearest known name. All problems of a file
+// and its flags are one error. `--like torchtitan` among the flags uses torchtitan's defaults.
+// This header does not use torch: the command line checks a configuration without loading libtorch.
 //
 //   TrainConfig config = read_config("llama.toml", {"--training.steps", "100", "--checkpoint.no-enable"});
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace phalanx::train {
 
-/// model.flavor: the shape is that of config.json in model.hf_assets_path.
+/// Value of model.flavor: the shape is that of config.json in model.hf_assets_path.
 inline constexpr const char* kFlavorOfDirectory = "hf";
 
 struct TrainConfig {
@@ -66,8 +66,8 @@ struct TrainConfig {
     bool allow_tokenizer_mismatch = false;
     std::int64_t local_batch_size = 8;
     std::int64_t global_batch_size = -1;
-    std::int64_t num_tokens_per_microbatch_per_dp_rank = -1;  // turned into local_batch_size by read_config()
-    std::int64_t num_tokens_per_train_step = -1;              // turned into global_batch_size by read_config()
+    std::int64_t num_tokens_per_microbatch_per_dp_rank = -1;  // read_config() converts it to local_batch_size
+    std::int64_t num_tokens_per_train_step = -1;              // read_config() converts it to global_batch_size
     std::int64_t seq_len = 2048;
     double max_norm = 1.0;
     std::int64_t steps = 10000;
@@ -91,7 +91,7 @@ struct TrainConfig {
     std::int64_t pipeline_parallel_degree = 1;
     std::string pipeline_parallel_schedule = "1F1B";
     std::int64_t pipeline_parallel_microbatch_size = 1;
-    std::int64_t pipeline_parallel_stages_per_rank = 0;  // 0: as many as is usual for the schedule
+    std::int64_t pipeline_parallel_stages_per_rank = 0;  // 0: the usual number for the schedule
     std::string pipeline_parallel_balance = "counted";
   } parallelism;
 
@@ -168,38 +168,38 @@ struct TrainConfig {
   } debug;
 };
 
-/// Defaults, then the file, then the overrides, then checks that need no world size.
-/// What is to be said though nothing is wrong (keys that are not read, flags that are given twice) is logged, once; or
-/// goes to `notes`.
+/// Applies the defaults, then the file, then the overrides, then runs the checks that need no world size.
+/// Remarks that are not errors (keys that are not read, flags that are given twice) are logged once, or go to `notes`.
 TrainConfig read_config(const std::string& path, const std::vector<std::string>& overrides,
                         std::vector<std::string>* notes = nullptr);
-/// The same from text; `source` stands for the file's name in errors.
+/// The same from text. `source` replaces the file's name in errors.
 TrainConfig parse_config(std::string_view toml, const std::string& source, const std::vector<std::string>& overrides);
 
 /// The effective configuration as TOML; parse_config() of it gives the same configuration.
 std::string print_config(const TrainConfig& config);
 
-/// [checkpoint] stop_signals by number.
+/// [checkpoint] stop_signals as signal numbers.
 std::vector<int> stop_signals(const TrainConfig& config);
 
-/// A path as the keys give it: relative ones are in job.dump_folder.
+/// The path of a key's value: relative paths are in job.dump_folder.
 std::string in_dump_folder(const TrainConfig& config, const std::string& path);
 
-/// docs/configuration.md: every key with its type, default and meaning, and the keys that are refused.
+/// The text of docs/configuration.md: every key with its type, default and meaning, and the keys that are refused.
 std::string config_reference();
 
-/// Of how many blocks one keeps its input alone, by [activation_checkpoint]; 0: none does.
+/// N if [activation_checkpoint] recomputes one block in N, which then saves only its input; 0: no block.
 std::int64_t recompute_every(const TrainConfig& config);
-/// Whether these keep what is costly to compute again as well.
+/// Whether recomputed blocks also save the activations that are costly to recompute.
 bool uses_op_sac(const TrainConfig& config);
 
-/// Whether units are let go after the forward pass: fsdp_reshard_after_forward, whose default is yes, but in a
+/// Whether units are resharded after the forward pass: fsdp_reshard_after_forward. The default is yes, but no in a
 /// pipeline.
 bool reshards_after_forward(const TrainConfig& config);
-/// Whether accumulated gradients are averaged among the shards' ranks in every micro-batch:
-/// fsdp_reduce_each_microbatch, whose default is yes under zero_stage 2 and 3, but in a pipeline.
+/// Whether accumulated gradients are averaged over the sharding group in every micro-batch:
+/// fsdp_reduce_each_microbatch. The default is yes under zero_stage 2 and 3, but no in a pipeline.
 bool reduces_each_microbatch(const TrainConfig& config);
-/// Ranks that keep a unit together between the passes; 0: fsdp_reshard_after_forward is not a number.
+/// The number of ranks over which a unit stays sharded between the passes; 0: fsdp_reshard_after_forward is not a
+/// number.
 std::int64_t reshard_group(const TrainConfig& config);
 
 }  // namespace phalanx::train

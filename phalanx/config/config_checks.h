@@ -1,4 +1,4 @@
-// What the keys of a configuration say together: settings that contradict each other, and token budgets, which become
+// Checks the keys of a configuration together: settings that contradict each other. It also converts token budgets to
 // numbers of sequences. Checks that need the number of ranks are in run_plan.h.
 //
 //   check_keys_together(config, /*wrong_keys=*/{}, problems);
@@ -12,10 +12,10 @@
 
 namespace phalanx::train {
 
-/// A check of `wrong_keys` (read_keys() gives them) is left out: it would speak of their defaults.
+/// Checks that involve one of `wrong_keys` (from read_keys()) are skipped: they would see the keys' defaults.
 void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong_keys, ConfigProblems& problems);
 
-/// What a run needs and other uses of a configuration do not.
+/// Settings that a run needs, but other uses of a configuration do not.
 void require_dump_folder(const TrainConfig& config);
 void require_dataset(const TrainConfig& config);
 

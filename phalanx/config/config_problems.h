@@ -1,4 +1,4 @@
-// Collects what is wrong with a configuration, all of it, so that one report tells it.
+// Collects all problems of a configuration, so that one report lists them.
 //
 //   ConfigProblems problems;
 //   problems.collect([&] { check_one_thing(config); });
@@ -19,7 +19,7 @@ namespace phalanx::train {
 
 class ConfigProblems {
  public:
-  /// Runs what may throw an error of what was given, and keeps its text, once. Whether it threw.
+  /// Runs `check` and stores the text of an error it throws, each text once. Returns whether it threw.
   template <class Check>
   bool collect(Check&& check) {
     try {
@@ -37,7 +37,7 @@ class ConfigProblems {
     return true;
   }
   bool any() const { return !texts_.empty(); }
-  /// One problem is thrown as it was.
+  /// A single problem is rethrown as it was.
   void throw_if_any(const std::string& source) const {
     if (texts_.size() > 1) {
       throw ConfigError(fmt::format("{}: {} problems\n  {}", source, texts_.size(), fmt::join(texts_, "\n  ")));

@@ -24,7 +24,7 @@
 namespace phalanx::train {
 namespace {
 
-// A value as somebody wrote it, in the file or on the command line.
+// A value as it was written, in the file or on the command line.
 struct GivenValue {
   std::variant<std::monostate, bool, std::int64_t, double, std::string, std::vector<std::string>> value;
   std::string shown;  // as in the file
@@ -110,7 +110,7 @@ void refuse_unsupported(const RefusedKey& refused, std::string_view name, const 
                                 given.shown, expectation(key, slot), hint));
 }
 
-/// "a,b" as a list; brackets and quotes, as in a file, may stand around.
+/// "a,b" as a list; it may be enclosed in brackets and quotes, as in a file.
 std::vector<std::string> list_in_flag(std::string_view text) {
   const auto strip = [](std::string_view part, std::string_view first, std::string_view last) {
     while (part.starts_with(' ')) part.remove_prefix(1);
@@ -129,7 +129,7 @@ std::vector<std::string> list_in_flag(std::string_view text) {
   return parts;
 }
 
-// A flag's text takes the type of its key.
+// Converts a flag's text to the type of its key.
 void give_type(GivenValue& given, std::string_view type) {
   const std::string text = std::get<std::string>(given.value);
   if (type == "boolean") {
@@ -151,7 +151,7 @@ void check_range(const Key& key, Slot slot, double value, const GivenValue& give
   if (!(value >= key.least && value <= key.most)) refuse_value(key, slot, given);  // NaN is refused too
 }
 
-/// The value that a key takes for the one that was written: another name of a type, or torchtitan's name.
+/// The value for what was written, which may be another name of a type, or torchtitan's name.
 std::string known_value(const Key& key, const std::string& text) {
   const auto is_choice = [&](std::string_view value) {
     return std::find(key.choices.begin(), key.choices.end(), value) != key.choices.end();
@@ -162,7 +162,7 @@ std::string known_value(const Key& key, const std::string& text) {
   return is_choice(dtype) ? dtype : text;
 }
 
-/// An integer from 1 on, also one that was written as text.
+/// An integer from 1, also if it was written as text.
 std::optional<std::int64_t> count_in(const GivenValue& given) {
   std::optional<std::int64_t> count;
   if (const auto* integer = std::get_if<std::int64_t>(&given.value)) count = *integer;
@@ -213,7 +213,7 @@ class Reader {
  public:
   Reader(TrainConfig& config, ConfigProblems& problems) : config_(config), problems_(problems) {}
 
-  /// The keys whose values were not taken.
+  /// The keys whose values were rejected.
   const std::set<std::string>& wrong_keys() const { return wrong_keys_; }
 
   void read_file(std::string_view text, const std::string& source) {
@@ -237,8 +237,8 @@ class Reader {
       if (is_wrong) continue;
       const bool is_off = is_switched_off(section.str(), *table), says_off = is_said_off(*table);
       for (auto&& [name, value] : *table) {
-        // Where a section is off, what is not supported in it asks for nothing, nor does a choice that there is not
-        // here; where it says so, nothing does. Memory snapshots have their own switch.
+        // In a section that is off, an unsupported key has no effect, nor has a choice that does not exist here. If the
+        // section says that it is off, no key has. Memory snapshots have their own switch.
         const Key* key = find_key(section.str(), name.str());
         const bool is_choice = key && !key->choices.empty() && value.is_string();
         const bool asks = name.str() == "enable_memory_snapshot" ||
@@ -257,7 +257,7 @@ class Reader {
     }
   }
 
-  /// After the flags, which may switch a section on: keys of sections that are off are not read, and that is said.
+  /// Called after the flags, which may switch a section on. Keys of sections that are off are not read; a note says so.
   void conclude(std::vector<std::string>& notes) {
     std::vector<std::string> not_read;
     for (const IdleKey& key : idle_) {
@@ -302,11 +302,11 @@ class Reader {
            .where = fmt::format("--like {}", preset.name),
            .from_flag = true});
     }
-    given_.clear();  // the file may overrule it
+    given_.clear();  // the file may override it
   }
 
   void read_flags(const std::vector<std::string>& flags) {
-    given_.clear();  // a flag may overrule the file
+    given_.clear();  // a flag may override the file
     for (std::size_t i = 0; i < flags.size(); ++i) {
       const std::string& flag = flags[i];
       const std::size_t equals = flag.find('=');
@@ -336,13 +336,13 @@ class Reader {
         throw UsageError(fmt::format("{} needs a value", path));
       }
       given.value = given.shown;
-      given_.clear();  // and a later flag an earlier one
+      given_.clear();  // a later flag may override an earlier one
       take_flag(path, section, name, std::move(given));
     }
   }
 
  private:
-  /// A key of a section that is off, which could not be taken.
+  /// A key of a section that is off, whose value is not valid.
   struct IdleKey {
     std::string section, name;
     ConfigProblems problem = {};
@@ -369,7 +369,7 @@ class Reader {
     return section == "activation_checkpoint" && config_.activation_checkpoint.mode != "none";
   }
 
-  /// Of a key that is given twice with two values, that it is.
+  /// Also notes a key that is given twice with two values.
   void take_flag(const std::string& path, std::string_view section, std::string_view name, GivenValue given) {
     const std::string shown = given.shown;
     if (!set_or_collect(section, name, std::move(given))) return;
@@ -383,7 +383,7 @@ class Reader {
     flags_[key] = {.path = path, .shown = shown, .value = value};
   }
 
-  /// Whether what the section describes is off: it says so, or says nothing and that is torchtitan's default.
+  /// Whether the feature of the section is off: the section says so, or says nothing and torchtitan's default is off.
   static bool is_switched_off(std::string_view section, const toml::table& table) {
     for (const char* name : {"enable", "enabled", "enable_profiling", "enable_checkpoint"}) {
       if (table.get_as<bool>(name)) return is_said_off(table);
@@ -395,7 +395,7 @@ class Reader {
     return std::ranges::find(kOffByDefault, section) != kOffByDefault.end();
   }
 
-  /// Whether it could be set.
+  /// Returns whether it could be set.
   bool set_or_collect(std::string_view section, std::string_view name, GivenValue given) {
     if (!problems_.collect([&] { set(section, name, std::move(given)); })) return true;
     note_wrong(section, name);

@@ -1,5 +1,5 @@
-// Reads a configuration file and its flags into a TrainConfig: names, types, ranges and choices of single keys. What
-// keys say together is checked by config_checks.h.
+// Reads a configuration file and its flags into a TrainConfig. It checks names, types, ranges and choices of single
+// keys; config_checks.h checks keys together.
 //
 //   ConfigProblems problems;
 //   const auto wrong_keys = read_keys(config, "[training]\nsteps = 10\n", "llama.toml", flags, problems, notes);
@@ -15,14 +15,14 @@
 
 namespace phalanx::train {
 
-/// Takes the preset of `--like`, then the file, then the other flags. Wrong keys and values become `problems`; text
-/// that is not TOML is a ConfigError, flags that are not `--section.key value` are a UsageError. Returns the keys whose
-/// values were not taken, as "section.key". `notes`: what is to be said though nothing is wrong.
+/// Applies the preset of `--like`, then the file, then the other flags. Wrong keys and values become `problems`. Throws
+/// ConfigError for text that is not TOML, and UsageError for flags that are not `--section.key value`. Returns the keys
+/// whose values were rejected, as "section.key". `notes` gets remarks that are not errors.
 std::set<std::string> read_keys(TrainConfig& config, std::string_view toml, const std::string& source,
                                 const std::vector<std::string>& flags, ConfigProblems& problems,
                                 std::vector<std::string>& notes);
 
-/// A configuration as far as it could be read, and what is wrong with it.
+/// A configuration as far as it could be read, and its problems.
 struct ConfigReading {
   TrainConfig config = {};
   std::set<std::string> wrong_keys = {};
@@ -31,13 +31,13 @@ struct ConfigReading {
   std::string source;
 };
 
-/// parse_config() before it throws, for who has more to check.
+/// parse_config() without the throw at the end, for callers with more checks.
 ConfigReading take_config(std::string_view toml, const std::string& source, const std::vector<std::string>& overrides);
 
-/// Logs them once, or gives them to `notes`.
+/// Writes the notes to `notes`; if that is null, logs each of them once.
 void take_notes(const std::vector<std::string>& found, std::vector<std::string>* notes);
 
-/// The text of a configuration file. ConfigError where it cannot be read.
+/// Returns the text of a configuration file. Throws ConfigError if it cannot be read.
 std::string config_text(const std::string& path);
 
 }  // namespace phalanx::train

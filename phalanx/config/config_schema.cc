@@ -17,7 +17,7 @@ Slot at(TrainConfig& config) {
 constexpr double kAny = std::numeric_limits<double>::infinity();
 constexpr double kLargestCount = std::numeric_limits<std::int32_t>::max();
 
-/// Counts are kept and multiplied as smaller integers in places: nothing larger makes sense, but for the seed.
+/// Counts are stored and multiplied as smaller integers in places. No larger count makes sense, except for the seed.
 std::vector<Key> with_bounded_counts(std::vector<Key> keys) {
   TrainConfig config;
   for (Key& key : keys) {

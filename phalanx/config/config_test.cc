@@ -315,7 +315,7 @@ TEST(Config, AllProblemsOfAFileAndItsFlagsAreOneReport) {
     EXPECT_THAT(text, HasSubstr(problem));
   }
   EXPECT_THAT(text, HasSubstr("profiler_active is 11, but profile_freq is 10"));
-  // A key that was not taken has no part in a second problem.
+  // A key that was rejected causes no second problem.
   EXPECT_THAT(refusal("[profiling]\nprofiler_active = 11\nprofile_freq = \"often\"\n"),
               ::testing::Not(HasSubstr("but profile_freq is 10")));
 }
@@ -463,7 +463,7 @@ TEST(Config, SectionsThatAreOffRefuseNothingAndSayWhatIsNotRead) {
     EXPECT_THAT(notes, ElementsAre("not read, as its section is switched off: [checkpoint] load_step"));
   }
   EXPECT_TRUE(notes_of("[checkpoint]\nload_step = 3\n").empty());
-  // What a flag switches on is read.
+  // Keys of a section that a flag switches on are read.
   EXPECT_THAT(refusal(text, {"--checkpoint.enable"}), HasSubstr("keep_latest_k is -3"));
   EXPECT_THAT(refusal(text, {"--validation.enable"}),
               AllOf(HasSubstr("unknown key [validation] bogus"), HasSubstr("steps is 0")));
@@ -545,7 +545,7 @@ TEST(Config, MissingFileIsOneClearError) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("/nonexistent/run.toml"), HasSubstr("No such file")));
   }
   EXPECT_THROW(read_config(::testing::TempDir(), {}), ConfigError);
-  // All readers but the first would find nothing in it, and take the defaults.
+  // Only the first reader would get the text; the others would find nothing and use the defaults.
   const TempDirectory folder;
   const std::string pipe = (folder.path() / "run.toml").string();
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);

@@ -55,7 +55,7 @@ std::vector<BenchLayout> layouts_to_bench(const TrainConfig& config, std::int64_
   std::vector<BenchLayout> layouts;
   if (list == "auto") {
     for (NamedLayout& layout : all_layouts(config, ranks)) {
-      // In the run's own precision, and without recomputation: the layouts are what is compared.
+      // Only in the run's own precision and without recomputation, because the layouts are compared.
       const bool is_variant = recompute_every(layout.config) != 0 ||
                               layout.config.training.mixed_precision_param != config.training.mixed_precision_param;
       if (layout.ranks == ranks && !is_variant) layouts.push_back(predicted_layout(std::move(layout), devices));

@@ -123,7 +123,7 @@ TEST(LayoutBench, OfSeveralRunsTheMiddleOneStands) {
   EXPECT_EQ(median_run({{.step_seconds = 3}, {.step_seconds = 1}, {.step_seconds = 2}}).step_seconds, 2);
 }
 
-// What the planner says of a layout is what training makes of the settings that it gives.
+// The planner's description of a layout is what training makes of the settings that the planner gives.
 TEST(LayoutBench, SettingsOfALayoutMakeThatLayout) {
   const std::vector<plan::Layout> layouts = {
       {.parallel = {.dp_replicate = 4}, .batch = 2},
@@ -132,7 +132,7 @@ TEST(LayoutBench, SettingsOfALayoutMakeThatLayout) {
       {.parallel = {.dp_shard = 2, .tp = 2, .zero_stage = 2}, .batch = 4},
       {.parallel = {.pp = 2, .dp_replicate = 2}, .batch = 2, .passes = 2},
       {.parallel = {.pp = 2, .dp_shard = 2, .zero_stage = 1}, .batch = 2, .passes = 2},
-      {.parallel = {.pp = 2, .dp_shard = 2}, .batch = 2, .passes = 2},  // let go of with every pass
+      {.parallel = {.pp = 2, .dp_shard = 2}, .batch = 2, .passes = 2},  // resharded after every pass
       {.parallel = {.pp = 2, .dp_shard = 2}, .batch = 2, .passes = 2, .reshard_after_forward = false},
       {.parallel = {.dp_shard = 4}, .batch = 2, .reshard_after_forward = false},
   };
@@ -148,7 +148,7 @@ TEST(LayoutBench, SettingsOfALayoutMakeThatLayout) {
     EXPECT_EQ(plan::name_of(layout_of(config, plan)), plan::name_of(layout));
     const auto from_layout = plan::predict_memory(plan::apply_layout(shape_without_layout(config), layout));
     EXPECT_EQ(plan::predict_memory(training_shape(config, plan)).total(), from_layout.total()) << plan::name_of(layout);
-    // And by its name, as verify and bench take it.
+    // The same for its name, which verify and bench accept.
     const NamedLayout named = with_layout(config, plan::name_of(layout), 4);
     EXPECT_EQ(plan::predict_memory(training_shape(named.config, plan_run(named.config, 4))).total(),
               from_layout.total())

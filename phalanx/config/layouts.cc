@@ -62,7 +62,7 @@ std::string choice_of(const Parts& parts, const std::string& key, const std::vec
   return value;
 }
 
-/// none, full, op, or of how many blocks one is computed again.
+/// none, full, op, or a number N: one of N blocks is recomputed.
 TrainConfig::ActivationCheckpoint recomputation_of(const Parts& parts, const std::string& name) {
   TrainConfig::ActivationCheckpoint result;
   const auto found = parts.find("ac");
@@ -84,7 +84,7 @@ TrainConfig::ActivationCheckpoint recomputation_of(const Parts& parts, const std
   return result;
 }
 
-/// The batch as all layouts have it, in forward passes that this one can do.
+/// The batch is the same for all layouts, in forward passes that this layout can run.
 void share_out_batch(TrainConfig& config, std::int64_t data_parallel_size, std::int64_t ranks) {
   auto& training = config.training;
   if (training.global_batch_size == -1) training.global_batch_size = training.local_batch_size * ranks;
@@ -131,7 +131,7 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
                                   layout.ranks, ranks));
   }
   if (parts.contains("batch")) {
-    // All forward passes of the layout have so many; the step stays as large as it is for the others.
+    // All forward passes of the layout have this many; the step stays as large as for the other layouts.
     auto& training = layout.config.training;
     if (training.global_batch_size == -1) training.global_batch_size = training.local_batch_size * ranks;
     training.local_batch_size = number_of(parts, "batch", 1, name);
@@ -158,10 +158,10 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
     try {
       layouts.push_back(with_layout(config, fmt::format("{}", fmt::join(parts, ",")), ranks));
     } catch (const ConfigError&) {
-      // What does not divide the model or the batch is no layout of it.
+      // A layout that does not divide the model or the batch is left out.
     }
   };
-  // Recomputation and 16 bits: each of each on one rank, and some with every mix of degrees of 1 and 2.
+  // Recomputation and 16 bits: every combination on one rank, and some with every mix of degrees of 1 and 2.
   const auto add_with_variants = [&](std::int64_t pp, std::int64_t replicas, std::int64_t shards, std::int64_t tp,
                                      const std::string& more) {
     add(pp, replicas, shards, tp, more);

@@ -1,11 +1,11 @@
-// Layouts by name, and all of them: what `phalanx verify` goes through. Knows no tensor.
+// Layouts by name, and the list of all layouts, which `phalanx verify` checks. It does not use torch.
 //
-//   const TrainConfig laid_out = with_layout(config, "dp_shard=2,tp=2,zero=1", /*ranks=*/8);
-//   for (const NamedLayout& layout : all_layouts(config, 8)) ...       // every mix that the model's numbers allow
+//   const NamedLayout layout = with_layout(config, "dp_shard=2,tp=2,zero=1", /*ranks=*/8);
+//   for (const NamedLayout& one : all_layouts(config, 8)) check(one);   // every mix that the model's dimensions allow
 //
 // Every layout trains on the same global batch: that of the configuration, or else local_batch_size for each of the
-// given ranks. Each forward pass has as many sequences as local_batch_size says, or the most below that divide a data
-// rank's share; the rest is accumulated.
+// given ranks. Each forward pass has local_batch_size sequences, or the largest smaller number that divides the share
+// of a data-parallel rank. The rest is accumulated.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,16 @@ struct NamedLayout {
   std::int64_t ranks = 1;
 };
 
-/// Parts: pp=N, schedule=NAME, dp_replicate=N, dp_shard=N, tp=N, zero=1|2|3, sp=on|off,
-/// ac=none|full|op|N (of N blocks one is computed again), reshard=always|never, precision=float32|bfloat16|float16,
-/// batch=N (sequences of a forward pass or of a pipeline's micro-batch); what is not named is 1, 1F1B, 3, on, none,
-/// always, the configuration's, as above. ConfigError for others, for more ranks than
-/// there are, and where numbers do not divide.
+/// Parts of a name: pp=N, schedule=NAME, dp_replicate=N, dp_shard=N, tp=N, zero=1|2|3, sp=on|off,
+/// ac=none|full|op|N (one of N blocks is recomputed), reshard=always|never, precision=float32|bfloat16|float16,
+/// batch=N (sequences of a forward pass or of a pipeline's micro-batch). Defaults: 1, 1F1B, 1, 1, 1, 3, on, none,
+/// always, the configuration's precision, and the batch described above. Throws ConfigError for other parts, for more
+/// ranks than `ranks`, and if numbers do not divide.
 NamedLayout with_layout(const TrainConfig& config, const std::string& name, std::int64_t ranks);
 
-/// Of 1 to `ranks` ranks, fewest first: every mix of degrees that are powers of two, each with every stage of ZeRO; one
-/// rank with every kind of recomputation and precision, and each mix of degrees of 2 with recomputation in both 16-bit
-/// types.
+/// All layouts of 1 to `ranks` ranks, fewest first. These are every mix of degrees that are powers of two, each with
+/// every ZeRO stage; one rank with every kind of recomputation and precision; and each mix of degrees of 2 with
+/// recomputation in both 16-bit types.
 std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks);
 
 }  // namespace phalanx::train

@@ -1,5 +1,5 @@
-// From the [model] section to the model: the flavor's numbers, or with flavor "hf" those of config.json in
-// hf_assets_path, changed by the explicit keys.
+// Makes the model configuration from the [model] section. The dimensions are the flavor's, or with flavor "hf" those of
+// config.json in hf_assets_path. Explicit keys override them.
 #pragma once
 
 #include "phalanx/config/config.h"
@@ -7,11 +7,11 @@
 
 namespace phalanx::train {
 
-/// Validated; max_seq_len is training.seq_len, or the file's if that is more. Throws ConfigError; CheckpointError for
-/// what is wrong with config.json.
+/// The result is validated. max_seq_len is training.seq_len, or the file's if that is larger. Throws ConfigError, and
+/// CheckpointError for errors in config.json.
 models::LlamaConfig model_config(const TrainConfig& config);
 
-/// The configuration with every number of the model written out, as `--print-config` shows it.
+/// The configuration with every dimension of the model written out, as `--print-config` shows it.
 TrainConfig with_model_numbers(TrainConfig config);
 
 }  // namespace phalanx::train

@@ -24,23 +24,23 @@ namespace {
 
 constexpr int kIdentityVersion = 1;
 
-/// What a difference under a key of the document means.
+/// The meaning of a difference under a key of the document.
 struct IdentityRule {
-  std::string_view key;  // and all below it
+  std::string_view key;  // and all keys below it
   bool refused = false;
   std::string_view why = {};
-  std::string_view allowed_by = {};  // the key of the configuration that makes a line of the refusal
+  std::string_view allowed_by = {};  // the key of the configuration that turns the refusal into a log line
   bool (*is_allowed)(const TrainConfig&) = [](const TrainConfig&) { return false; };
 };
 
-/// The longest key that fits counts.
+/// The longest matching key counts.
 const std::vector<IdentityRule>& identity_rules() {
   static const std::vector<IdentityRule> rules = {
       {"model", true, "the same weights give other results in another model", "[checkpoint] allow_model_mismatch",
        [](const TrainConfig& config) { return config.checkpoint.allow_model_mismatch; }},
       {"settings"},
       {"settings.optimizer.state", true, "the optimizer's state would not be what it goes on from"},
-      {"data"},  // which of it may differ depends on the position: data_resume.h
+      {"data"},  // what may differ depends on the position: data_resume.h
       {"validation"},
       {"tokenizer", true, "the same ids would mean other texts", "[training] allow_tokenizer_mismatch",
        [](const TrainConfig& config) { return config.training.allow_tokenizer_mismatch; }},
@@ -79,7 +79,7 @@ std::string kind_of_state(const TrainConfig& config) {
 nlohmann::json compared_settings(const TrainConfig& config, const RunPlan& plan) {
   nlohmann::json settings = settings_where(config, is_compared);
   settings["training"]["local_batch_size"] = plan.local_batch_size;
-  settings["training"]["global_batch_size"] = plan.global_batch_size;  // as it is, where the key says -1
+  settings["training"]["global_batch_size"] = plan.global_batch_size;  // the real value, if the key says -1
   settings["training"]["accumulation_steps"] = plan.accumulation_steps;
   settings["optimizer"]["state"] = kind_of_state(config);
   return settings;
@@ -123,12 +123,12 @@ bool is_fingerprint_of_other_version(const JsonDifference& difference) {
          !data::are_other_tokenizers(difference.saved->get<std::string>(), difference.found->get<std::string>());
 }
 
-/// Token files need not say all of their tokenizer, and older ones do not.
+/// Token files need not describe their tokenizer completely, and older ones do not.
 bool is_said_by_one(const JsonDifference& difference) {
   return difference.key.starts_with("tokenizer.") && (!difference.saved || !difference.found);
 }
 
-/// A key that does nothing in either run: another optimizer's, or of a type that is not computed in.
+/// A key without effect in either run: another optimizer's, or of a type that is not used.
 bool is_without_effect(const JsonDifference& difference, const nlohmann::json& saved, const nlohmann::json& found) {
   const auto said = [](const nlohmann::json& document, const char* key) {
     const nlohmann::json::json_pointer at(key);
@@ -148,14 +148,14 @@ bool is_without_effect(const JsonDifference& difference, const nlohmann::json& s
   return false;
 }
 
-/// A key that is younger than the checkpoint was at its default there.
+/// A key that did not exist when the checkpoint was saved had its default there.
 bool is_default_of_new_key(const JsonDifference& difference, const nlohmann::json& defaults) {
   if (difference.saved || !difference.key.starts_with("settings.")) return false;
   const auto found = defaults.find(difference.key.substr(std::string_view("settings.").size()));
   return found != defaults.end() && *found == *difference.found;
 }
 
-/// A file that was only moved or copied is the same.
+/// A file that was only moved or copied counts as the same.
 bool is_other_name_alone(const JsonDifference& difference, const nlohmann::json& saved, const nlohmann::json& found) {
   const auto content = [](const nlohmann::json& document) {
     return document.at("validation").value("content", nlohmann::json());
@@ -163,7 +163,7 @@ bool is_other_name_alone(const JsonDifference& difference, const nlohmann::json&
   return difference.key == "validation.name" && content(saved) == content(found);
 }
 
-/// Of a run without validation there is nothing to compare.
+/// There is nothing to compare with a run without validation.
 bool is_without_validation(const nlohmann::json& saved, const nlohmann::json& found) {
   const nlohmann::json::json_pointer enabled("/settings/validation/enable");
   const auto is_off = [&](const nlohmann::json& document) {
@@ -271,7 +271,7 @@ IdentityComparison compare_identities(const nlohmann::json& saved, const nlohman
       result.not_compared.push_back(label_of(difference.key));
       continue;
     }
-    if (is_other_optimizer && difference.key == "settings.optimizer.state") continue;  // said by the name
+    if (is_other_optimizer && difference.key == "settings.optimizer.state") continue;  // the optimizer's name says it
     if (is_default_of_new_key(difference, defaults)) continue;
     if (difference.key.starts_with("data.")) continue;  // compared by data_resume.h
     if (is_other_name_alone(difference, before, now)) continue;

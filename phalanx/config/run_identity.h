@@ -1,17 +1,17 @@
-// What the state of a run belongs to: a JSON document that is saved with every checkpoint, compared when a run goes on
-// from it, and compared between ranks when a run begins. Knows no tensor.
+// Identifies the run that a saved state belongs to, as a JSON document. It is saved with every checkpoint, compared
+// when a run resumes from the checkpoint, and compared between ranks when a run begins. It does not use torch.
 //
-//   {"version": 1, "id": "0f3a...",                                    of the run: of all that it began with
+//   {"version": 1, "id": "0f3a...",                                    of the run: of everything it began with
 //    "model": {"n_heads": 4, "rope": {"theta": 10000.0, ...}, ...},     models/config/model_identity.h
 //    "settings": {"optimizer": {"lr": 0.001, ...}, ...},                keys that count, by setting_rules.h
 //    "data": {...}, "validation": {...}, "tokenizer": {...},            fingerprints; empty where there is none
 //    "versions": {"phalanx": "0.1.0", "libtorch": "2.13.0"}}
 //
-// In a checkpoint's metadata it is "run", without the model, which is "model" there.
+// In a checkpoint's metadata this document is "run". The model is not in it there: it is "model" of the metadata.
 //
 //   const IdentityComparison found = compare_identities(identity_in_metadata(manifest.metadata, where), mine, config);
 //   if (!found.refused.empty()) throw CheckpointError(refusal_text(found, where));
-//   for (const auto& change : found.changes) say(change.line());
+//   for (const IdentityChange& change : found.changes) log_info(change.line());
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct RunIdentityParts {
   const TrainConfig& config;
   const RunPlan& plan;
   const models::LlamaConfig& model;
-  const nlohmann::json& data;        // an object, as are these:
+  const nlohmann::json& data;        // a JSON object, like the next two
   const nlohmann::json& validation;  // of the held-out tokens
   const nlohmann::json& tokenizer;
   std::string libtorch;  // its version
@@ -38,19 +38,19 @@ struct RunIdentityParts {
 
 nlohmann::json run_identity(const RunIdentityParts& parts);
 
-/// The document with the model, of the metadata of a checkpoint. Sections that it does not have are empty. `where`
-/// begins the messages. CheckpointError for what is malformed, or of a version that this program does not read.
+/// Reads the document, with the model, from the metadata of a checkpoint. Missing sections are empty. `where` begins
+/// the messages. Throws CheckpointError if it is malformed, or of a version that this program does not read.
 nlohmann::json identity_in_metadata(const std::string& metadata, const std::string& where);
-/// The "id" of a run that begins with this: the same command begins the same run, wherever its folder lies. A run that
-/// goes on keeps the id that it has.
+/// The "id" of a run that begins with this configuration and identity. The same command begins the same run, wherever
+/// its folder is. A resumed run keeps its id.
 std::string run_id(TrainConfig config, const nlohmann::json& identity);
 
-/// What goes into the metadata as "run".
+/// The document as it goes into the metadata as "run".
 nlohmann::json identity_for_metadata(nlohmann::json identity);
 
 struct IdentityChange {
   std::string label;                           // "[optimizer] lr", "model n_heads"
-  std::optional<nlohmann::json> saved, found;  // unset: not there
+  std::optional<nlohmann::json> saved, found;  // unset: missing
   std::string note;                            // why it is refused, or which key allows it
 
   std::string line() const;       // "[optimizer] lr: saved 0.001, now 0.002"
@@ -59,25 +59,25 @@ struct IdentityChange {
 
 struct IdentityComparison {
   std::vector<IdentityChange> refused;
-  std::vector<IdentityChange> changes;    // to be said
-  std::vector<std::string> not_compared;  // sections that one of the two does not have
-  bool other_shapes = false;              // of the models' tensors: refused whatever is allowed
+  std::vector<IdentityChange> changes;    // allowed, to be logged
+  std::vector<std::string> not_compared;  // sections that one of the two documents lacks
+  bool other_shapes = false;              // tensor shapes of the models differ: always refused, no key allows it
 };
 
-/// `config` says which differences are asked for.
+/// `config` decides which differences are allowed.
 IdentityComparison compare_identities(const nlohmann::json& saved, const nlohmann::json& found,
                                       const TrainConfig& config);
 
-/// The text of the error, where anything is refused.
+/// The text of the error if anything is refused.
 std::string refusal_text(const IdentityComparison& comparison, const std::string& where);
 
-/// Of these, what every rank must find in its own files: without the files' names.
+/// The part of the identity that every rank must find in its own files: without the files' names.
 nlohmann::json files_of_all_ranks(const nlohmann::json& identity);
 
-/// All keys but those that change neither state nor losses (OnResume::silent), as {"optimizer": {"lr": 0.001}, ...}.
+/// All keys except those that change neither state nor losses (OnResume::silent), as {"optimizer": {"lr": 0.001}, ...}.
 nlohmann::json settings_that_count(const TrainConfig& config);
 
-/// All keys that every rank must give the same value, as {"optimizer": {"lr": 0.001}, ...}.
+/// All keys that must have the same value on every rank, as {"optimizer": {"lr": 0.001}, ...}.
 nlohmann::json settings_of_all_ranks(const TrainConfig& config);
 
 }  // namespace phalanx::train

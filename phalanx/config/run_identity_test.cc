@@ -63,7 +63,7 @@ TEST(SettingRules, EveryKeyHasOne) {
   for (const std::string& key : keys) EXPECT_TRUE(rules.contains(key)) << key << " needs a row in setting_rules.cc";
 }
 
-// Each key that is said or refused, changed on its own, is found.
+// Each key that is logged or refused is found when it alone is changed.
 TEST(RunIdentity, EveryComparedKeyIsFoundWhenItChanges) {
   int changed = 0;
   for (const Key& key : known_keys()) {
@@ -146,7 +146,7 @@ TEST(RunIdentity, AnotherModelIsRefusedUnlessAskedFor) {
   EXPECT_THAT(said.changes[0].line(), HasSubstr("[checkpoint] allow_model_mismatch"));
 }
 
-// What cannot be loaded is not offered, nor taken for allowed.
+// A difference that cannot be loaded is neither offered nor taken for allowed.
 TEST(RunIdentity, OtherShapesAreRefusedWithAdviceThatHelps) {
   const std::string allowed = "--checkpoint.allow_model_mismatch";
   for (const char* flag : {"--model.dim=128", "--model.n_layers=3", "--model.n_heads=8", "--model.ffn_hidden=96",
@@ -161,7 +161,7 @@ TEST(RunIdentity, OtherShapesAreRefusedWithAdviceThatHelps) {
           << flag;
     }
   }
-  // Heads of another number, with as many rows in all.
+  // Another number of heads, with as many rows in all.
   EXPECT_THAT(refusal_text(compare({}, {"--model.n_heads=8", "--model.n_kv_heads=4"}), "step-7"),
               HasSubstr("allow_model_mismatch = true loads all the same"));
 }
@@ -187,7 +187,7 @@ TEST(RunIdentity, OtherValidationDataAreSaid) {
   EXPECT_THAT(change_lines(other.changes), ElementsAre("validation content: saved \"9f\", now \"02\"",
                                                        "validation name: saved \"a.bin\", now \"b.bin\""));
   EXPECT_THAT(other.refused, IsEmpty());
-  // The same file under another name; no validation now, or then; a checkpoint that does not say.
+  // The same file under another name; no validation now, or no validation then; a checkpoint that does not record it.
   EXPECT_THAT(compare_identities(saved, identity(with, held_out("b.bin", "9f")), with).changes, IsEmpty());
   const json none = identity(without, json::object());
   const auto stopped = compare_identities(saved, none, without), begun = compare_identities(none, saved, with);

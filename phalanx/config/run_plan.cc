@@ -30,7 +30,7 @@ void check_divides(std::string_view key, std::int64_t degree, std::int64_t ranks
                                 ranks_text(ranks), which, divisors_text(ranks)));
 }
 
-/// -1 stands for the ranks that the other degrees leave; with both at -1 all of them shard. tp and pp divide the ranks.
+/// -1 means the ranks that the other degrees leave; if both are -1 all of them shard. tp and pp divide the ranks.
 ParallelPlan degrees_of(const TrainConfig& config, std::int64_t world_size) {
   const auto& given = config.parallelism;
   ParallelPlan plan{.pp = given.pipeline_parallel_degree,
@@ -72,7 +72,7 @@ void check_batch(std::int64_t global, std::int64_t local, std::int64_t ranks) {
       global, local, ranks, unit, choices));
 }
 
-/// All of a data rank's share goes through the pipeline in one step: what is accumulated are micro-batches.
+/// The whole share of a data-parallel rank goes through the pipeline in one step: micro-batches are accumulated.
 void plan_pipeline(const TrainConfig& config, const models::LlamaConfig& model, RunPlan& plan) {
   const std::int64_t share = plan.local_batch_size * plan.accumulation_steps;
   const std::int64_t size = config.parallelism.pipeline_parallel_microbatch_size;
@@ -86,7 +86,7 @@ void plan_pipeline(const TrainConfig& config, const models::LlamaConfig& model, 
   plan.accumulation_steps = 1;
   plan.micro_batches = share / size;
   const auto schedule = schedule::make_schedule(schedule_options(config, plan));
-  models::balance_llama(model, schedule.stages(), config.training.seq_len);  // refuses what has too few layers
+  models::balance_llama(model, schedule.stages(), config.training.seq_len);  // refuses a model with too few layers
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
   const auto is_right = [&](std::initializer_list<const char*> keys) {
     return std::ranges::none_of(keys, [&](const char* key) { return wrong_keys.contains(key); });
   };
-  // What could not be read, or stands on what is wrong, is not judged.
+  // Values that could not be read, or that depend on wrong ones, are not checked.
   const auto holds = [&](bool can_judge, auto&& check) { return can_judge && !problems.collect(check); };
 
   const bool model_is_read = std::ranges::none_of(
@@ -119,7 +119,7 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
                           given.data_parallel_replicate_degree != 0 && given.data_parallel_shard_degree != 0;
   const bool degrees_are_right =
       holds(tp_divides && pp_divides && dp_is_read, [&] { parallel = degrees_of(config, world_size); });
-  // It must be one, also where there is no pipeline.
+  // It must be a known schedule even without a pipeline.
   const bool has_schedule = holds(true, [&] {
     try {
       schedule::schedule_name(given.pipeline_parallel_schedule);
@@ -147,7 +147,7 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
         "[parallelism] fsdp_reshard_after_forward = {} does not divide the {} ranks among which the model is sharded",
         group, parallel.dp_shard));
   });
-  // Without the degrees: as of one data rank, whose batches any number of them makes multiples of.
+  // Without valid degrees: as for one data-parallel rank; the batches of more ranks are multiples of its batch.
   const std::int64_t data_parallel_size = degrees_are_right ? parallel.data_parallel_size() : 1;
   const std::int64_t local = config.training.local_batch_size;
   const std::int64_t unit = local * data_parallel_size;

@@ -1,10 +1,12 @@
-// RunPlan: how the ranks of a run share the model, and how one optimizer step is made of batches.
+// RunPlan: how the ranks of a run share the model, and how one optimizer step is divided into batches.
 //
-//   const RunPlan plan = plan_run(config, world_size);            // ConfigError: equation, numbers, nearest valid
-//   choices plan.parallel.text();                                         // dp_shard=2 (ZeRO-3) x tp=2 (sequence
-//   parallel) plan.global_batch_size == plan.local_batch_size * plan.accumulation_steps * plan.parallel.data_parallel_size();
+//   const RunPlan plan = plan_run(config, world_size);   // ConfigError: equation, numbers, nearest valid choices
+//   plan.parallel.text();                                // dp_shard=2 (ZeRO-3) x tp=2 (sequence parallel)
+//   // plan.global_batch_size ==
+//   //     plan.local_batch_size * plan.accumulation_steps * plan.parallel.data_parallel_size()
 //
-// Checks the model's numbers too. Knows no tensor: the front program refuses what does not fit before a rank starts.
+// It also checks the model's dimensions. It does not use torch: the command line refuses what does not fit before any
+// rank starts.
 #pragma once
 
 #include <cstdint>
@@ -25,17 +27,18 @@ struct RunPlan {
   std::int64_t local_batch_size = 1;    // sequences in one forward pass of one rank
   std::int64_t accumulation_steps = 1;  // forward passes of one rank before a step
   std::int64_t global_batch_size = 1;   // of a step
-  std::int64_t micro_batches = 1;       // of a pipeline: of one forward pass of one data rank, which is a whole step's
+  std::int64_t micro_batches = 1;  // of a pipeline, in one forward pass of a data-parallel rank: that is a whole step
 };
 
-/// Throws the first thing that is wrong.
+/// Throws the first problem.
 RunPlan plan_run(const TrainConfig& config, std::int64_t world_size);
 
-/// All that is wrong, but for what stands on `wrong_keys` or on another problem. The plan where there is one.
+/// Collects all problems, except those that depend on `wrong_keys` or follow from another problem. Returns the plan if
+/// there is one.
 std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t world_size,
                                     const std::set<std::string>& wrong_keys, ConfigProblems& problems);
 
-/// Of the pipeline of such a run.
+/// The options of the pipeline schedule of such a run.
 schedule::ScheduleOptions schedule_options(const TrainConfig& config, const RunPlan& plan);
 
 }  // namespace phalanx::train

@@ -43,7 +43,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"lr_scheduler", "decay_type", said},
       {"lr_scheduler", "min_lr_factor", said},
 
-      {"training", "dataset_path", said, {}, AcrossRanks::free},  // data are compared by their content
+      {"training", "dataset_path", said, {}, AcrossRanks::free},  // data are compared by content
       {"training", "dataset_dtype", elsewhere, "part of the data's description"},
       {"training", "allow_tokenizer_mismatch", silent, "what it allows is said"},
       {"training", "local_batch_size", said},

@@ -1,9 +1,10 @@
-// What it means that a key of the configuration is changed: for each key, whether a run that goes on from a checkpoint
-// may have another value, and whether all ranks of a run must have the same one.
+// The rules for changed keys of the configuration. For each key: may a run that resumes from a checkpoint have another
+// value, and must all ranks of a run have the same value?
 //
-// A new key needs a row here: a test fails without one. Knows no tensor.
+// A new key needs a row here; a test fails without one. It does not use torch.
 //
-//   if (const SettingRule* rule = setting_rule("optimizer", "lr")) ... rule->on_resume == OnResume::said
+//   const SettingRule* rule = setting_rule("optimizer", "lr");
+//   if (rule != nullptr && rule->on_resume == OnResume::said) log_change();
 #pragma once
 
 #include <cstdint>
@@ -13,21 +14,21 @@
 namespace phalanx::train {
 
 enum class OnResume : std::uint8_t {
-  refused,    // the saved state would mean nothing: an error that names both values
+  refused,    // the saved state would be meaningless: an error that names both values
   said,       // a line at the start of the log, and an entry in the history of run.json
-  elsewhere,  // not compared by its text, but by what it stands for; `why` says where
+  elsewhere,  // what it refers to is compared instead of its text; `why` says where
   silent      // changes neither state nor losses; `why` says why
 };
 
 enum class AcrossRanks : std::uint8_t {
   same,  // a difference is an error on every rank
-  free   // of each rank's own machine
+  free   // may differ: it concerns each rank's own node
 };
 
 struct SettingRule {
   std::string_view section, name;
   OnResume on_resume;
-  std::string_view why = {};  // of all but said
+  std::string_view why = {};  // set for all except `said`
   AcrossRanks across_ranks = AcrossRanks::same;
 };
 

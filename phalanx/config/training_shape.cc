@@ -20,7 +20,7 @@ plan::TrainingShape shape_without_layout(const TrainConfig& config) {
 plan::Layout layout_of(const TrainConfig& config, const RunPlan& plan) {
   plan::Layout layout{.parallel = plan.parallel, .batch = plan.local_batch_size, .passes = plan.accumulation_steps};
   if (plan.parallel.pp > 1) {
-    // Stages that are balanced by what is measured later are taken for those that are counted.
+    // Stages that are balanced by later measurements are treated like those balanced by counting.
     layout.batch = config.parallelism.pipeline_parallel_microbatch_size;
     layout.passes = plan.micro_batches;
   }

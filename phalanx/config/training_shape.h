@@ -1,9 +1,10 @@
-// What of a configuration decides how much memory a run takes: plan/memory_model.h's input. Knows no tensor.
+// The part of a configuration that decides how much memory a run needs: the input of plan/memory_model.h. It does not
+// use torch.
 //
 //   const plan::TrainingShape shape = training_shape(config, plan_run(config, 8));
 //   plan::predict_memory(shape);
 //
-// Of where the run is (device, transport, threads) it knows nothing: train/run_memory.h adds that.
+// It does not know where the run takes place (device, transport, threads): train/run_memory.h adds that.
 #pragma once
 
 #include "phalanx/config/run_plan.h"
@@ -11,7 +12,7 @@
 
 namespace phalanx::train {
 
-/// What all layouts of a run have in common: model, sequence, optimizer, types.
+/// What all layouts of a run share: model, sequence length, optimizer, types.
 plan::TrainingShape shape_without_layout(const TrainConfig& config);
 
 plan::Layout layout_of(const TrainConfig& config, const RunPlan& plan);

@@ -1,20 +1,22 @@
-// Batches: which tokens a training step reads, as a pure function of (seed, step).
+// DataLoader: which tokens a training step reads, as a pure function of (seed, step).
 //
-// Sample k is tokens [k*seq_len, k*seq_len + seq_len] of the range: seq_len inputs and, one further, seq_len labels;
-// neighbouring samples share the one token that is the last label of one and the first input of the next. The global
-// batch of step s (from 0) has rows 0 .. B-1; row i holds sample number g = s*B + i of the run. Epoch g / N (N samples
-// in the range) visits every sample exactly once: in order (shuffle = false: sample g mod N) or in an order that is a
-// function of (seed, epoch). Nothing depends on the number of ranks, so a resume may change it. Where it changes B or,
-// without shuffling, seq_len, begin_at() lets the samples go on after the tokens that have been read: none is skipped,
-// none is read twice. The rest of that epoch is then cut into samples from there on, the epochs after it as above.
+// Sample k is tokens [k*seq_len, k*seq_len + seq_len] of the range: seq_len inputs and, one token further, seq_len
+// labels. Adjacent samples share one token: the last label of one is the first input of the next. The global batch of
+// step s (from 0) has rows 0 .. B-1; row i holds sample number g = s*B + i of the run. Epoch g / N (N samples in the
+// range) visits every sample exactly once. The order is sample g mod N (shuffle = false) or a function of (seed,
+// epoch).
 //
-// Rank r of d owns rows [r*B/d, (r+1)*B/d); of these, micro-batch m of M is the m-th M-th part. So rows run over ranks
-// first and over micro-batches within a rank, and the union over ranks and micro-batches is the global batch, whatever
-// d and M are. B must be a multiple of d*M: check_batch() says the nearest valid choices.
+// Nothing depends on the number of ranks, so a resumed run may have another number. If a resumed run changes B or,
+// without shuffling, seq_len, begin_at() lets the samples continue after the tokens that have been read: no token is
+// skipped, no token is read twice. The rest of that epoch is cut into samples from there on, the later epochs as above.
 //
-//   Batches dataloader(tokens, {.seq_len = 256, .global_batch_size = 8, .seed = 1});
-//   const RowRange rows = batches.rows_of({.rank = 0, .ranks = 2, .micro_batch = 0, .micro_batches = 2});
-//   batches.fill(step, rows, inputs, labels);  // int64 buffers of rows.size() * seq_len
+// Rank r of d owns rows [r*B/d, (r+1)*B/d). Of these, micro-batch m of M is the m-th of M equal parts. So rows run over
+// ranks first and over micro-batches within a rank. The union over ranks and micro-batches is the global batch, for any
+// d and M. B must be a multiple of d*M; the error of check_batch() names the nearest valid choices.
+//
+//   DataLoader dataloader(tokens, {.seq_len = 256, .global_batch_size = 8, .seed = 1});
+//   const RowRange rows = dataloader.rows_of({.rank = 0, .ranks = 2, .micro_batch = 0, .micro_batches = 2});
+//   dataloader.fill(step, rows, inputs, labels);  // int64 buffers of rows.size() * seq_len
 #pragma once
 
 #include <cstdint>
@@ -30,11 +32,11 @@ struct DataLoaderOptions {
   std::int64_t global_batch_size = 0;
   bool shuffle = true;
   std::uint64_t seed = 0;
-  std::optional<TokenRange> range;  // part of the file to use; empty: all of it
+  std::optional<TokenRange> range;  // part of the file to use; unset: all of it
 };
 
-/// A place in the stream of tokens that a run reads: so many of this epoch's have been read. In a shuffled epoch they
-/// are those of its first token / seq_len samples.
+/// A position in the stream of tokens that a run reads: the number of tokens of this epoch that have been read. In a
+/// shuffled epoch these are the tokens of its first token / seq_len samples.
 struct StreamPosition {
   std::int64_t epoch = 0;
   std::int64_t token = 0;
@@ -57,12 +59,13 @@ struct BatchShare {
   std::int64_t micro_batches = 1;
 };
 
-/// ConfigError, with the nearest valid batch sizes and rank counts, unless ranks * micro_batches divides the batch.
+/// Throws ConfigError, with the nearest valid batch sizes and rank counts, unless ranks * micro_batches divides the
+/// batch.
 void check_batch(std::int64_t global_batch_size, std::int64_t ranks, std::int64_t micro_batches = 1);
 
 class DataLoader {
  public:
-  /// DataError where the range holds no whole sample or reaches outside the file.
+  /// Throws DataError if the range holds no whole sample or reaches outside the file.
   DataLoader(TokenFile tokens, DataLoaderOptions options);
 
   std::int64_t seq_len() const { return options_.seq_len; }
@@ -76,18 +79,20 @@ class DataLoader {
   TokenRange range() const { return range_; }
   std::int64_t epoch_tokens() const { return sample_count_ * options_.seq_len; }
 
-  /// Where the stream stands before this step.
+  /// The stream's position before this step.
   StreamPosition position_of(std::int64_t step) const { return place_of(step, 0); }
-  /// From now on that of `step` is `position`. ConfigError for a place inside a shuffled epoch that is between samples.
+  /// From now on the position before `step` is `position`. Throws ConfigError if it is inside a shuffled epoch and
+  /// between samples.
   void begin_at(std::int64_t step, StreamPosition position);
 
-  /// The first token of row `row` of the global batch of `step`, counted from the range's beginning.
+  /// The first token of row `row` of the global batch of `step`, counted from the start of the range.
   std::int64_t token_at(std::int64_t step, std::int64_t row) const;
 
-  /// Inputs and labels of the given rows, row-major [rows, seq_len] each. Sizes that do not match: ConfigError.
+  /// Writes the inputs and labels of the given rows, row-major [rows, seq_len] each. Throws ConfigError if sizes do not
+  /// match.
   void fill(std::int64_t step, RowRange rows, std::span<std::int64_t> inputs, std::span<std::int64_t> labels) const;
 
-  /// The seq_len + 1 tokens of one sample of an epoch that is read in order.
+  /// Reads the seq_len + 1 tokens of one sample of an epoch in order.
   void read_sample(std::int64_t sample, std::span<std::int64_t> out) const;
 
  private:
@@ -98,9 +103,9 @@ class DataLoader {
   DataLoaderOptions options_;
   TokenRange range_;
   std::int64_t sample_count_ = 0;
-  std::int64_t first_step_ = 0;  // what begin_at() was told
+  std::int64_t first_step_ = 0;  // the arguments of begin_at()
   StreamPosition first_;
-  std::int64_t rest_of_epoch_ = 0;  // samples from there to its epoch's end
+  std::int64_t rest_of_epoch_ = 0;  // samples from there to the end of its epoch
 };
 
 }  // namespace phalanx::data

@@ -79,7 +79,7 @@ TEST_F(DataLoaderTest, ShuffledEpochVisitsEverySampleOnceAndEpochsDiffer) {
   EXPECT_NE(filled(dataloader, 0, {0, 8}), filled(other, 0, {0, 8}));
 }
 
-// Three steps of 8 samples, then batches of 20, then of 8 again: an epoch of 100 is read once all the same.
+// Three steps of 8 samples, then batches of 20, then of 8 again: an epoch of 100 is still read exactly once.
 TEST_F(DataLoaderTest, SamplesGoOnWhenTheGlobalBatchChanges) {
   const auto batches_of = [&](std::int64_t size) {
     return DataLoader(counting(1001), {.seq_len = 10, .global_batch_size = size, .seed = 3});
@@ -191,7 +191,7 @@ TEST(PermutationTest, IsABijectionForEverySizeAndDependsOnTheKey) {
       }
     }
   }
-  // Far apart: a few of 1000 places may agree between two keys, not many, and none of the keys is the identity.
+  // Two keys may agree in a few of 1000 positions, not in many, and none of the keys gives the identity.
   const Permutation a(1000, {1, 0}), b(1000, {1, 1}), c(1000, {2, 0});
   int same_epoch = 0, same_seed = 0, fixed = 0;
   for (int k = 0; k < 1000; ++k) {
@@ -205,7 +205,7 @@ TEST(PermutationTest, IsABijectionForEverySizeAndDependsOnTheKey) {
 }
 
 TEST(PermutationTest, MixesPositionsEvenly) {
-  // Where the first tenth of the samples lands: about a tenth of them in each tenth of the epoch.
+  // The first tenth of the samples is spread evenly: about a tenth of them in each tenth of the epoch.
   const Permutation order(10000, {42, 7});
   std::vector<int> bins(10);
   for (int k = 0; k < 1000; ++k) ++bins[order(k) / 1000];

@@ -13,7 +13,7 @@
 
 namespace phalanx::data {
 
-// Not zlib's gzread(): it passes over in silence what follows the last member.
+// Not zlib's gzread(): it silently skips what follows the last member.
 struct GzipReader::Stream {
   std::FILE* file = nullptr;
   z_stream zlib{};
@@ -26,7 +26,7 @@ struct GzipReader::Stream {
     if (is_gzip) inflateEnd(&zlib);
     if (file != nullptr) std::fclose(file);
   }
-  /// The next block of the file, where the last one is used up. False at its end.
+  /// Reads the next block of the file, if the last one is used up. Returns false at the end of the file.
   bool fill() {
     if (zlib.avail_in > 0) return true;
     zlib.next_in = block.data();
@@ -79,7 +79,7 @@ std::size_t GzipReader::read_some(std::uint8_t* out, std::size_t count) {
     }
     if (stream.is_between_members) {
       if (!has_more) return 0;
-      if (zlib.next_in[0] == 0) {  // zeros pad what comes from a tape
+      if (zlib.next_in[0] == 0) {  // data from a tape is padded with zeros
         ++zlib.next_in;
         --zlib.avail_in;
         continue;

@@ -1,10 +1,10 @@
-// Reads a file from front to back, plain or compressed by gzip; which of both is seen from its first bytes.
+// Reads a file from front to back, plain or compressed by gzip. Its first bytes decide which.
 //
 //   GzipReader in("train-labels-idx1-ubyte.gz");
 //   std::vector<std::uint8_t> header = in.read(8);       // fewer bytes at the end of the file
 //
-// Compressed data that is cut off, damaged (its checksum is compared at the end) or followed by something else is a
-// DataError that names the file.
+// Throws DataError that names the file if compressed data is truncated, damaged (its checksum is compared at the end)
+// or followed by something else.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class GzipReader {
   GzipReader(const GzipReader&) = delete;
   GzipReader& operator=(const GzipReader&) = delete;
 
-  /// The next `count` bytes, or what is left. Memory grows with what is there, not with what is asked for.
+  /// Returns the next `count` bytes, or what is left. Memory grows with the bytes present, not with `count`.
   std::vector<std::uint8_t> read(std::size_t count);
 
  private:

@@ -1,4 +1,4 @@
-// MNIST's IDX files and CIFAR-10's binary ones; see image_set.h.
+// Reads MNIST's IDX files and CIFAR-10's binary files; see image_set.h.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -27,7 +27,7 @@ std::optional<fs::path> plain_or_compressed(const fs::path& path) {
   return std::nullopt;
 }
 
-// The file of each name, each of which may have several spellings.
+// Finds the file of each name. A name may have several spellings.
 std::vector<fs::path> find_files(const fs::path& folder, const std::string& what,
                                  const std::vector<std::vector<std::string>>& names) {
   std::vector<fs::path> found;
@@ -58,7 +58,7 @@ struct Idx {
 };
 
 // IDX: two zero bytes, the type of an element (8: unsigned byte), the number of dimensions, each dimension as a
-// big-endian 32-bit number, the elements. `expected` has -1 where any size will do.
+// big-endian 32-bit number, the elements. `expected` has -1 for a dimension of any size.
 Idx read_idx(const fs::path& path, const std::vector<std::int64_t>& expected) {
   const std::size_t dimensions = expected.size(), header_bytes = 4 + 4 * dimensions;
   GzipReader in(path);
@@ -81,7 +81,7 @@ Idx read_idx(const fs::path& path, const std::vector<std::int64_t>& expected) {
       throw DataError(
           fmt::format("{} says that dimension {} is {}: expected {}", path.string(), i, idx.shape[i], expected[i]));
     }
-    count *= idx.shape.back();  // at most 2^32 times the image size, all other dimensions being the expected ones
+    count *= idx.shape.back();  // at most 2^32 times the image size, because all other dimensions are the expected ones
   }
   idx.bytes = in.read(static_cast<std::size_t>(count));
   if (static_cast<std::int64_t>(idx.bytes.size()) < count || !in.read(1).empty()) {

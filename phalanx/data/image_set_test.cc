@@ -219,7 +219,7 @@ TEST(SyntheticImagesTest, ArePureFunctionsOfSeedSplitAndIndexAndCanBeLearned) {
     EXPECT_TRUE(std::ranges::equal(fewer.image(6), train.image(6)));
     EXPECT_FALSE(std::ranges::equal(test.image(6), train.image(6)));
     const ImageSet other = synthetic_images({.like = kind, .count = 100, .seed = 6}, ImageSplit::test);
-    // What a plain linear look tells; chance is 0.1.
+    // A plain linear classifier finds at least this; chance is 0.1.
     EXPECT_GT(nearest_mean_accuracy(train, test), 0.6);
     EXPECT_LT(nearest_mean_accuracy(train, other), 0.4) << "patterns belong to the seed";
   }

@@ -1,7 +1,7 @@
 // A pseudo-random permutation of [0, size) as a pure function of a key, without a table.
 //
-// A balanced Feistel network permutes the smallest even power of two that holds `size`; values that fall outside are
-// sent through again until they fall inside (cycle-walking), at most four times as many rounds on average. So the
+// A balanced Feistel network permutes the smallest even power of two that holds `size`. Values outside the range are
+// permuted again until they are inside (cycle-walking); on average that is at most four times as many rounds. So the
 // shuffle of any number of samples costs no memory, and the position in it is a single integer.
 //
 //   Permutation order(samples, {seed, epoch});

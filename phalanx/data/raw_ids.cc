@@ -20,7 +20,7 @@ constexpr std::size_t kSampleBytes = 4096;
 constexpr std::size_t kSamples = 64;
 constexpr std::size_t kMinGroups = 16;  // below this, zeros may be chance
 
-/// Blocks spread over the file, the first and the last among them; each begins at a multiple of 8.
+/// Blocks spread over the file, including the first and the last. Each begins at a multiple of 8.
 std::vector<std::span<const std::byte>> samples_of(std::span<const std::byte> file) {
   if (file.size() <= kSampleBytes * kSamples) return {file};
   std::vector<std::span<const std::byte>> samples;
@@ -40,7 +40,7 @@ std::uint64_t word_at(const std::byte* at, std::size_t width, bool big_endian = 
   return value;
 }
 
-/// Of the words at one place of every group of `group` words.
+/// The words at one position of every group of `group` words.
 struct Column {
   std::uint64_t largest = 0;
   std::size_t not_zero = 0;
@@ -48,7 +48,7 @@ struct Column {
 struct Columns {
   std::vector<Column> of;
   std::size_t groups = 0;
-  std::vector<std::size_t> zero() const {  // places that are 0 in all groups
+  std::vector<std::size_t> zero() const {  // positions that are 0 in all groups
     std::vector<std::size_t> places;
     for (std::size_t i = 0; i < of.size(); ++i) {
       if (of[i].not_zero == 0) places.push_back(i);
@@ -134,7 +134,7 @@ std::string what_to_do(FileKind kind, std::string_view head, const std::string& 
 void refuse_other_kinds(std::span<const std::byte> file, const std::string& path) {
   const std::string_view head(reinterpret_cast<const char*>(file.data()), std::min(file.size(), kFileKindProbe));
   const FileKind kind = file_kind(head, file.size());
-  // An index by itself is told apart by the one who reads Megatron's pairs.
+  // A Megatron index alone is recognised by the reader of Megatron's pairs.
   if (kind == FileKind::unknown || kind == FileKind::megatron_index) return;
   throw DataError(fmt::format(
       "{}: this is {}\n  (if these bytes are token ids all the same: state their type by [training] dataset_dtype)",
@@ -189,7 +189,7 @@ std::string types_that_fit(std::span<const std::byte> file, std::int64_t vocab_s
   std::vector<std::string> fitting;
   for (const Type& type : types) {
     if (file.size() % type.width != 0 || std::string_view(type.name) == to_string(besides)) continue;
-    if (type.width == 1 && vocab_size > 256) continue;  // which any bytes fit
+    if (type.width == 1 && vocab_size > 256) continue;  // any bytes fit such a type
     const auto samples = samples_of(file);
     const bool fits = std::ranges::all_of(samples, [&](std::span<const std::byte> sample) {
       for (std::size_t at = 0; at + type.width <= sample.size(); at += type.width) {

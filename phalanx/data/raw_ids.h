@@ -1,7 +1,7 @@
-// Files of raw ids say nothing of themselves: what can be seen of whether they are ids, and of what type.
+// Checks files of raw ids, which do not describe themselves: can the content be ids, and of what type?
 //
-// They look at the file's content alone and only at a part of a large one. They find the mistakes that are
-// made: a file of another kind, ids of another width, another byte order, floating-point numbers.
+// The checks look only at the file's content, and only at a part of a large file. They find the mistakes that users
+// make: a file of another kind, ids of another width, another byte order, floating-point numbers.
 #pragma once
 
 #include <cstddef>
@@ -14,19 +14,19 @@
 
 namespace phalanx::data {
 
-/// DataError where the content is that of another kind of file: text, compressed data, an array, a table, a model. Says
-/// what it is and which command turns it into token ids.
+/// Throws DataError if the content is of another kind: text, compressed data, an array, a table, a model. The error
+/// says what it is and which command converts it to token ids.
 void refuse_other_kinds(std::span<const std::byte> file, const std::string& path);
 
-/// Whether all that is looked at is 0, as in a file that was given its size and nothing more.
+/// Whether everything that is looked at is 0, as in a file that was given its size and never written.
 bool was_never_written(std::span<const std::byte> file);
 
-/// Why ids of this type cannot be what the file holds: "every second token is 0, as in ids stored as uint32". Nothing
-/// where there is no doubt.
+/// Returns why the file cannot hold ids of this type: "every second token is 0, as in ids stored as uint32". Returns
+/// nothing if there is no doubt.
 std::optional<std::string> doubt_about_type(std::span<const std::byte> file, TokenType type);
 
-/// The types, but for `besides`, by which all ids that were looked at are below `vocab_size`: "uint32", "uint32 or
-/// int64", "" for none.
+/// Returns the types, except `besides`, by which all ids that were looked at are below `vocab_size`: "uint32", "uint32
+/// or int64"; "" for none.
 std::string types_that_fit(std::span<const std::byte> file, std::int64_t vocab_size, TokenType besides);
 
 }  // namespace phalanx::data

@@ -13,7 +13,7 @@ using nlohmann::json;
 
 constexpr std::int64_t kStreamVersion = 1;
 
-/// A description as values. What is wrong with it is a DataError.
+/// The values of a description. Throws DataError if it is malformed.
 struct StreamValues {
   std::string name, type, content, index;
   std::int64_t tokens = 0;
@@ -54,7 +54,7 @@ std::int64_t epoch_tokens(const StreamValues& values) {
   return (values.range.size() - 1) / values.seq_len * values.seq_len;
 }
 
-/// `with_index`: of files that differ in that alone.
+/// `with_index`: for files that differ only in their index.
 std::string file_text(const StreamValues& values, bool with_index) {
   const std::string index = values.index.empty() ? ", no index" : ", index " + values.index.substr(0, 12);
   return fmt::format("{} ({} {} tokens, content {}{})", values.name, values.tokens, values.type,

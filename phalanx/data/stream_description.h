@@ -1,15 +1,18 @@
-// What a run reads, described so that a later run can tell whether it reads the same, and where it goes on.
+// Describes what a run reads, so that a later run can tell whether it reads the same, and where it continues.
 //
 //   {"version": 1, "name": "train.bin", "format": "Megatron", "type": "uint16", "tokens": 5000000,
 //    "content": "9f86...", "index": "02ab...", "range": [0, 4750000], "seq_len": 2048, "shuffle": true, "seed": 0}
 //
-// The name is for messages: a file that was moved or copied is the same. A position is a number of tokens: epochs that
-// are over count with the tokens of their whole samples.
+// The name is only for messages: a file that was moved or copied is the same. A position is a number of tokens.
+// Finished epochs count with the tokens of their whole samples.
 //
-//   checkpoint: json saved = describe_stream(batches); std::int64_t tokens = tokens_read(batches, step);
-//   resume:     const StreamResume resume = resume_stream(saved, tokens, batches);
-//               if (!resume.differences.empty()) ...                     // other data: the caller refuses or says so
-//               batches.begin_at(step, resume.position);
+//   // When a checkpoint is saved:
+//   const nlohmann::json saved = describe_stream(dataloader);
+//   const std::int64_t tokens = tokens_read(dataloader, step);
+//   // When the run resumes:
+//   const StreamResume resume = resume_stream(saved, tokens, dataloader);
+//   if (!resume.differences.empty()) refuse();                       // other data: the caller refuses or logs it
+//   dataloader.begin_at(step, resume.position);
 #pragma once
 
 #include <cstdint>
@@ -23,25 +26,25 @@ namespace phalanx::data {
 
 nlohmann::json describe_stream(const DataLoader& dataloader);
 
-/// What is only looked at, as validation does, whole and in order: {"name": ..., "tokens": ..., "content": "9f86...",
-/// "range": [4750000, 5000000]}.
+/// Describes a range that is read whole and in order, as validation does: {"name": ..., "tokens": ...,
+/// "content": "9f86...", "range": [4750000, 5000000]}.
 nlohmann::json describe_range(const TokenFile& tokens, TokenRange range);
 
 /// The stream's position before `step`.
 std::int64_t tokens_read(const DataLoader& dataloader, std::int64_t step);
 
 struct StreamResume {
-  /// Where the stream goes on; with differences, its beginning.
+  /// Where the stream continues; if there are differences, its beginning.
   StreamPosition position;
-  /// Why `dataloader` are not the saved stream, one a line: "[training] dataset_path: the checkpoint's run read ..., this
-  /// one reads ...". Empty: every token comes once, as if the run had never stopped.
+  /// Why `dataloader` is not the saved stream, one reason a line: "[training] dataset_path: the checkpoint's run read
+  /// ..., this one reads ...". Empty: every token is read once, as if the run had never stopped.
   std::vector<std::string> differences;
-  /// What is the same stream but read otherwise, for the log: another sequence length.
+  /// For the log: how the same stream is read differently, such as with another sequence length.
   std::vector<std::string> notes;
 };
 
-/// `saved` and `tokens`: describe_stream() and tokens_read() of the run that goes on. Another sequence length is no
-/// difference where the place is defined: without shuffling, and between two epochs. DataError where `saved` is
+/// `saved` and `tokens`: describe_stream() and tokens_read() of the run that is resumed. Another sequence length is no
+/// difference where the position is defined: without shuffling, and between two epochs. Throws DataError if `saved` is
 /// malformed or of a later version.
 StreamResume resume_stream(const nlohmann::json& saved, std::int64_t tokens, const DataLoader& dataloader);
 

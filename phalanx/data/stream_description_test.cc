@@ -1,4 +1,5 @@
-// docs/data.md's promise: whatever changes between a stop and the next start, no token is skipped and none read twice.
+// Tests the promise of docs/data.md: whatever changes between a stop and the next start, no token is skipped or read
+// twice.
 #include "phalanx/data/stream_description.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +27,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// Where each token stands in the file: token k is k.
+/// The position of each token in the file: token k is k.
 class StreamTest : public ::testing::Test {
  protected:
   TokenFile counting(int count, const std::string& name = "counting.bin", int first = 0) {
@@ -35,8 +36,7 @@ class StreamTest : public ::testing::Test {
   TempDirectory folder_{"stream"};
 };
 
-/// A job that is stopped and started again, each time with other numbers of its own; what is saved is what a checkpoint
-/// keeps.
+/// A job that is stopped and restarted, each time with other numbers. Only what a checkpoint stores is saved.
 class StoppedJob {
  public:
   struct Start {

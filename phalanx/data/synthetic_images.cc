@@ -1,4 +1,4 @@
-// Images that look like MNIST's and CIFAR-10's to a net; see image_set.h.
+// Synthetic images that look like MNIST's and CIFAR-10's to a net; see image_set.h.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kPatterns = 10, kWaves = 4, kShift = 2;
 
-// A sum of slow waves, different for each class and channel, between 0 and 1; larger than an image by the shifts.
+// A sum of slow waves, different for each class and channel, between 0 and 1. It is larger than an image, for the
+// shifts.
 std::vector<float> pattern(const ImageSet& shape, std::uint64_t seed, std::uint64_t cls) {
   const std::int64_t height = shape.height + 2 * kShift, width = shape.width + 2 * kShift;
   std::vector<float> values;
@@ -51,7 +52,7 @@ ImageSet synthetic_images(const SyntheticImages& options, ImageSplit split) {
   set.pixels.resize(static_cast<std::size_t>(count * set.image_bytes()));
   std::uint8_t* out = set.pixels.data();
   for (std::int64_t i = 0; i < count; ++i) {
-    // Streams of images lie behind those of the patterns, the two splits in halves of their own.
+    // The random streams of images come after those of the patterns; each split has its own half.
     PhiloxStream draw(options.seed, (train ? 1ULL : 2ULL) << 40 | static_cast<std::uint64_t>(i));
     const auto label = static_cast<std::uint8_t>(i % kPatterns);
     const auto down = static_cast<std::int64_t>(draw.below(2 * kShift + 1));

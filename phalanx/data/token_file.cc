@@ -39,11 +39,11 @@ bool is_file(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
 }
 
-// What cannot be a token file, said in the words of one who names one.
+// Refuses what cannot be a token file, with a message for a user who names one.
 void require_file(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
-    if (errno != ENOENT && errno != ENOTDIR) return;  // opening it will say what is wrong
+    if (errno != ENOENT && errno != ENOTDIR) return;  // opening it will give the error
     throw DataError(
         fmt::format("{}: no such file{}", path,
                     hub_hint(path).empty() ? ": expected a token file; `phalanx tokenize` makes one" : hub_hint(path)));
@@ -247,7 +247,7 @@ void TokenFile::open_megatron(const std::string& prefix) {
   type_ = kTypes[code];
   const auto sequences = load_le<std::uint64_t>(at + 18);
   const auto documents = load_le<std::uint64_t>(at + 26);
-  // Compared by division first: a count that lies must not overflow the product.
+  // Compared by division first: a wrong count must not overflow the product.
   const auto room = static_cast<std::uint64_t>(bytes - kMegatronHeaderBytes);
   if (sequences > room / 12 || documents > room / 8 || sequences * 12 + documents * 8 > room) {
     throw DataError(
@@ -256,7 +256,7 @@ void TokenFile::open_megatron(const std::string& prefix) {
                     index_path, sequences, documents, bytes));
   }
   const std::uint64_t rest = room - (sequences * 12 + documents * 8);
-  if (rest != 0 && rest != sequences) {  // one int8 a sequence: modes of multimodal data, which training ignores
+  if (rest != 0 && rest != sequences) {  // one int8 per sequence: modes of multimodal data, which training ignores
     throw DataError(fmt::format("{}: expected {} bytes for {} sequences and {} document bounds, found {}", index_path,
                                 bytes - static_cast<std::int64_t>(rest), sequences, documents, bytes));
   }
@@ -426,7 +426,7 @@ void TokenFile::read(std::int64_t begin, std::span<std::int64_t> out) const {
   widen(type_, ids_ + begin * data::bytes_of(type_), out);
   const std::int64_t end = ids_end();
   if (end == 0) return;
-  // Unsigned, so that a negative id is too large as well; the maximum first, which the compiler vectorises.
+  // Unsigned, so that a negative id is also too large. The maximum comes first, because the compiler vectorises it.
   std::uint64_t largest = 0;
   for (const std::int64_t id : out) largest = std::max(largest, static_cast<std::uint64_t>(id));
   if (largest < static_cast<std::uint64_t>(end)) return;

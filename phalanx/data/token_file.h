@@ -1,18 +1,18 @@
 // TokenFile: a file of token ids, memory-mapped, read as one stream of int64.
 //
-// Three formats are read; which one a file has is found from its content and neighbours and told by description():
+// There are three formats. The format is found from the file's content and the files beside it; description() names it.
 //   megatron  PREFIX.bin (raw ids) with PREFIX.idx (magic MMIDIDX: dtype, lengths, documents). Name any of PREFIX,
 //             PREFIX.bin and PREFIX.idx.
 //   llmc      llm.c's .bin: 256 int32 of header (magic 20240520: uint16 ids, 20240801: uint32 ids), then the ids.
-//   raw       nanoGPT's: little-endian ids and nothing else; of the type that is stated (`type`, or the file's
-//             PREFIX.json: token_sidecar.h), else uint16, or uint32 where vocab_size is above 65536. Where none is
-//             stated, content that cannot be such ids is refused with what it looks like (raw_ids.h).
+//   raw       nanoGPT's: little-endian ids and nothing else. Their type is the stated one (`type`, or the file's
+//             PREFIX.json: token_sidecar.h), else uint16, or uint32 if vocab_size is above 65536. If none is stated,
+//             content that cannot be such ids is refused, with what it looks like (raw_ids.h).
 //
-// Every size and offset is checked before it is used: a truncated file, a header that lies, a wrong magic or an empty
-// file is a DataError that names the file, what was expected and what was found. Where vocab_size is given, a file of
-// up to 16 Mi ids is checked whole on opening, a larger one in 256 blocks spread over it, and read() checks what it
-// returns: an id outside [0, vocab_size) is a DataError that names the id and its position. So is a PREFIX.json that
-// describes another file, or a tokenizer with more ids than vocab_size.
+// Every size and offset is checked before it is used. A truncated file, a wrong header, a wrong magic or an empty file
+// is a DataError that names the file, what was expected and what was found. If vocab_size is given, ids are checked
+// when the file is opened: all of up to 16 Mi ids, else 256 blocks spread over the file. read() also checks what it
+// returns. An id outside [0, vocab_size) is a DataError that names the id and its position. A PREFIX.json that
+// describes another file, or a tokenizer with more ids than vocab_size, is also a DataError.
 //
 // A TokenFile is immutable: any number of threads may read from it. Copies share the mapping.
 //
@@ -42,15 +42,15 @@ std::optional<TokenType> token_type_named(std::string_view name);  // "uint16": 
 std::int64_t bytes_of(TokenType type);
 
 struct TokenFileOptions {
-  std::int64_t vocab_size = 0;        // 0: not known, then ids are not checked and raw files are uint16
-  std::optional<TokenFormat> format;  // where empty, found from the file
-  std::optional<TokenType> type;  // where empty, found from the file; one that its index or header denies is refused
+  std::int64_t vocab_size = 0;        // 0: unknown, then ids are not checked and raw files are uint16
+  std::optional<TokenFormat> format;  // unset: found from the file
+  std::optional<TokenType> type;      // unset: found from the file; refused if the file's index or header differs
 };
 
-/// Of documents that follow each other with nothing between them.
+/// TokenSidecar::document_end of documents that follow each other without a separator.
 inline constexpr std::int64_t kNoDocumentEnd = -1;
 
-/// What PREFIX.json says of PREFIX.bin. Everything may be missing.
+/// The contents of PREFIX.json, which describes PREFIX.bin. Everything may be missing.
 struct TokenSidecar {
   std::optional<TokenType> type;
   std::optional<std::int64_t> tokens;
@@ -59,7 +59,7 @@ struct TokenSidecar {
   std::string tokenizer;                     // its fingerprint (tokenizer_fingerprint.h)
   std::optional<std::int64_t> document_end;  // the id that ends each document, or kNoDocumentEnd
   std::string content;                       // content_hash() of the file
-  std::string set_aside;  // content_hash() of the file of what `phalanx tokenize` has set aside of this text
+  std::string set_aside;  // content_hash() of the file with the part of this text that `phalanx tokenize` set aside
 };
 
 /// A half-open range of positions in a token file.
@@ -81,17 +81,19 @@ class TokenFile {
   std::int64_t vocab_size() const { return vocab_size_; }
   const std::optional<TokenSidecar>& sidecar() const { return sidecar_; }
 
-  /// Documents: Megatron's index has them, the other formats are one document.
+  /// Documents. Megatron's index lists them; a file of another format is one document.
   std::int64_t document_count() const { return document_count_; }
   TokenRange document(std::int64_t index) const;
 
-  /// Ids [begin, begin + out.size()) into `out`. Outside the file or the vocabulary: DataError.
+  /// Reads ids [begin, begin + out.size()) into `out`. Throws DataError for positions outside the file and ids outside
+  /// the vocabulary.
   void read(std::int64_t begin, std::span<std::int64_t> out) const;
 
   std::int64_t file_bytes() const;  // of the file that holds the ids
-  /// A hash of size, type and ids: of all of up to 4 MiB, else of 256 blocks spread over them. Cheap on any file.
+  /// A hash of size, type and ids: of all ids if they have up to 4 MiB, else of 256 blocks spread over them. Cheap for
+  /// any file.
   std::string content_hash() const;
-  /// Of Megatron's index, whole; "" where there is none.
+  /// A hash of all of Megatron's index; "" if there is none.
   std::string index_hash() const;
 
   /// For start-up lines: "data/train.bin: Megatron, uint16, 1,234,567 tokens, 89 documents".
@@ -105,7 +107,7 @@ class TokenFile {
   void open_llmc();
   void open_raw();
   void check_vocabulary() const;
-  std::int64_t ids_end() const;  // what every id is below, by the caller and the sidecar; 0: nobody says
+  std::int64_t ids_end() const;  // upper limit of ids (exclusive), from the caller and the sidecar; 0: unknown
 
   std::shared_ptr<const Mapping> mapping_;
   std::string path_;
@@ -116,14 +118,14 @@ class TokenFile {
   std::int64_t vocab_size_ = 0;
   std::int64_t size_ = 0;
   std::int64_t document_count_ = 1;
-  const std::byte* ids_ = nullptr;  // inside mapping_, as are the two below
+  const std::byte* ids_ = nullptr;  // inside mapping_, like the three below
   const std::byte* lengths_ = nullptr;
   const std::byte* pointers_ = nullptr;
   const std::byte* documents_ = nullptr;
 };
 
-/// Cuts the last `fraction` of a stream off for validation. Training samples read no token of the validation range and
-/// the other way round. A fraction outside [0, 1), or one that leaves either side without a token, is a ConfigError.
+/// Splits the last `fraction` of a stream off for validation. Training samples read no token of the validation range,
+/// and vice versa. Throws ConfigError for a fraction outside [0, 1), or one that leaves either side without a token.
 struct TrainValidationRanges {
   TokenRange train;
   TokenRange validation;

@@ -246,7 +246,7 @@ TEST_F(TokenFileTest, IdsOutsideTheVocabularyAreFoundOnOpeningAndOnReading) {
       AllOf(HasSubstr("t.bin: token 99 at position 2"), HasSubstr("expected 0 to 98"), HasSubstr("raw uint16")));
   EXPECT_EQ(error_of(path("t.bin"), {.vocab_size = 100}), "no error");
 
-  // Too large to be checked whole on opening: the blocks looked at find a bad file, read() finds a bad id anywhere.
+  // Too large to be checked completely on opening: the sampled blocks find a bad file, read() finds a bad id anywhere.
   const std::int64_t count = (std::int64_t{1} << 24) + 4096;
   std::string bytes(static_cast<std::size_t>(count) * 2, '\0');
   for (std::size_t i = 0; i < bytes.size(); i += 2) bytes[i] = '\1';
@@ -326,7 +326,7 @@ TEST_F(TokenFileTest, AFailureAtAnyOperationLosesNothing) {
       } else if (kind == Fault::error) {
         EXPECT_THROW(write_new(fs), FileError);
       } else {
-        try {  // a disk that fills after the last write harms nothing
+        try {  // a disk that fills after the last write does no harm
           write_new(fs);
         } catch (const FileError&) {
         }

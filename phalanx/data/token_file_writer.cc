@@ -60,7 +60,7 @@ TokenFileWriter::~TokenFileWriter() {
     try {
       file_system_.remove_all(path);
     } catch (const std::exception&) {
-      // The error that brought us here, a full disk say, is the one to report.
+      // The first error, such as a full disk, is the one to report.
     }
   }
 }

@@ -1,13 +1,13 @@
-// TokenFileWriter: writes a Megatron token file, PREFIX.bin and PREFIX.idx, as a stream of documents, and PREFIX.json,
-// which says what they were made with (token_sidecar.h).
+// TokenFileWriter writes a Megatron token file, PREFIX.bin and PREFIX.idx, as a stream of documents. It also writes
+// PREFIX.json, which says how they were made (token_sidecar.h).
 //
-// Ids are stored as uint16 where vocab_size is at most 65,500 (Megatron's own limit), else as int32. All three are
-// written as PREFIX.bin.tmp and so on and renamed by finish(), .json last; a writer destroyed before finish() leaves
-// nothing behind, so a run that fails never leaves a half file under a final name. A crash in the instant between the
-// renames leaves files that do not match, which TokenFile refuses. A PREFIX.json that no writer made is not replaced:
+// Ids are stored as uint16 if vocab_size is at most 65,500 (Megatron's own limit), else as int32. All three files are
+// written as PREFIX.bin.tmp and so on, and renamed by finish(), .json last. A writer destroyed before finish() leaves
+// nothing behind, so a run that fails never leaves a partial file under a final name. A crash between the renames
+// leaves files that do not match, which TokenFile refuses. A PREFIX.json that no TokenFileWriter made is not replaced:
 // DataError.
-// An empty document is kept (Megatron allows it). Full disk, no permission and ids outside the vocabulary are
-// DataErrors.
+// An empty document is stored (Megatron allows it). A full disk, a missing permission and ids outside the vocabulary
+// are DataErrors.
 //
 //   TokenFileWriter writer("data/train", {.vocab_size = 4096});
 //   for (const std::string& text : texts) writer.add_document(tokenizer.encode(text));
@@ -28,9 +28,9 @@ namespace phalanx::data {
 
 struct TokenFileWriterOptions {
   std::int64_t vocab_size = 0;                    // required
-  std::string tokenizer;                          // fingerprint of the one that made the ids; empty: not known
-  FileSystem* file_system = nullptr;              // the real one where null
-  std::optional<std::int64_t> document_end = {};  // the id that ends each document, or kNoDocumentEnd; empty: not known
+  std::string tokenizer;                          // fingerprint of the one that made the ids; empty: unknown
+  FileSystem* file_system = nullptr;              // null: the real file system
+  std::optional<std::int64_t> document_end = {};  // the id that ends each document, or kNoDocumentEnd; unset: unknown
   std::string set_aside = {};                     // TokenSidecar::set_aside
 };
 
@@ -41,7 +41,7 @@ class TokenFileWriter {
   TokenFileWriter(const TokenFileWriter&) = delete;
   TokenFileWriter& operator=(const TokenFileWriter&) = delete;
 
-  /// Appends ids to the current document. A document may come in any number of pieces.
+  /// Appends ids to the current document. A document may be appended in any number of pieces.
   void append(std::span<const std::int32_t> ids);
   void end_document();
   void add_document(std::span<const std::int32_t> ids) {
@@ -72,7 +72,7 @@ class TokenFileWriter {
   std::unique_ptr<WritableFile> bin_;
   std::vector<std::byte> buffer_;      // waiting to be written
   std::vector<std::uint16_t> narrow_;  // scratch of append()
-  std::vector<std::int32_t> lengths_;  // one entry a document
+  std::vector<std::int32_t> lengths_;  // one entry for each document
   std::int64_t open_document_ = 0;
   std::int64_t size_ = 0;
   bool finished_ = false;

@@ -1,12 +1,12 @@
-// PREFIX.json, the third file of a token file: what PREFIX.bin itself does not say. Megatron's own two are as Megatron
-// writes them, to the byte; tools that know nothing of this one read the pair as ever.
+// PREFIX.json, the third file of a token file, describes PREFIX.bin. The other two are as Megatron writes them, to the
+// byte, so that tools that do not know this file can still read them.
 //
 //   {"format": "phalanx.tokens", "version": 1, "type": "uint16", "tokens": 123, "documents": 4, "vocab_size": 4096,
 //    "tokenizer": "tok1:...", "document_end": 0, "content": "...",
 //    "set_aside": "..."}
 //
-// It may be written by hand for a file of raw ids (train.bin: train.json); then "format", and "type" or "vocab_size",
-// are enough. A .json there without that "format" is somebody else's and not looked at.
+// It may be written by hand for a file of raw ids (train.bin: train.json). Then "format", and "type" or "vocab_size",
+// are enough. A .json file without that "format" belongs to another program and is ignored.
 #pragma once
 
 #include <cstddef>
@@ -20,20 +20,21 @@
 
 namespace phalanx::data {
 
-/// "data/train.json" for data/train.bin; other names get ".json" behind them.
+/// "data/train.json" for data/train.bin; other names get ".json" appended.
 std::string sidecar_path(const std::string& bin_path);
 
-/// What is there, if something of ours is. DataError names the file, the key and what is wrong with it.
+/// Reads the sidecar; nothing if there is none of Phalanx's. Throws DataError that names the file, the key and what is
+/// wrong.
 std::optional<TokenSidecar> read_sidecar(const std::string& bin_path);
 
-/// A hash of type, number and values of ids: of all of up to 4 MiB, else of 256 blocks spread over them, the first and
-/// the last among them.
+/// A hash of the type, number and values of ids: of all ids if they have up to 4 MiB, else of 256 blocks spread over
+/// them, including the first and the last.
 std::string hash_of_ids(TokenType type, std::span<const std::byte> ids);
 
-/// Whether a file stands there that is none of ours, damaged or not, and so not to be replaced.
+/// Whether a file of that name exists that is not Phalanx's, damaged or not, and so must not be replaced.
 bool is_foreign_sidecar(const std::string& bin_path);
 
-/// How the id that ends documents is written, here and in a run's metadata: a number, or "none".
+/// The JSON form of the id that ends documents, here and in a run's metadata: a number, or "none".
 nlohmann::json document_end_json(std::int64_t id);
 /// For messages: "by token 0", or "by no token".
 std::string document_end_text(std::int64_t id);

@@ -1,4 +1,4 @@
-// What is known of a file of ids besides the ids: PREFIX.json, a stated type, what the content itself shows.
+// What is known about a file of ids besides the ids: PREFIX.json, a stated type, what the content itself shows.
 #include "phalanx/data/token_sidecar.h"
 
 #include <gmock/gmock.h>
@@ -99,7 +99,7 @@ TEST_F(RawIdsTest, AStatedTypeIsBelieved) {
   EXPECT_THAT(said_of("a.bin", bytes_of_ids<std::int64_t>(ids)), HasSubstr("int64, 500 tokens"));
   EXPECT_THAT(said_of("a.bin", {.type = TokenType::u32}),
               AllOf(HasSubstr("stated as uint32"), HasSubstr("a.json says int64")));
-  // A text is a stream of bytes where one says so.
+  // A text is a stream of bytes if its type is stated so.
   EXPECT_THAT(said_of("t.bin", "Once upon a time there was", {.vocab_size = 256, .type = TokenType::u8}),
               HasSubstr("uint8, 26 tokens"));
   TokenFileWriter writer(path("m"), {.vocab_size = 100});

@@ -18,7 +18,7 @@
 namespace phalanx::infer {
 namespace {
 
-constexpr std::size_t kPassesUnderWay = 4;  // hidden states that the next stage has not taken yet
+constexpr std::size_t kPassesUnderWay = 4;  // limits the hidden states that the next stage has not received yet
 
 }  // namespace
 
@@ -67,7 +67,7 @@ void Evaluator::check(const std::vector<ScoredText>& texts) const {
 std::vector<double> Evaluator::log_likelihoods(const std::vector<ScoredText>& texts) {
   check(texts);
   const c10::InferenceMode inference;
-  // Texts of like length together: little padding.
+  // Texts of similar length are batched together, so that there is little padding.
   std::vector<std::size_t> order(texts.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) { return texts[i].tokens.size(); });

@@ -44,7 +44,7 @@ std::vector<ScoredText> texts() {
   return all;
 }
 
-/// Each text by itself, by the whole logits.
+/// Each text by itself, from the logits of the whole text.
 std::vector<double> scores_by_hand(models::Llama& model) {
   const at::NoGradGuard no_grad;
   std::vector<double> scores;
@@ -118,7 +118,7 @@ TEST(TextWindows, EveryTokenButTheFirstIsScoredOnce) {
         EXPECT_EQ(window.first, next);
         EXPECT_GT(window.first, window.begin);
         EXPECT_LE(window.end - window.begin, 9);
-        // As much as fits comes before what is scored.
+        // As much context as fits comes before the scored tokens.
         EXPECT_TRUE(window.begin == 0 || window.end - window.begin == 9);
         next = window.end;
       }

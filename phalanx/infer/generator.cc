@@ -49,7 +49,7 @@ Generator::Generator(models::Llama& model, GeneratorOptions options)
                                   model.part().text()));
   }
   options_.prefill_chunk = std::min(options_.prefill_chunk, model_.config().max_seq_len);
-  // There all positions of a prompt turn by its whole length.
+  // With dynamic scaling the rotation of all positions of a prompt depends on its whole length.
   if (model_.config().rope_scaling.type == RopeScalingType::dynamic)
     options_.prefill_chunk = model_.config().max_seq_len;
 }
@@ -135,7 +135,7 @@ void Generator::run(const RequestStream& requests, std::int64_t max_batch) {
   const auto& config = model_.config();
   const std::int64_t positions = requests.longest == 0 ? config.max_seq_len : requests.longest;
   const std::int64_t rows = rows_for(positions, max_batch);
-  // One lane for each stage, so that all of them have something to do.
+  // One scheduler for each stage, so that all stages have work.
   const std::int64_t schedulers = options_.stages ? std::min<std::int64_t>(options_.stages->size(), rows) : 1;
   struct Track {
     Scheduler scheduler;

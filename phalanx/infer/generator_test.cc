@@ -36,7 +36,7 @@ std::shared_ptr<models::Llama> small_model(std::int64_t vocab = 61) {
                                                                    .vocab_size = vocab,
                                                                    .max_seq_len = 40});
   nn::initialise(*model, 3);
-  // Larger weights, so that the likeliest tokens differ from place to place and stand clear of each other.
+  // Larger weights, so that the likeliest tokens differ between positions and have clear margins.
   const at::NoGradGuard no_grad;
   for (auto& [name, parameter, shard] : nn::named_parameters(*model))
     if (parameter.dim() == 2) parameter.mul_(30);
@@ -294,7 +294,7 @@ TEST(Generator, AStopStringEndsTheTextBeforeIt) {
                 Generator(*model).generate({request});
               }),
               HasSubstr("prompt 1: it has stop strings, but there is no tokenizer"));
-  // Two bytes that the model gives one after the other, in the middle of the answer.
+  // Two bytes that the model generates one after the other, in the middle of the answer.
   const std::string text = tokenizer.decode(plain);
   request.stop_strings = {"not there", text.substr(6, 2)};
   const std::size_t place = text.find(request.stop_strings[1]);
@@ -327,8 +327,8 @@ TEST(Generator, EveryLayoutGivesTheTokensOfOneRank) {
   EXPECT_THAT(generation_error([&] { const Generator generator(part); }), HasSubstr("the model is a part (embedding"));
 }
 
-// A device may run the kernels of all its communicators one after the other: hidden states that go forward must not
-// stand behind tokens that come back.
+// A device may run the kernels of all its communicators one after the other. Hidden states that go forward must not
+// queue behind tokens that come back.
 TEST(Generator, OverNcclADeviceThatRunsOneKernelAtATimeIsEnough) {
   using namespace std::chrono_literals;
   const auto whole = small_model(64);

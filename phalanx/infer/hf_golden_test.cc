@@ -1,5 +1,5 @@
-// Models read from directories as transformers writes them, against what transformers computes with them (golden
-// numbers of scripts/make_hf_golden.py): logits, greedy generation, and the same from every layout.
+// Models read from directories as transformers writes them give what transformers computes with them (golden numbers of
+// scripts/make_hf_golden.py): logits, greedy generation, and the same in every layout.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -136,8 +136,8 @@ TEST_P(HuggingFaceModel, GreedyGenerationIsTransformers) {
   EXPECT_EQ(generator.generate({whole, shorter})[0].tokens, expected);
 }
 
-// In four passes, each against one pass over all that it sees. Keys in the cache stay turned as they were, so under
-// dynamic scaling the two part ways behind the length from which it stretches.
+// Runs four passes; each is compared with one pass over everything it sees. Keys in the cache keep their rotation. So
+// under dynamic scaling the two differ beyond the length at which scaling begins.
 TEST_P(HuggingFaceModel, WhatACacheHoldsIsSeenAsInOnePass) {
   const auto model = load_model(find_model(scratch_.path()), at::kCPU);
   const RopeScaling& scaling = model->config().rope_scaling;
@@ -185,7 +185,7 @@ TEST_P(HuggingFaceModel, EveryLayoutGivesTheSame) {
   expect_golden_logits(x, golden_);
 }
 
-// As `phalanx generate` has it: each rank its part, by layers, by tensor parallelism and both.
+// As in `phalanx generate`: each rank loads its part, by layers, by tensor parallelism and both.
 TEST_P(HuggingFaceModel, EveryLayoutGeneratesTheSame) {
   const ModelFiles files = find_model(scratch_.path());
   const auto tokens = golden_["tokens"].get<std::vector<std::int64_t>>();
@@ -210,7 +210,7 @@ TEST_P(HuggingFaceModel, ItsDescriptionComesBack) {
   const models::LlamaConfig config = find_model(scratch_.path()).config;
   const std::string text = models::llama_hf_config(config, "float32");
   EXPECT_EQ(models::llama_config_from_hf(text, "config.json"), config);
-  // What was read is said again.
+  // What was read can be written again.
   const auto written = nlohmann::json::parse(text);
   for (const char* key :
        {"model_type", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers",
@@ -251,7 +251,7 @@ TEST(HuggingFaceDirectory, EachRankTakesItsPartOfTheFiles) {
     bytes[static_cast<std::size_t>(world->rank())] = load_bytes(scratch.path(), sharded.parameters());
   });
   const auto whole = static_cast<std::uint64_t>(config.parameter_count()) * 4;
-  // Norms are whole in both ranks of a tensor group: 5 of 32 elements.
+  // Norms are full on both ranks of a tensor-parallel group: 5 of 32 elements.
   EXPECT_EQ(bytes[0] + bytes[1] + bytes[2] + bytes[3], whole + 5 * 32 * 4);
   for (const std::uint64_t mine : bytes) EXPECT_LT(mine, whole / 3);
 }

@@ -46,7 +46,7 @@ void look_for_tokenizer(ModelFiles& files, const std::vector<std::filesystem::pa
   }
 }
 
-/// A model that was taught to converse ends its turn by another token than its texts: generation_config.json comes
+/// A model that was trained for chats ends its turn with another token than its texts. So generation_config.json comes
 /// first.
 void take_end_tokens(ModelFiles& files, const std::filesystem::path& folder) {
   for (const char* name : {"generation_config.json", "config.json"}) {
@@ -71,7 +71,7 @@ ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
         fmt::format("{}: eos_token_id {} is no token of the model (vocab_size {}): no text ends by it", path.string(),
                     token, files.config.vocab_size);
   }
-  for (const WeightsDescription& told : describe_weights(path)) {  // Phalanx's own exports say it
+  for (const WeightsDescription& told : describe_weights(path)) {  // Phalanx's own exports have it
     if (files.tokenizer_fingerprint.empty()) {
       files.tokenizer_fingerprint = tokenizer_in_metadata(told.metadata);
     }
@@ -114,7 +114,7 @@ namespace {
 void require_same_tokenizer(const std::string& expected, const std::string& found, const std::string& model,
                             const std::string& what, bool allow_mismatch) {
   if (!data::are_other_tokenizers(expected, found)) {
-    if (expected != found) {  // one is not known, or of another version
+    if (expected != found) {  // one is unknown, or of another version
       log::info(fmt::format("the tokenizer of {} ({}) and that of the model in {} ({}) could not be compared", what,
                             found.empty() ? "not said" : found, model, expected.empty() ? "not said" : expected));
     }
@@ -130,14 +130,14 @@ void require_same_tokenizer(const std::string& expected, const std::string& foun
   log::warn_once(text + ": gone on all the same, as --allow-tokenizer-mismatch says");
 }
 
-/// Where the model does not say it: that of the tokenizer.json in its Hugging Face directory, if `path` is not that.
+/// If the model does not record it: that of the tokenizer.json in its Hugging Face directory, unless `path` is that.
 std::string fingerprint_of_model(const ModelFiles& files, const std::string& path) {
   if (!files.tokenizer_fingerprint.empty() || !files.hugging_face || !files.tokenizer) {
     return files.tokenizer_fingerprint;
   }
   std::error_code error;
   if (!path.empty() && std::filesystem::equivalent(path, *files.tokenizer, error)) return "";
-  return data::fingerprint_of_file(*files.tokenizer);  // "": then the one that is given has to do
+  return data::fingerprint_of_file(*files.tokenizer);  // "": then the given one is accepted
 }
 
 }  // namespace
@@ -182,7 +182,8 @@ std::vector<std::int64_t> end_tokens(const ModelFiles& files, const std::optiona
 
 namespace {
 
-/// What Phalanx wrote into the header of weights goes before a config.json that was changed since.
+/// The description that Phalanx wrote into the header of weights has priority over a config.json that was changed
+/// since.
 void compare_with_headers(const ModelFiles& files) {
   for (const WeightsDescription& told : describe_weights(files.weights)) {
     const auto differences = models::model_differences(told.model, files.config);
@@ -214,7 +215,7 @@ void load_into(models::Llama& model, const ModelFiles& files) {
   if (files.hugging_face) {
     options = whole ? hf_weights(files.config) : hf_weights_of_part(files.config);
   } else if (!whole) {
-    // A part leaves to the others what is theirs.
+    // A part of the model does not read the weights of the other parts.
     options.elsewhere = [shapes = models::llama_parameter_shapes(files.config)](const std::string& name) {
       return shapes.contains(name);
     };
@@ -224,7 +225,7 @@ void load_into(models::Llama& model, const ModelFiles& files) {
     log::info(fmt::format("{}: not read: {}", files.weights.string(), brief_names(loaded.ignored)));
   }
   if (!files.not_honoured.empty()) log::info(files.not_honoured);
-  if (files.hugging_face) compare_with_headers(files);  // after what is wrong with single tensors, which tells more
+  if (files.hugging_face) compare_with_headers(files);  // after errors of single tensors, which are more informative
   model.eval();
 }
 
@@ -256,7 +257,7 @@ std::shared_ptr<models::Llama> load_model_shard(const ModelFiles& files, const P
   auto model =
       std::make_shared<models::Llama>(config, part, nn::TensorOptionsOfModule{.dtype = dtype, .device = device});
   if (plan.tp > 1) models::parallelize_llama(*model, mesh, {.sequence_parallel = false});
-  ranks.run_collectively([&] {  // each reads its own part, and may be the only one that finds it wrong
+  ranks.run_collectively([&] {  // each reads its own part, and may be the only one with an error
     load_into(*model, files);
     return std::string();
   });

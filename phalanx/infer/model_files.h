@@ -1,9 +1,9 @@
 // Finds and loads what generation needs: the model's shape, its weights, its tokenizer.
 //
 // `path` is one of
-// - a run's folder or its checkpoint folder (the newest complete step is taken), or one of the step-N directories: the
-//   shape is in the manifest, the tokenizer beside the checkpoint, in the run's folder, or where the run was told to
-//   find it;
+// - a run's folder or its checkpoint folder (the newest complete step is used), or one of the step-N directories. The
+//   shape is in the manifest. The tokenizer is beside the checkpoint, in the run's folder, or where the run's
+//   configuration said;
 // - a Hugging Face directory: config.json, safetensors, tokenizer.json.
 //
 //   auto files = infer::find_model("outputs/checkpoint");
@@ -37,36 +37,36 @@ struct ModelFiles {
   bool hugging_face = false;
   models::LlamaConfig config;
   std::optional<std::string> tokenizer;       // a tokenizer.json that exists
-  std::string not_honoured;                   // what config.json says and is not done, in one line; logged on loading
-  std::string tokenizer_fingerprint;          // of the one that its run was trained with; empty: not known
+  std::string not_honoured;                   // settings of config.json that are ignored, in one line; logged on load
+  std::string tokenizer_fingerprint;          // of the tokenizer its run was trained with; empty: unknown
   std::optional<std::int64_t> document_end;   // the token that ended the documents of its run (data/token_file.h)
-  std::vector<std::string> tokenizer_places;  // where one was looked for, for messages
-  std::vector<std::int64_t> end_tokens;       // those that end a text, as generation_config.json or config.json says
-  // Set by who asks for it: load config.json's model although Phalanx wrote these weights and says in their header that
-  // they are of another. Else that is a CheckpointError of whatever loads them.
+  std::vector<std::string> tokenizer_places;  // paths searched for a tokenizer, for messages
+  std::vector<std::int64_t> end_tokens;       // those that end a text, from generation_config.json or config.json
+  // Set by the caller: load config.json's model although Phalanx wrote these weights and their header names another
+  // model. Else whatever loads them throws CheckpointError.
   bool allow_model_mismatch = false;
 };
 
-/// CheckpointError says what is missing or malformed.
+/// Throws CheckpointError that says what is missing or malformed.
 ModelFiles find_model(const std::filesystem::path& path);
 
-/// `path`, where given; else what was found. DataError says where one was looked for, or that it is another one, by
-/// content, than the model's: that of its training run, or of its Hugging Face directory. With `allow_mismatch` that is
-/// a warning.
+/// Loads the tokenizer at `path`; if that is empty, the one that was found. Throws DataError that lists the paths
+/// searched if there is none. Also throws it if the tokenizer differs, by content, from the model's: that of its
+/// training run, or of its Hugging Face directory. With `allow_mismatch` that is a warning.
 data::BpeTokenizer load_tokenizer(const ModelFiles& files, const std::string& path = "", bool allow_mismatch = false);
 
-/// The same for a file of token ids that names its tokenizer. Of both: a line in the log where either is not known.
+/// The same for a file of token ids that names its tokenizer. Both functions log a line if either tokenizer is unknown.
 void check_tokens(const ModelFiles& files, const data::TokenFile& tokens, bool allow_mismatch = false);
 
-/// The tokens that end a text: what the model's directory says, else the tokenizer's own.
+/// The tokens that end a text: those of the model's directory, else the tokenizer's own.
 std::vector<std::int64_t> end_tokens(const ModelFiles& files, const std::optional<data::BpeTokenizer>& tokenizer);
 
 std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device device,
                                           c10::ScalarType dtype = c10::ScalarType::Float);
 
-/// This rank's part of it: of pp parts by layers the mesh's, of each matrix what tp leaves. Reads no more than that.
-/// ConfigError where the plan does not divide the model. Collective: what is wrong with one rank's files is the same
-/// error on all.
+/// Collective. Loads this rank's part of the model: its pipeline stage of the mesh, and its tensor-parallel part of
+/// each matrix. It reads no more than that. Throws ConfigError if the plan does not divide the model. An error in one
+/// rank's files is the same error on all ranks.
 ///
 ///   const ParallelPlan plan{.pp = 2, .dp_replicate = 2, .tp = 2};
 ///   const DeviceMesh mesh(world, plan.axes());

@@ -291,7 +291,7 @@ TEST(ModelFiles, AHuggingFaceFileMayHoldWhatFollowsFromTheRest) {
   EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), *model));
 }
 
-// A file whose output matrix is another than its embeddings is not of a model that ties them.
+// A file whose output matrix differs from its embeddings is not of a model that ties them.
 TEST(ModelFiles, AnOutputMatrixOfItsOwnIsNotDropped) {
   const TempDirectory scratch("model");
   const auto model = tied_model();
@@ -305,7 +305,7 @@ TEST(ModelFiles, AnOutputMatrixOfItsOwnIsNotDropped) {
   EXPECT_THAT(error_text<CheckpointError>([&] { load_model(files, at::kCPU); }),
               AllOf(HasSubstr("\"model.embed_tokens.weight\" and \"lm_head.weight\" are one matrix"),
                     HasSubstr("\"tie_word_embeddings\": false")));
-  // As that says, it is a model like any other.
+  // With that setting it is a model like any other.
   write_file(scratch.path() / "config.json", tied_hf_config(false).dump());
   EXPECT_TRUE(load_model(find_model(scratch.path()), at::kCPU)->output->weight.equal(tensors.back().tensor));
 }
@@ -344,7 +344,7 @@ TEST(ModelFiles, Gpt2MayLackItsPrefixAndHaveItsMasks) {
   EXPECT_TRUE(same_weights(*load_model(find_model(scratch.path()), at::kCPU), model));
 }
 
-// A part leaves unread what is another's, not what is nobody's.
+// A part of the model does not read tensors of other parts. Tensors that belong to no part are still an error.
 TEST(ModelFiles, ATensorThatNoPartKnowsIsRefused) {
   models::Llama model(small_gpt2(32));
   nn::initialise(model, 5);
@@ -409,7 +409,7 @@ TEST(ModelFiles, AModelLargerThanItsFilesIsRefusedBeforeItTakesMemory) {
               AllOf(HasSubstr("config.json: tells of a model of "), HasSubstr("not of this model")));
 }
 
-// As GPT-2's own 50257 ids are: each rank of a tensor group has embedding and output whole.
+// As with GPT-2's own 50257 ids: each rank of a tensor-parallel group has the full embedding and output.
 TEST(ModelFiles, AVocabularyThatRanksDoNotDivideIsLoadedInParts) {
   models::Llama whole(small_gpt2(31));
   nn::initialise(whole, 5);

@@ -1,4 +1,4 @@
-// What is asked of a model, and what it answers. Knows no tensor.
+// Request and Completion: what a model is asked, and its answer. This header does not use torch.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,11 @@ struct Request {
   std::int64_t max_new_tokens = 128;
   SamplingOptions sampling;
   std::vector<std::int64_t> stop_tokens;
-  std::vector<std::string> stop_strings;  // end the text before the first of them; need a tokenizer
-  std::string where = {};                 // begins messages about it ("p.jsonl, line 3"); empty: "prompt 3"
+  std::vector<std::string> stop_strings;  // the text ends before the first of them; they need a tokenizer
+  std::string where = {};                 // begins messages about the request ("p.jsonl, line 3"); empty: "prompt 3"
 };
 
-/// What a message calls the request that is the number-th, from 0 on.
+/// The name of a request in messages; `number` counts from 0.
 inline std::string place_of(const Request& request, std::size_t number) {
   return request.where.empty() ? "prompt " + std::to_string(number + 1) : request.where;
 }
@@ -29,15 +29,15 @@ enum class FinishReason { stop_token, stop_string, max_new_tokens, max_seq_len }
 std::string_view name_of(FinishReason reason);
 
 struct Completion {
-  std::vector<std::int64_t> tokens;  // without the prompt and the stop token; with those of a stop string
-  std::string text;                  // where there is a tokenizer; ends before a stop string
+  std::vector<std::int64_t> tokens;  // without the prompt and the stop token; includes those of a stop string
+  std::string text;                  // if there is a tokenizer; ends before a stop string
   FinishReason reason = FinishReason::max_new_tokens;
 };
 
 struct GenerationStats {
   std::int64_t prompt_tokens = 0;
   double prefill_seconds = 0;
-  std::int64_t decoded_tokens = 0;  // all but the first of each request, which comes from the prefill
+  std::int64_t decoded_tokens = 0;  // all except the first of each request, which comes from the prefill
   double decode_seconds = 0;
 };
 

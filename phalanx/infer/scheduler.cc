@@ -21,7 +21,7 @@ void Scheduler::fill(const Next& next) {
     if (rows_[index(row)]) continue;
     rows_[index(row)] = std::move(*sequence++);
     const std::int64_t length = rows_[index(row)]->prompt_length();
-    // Beside the one before it, if both fit into one pass and little of it is padding.
+    // Runs together with the previous one if both fit into one pass and there is little padding.
     const bool follows = !runs_.empty() && runs_.back().first + runs_.back().count == row && length <= chunk_;
     const std::int64_t first = follows ? rows_[index(runs_.back().first)]->prompt_length() : 0;
     if (follows && first <= chunk_ && std::max(first, length) <= 2 * std::min(first, length)) {

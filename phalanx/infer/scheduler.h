@@ -1,9 +1,9 @@
-// Rows of one cache and the sequences in them, with continuous batching: a row whose sequence has ended takes the next
-// request at once. Says which forward pass comes next; does not run it.
+// Scheduler manages the rows of one cache and the sequences in them, with continuous batching: when a sequence ends,
+// its row goes to the next request at once. It decides which forward pass comes next; it does not run it.
 //
-// Rows in use are the first ones: a sequence from further behind moves into a gap that no request fills. New sequences
-// of like length go through the model together (the shorter ones padded), long ones alone and in chunks; then all rows
-// decode one token a pass.
+// The rows in use are always the first ones: a later sequence moves into a gap that no request fills. New sequences
+// of similar length are prefilled together (the shorter ones padded), long ones alone and in chunks. Then all rows
+// decode one token per pass.
 #pragma once
 
 #include <cstdint>
@@ -25,20 +25,21 @@ class Scheduler {
     rows_.resize(static_cast<std::size_t>(cache_.options().batch));
   }
 
-  /// Sequences for up to so many free rows; none: there are no more.
+  /// Returns sequences for up to `free` free rows; empty: there are no more.
   using Next = std::function<std::vector<std::unique_ptr<Sequence>>(std::int64_t free)>;
-  /// The next pass, nothing where no sequence is left. Not while another is under way.
+  /// Returns the next pass; nothing if no sequence is left.
+  /// REQUIRES: no other pass is in flight.
   std::optional<ForwardBatch> next_batch(const Next& next);
   nn::KvCache& cache() noexcept { return cache_; }
-  /// Of a row of the pass that next_batch() has given.
+  /// The sequence of a row of the pass that next_batch() returned.
   Sequence& sequence_of(const ForwardBatch& batch, std::int64_t row) {
     return *rows_[static_cast<std::size_t>(batch.first_row + row)];
   }
-  /// Takes a sequence that has ended out of its row.
+  /// Removes a sequence that has ended from its row.
   std::unique_ptr<Sequence> remove(const ForwardBatch& batch, std::int64_t row);
 
  private:
-  struct Run {  // rows whose prompts go through the model together
+  struct Run {  // rows whose prompts are prefilled together
     std::int64_t first = 0, count = 0, done = 0;
   };
   void fill(const Next& next);
@@ -49,7 +50,7 @@ class Scheduler {
   nn::KvCache cache_;
   std::int64_t chunk_;
   std::vector<std::unique_ptr<Sequence>> rows_;
-  std::int64_t used_ = 0;  // the first so many rows have sequences, when gaps are closed
+  std::int64_t used_ = 0;  // when gaps are closed, this many first rows have sequences
   std::deque<Run> runs_;
 };
 

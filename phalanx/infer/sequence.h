@@ -1,4 +1,5 @@
-// One request under way: what it has brought so far, how its next token is chosen, and when it ends.
+// Sequence: one request in flight. It holds the tokens so far, chooses the next token, and decides when the request
+// ends.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ namespace phalanx::infer {
 
 class Sequence {
  public:
-  /// `number`: among all requests. `tokenizer`, which must outlive it: null where nobody wants text.
+  /// `number`: among all requests. `tokenizer`: null if no text is needed.
+  /// REQUIRES: `tokenizer` outlives this object.
   Sequence(Request request, std::size_t number, std::int64_t vocab, std::int64_t max_seq_len,
            const data::BpeTokenizer* tokenizer);
 
@@ -22,10 +24,10 @@ class Sequence {
   std::int64_t last_token() const { return completion_.tokens.back(); }
   std::int64_t prompt_length() const { return std::ssize(request_.prompt); }
 
-  /// The next token, by the logits [vocab] behind the last one.
-  /// Throws an Error that names the request where the logits are no numbers.
+  /// Returns the next token, chosen from the logits [vocab] of the last position.
+  /// Throws Error that names the request if the logits are not finite numbers.
   std::int64_t choose(std::span<const float> logits);
-  /// Takes it. True if it belongs to the result (a stop token does not).
+  /// Appends the token. Returns true if it belongs to the result (a stop token does not).
   bool take(std::int64_t token);
   bool is_done() const noexcept { return done_; }
   Completion result() &&;

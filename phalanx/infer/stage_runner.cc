@@ -46,8 +46,8 @@ void StageRunner::begin(const ForwardBatch& batch, nn::KvCache& cache, const Cho
         choose(batch.sample_rows[i], {row, static_cast<std::size_t>(vocab)});
   }
   if (!stages_ || batch.sample_rows.empty()) return;
-  // From host to host, wherever the model is: on a device the tokens would stand in line with hidden states, which the
-  // last stage takes in another order than the first one sends them.
+  // Through host memory, wherever the model is: on a device the tokens would queue behind hidden states, which the
+  // last stage receives in another order than the first stage sends them.
   for (int stage = 0; stage + 1 < stages_->size(); ++stage) {
     mine.sent.push_back(stages_->send(mine.tokens, stage, {.tag = kHostMemoryTag, .async = true}));
   }

@@ -1,14 +1,18 @@
-// Forward passes through a model that one rank has, or that is cut by layers over several (recipe C6).
+// StageRunner runs forward passes through a model that is whole on one rank, or cut by layers over several ranks
+// (recipe C6).
 //
-// begin() hands a pass on: the first stage embeds the tokens, each sends hidden states to the next, the last one
-// chooses tokens and sends them back to all, over the host's ways: so a device has one communicator's messages, in one
-// direction, and it does not matter whether kernels of two communicators can run at the same time. finish() waits for
-// the tokens of the oldest pass begun. All stages begin and finish the same passes in the same order; with as many
-// passes of different rows under way as there are stages, each stage computes while the others do.
+// begin() starts a pass. The first stage embeds the tokens, and each stage sends hidden states to the next. The last
+// stage chooses tokens and sends them back to all stages, through host memory. So on a device there are messages of
+// only one communicator, in one direction, and it does not matter whether kernels of two communicators can run
+// concurrently. finish() waits for the tokens of the oldest pass begun.
+//
+// REQUIRES: all stages begin and finish the same passes in the same order.
+//
+// With as many passes of different rows in flight as there are stages, all stages compute at the same time.
 //
 //   StageRunner runner(model, mesh.communicator("pp"));       // null: the model is whole
-//   runner.begin(pass, cache, choose);
-//   std::vector<std::int64_t> tokens = runner.finish();       // of pass.sample_rows, in its order
+//   runner.begin(batch, cache, choose);
+//   std::vector<std::int64_t> tokens = runner.finish();       // of batch.sample_rows, in its order
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,27 +36,28 @@ namespace phalanx::infer {
 struct ForwardBatch {
   std::int64_t first_row = 0;             // of the cache
   at::Tensor tokens;                      // int64 [rows, n], on the host
-  std::vector<std::int64_t> counts;       // of real tokens, by row; empty: all
-  std::vector<std::int64_t> sample_rows;  // rows of the pass behind whose last token the next one is wanted
+  std::vector<std::int64_t> counts;       // real tokens by row; empty: all are real
+  std::vector<std::int64_t> sample_rows;  // rows of the pass for which the next token is chosen
   bool is_prefill = false;
 };
 
 class StageRunner {
  public:
-  /// The model must outlive the runner. Collective over the stages, whose order is their ranks'.
+  /// Collective over the stages. The order of the stages is that of their ranks.
+  /// REQUIRES: the model outlives the runner.
   StageRunner(models::Llama& model, std::shared_ptr<Communicator> stages);
 
-  /// The next token of a row of the pass, from its logits; called where the output layer is.
+  /// Chooses the next token of a row of the pass from its logits. Called on the rank with the output layer.
   using Choose = std::function<std::int64_t(std::int64_t row, std::span<const float> logits)>;
   void begin(const ForwardBatch& batch, nn::KvCache& cache, const Choose& choose);
   std::vector<std::int64_t> finish();
 
-  /// The smallest of the stages' numbers. Collective.
+  /// Collective. The smallest of the stages' numbers.
   std::int64_t agree_on_smallest(std::int64_t number) const;
 
  private:
   struct InFlight {
-    at::Tensor tokens;  // int64 [wanted], on the host
+    at::Tensor tokens;  // int64 [sample_rows], on the host
     std::vector<Work> sent;
   };
   at::Tensor input_of(const ForwardBatch& batch) const;

@@ -20,7 +20,7 @@ std::string StopText::release(std::string text) {
   std::size_t end = std::string::npos, kept = 0;
   for (const std::string& stop : stops_) {
     end = std::min(end, held_.find(stop));
-    // The longest end of the text with which this one begins.
+    // The longest end of the text that is a beginning of the stop string.
     for (std::size_t length = std::min(stop.size() - 1, held_.size()); length > kept; --length) {
       if (held_.ends_with(std::string_view(stop).substr(0, length))) kept = length;
     }

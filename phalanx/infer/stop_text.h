@@ -1,11 +1,14 @@
-// The text of an answer as its tokens come, up to the first stop string.
+// StopText collects the text of an answer as its tokens arrive, up to the first stop string.
 //
-// A stop string may begin in one token and end in another: text that could be the beginning of one is held back until
-// it is certain. Special tokens have no text.
+// A stop string may begin in one token and end in another. So text that could be the beginning of a stop string is held
+// back until it is certain. Special tokens have no text.
 //
 //   StopText text(tokenizer, {"\n\n", "User:"});
-//   for (...) { std::cout << text.add(token); if (text.stopped()) break; }
-//   std::cout << text.finish();                       // what was held back, if nothing stopped it
+//   for (data::TokenId token : tokens) {
+//     std::cout << text.add(token);
+//     if (text.stopped()) break;
+//   }
+//   std::cout << text.finish();                       // what was held back, if no stop string was found
 #pragma once
 
 #include <string>
@@ -17,10 +20,10 @@ namespace phalanx::infer {
 
 class StopText {
  public:
-  /// Empty stop strings are a ConfigError.
+  /// Throws ConfigError for an empty stop string.
   StopText(const data::BpeTokenizer& tokenizer, std::vector<std::string> stops);
 
-  /// The text that this token makes certain.
+  /// Returns the text that this token makes certain.
   std::string add(data::TokenId token);
   bool stopped() const noexcept { return stopped_; }
   std::string finish();

@@ -13,7 +13,7 @@ WorkStealingQueue::WorkStealingQueue(Store& store, std::string name, int member,
 
 std::pair<std::size_t, std::size_t> WorkStealingQueue::share_of(std::size_t items, int member, int members) {
   const auto m = static_cast<std::size_t>(member), all = static_cast<std::size_t>(members);
-  const std::size_t each = items / all, more = items % all;  // the first `more` have one more
+  const std::size_t each = items / all, more = items % all;  // the first `more` shares have one item more
   const std::size_t first = m * each + std::min(m, more);
   return {first, first + each + (m < more ? 1 : 0)};
 }
@@ -39,7 +39,7 @@ std::vector<std::size_t> WorkStealingQueue::claim(std::int64_t count) {
     std::pair<std::int64_t, int> most{0, 0};
     for (int owner = 0; owner < members_; ++owner) most = std::max(most, {left(owner), owner});
     if (most.first <= 0) return {};
-    // Half of what is left, so that its owner has something to do, too.
+    // Takes at most half of what is left, so that the owner still has work too.
     const std::int64_t some = std::min(count, (most.first + 1) / 2);
     if (auto others = take(most.second, some); !others.empty()) return others;
   }

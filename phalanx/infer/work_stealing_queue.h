@@ -1,10 +1,12 @@
-// Items of work shared out over members of a job while it runs: each begins with its own contiguous share, and who is
-// through with it takes from the share in which most is left, so that nobody is idle. Knows no tensor.
+// WorkStealingQueue distributes items of work over the members of a job while it runs. Each member begins with its own
+// contiguous share. A member that has finished its share takes items from the share with the most items left, so that
+// no member is idle. It does not use torch.
 //
-// Every member is given the same list. An item goes to exactly one of them. One thread of a member calls.
+// REQUIRES: every member passes the same list, and only one thread of a member calls.
+// ENSURES: every item goes to exactly one member.
 //
-//   WorkStealingQueue share(*store, "prompts", member, members, prompt_numbers);
-//   for (auto mine = share.claim(4); !mine.empty(); mine = share.claim(4)) ...
+//   WorkStealingQueue queue(*store, "prompts", member, members, prompt_numbers);
+//   for (auto mine = queue.claim(4); !mine.empty(); mine = queue.claim(4)) process(mine);
 #pragma once
 
 #include <cstdint>
@@ -17,13 +19,13 @@ namespace phalanx::infer {
 
 class WorkStealingQueue {
  public:
-  /// The store must outlive it; `name` is the job's own among its keys.
+  /// REQUIRES: the store outlives this object; among its keys `name` is used only by this job.
   WorkStealingQueue(Store& store, std::string name, int member, int members, std::vector<std::size_t> items);
 
-  /// At most `count` (1 or more) items more; none: there are no more.
+  /// Returns at most `count` (1 or more) more items; empty: there are no more.
   std::vector<std::size_t> claim(std::int64_t count);
 
-  /// Of a member, before anybody claims: balanced, every item in one of them.
+  /// The initial share of a member, as indices [first, second). Shares are balanced; every item is in one of them.
   static std::pair<std::size_t, std::size_t> share_of(std::size_t items, int member, int members);
 
  private:

@@ -1,15 +1,17 @@
-// libtorch's autocast of one device type on this thread, without its cache of weights.
+// Sets libtorch's autocast for one device type on this thread, without its cache of weights.
 //
-// Autocast can remember the 16-bit copies that it makes of parameters. That cache is one for the whole process, is not
-// told of in-place updates, and is emptied by at::autocast::clear_cache() alone: a copy that a backward pass leaves
-// there (recomputation runs layers in one) is multiplied by after the optimizer's step, and a copy that was made
-// without a gradient hides the parameter's gradient. Emptying it in time is no way out where ranks are threads: it
-// would empty it under another rank's forward pass. So there is no cache inside of a scope: each use casts the weight.
-// That costs what the cache did where it was emptied after each forward pass, as a layer uses a weight once in one.
+// Autocast can cache the 16-bit copies that it makes of parameters. That cache is shared by the whole process, does not
+// notice in-place updates, and is emptied only by at::autocast::clear_cache(). Two things go wrong:
+// - A copy that a backward pass leaves there (recomputation runs layers in one) is still used after the optimizer's
+//   step.
+// - A copy that was made without a gradient hides the parameter's gradient.
+// Emptying the cache in time does not work if ranks are threads: it would be emptied during another rank's forward
+// pass. So there is no cache inside a scope: each use casts the weight. This costs the same as a cache that is emptied
+// after each forward pass, because a layer uses a weight once per forward pass.
 //
 //   const AutocastState before = autocast_state(at::kCPU);
 //   const AutocastScope scope(at::kCPU, {.enabled = true, .dtype = at::kBFloat16});
-//   y = at::linear(x, weight);                                    // in bfloat16, with the weight as it is
+//   y = at::linear(x, weight);                                    // in bfloat16, with the weight's current values
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -25,7 +27,8 @@ inline AutocastState autocast_state(at::DeviceType device) {
   return {.enabled = at::autocast::is_autocast_enabled(device), .dtype = at::autocast::get_autocast_dtype(device)};
 }
 
-/// As autocast casts in front of a product, in sight of autograd: to its type where it is on; never float64.
+/// Casts as autocast does in front of a product, visibly to autograd: to autocast's dtype if it is enabled. Never casts
+/// float64.
 inline at::Tensor in_autocast_type(const at::Tensor& x) {
   const auto device = x.device().type();
   const bool casts =
@@ -33,7 +36,7 @@ inline at::Tensor in_autocast_type(const at::Tensor& x) {
   return casts ? x.to(at::autocast::get_autocast_dtype(device)) : x;
 }
 
-/// The state for as long as it lives; then what was before.
+/// Sets the state for its lifetime, then restores the previous one.
 class [[nodiscard]] AutocastScope {
  public:
   AutocastScope(at::DeviceType device, const AutocastState& state)

@@ -21,8 +21,8 @@
 #include "phalanx/kernels/row_kernels.h"
 #include "phalanx/kernels/saved_activations.h"
 
-// libtorch's own BLAS, called without the dispatcher: a block's products take 25 us, a dispatched op several. Weak,
-// because not every build of libtorch exports it; without it the ATen op is used.
+// libtorch's own BLAS, called without the dispatcher: a block's products take 25 us, a dispatched op takes several.
+// Declared weak, because not every build of libtorch exports it. If it is missing, the ATen op is used.
 extern "C" __attribute__((weak)) void sgemm_(const char* transpose_a, const char* transpose_b, const int* m,
                                              const int* n, const int* k, const float* alpha, const float* a,
                                              const int* lda, const float* b, const int* ldb, const float* beta,
@@ -68,12 +68,13 @@ at::Tensor with_contiguous_heads(const at::Tensor& t) {
   return t.stride(-1) == 1 && t.stride(2) >= t.size(3) ? t : t.contiguous();
 }
 
-/// [batch, heads, seq, head_dim] laid out as [batch, seq, heads, head_dim], as the projections around want it.
+/// [batch, heads, seq, head_dim] with memory layout [batch, seq, heads, head_dim], as the projections around it need
+/// it.
 at::Tensor empty_heads_like(const at::Tensor& t) {
   return at::empty({t.size(0), t.size(2), t.size(1), t.size(3)}, t.options()).transpose(1, 2);
 }
 
-/// What attention computes, and the log-sum-exp of each query's scores [batch, heads, seq].
+/// The attention's output, and the log-sum-exp of each query's scores [batch, heads, seq].
 std::vector<at::Tensor> attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const std::int64_t batch = q.size(0), heads = q.size(1), seq = q.size(2), dim = q.size(3);
   const std::int64_t group = heads / k.size(1);
@@ -151,8 +152,8 @@ struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFuncti
   }
 };
 
-// libtorch's own for 16 bits on the CPU: what at::scaled_dot_product_attention() computes there, but that a layer that
-// is computed again may keep what it gives.
+// libtorch's own kernel for 16 bits on the CPU, which at::scaled_dot_product_attention() uses there. Called directly so
+// that a checkpointed layer may save its outputs.
 struct FlashAttentionFunction : torch::autograd::Function<FlashAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v) {

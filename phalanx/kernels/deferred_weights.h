@@ -1,4 +1,5 @@
-// How a backward function finds the queue that its weight gradients may be left in (tensor/weight_gradient_queue.h).
+// Helpers for backward functions: find the queue in which weight gradients may be left
+// (tensor/weight_gradient_queue.h).
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -14,14 +15,15 @@ struct SavedQueueRef : torch::CustomClassHolder {
   WeightGradientQueue::Ref ref;
 };
 
-/// In forward().
+/// Call in forward().
 inline void save_queue_for_backward(torch::autograd::AutogradContext& ctx) {
   auto ref = WeightGradientQueue::current();
   if (!ref.queue) return;
   ctx.saved_data["queue"] = c10::IValue::make_capsule(c10::make_intrusive<SavedQueueRef>(std::move(ref)));
 }
 
-/// In backward(): the place for the gradients of these weights, if every one of them may wait; an empty one if not.
+/// Call in backward(). Returns the queue for the gradients of these weights if all of them may be deferred, otherwise
+/// an empty Ref.
 template <class... Weights>
 WeightGradientQueue::Ref queue_for(const torch::autograd::AutogradContext& ctx, const Weights&... weights) {
   const auto found = ctx.saved_data.find("queue");

@@ -1,4 +1,4 @@
-// Weight gradients that are left in a queue: the bits of those that are not, no earlier than the queue is flushed.
+// Weight gradients that are left in a queue: the same bits as without it, and not before the queue is flushed.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty_like.h>
@@ -50,7 +50,7 @@ struct Batch {
   at::Tensor ids = at::randint(kVocab, {2, kRows / 2}, at::kLong), labels = at::randint(kVocab, {kRows}, at::kLong);
 };
 
-// Gradients of two micro-batches, added up; the weights' ones in one go, or in the order I0 I1 W0 W1.
+// Gradients of two micro-batches, added up: those of the weights all at once, or in the order I0 I1 W0 W1.
 std::vector<at::Tensor> gradients(const TiedModel& model, const std::vector<Batch>& batches, bool deferred) {
   for (const auto& p : model.parameters()) p.mutable_grad().reset();
   const auto queue = std::make_shared<WeightGradientQueue>();
@@ -89,8 +89,8 @@ TEST(DeferredWeights, HaveTheBitsOfThoseThatAreNot) {
 }
 
 TEST(DeferredWeights, GoIntoTheOfferedBufferAndTellWhenTheLastIsIn) {
-  // Small whole numbers, whose products and sums are exact: some processors round a product that is added to another
-  // elsewhere than one that stands alone.
+  // Small whole numbers, whose products and sums are exact: some processors round a fused multiply-add differently from
+  // separate operations.
   Buffered w({3, 5}), b({3});
   const at::Tensor x = parameter({4, 5});
   {
@@ -118,7 +118,7 @@ TEST(DeferredWeights, GoIntoTheOfferedBufferAndTellWhenTheLastIsIn) {
   EXPECT_TRUE(is_gradient_expected(w.weight));
   forward(1).backward();
   queue->flush({.micro_batch = 1});
-  EXPECT_EQ(w.events, 1);  // that of micro-batch 0 is still to come
+  EXPECT_EQ(w.events, 1);  // the event of micro-batch 0 is still to come
   queue->flush({.micro_batch = 0});
   EXPECT_EQ(w.events, 2);
   EXPECT_EQ(b.events, 2);
@@ -129,7 +129,7 @@ TEST(DeferredWeights, GoIntoTheOfferedBufferAndTellWhenTheLastIsIn) {
   EXPECT_TRUE(at::equal(b.buffer, 2 * db));
 }
 
-// What autograd brings for the same weight in the same pass is no event of its own.
+// A gradient that autograd brings for the same weight in the same pass fires no separate event.
 TEST(DeferredWeights, AreOneEventWithWhatAutogradBrings) {
   Buffered w({5, 5});
   const at::Tensor x = at::randn({4, 5});
@@ -208,14 +208,14 @@ TEST(DeferredWeights, DroppedOrFailedOnesAreNotWaitedFor) {
   EXPECT_EQ(w.events + other.events, 0);
 }
 
-// Of this thread, which runs the backward pass: the machine may be busy.
+// CPU time of this thread, which runs the backward pass: the machine may be busy.
 double processor_ms() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
 }
 
-// Printed, not judged: I costs about half of B, and I + W as much as B.
+// Printed, not checked: I costs about half of B, and I + W as much as B.
 TEST(DeferredWeights, TheHalvesOfABackwardPass) {
   const int threads = at::get_num_threads();
   at::set_num_threads(1);

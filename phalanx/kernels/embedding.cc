@@ -19,7 +19,7 @@
 namespace phalanx::kernels {
 namespace {
 
-constexpr std::int64_t kEmbeddingGrain = 32768;  // elements a thread takes at least
+constexpr std::int64_t kEmbeddingGrain = 32768;  // minimum elements per thread
 
 // The positions of each id, in order: those of id i are positions[starts[i]] to positions[starts[i + 1] - 1].
 struct Positions {
@@ -34,7 +34,8 @@ struct Positions {
   std::vector<std::int64_t> starts, positions;
 };
 
-// A row's contributions are summed up before they meet what is there, as if the gradient had been made elsewhere.
+// A row's contributions are summed first and then added to the existing values, as if the gradient were a separate
+// tensor.
 template <class T>
 void sum_rows(const Positions& where, const T* dy, T* out, std::int64_t dim, bool add) {
   const auto count = static_cast<std::int64_t>(where.starts.size()) - 1;

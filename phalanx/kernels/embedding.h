@@ -1,8 +1,9 @@
-// The rows of a table with given numbers, any device and dtype: at::embedding(). On the CPU the backward pass sums the
-// table's gradient straight into a buffer that is offered for it (tensor/weight_gradient.h), for example a
-// data-parallel bucket, with the bits that autograd's own way leaves there: the contributions to a row are summed up in
-// the order of the ids, then written, or added in a later pass of an accumulation. Other devices take autograd's own
-// way.
+// Embedding lookup on any device and dtype: at::embedding().
+//
+// On the CPU, the backward pass sums the table's gradient directly into a buffer that is offered for it
+// (tensor/weight_gradient.h), for example a data-parallel bucket. The bits are those of autograd's own way: the
+// contributions to a row are summed in the order of the ids, then written, or added in a later pass of an accumulation.
+// Other devices use autograd's own way.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// Whether the fused CPU kernels take these tensors: fp32 on the CPU, no autocast. All others go by ATen ops, which know
-// every dtype and device.
+// Whether the fused CPU kernels support these tensors: fp32 on the CPU, no autocast. All others use ATen ops, which
+// support every dtype and device.
 #pragma once
 
 #include <ATen/autocast_mode.h>

@@ -39,7 +39,7 @@ Tensors value_and_gradients(const Function& function, const Tensors& inputs, at:
   Tensors leaves;
   for (const auto& input : inputs) leaves.push_back(input.detach().to(type).clone().requires_grad_());
   const at::Tensor y = function(leaves);
-  // No element is 0, the first neither: a scalar's gradient would not be looked at.
+  // No element is 0, not even the first: a scalar's gradient would otherwise not be checked.
   at::Tensor direction = at::arange(y.numel(), at::TensorOptions(at::kDouble)).mul(0.7).add(0.5).sin().view(y.sizes());
   y.backward(direction.to(type));
   Tensors result = {y.detach()};
@@ -61,7 +61,7 @@ void expect_equal_to_reference(const Function& fused, const Function& reference,
 TEST(RmsNormKernel, EqualsTheReferenceAtOddSizes) {
   for (const auto& shape : std::vector<std::vector<std::int64_t>>{{1, 2}, {3, 5}, {2, 131, 33}, {300, 256}}) {
     at::manual_seed(1);
-    // The reference in fp64 must stay in fp64: its cast to fp32 is what the fused kernel has by nature.
+    // The reference in fp64 must stay in fp64; the fused kernel always casts to fp32.
     const Function reference = [](const Tensors& in) {
       return in[0] * (in[0] * in[0]).mean(-1, true).add(1e-5).rsqrt() * in[1];
     };
@@ -110,7 +110,7 @@ TEST(AttentionKernel, EqualsTheReferenceForAnyGroupingLengthAndLayout) {
   for (const Case& c : {Case{1, 1, 1, 2}, Case{4, 2, 64, 16}, Case{6, 2, 65, 10}, Case{3, 1, 200, 8}}) {
     for (const bool heads_first : {false, true}) {
       at::manual_seed(1);
-      // [batch, seq, heads, dim], as the projections give it, or contiguous.
+      // [batch, seq, heads, dim], as the projections return it, or contiguous.
       const auto split = [&](const at::Tensor& t) { return heads_first ? t : t.transpose(1, 2); };
       const auto input = [&](std::int64_t heads) {
         return heads_first ? at::randn({2, heads, c.seq, c.dim}) : at::randn({2, c.seq, heads, c.dim});
@@ -142,7 +142,7 @@ TEST(AttentionKernel, AWindowHidesWhatLiesBeforeIt) {
 }
 
 TEST(AttentionKernel, TakesNoShapesThatItsLoopsDoNotKnow) {
-  // Longer queries than keys go by the ATen op; key heads that do not divide the query heads are its error.
+  // More queries than keys use the ATen op. Key heads that do not divide the query heads are the ATen op's error.
   const at::Tensor q = at::randn({1, 4, 5, 8}), k = at::randn({1, 2, 3, 8}), v = at::randn({1, 2, 3, 8});
   EXPECT_TRUE(at::equal(kernels::causal_attention(q, k, v), kernels::causal_attention_reference(q, k, v)));
   EXPECT_ANY_THROW(kernels::causal_attention(q, at::randn({1, 3, 5, 8}), at::randn({1, 3, 5, 8})));
@@ -283,7 +283,7 @@ TEST(RowKernels, EveryInstructionSetGivesTheSameToRounding) {
 }
 
 TEST(RowKernels, ExponentialIsAccurateOverItsWholeRange) {
-  // Through the softmax of two logits, whose loss is log(1 + e^d) for label 0 and difference d.
+  // Tested through the softmax of two logits, whose loss is log(1 + e^d) for label 0 and difference d.
   for (double d = -80.0; d <= 0.0; d += 0.37) {
     float logits[2] = {0.0f, static_cast<float>(d)}, loss = 0.0f;
     const std::int64_t label = 1;

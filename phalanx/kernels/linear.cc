@@ -67,7 +67,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
       at::autocast::is_autocast_enabled(x.device().type()) && x.is_floating_point() && x.scalar_type() != at::kDouble;
   if (is_autocast &&
       ((at::GradMode::is_enabled() && weight.requires_grad()) || SavedActivations::current() != nullptr)) {
-    // What autocast would do in at::linear(), by our own function, whose output may be kept.
+    // What autocast would do in at::linear(), by our own function, whose output may be saved.
     return LinearFunction::apply(in_autocast_type(x), in_autocast_type(weight),
                                  bias.defined() ? std::optional(in_autocast_type(bias)) : std::nullopt);
   }

@@ -1,5 +1,6 @@
-// y = x W^T + b, any device and dtype. The same numbers as at::linear(); the backward pass puts the weight's gradient
-// straight into a buffer that is offered for it (tensor/weight_gradient.h), for example a data-parallel bucket.
+// y = x W^T + b on any device and dtype, with the same values as at::linear(). The backward pass writes the weight's
+// gradient directly into a buffer that is offered for it (tensor/weight_gradient.h), for example a data-parallel
+// bucket.
 #pragma once
 
 #include <ATen/core/Tensor.h>

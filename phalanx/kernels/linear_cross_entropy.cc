@@ -35,15 +35,15 @@ void check_labels(const at::Tensor& labels, std::int64_t vocab) {
   }
 }
 
-// What backward has left to hand on. Not in save_for_backward(): for autograd to take dx over instead of copying it,
-// nobody else may refer to it.
+// What backward() still has to return. Not in save_for_backward(): autograd takes dx over without a copy only if
+// nothing else refers to it.
 struct HeadGradients : torch::CustomClassHolder {
-  at::Tensor dx;  // undefined if nobody wants it
+  at::Tensor dx;  // undefined if it is not needed
   std::optional<EarlyWeightGradient> dweight;
-  at::Tensor dlogits, x, weight;  // in place of dweight, where that is to be computed later
+  at::Tensor dlogits, x, weight;  // in place of dweight, if that is computed later
 };
 
-// dlogits^T x, in the chunks in which the forward pass makes it, times the loss's own gradient.
+// dlogits^T x, in the same chunks as in the forward pass, times the loss's own gradient.
 void head_weight_gradient(const at::Tensor& dlogits, const at::Tensor& x, float factor, const WeightGradient& dweight) {
   const bool adds = dweight.beta != 0.0;
   at::Tensor made = adds ? at::empty_like(dweight.out) : dweight.out;
@@ -62,8 +62,8 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = std::min(rows, kLogitsChunk);
     check_labels(labels, vocab);
-    // A weight gradient that may wait: then the logits' gradients are kept, where they are no larger than the weight's,
-    // which would be kept instead.
+    // If the weight gradient may be deferred, the logits' gradients are saved, unless they are larger than the
+    // weight's, which would be saved instead.
     const auto later = record && weight.requires_grad() && rows <= weight.size(1) ? WeightGradientQueue::current()
                                                                                   : WeightGradientQueue::Ref();
     const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());

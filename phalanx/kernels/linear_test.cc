@@ -1,5 +1,5 @@
-// Weight gradients that go straight into an offered buffer: the same numbers as autograd's own way, and autograd's own
-// way wherever it must see them.
+// Weight gradients that go directly into an offered buffer: the same values as autograd's own way, and autograd's own
+// way wherever autograd must see them.
 #include "phalanx/kernels/linear.h"
 
 #include <ATen/TensorOperators.h>
@@ -64,7 +64,7 @@ TEST(BufferedLinear, AWeightUsedTwiceIsReadyOnce) {
   EXPECT_TRUE(at::allclose(w.buffer, expected));
 }
 
-// One use by our layer, one by an operator of autograd, in either order.
+// One use by a Phalanx layer, one by an operator of autograd, in either order.
 TEST(BufferedLinear, MixesWithWhatAutogradBrings) {
   for (const bool ours_first : {true, false}) {
     Buffered w({5, 5});
@@ -158,7 +158,7 @@ TEST(GradBuffer, IsLentToOneAtATimeAndTakenBack) {
   reclaim_grad_buffer(w);
   buffer.fill_(6);
   EXPECT_EQ((*borrowed)[0].item<float>(), 5);
-  EXPECT_NE(borrow_grad_buffer(w), nullptr);  // and given back at once
+  EXPECT_NE(borrow_grad_buffer(w), nullptr);  // and returned at once
   w.mutable_grad() = buffer;
   EXPECT_EQ(borrow_grad_buffer(w), nullptr);
 }
@@ -166,7 +166,7 @@ TEST(GradBuffer, IsLentToOneAtATimeAndTakenBack) {
 TEST(GradBuffer, IsRefusedWhereItCannotServe) {
   const at::Tensor w = parameter({3, 5});
   set_grad_buffer(w, at::Tensor());                            // nothing to take back
-  EXPECT_THROW(set_grad_buffer(w, at::empty_like(w)), Error);  // nobody listens
+  EXPECT_THROW(set_grad_buffer(w, at::empty_like(w)), Error);  // no listener
   EXPECT_FALSE(grad_buffer(w).defined());
   const auto subscription = on_grad_ready(w, [](const at::Tensor&) {});
   EXPECT_THROW(set_grad_buffer(w, at::randn({5, 3})), Error);

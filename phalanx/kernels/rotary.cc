@@ -11,8 +11,8 @@
 namespace phalanx::kernels {
 namespace {
 
-/// x [batch, heads, seq, head_dim] turned by the tables; laid out as [batch, seq, heads, head_dim], which is how the
-/// projections before and the attention after it want it.
+/// x [batch, heads, seq, head_dim] rotated by the tables. Its memory layout is [batch, seq, heads, head_dim], as the
+/// projections before and the attention after it need it.
 at::Tensor rotated(const at::Tensor& x_in, const at::Tensor& cos, const at::Tensor& sin, float sin_sign) {
   const at::Tensor x = x_in.stride(-1) == 1 ? x_in : x_in.contiguous();
   const std::int64_t batch = x.size(0), heads = x.size(1), seq = x.size(2), head_dim = x.size(3), half = head_dim / 2;
@@ -39,7 +39,7 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    return {rotated(grads[0], saved[0], saved[1], -1.0f), at::Tensor(), at::Tensor()};  // turned back
+    return {rotated(grads[0], saved[0], saved[1], -1.0f), at::Tensor(), at::Tensor()};  // rotated back
   }
 };
 

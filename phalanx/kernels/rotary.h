@@ -1,4 +1,4 @@
-// Turns pairs (i, i + head_dim / 2) of the last dimension by the given angles, differentiable.
+// Rotates pairs (i, i + head_dim / 2) of the last dimension by the given angles, differentiable.
 #pragma once
 
 #include <ATen/core/Tensor.h>

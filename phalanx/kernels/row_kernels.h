@@ -1,8 +1,8 @@
 // The fp32 inner loops of the fused CPU kernels, on raw pointers, compiled once per instruction set.
 //
-// Each function handles the rows it is given and nothing else: callers spread rows over threads. A row's result depends
-// on that row alone, so it has the same bits however the rows were spread. (Two instruction sets may differ in the last
-// bit: sums are taken in vector lanes.)
+// Each function handles only the rows it is given: callers spread rows over threads. A row's result depends only on
+// that row, so its bits do not depend on how the rows were spread. (Two instruction sets may differ in the last bit,
+// because sums are taken in vector lanes.)
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace phalanx::kernels {
 struct RowKernels {
   const char* isa;  // "baseline", "avx2" or "avx512"
 
-  /// y = x * inverse_rms * weight with inverse_rms = 1 / sqrt(mean(x^2) + eps), kept for the backward pass.
+  /// y = x * inverse_rms * weight with inverse_rms = 1 / sqrt(mean(x^2) + eps), saved for the backward pass.
   void (*rms_norm)(std::int64_t rows, std::int64_t dim, const float* x, const float* weight, float eps, float* y,
                    float* inverse_rms);
   /// dx from dy; adds to dweight the sum over these rows, in row order.
@@ -25,7 +25,7 @@ struct RowKernels {
   void (*swiglu_backward)(std::int64_t count, const float* gate, const float* up, const float* dy, float* dgate,
                           float* dup, float* y);
 
-  /// Turns `heads` vectors of 2 * half elements, `stride` apart, by one row of angles; sin_sign -1 turns back.
+  /// Rotates `heads` vectors of 2 * half elements, `stride` apart, by one row of angles; sin_sign -1 rotates back.
   void (*rotate)(std::int64_t heads, std::int64_t half, const float* cos, const float* sin, float sin_sign,
                  const float* x, std::int64_t x_stride, float* y, std::int64_t y_stride);
 
@@ -43,25 +43,26 @@ struct RowKernels {
   void (*cross_entropy)(std::int64_t rows, std::int64_t vocab, float* logits, const std::int64_t* labels, float scale,
                         float* loss);
 
-  /// The same in two steps, for who has some columns of the logits alone. Row by row: the logits become
-  /// exp(logits - largest), whose sum is given, too; and rows are multiplied by a factor each.
+  /// The same in two steps, for callers that have only some columns of the logits. `exponentials` turns each row of
+  /// logits into exp(logits - largest) and returns the sum, too. `scale_rows` multiplies each row by its factor.
   void (*exponentials)(std::int64_t rows, std::int64_t width, float* logits, float* largest, float* sum);
   void (*scale_rows)(std::int64_t rows, std::int64_t width, const float* factor, float* x);
 
-  /// y[r][o] = x[r] . w[o], for few rows: w is read once for every four of them. Rows of x, w and y are their
-  /// strides apart. The bits of a product depend on its two rows alone.
+  /// y[r][o] = x[r] . w[o], for few rows: w is read once for every four of them. Rows of x, w and y are their strides
+  /// apart. The bits of a product depend only on its two rows.
   void (*row_products)(std::int64_t rows, std::int64_t outs, std::int64_t in, const float* x, std::int64_t x_stride,
                        const float* w, std::int64_t w_stride, float* y, std::int64_t y_stride);
 
-  /// y[r] = sum over j of p[r][j] v[j], in order: p [rows, count], v [count, dim], y [rows, dim], likewise.
+  /// y[r] = sum over j of p[r][j] v[j], in order: p [rows, count], v [count, dim], y [rows, dim], with strides as
+  /// above.
   void (*weighted_sums)(std::int64_t rows, std::int64_t count, std::int64_t dim, const float* p, std::int64_t p_stride,
                         const float* v, std::int64_t v_stride, float* y, std::int64_t y_stride);
 };
 
-/// The fastest that this processor runs.
+/// The fastest kernels that this processor supports.
 const RowKernels& row_kernels();
 
-/// All that this processor runs, slowest first, for tests; nullptr from the first that it does not.
+/// All kernels that this processor supports, slowest first, for tests; nullptr from the first one that it does not.
 struct AvailableRowKernels {
   const RowKernels* tables[3] = {nullptr, nullptr, nullptr};
 };

@@ -1,7 +1,7 @@
-// The loops of row_kernels.h; included by one source file per instruction set, which defines PHALANX_ROW_KERNELS (the
-// table's name), PHALANX_ISA (its string) and PHALANX_LANES (floats in a register) first. Nothing from the standard
-// library is used here: an inline function compiled for AVX-512 could otherwise be the copy that the linker keeps for
-// everybody.
+// The loops of row_kernels.h. One source file per instruction set includes this file and first defines
+// PHALANX_ROW_KERNELS (the table's name), PHALANX_ISA (its string) and PHALANX_LANES (floats in a register). Nothing
+// from the standard library is used here: the linker might otherwise keep an inline function's AVX-512 copy for the
+// whole program.
 #include "phalanx/kernels/row_kernels.h"
 
 namespace phalanx::kernels {
@@ -93,7 +93,7 @@ inline float largest_of(std::int64_t count, const float* x) {
   return largest;
 }
 
-/// x becomes exp(x - shift); their sum.
+/// Replaces x by exp(x - shift) and returns the sum.
 inline float exponentials_of(std::int64_t count, float shift, float* x) {
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
@@ -125,7 +125,7 @@ void causal_softmax_backward(std::int64_t rows, std::int64_t width, std::int64_t
                              std::int64_t dout_stride, float* p, float* dp) {
   for (std::int64_t r = 0; r < rows; ++r, p += width, dp += width, out += out_stride, dout += dout_stride) {
     const std::int64_t seen = first + r + 1;
-    float dot = 0.0f;  // sum of p dp, by way of the output: p v dout
+    float dot = 0.0f;  // sum of p dp, computed from the output: p v dout
 #pragma omp simd reduction(+ : dot)
     for (std::int64_t i = 0; i < dim; ++i) dot += out[i] * dout[i];
     const float shift = log_sum[r];
@@ -168,14 +168,14 @@ void scale_rows(std::int64_t rows, std::int64_t width, const float* factor, floa
   for (std::int64_t r = 0; r < rows; ++r, x += width) scale(width, factor[r], x);
 }
 
-// One register of floats; Packed: the same anywhere in memory.
+// One register of floats. Packed: the same without alignment.
 constexpr std::int64_t kLanes = PHALANX_LANES;
 typedef float Lanes __attribute__((vector_size(4 * PHALANX_LANES)));
 typedef float Packed __attribute__((vector_size(4 * PHALANX_LANES), aligned(4), may_alias));
 
 inline Lanes load(const float* x) { return *reinterpret_cast<const Packed*>(x); }
 
-/// A tile of products, each summed in lanes of its own: how many rows there are at once changes no bits.
+/// A tile of products. Each is summed in its own lanes, so the number of rows computed at once changes no bits.
 template <int kRows, int kOuts>
 inline void product_tile(std::int64_t in, const float* x, std::int64_t x_stride, const float* w, std::int64_t w_stride,
                          float* y, std::int64_t y_stride) {
@@ -214,7 +214,7 @@ inline void product_columns(std::int64_t rows, std::int64_t in, const float* x, 
 void row_products(std::int64_t rows, std::int64_t outs, std::int64_t in, const float* x, std::int64_t x_stride,
                   const float* w, std::int64_t w_stride, float* y, std::int64_t y_stride) {
   std::int64_t o = 0;
-  if (rows == 1) {  // as many sums under way as the multiply-adds' latency asks for
+  if (rows == 1) {  // as many independent sums as the multiply-adds' latency needs
     for (; o + 8 <= outs; o += 8) product_tile<1, 8>(in, x, x_stride, w + o * w_stride, w_stride, y + o, y_stride);
   }
   for (; o + 3 <= outs; o += 3) product_columns<3>(rows, in, x, x_stride, w + o * w_stride, w_stride, y + o, y_stride);

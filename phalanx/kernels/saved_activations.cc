@@ -24,7 +24,7 @@ SavedActivations::Scope::~Scope() {
 }
 
 void SavedActivations::save(const std::vector<at::Tensor>& outputs) {
-  // Values only: what becomes of the tensors themselves, in whichever graph, is their users' business.
+  // Saves only the values: the tensors themselves stay with their users, in whatever graph.
   auto& values = outputs_.emplace_back();
   for (const auto& output : outputs) values.push_back(output.detach());
 }

@@ -1,17 +1,24 @@
-// What a checkpointed layer does not compute twice.
+// SavedActivations: outputs that a checkpointed layer saves so that it need not recompute them.
 //
-// Activation checkpointing runs a layer in the forward pass and again in the backward pass (parallel/
-// activation_checkpoint.h). Operations that take long for the memory of their outputs may keep these from the first
-// run; in the second they are taken instead of computed, and only the graph is built anew.
+// Activation checkpointing runs a layer in the forward pass and again in the backward pass
+// (parallel/activation_checkpoint.h). An operation that takes long relative to the memory of its outputs may save them
+// in the first run. The second run uses the saved outputs instead of computing them, and only rebuilds the graph.
 //
 //   SavedActivations saved([](SavedOp op, int nth) { return op == SavedOp::attention; });
-//   { const SavedActivations::Scope scope(&kept, SavedActivations::Run::forward); layer(x); }
-//   { const SavedActivations::Scope scope(&kept, SavedActivations::Run::recompute); layer(x); }  // the same, in this order
+//   {
+//     const SavedActivations::Scope scope(&saved, SavedActivations::Run::forward);
+//     layer(x);
+//   }
+//   {
+//     const SavedActivations::Scope scope(&saved, SavedActivations::Run::recompute);
+//     layer(x);                                                  // the same operations, in the same order
+//   }
 //
-// Contract: both runs are on one input, each by one thread; nobody writes to a kept output in place. Which thread is in
-// which run is known to that thread alone, for as long as the scope lives. Linear layers of any type, under autocast
-// too, attention on the CPU where it is causal over whole sequences (by our own kernel in fp32, by libtorch's in 16
-// bits): all else is computed again.
+// Contract
+// - Both runs have the same input, each on one thread. Nothing writes to a saved output in place.
+// - A run is known only to the thread that opened its scope, for as long as the scope lives.
+// - It covers linear layers of any type, under autocast, too, and causal attention over whole sequences on the CPU (our
+//   own kernel in fp32, libtorch's in 16 bits). All else is recomputed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +33,7 @@
 namespace phalanx::kernels {
 
 enum class SavedOp { linear, attention };
-/// Whether the nth operation of its kind in the layer, from 0, keeps its outputs.
+/// Whether the nth operation of its kind in the layer, counted from 0, saves its outputs.
 using CheckpointPolicy = std::function<bool(SavedOp op, int nth)>;
 
 class SavedActivations {
@@ -34,7 +41,7 @@ class SavedActivations {
   enum class Run { forward, recompute };
   explicit SavedActivations(CheckpointPolicy policy) : policy_(std::move(policy)) {}
 
-  /// Null: nothing that runs inside is kept, or taken, for whatever is around it.
+  /// With null, nothing inside is saved to or taken from a surrounding scope.
   class [[nodiscard]] Scope {
    public:
     Scope(SavedActivations* saved, Run run);
@@ -46,10 +53,10 @@ class SavedActivations {
     SavedActivations *before_, *saved_;
   };
 
-  /// Those of the scope around; null if there is none.
+  /// The SavedActivations of the surrounding scope; null if there is none.
   static SavedActivations* current() noexcept;
 
-  /// compute(), which returns the outputs; or what it returned in the first run.
+  /// Returns compute()'s outputs, or, in the second run of a saved operation, those of the first run.
   template <class Compute>
   std::vector<at::Tensor> once(SavedOp op, Compute&& compute) {
     const bool keeps = policy_(op, counts_[static_cast<std::size_t>(op)]++);
@@ -69,7 +76,7 @@ class SavedActivations {
   std::deque<std::vector<at::Tensor>> outputs_;
 };
 
-/// compute(), or, in the second run of a layer that keeps it, what it returned in the first.
+/// Returns compute(), or, in the second run of a layer that saves this operation, the outputs of the first run.
 template <class Compute>
 std::vector<at::Tensor> computed_once(SavedOp op, Compute&& compute) {
   SavedActivations* const saved = SavedActivations::current();

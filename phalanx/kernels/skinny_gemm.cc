@@ -14,7 +14,7 @@
 namespace phalanx::kernels {
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 16;  // multiply-adds that are worth a thread
+constexpr std::int64_t kGrain = 1 << 16;  // minimum multiply-adds per thread
 
 bool has_contiguous_heads(const at::Tensor& t) { return t.dim() == 4 && t.stride(3) == 1; }
 

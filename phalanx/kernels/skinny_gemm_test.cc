@@ -1,4 +1,4 @@
-// Products of few rows and attention of one query a row, against ATen in fp64, and their promise about bits.
+// Products of few rows and attention of one query per row, against ATen in fp64, and the guarantee of equal bits.
 #include "phalanx/kernels/skinny_gemm.h"
 
 #include <ATen/Parallel.h>
@@ -22,8 +22,8 @@ double distance(const at::Tensor& found, const at::Tensor& expected) {
   return ((found.to(at::kDouble) - expected).norm() / expected.norm()).item<double>();
 }
 
-// Of a product of numbers of both signs, against what their absolute values sum up to: rounding is in proportion to
-// that, however little is left of it (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
+// Error of a product of numbers of both signs, relative to the sum of their absolute values: rounding is proportional
+// to that sum, however small the result is (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
 double rounding(const at::Tensor& found, const at::Tensor& expected, const at::Tensor& of_absolute_values) {
   return ((found.to(at::kDouble) - expected) / of_absolute_values).abs().max().item<double>();
 }
@@ -38,7 +38,7 @@ TEST(SkinnyGemm, ProductsAreThoseOfALibraryAtAnySize) {
         ASSERT_TRUE(can_use_skinny_gemm(x, w));
         const at::Tensor expected = at::linear(x.to(at::kDouble), w.to(at::kDouble), b.to(at::kDouble));
         const at::Tensor sums = at::linear(x.abs().to(at::kDouble), w.abs().to(at::kDouble), b.abs().to(at::kDouble));
-        // Over a hundred seeds it is 2.6e-7 at most, four units of the last place.
+        // Over a hundred seeds it is at most 2.6e-7, four units in the last place.
         EXPECT_LT(rounding(kernels::linear(x, w, b), expected, sums), 5e-7) << rows << " " << in << " " << outs;
       }
     }
@@ -57,7 +57,7 @@ TEST(SkinnyGemm, OnlyWhatTheLoopsKnowIsTaken) {
   EXPECT_FALSE(can_use_skinny_gemm(x.to(at::kBFloat16), w.to(at::kBFloat16)));
   EXPECT_FALSE(can_use_skinny_gemm(x, at::randn({8, 5}).t()));
   EXPECT_FALSE(can_use_skinny_gemm(at::randn({2, 7}), w));
-  // Rows that are not one after the other.
+  // Rows that are not contiguous.
   const at::Tensor gaps = at::randn({4, 16}).slice(1, 0, 8);
   EXPECT_LT(distance(kernels::linear(gaps, w), at::linear(gaps.to(at::kDouble), w.to(at::kDouble))), 1e-6);
 }
@@ -128,7 +128,7 @@ TEST(DecodeAttention, EachRowSeesItsOwnPositions) {
         const std::vector<std::int64_t> seen = {1, 33, 17};
         const at::Tensor y = decode_attention(q, keys.narrow(2, 0, 34), values.narrow(2, 0, 34), seen, window);
         EXPECT_LT(distance(y, reference_attention(q, keys, values, seen, window)), 1e-6) << heads << " " << dim;
-        // Its bits are the same alone.
+        // Computed alone, it has the same bits.
         const at::Tensor alone = decode_attention(q.narrow(0, 1, 1), keys.narrow(0, 1, 1), values.narrow(0, 1, 1),
                                                   std::vector<std::int64_t>{33}, window);
         EXPECT_TRUE(alone.equal(y.narrow(0, 1, 1)));

@@ -23,9 +23,9 @@ namespace phalanx::kernels {
 namespace {
 
 constexpr std::int64_t kFeedForwardChunk = 512;    // rows; a fixed number, so that sums over chunks have fixed bits
-constexpr std::int64_t kElementwiseGrain = 32768;  // elements a thread takes at least
+constexpr std::int64_t kElementwiseGrain = 32768;  // minimum elements per thread
 
-// dy^T x, added up as the backward pass adds it up.
+// dy^T x, summed as in the backward pass.
 WeightGradientQueue::Write product_by_chunks(const at::Tensor& dy, const at::Tensor& x) {
   return [dy, x](const WeightGradient& dweight) {
     const std::int64_t rows = x.size(0), chunk = std::min(rows, kFeedForwardChunk);
@@ -143,7 +143,7 @@ void swiglu_backward_into(const at::Tensor& gate, const at::Tensor& up, const at
 
 at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3) {
   if (!fusible(x, w1, w2, w3) || x.numel() == 0) {
-    // Its activations are most of a block's, so none of them is kept, as by the fused function.
+    // Its activations are most of a block's, so none of them is saved, as in the fused function.
     const SavedActivations::Scope nothing(nullptr, SavedActivations::Run::forward);
     return kernels::linear(swiglu_reference(kernels::linear(x, w1), kernels::linear(x, w3)), w2);
   }

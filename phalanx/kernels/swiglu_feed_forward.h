@@ -5,19 +5,20 @@
 
 namespace phalanx::kernels {
 
-/// w2 (silu(w1 x) * w3 x); x [..., dim], w1 and w3 [hidden, dim], w2 [dim, hidden].
+/// w2 (silu(w1 x) * w3 x). x is [..., dim], w1 and w3 [hidden, dim], w2 [dim, hidden].
 ///
-/// On the CPU in fp32 it goes through the rows in chunks that stay in the cache, keeps w1 x and w3 x for the backward
-/// pass and recomputes the product, so that no [rows, hidden] temporary exists in either pass.
+/// On the CPU in fp32 it processes the rows in chunks that stay in the cache, saves w1 x and w3 x for the backward pass
+/// and recomputes the product. So no [rows, hidden] temporary exists in either pass.
 at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3);
 
-/// Into memory that is there, outside autograd: y = silu(gate) * up; and of dy the gradients, with y once more.
-/// Contiguous tensors of one shape; fused on the CPU in fp32, ATen ops elsewhere.
+/// In preallocated memory, outside autograd. swiglu_into() computes y = silu(gate) * up. swiglu_backward_into()
+/// computes the gradients from dy, and y once more. Fused on the CPU in fp32, ATen ops otherwise.
+/// REQUIRES: contiguous tensors of one shape.
 void swiglu_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& y);
 void swiglu_backward_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& dy, const at::Tensor& dgate,
                           const at::Tensor& dup, const at::Tensor& y);
 
-/// silu(gate) * up by ATen ops: what lies between the matrices; any dtype and device.
+/// silu(gate) * up by ATen ops: the step between the matrix products. Any dtype and device.
 at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace phalanx::kernels

@@ -1,5 +1,5 @@
-// The gradients of the two large matrices of a language model, embedding and output layer, that go straight into an
-// offered buffer: autograd's bits, in any order of passes, and autograd's own way wherever it must see them.
+// The gradients of the two large matrices of a language model, embedding and output layer, which go directly into an
+// offered buffer: autograd's bits, in any order of passes, and autograd's own way wherever autograd must see them.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
@@ -159,7 +159,7 @@ TEST(BufferedCrossEntropy, AutogradsOwnWayWhereItMustSeeTheGradient) {
   const at::Tensor expected = gradient(head.loss(plain, 0.3), plain);
 
   const at::Tensor asked = gradient(head.loss(w.weight, 0.3), w.weight);
-  w.buffer.fill_(kNan);  // what the caller has is his own
+  w.buffer.fill_(kNan);  // the caller's tensor is not touched
   EXPECT_TRUE(at::equal(asked, expected));
   EXPECT_FALSE(w.weight.grad().defined());
   EXPECT_EQ(w.events, 0);
@@ -169,7 +169,7 @@ TEST(BufferedCrossEntropy, AutogradsOwnWayWhereItMustSeeTheGradient) {
   EXPECT_EQ(w.events, 1);
 
   const at::Tensor loss = head.loss(w.weight, 0.3);
-  w.weight.mutable_grad() = at::full_like(w.weight, 7).set_requires_grad(false);  // somebody else's
+  w.weight.mutable_grad() = at::full_like(w.weight, 7).set_requires_grad(false);  // other code's gradient
   loss.backward();
   EXPECT_FALSE(w.is_in_buffer());
   EXPECT_TRUE(at::equal(w.weight.grad(), expected + 7));
@@ -198,13 +198,14 @@ TEST(BufferedCrossEntropy, AFrozenWeightGetsNothing) {
   EXPECT_EQ(w.events, 1);
 }
 
-// Ids of [4, n]: every second is the padding id 0, the others are one of the lower half of the rows, mostly repeated.
+// Ids of shape [4, n]: every second is the padding id 0, the others come from the lower half of the rows, mostly
+// repeated.
 at::Tensor ids_with_padding(std::int64_t count, std::int64_t n, at::ScalarType dtype = at::kLong) {
   const at::TensorOptions integers(at::kLong);
   return (at::randint(count / 2, {4, n}, integers) * at::randint(2, {4, n}, integers)).to(dtype);
 }
 
-// Its gradient is another one in every place, also where the id is the same.
+// The gradient differs at every position, even if the id is the same.
 at::Tensor embedding_loss(const at::Tensor& rows) {
   const at::Tensor factors = at::arange(rows.numel(), at::kFloat).mul(0.37).cos().to(rows.scalar_type());
   return (rows.sin() * factors.view(rows.sizes())).pow(3).sum();
@@ -257,7 +258,7 @@ TEST(BufferedEmbedding, ABufferOfOtherStridesIsFilledByATen) {
   }
 }
 
-// One parameter for both ends of a model: the loss's part comes first, the embedding adds to it.
+// One parameter for both ends of a model: the loss's part comes first, and the embedding adds to it.
 TEST(BufferedEmbedding, TiedToTheOutputLayerTheWeightIsReadyOnce) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {  // the fused loss and the linear layer
     Buffered w(at::randn({30, 8}, dtype));
@@ -270,7 +271,7 @@ TEST(BufferedEmbedding, TiedToTheOutputLayerTheWeightIsReadyOnce) {
       EXPECT_TRUE(w.is_in_buffer());
       EXPECT_EQ(w.events, pass);
       if (pass == 1) {
-        EXPECT_TRUE(at::equal(w.buffer, plain.grad()));  // two parts have one sum
+        EXPECT_TRUE(at::equal(w.buffer, plain.grad()));  // the sum of two parts does not depend on their order
       } else {
         EXPECT_TRUE(at::allclose(w.buffer, plain.grad()));
       }
@@ -295,7 +296,7 @@ TEST(BufferedEmbedding, AutogradsOwnWayWhereItMustSeeTheGradient) {
 
   torch::autograd::backward({loss()}, {}, {}, false, {w.weight});
   EXPECT_TRUE(at::equal(w.weight.grad(), expected));
-  w.weight.mutable_grad() = at::full_like(w.weight, 7).set_requires_grad(false);  // somebody else's
+  w.weight.mutable_grad() = at::full_like(w.weight, 7).set_requires_grad(false);  // other code's gradient
   loss().backward();
   EXPECT_FALSE(w.is_in_buffer());
   EXPECT_TRUE(at::equal(w.weight.grad(), expected + 7));

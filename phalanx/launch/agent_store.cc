@@ -28,7 +28,7 @@ std::string exchange_through_agent_store(const HostPort& agent, const std::strin
     const auto bytes = store.get(key);
     return {bytes.begin(), bytes.end()};
   } catch (const c10::Error& error) {
-    // Its clock may be a little ahead of ours.
+    // The store's timeout may fire a little before ours.
     if (doing.starts_with("waiting") && std::chrono::steady_clock::now() + timeout / 10 >= deadline)
       throw CommError(
           fmt::format("rank 0 has not come within {} s: it is to say where its store is, by the key '{}' of torchrun's "

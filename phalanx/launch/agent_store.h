@@ -1,4 +1,5 @@
-// torchrun's agent hosts a c10d TCPStore; we use it for one thing: to pass on where our own store is.
+// Access to the c10d TCPStore that torchrun's agent hosts. Phalanx uses it only to pass on the address of its own
+// store.
 #pragma once
 
 #include <chrono>
@@ -8,8 +9,8 @@
 
 namespace phalanx {
 
-/// With `value`, sets the key; without, waits for it: it is rank 0's to set, and that rank is named if it does not.
-/// Throws CommError.
+/// If `value` is not null, sets the key to it and returns it. Otherwise waits until rank 0 has set the key and returns
+/// its value. Throws CommError; after `timeout` the error names rank 0.
 std::string exchange_through_agent_store(const HostPort& agent, const std::string& key, const std::string* value,
                                          std::chrono::milliseconds timeout);
 

@@ -1,4 +1,4 @@
-// Where ranks without a launcher of ours write their flight recorders, if nobody has said.
+// Where ranks without our launcher write their flight recorders if no folder is given.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

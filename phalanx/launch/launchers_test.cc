@@ -1,4 +1,5 @@
-// The same program under mpirun and Slurm, by a file, and starting its own ranks: real processes each time.
+// The same program under mpirun and Slurm, with a rendezvous file, and starting its own ranks: real processes each
+// time.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -47,7 +48,7 @@ class ByFile : public testing::Test {
 };
 
 TEST_F(ByFile, RanksMeetAndLeaveNoFile) {
-  // A file that an earlier job left behind, where nobody listens any more.
+  // A file that an earlier job left behind; nothing listens at its address any more.
   RendezvousFile(path()).publish({TcpStoreServer().address(), generate_job_secret()});
   std::string output;
   for (auto& process : start({2, 1, 0}, 3)) {
@@ -60,7 +61,7 @@ TEST_F(ByFile, RanksMeetAndLeaveNoFile) {
   EXPECT_EQ(files_in(folder_.path()), 0);
 }
 
-// Nobody has said how many threads: the ranks share the cores that they all may use.
+// Without a given number of threads, the ranks share the cores that they may all use.
 TEST_F(ByFile, RanksShareTheCores) {
   auto environment = clean_environment();
   environment.erase("OMP_NUM_THREADS");
@@ -118,7 +119,7 @@ TEST_F(ByTcp, APortInUseAndANameThatDoesNotResolveAreSaidAtOnce) {
   EXPECT_THAT(early->output(), AllOf(HasSubstr("host the store at " + nobody.text()), HasSubstr("nothing listens")));
 }
 
-// Somebody with another secret takes rank 1's place first: it is refused, said so, and the job goes on.
+// A process with another secret takes rank 1's place first. It is refused with a message, and the job continues.
 TEST_F(ByTcp, ASecretKeepsOthersOut) {
   HostPort address;
   { address = TcpStoreServer().address(); }
@@ -141,7 +142,8 @@ TEST_F(ByTcp, ASecretKeepsOthersOut) {
 
 // ---- launchers ----
 
-// Slurm's variables as srun sets them, on two nodes, without a Slurm: the folder of the job is where the ranks meet.
+// Slurm's variables as srun sets them, on two nodes, but without Slurm. The rendezvous file is in the folder of the
+// job.
 TEST(SlurmVariables, RanksMeetInTheFolderOfTheJob) {
   TempDirectory folder("slurm");
   Processes processes;
@@ -198,7 +200,8 @@ TEST(PmiVariables, RanksMeetByTheJobsName) {
   expect_pmi_ranks_to_meet(processes, folder.path(), "PMI (job job 17/3)");
 }
 
-// MPICH's ranks have no name in common but the process that has started those of a machine, each through another.
+// MPICH's ranks have no common job name. They only share the ancestor process that started the ranks of a node. Between
+// it and each rank there is another process.
 TEST(PmiVariables, WithoutANameRanksMeetByTheProxyThatHasStartedThem) {
   TempDirectory folder("pmi"), programs("programs");
   const std::string proxy = (programs.path() / "hydra_pmi_proxy").string();
@@ -216,7 +219,7 @@ TEST(PmiVariables, WithoutANameRanksMeetByTheProxyThatHasStartedThem) {
   expect_pmi_ranks_to_meet(processes, folder.path(), "PMI");
 }
 
-// The tests of a whole Slurm are scripts/slurm_tests.sh; this runs wherever SLURM_CONF names one that is up.
+// The tests with a complete Slurm are scripts/slurm_tests.sh. This test runs if SLURM_CONF names a running Slurm.
 TEST(Slurm, SrunStartsEveryRank) {
   const std::string srun = find_program("srun");
   if (srun.empty() || !current_environment().contains("SLURM_CONF"))

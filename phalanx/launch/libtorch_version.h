@@ -1,4 +1,4 @@
-// Which libtorch is loaded, which may be another than the one that was compiled against.
+// The version of the loaded libtorch. It may differ from the version that Phalanx was compiled against.
 #pragma once
 
 #include <string>

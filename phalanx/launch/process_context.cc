@@ -42,7 +42,7 @@ c10::Device choose_device(const InitOptions& options, int local_rank) {
   const int gpus = hooks.hasCUDA() ? hooks.getNumGPUs() : 0;
   if (gpus == 0 && options.device == "auto") return c10::Device(c10::DeviceType::CPU);
   if (gpus == 0) throw ConfigError("device cuda: this libtorch has no CUDA, or this machine no GPU");
-  // Slurm and others may show each rank its own GPU only.
+  // Slurm and others may show each rank only its own GPU.
   if (gpus == 1 && local_rank > 0 && env_string("CUDA_VISIBLE_DEVICES")) return {c10::DeviceType::CUDA, 0};
   if (local_rank >= gpus)
     throw ConfigError(
@@ -74,15 +74,15 @@ std::string describe_start(const ProcessContext& context, const std::string& how
                      SharedHeap::current() ? ", large tensors in shared heaps" : "");
 }
 
-// The address on which this rank takes the data of others.
+// The address on which this rank receives the data of other ranks.
 std::string data_address(const HostPort& server, bool single_node) {
   if (const auto chosen = chosen_address()) return *chosen;
-  constexpr const char* kTorchs = "GLOO_SOCKET_IFNAME";  // may list several, of which gloo takes turns
+  constexpr const char* kTorchs = "GLOO_SOCKET_IFNAME";  // may list several interfaces; gloo uses them in turn
   if (const auto names = env_string(kTorchs)) return address_of_interface(names->substr(0, names->find(',')), kTorchs);
   return single_node ? "127.0.0.1" : own_address(server);
 }
 
-// CUDA tensors go through NCCL or, where another backend is asked for, through that one by way of host memory.
+// CUDA tensors go through NCCL. If another backend is requested, they go through that backend and host memory.
 void put_on_device(ProcessContext& context, const std::string& asked, const CommunicatorOptions& options) {
   if (asked.starts_with("nccl") && !context.device.is_cuda())
     throw ConfigError(fmt::format(
@@ -99,8 +99,8 @@ void put_on_device(ProcessContext& context, const std::string& asked, const Comm
       make_device_communicator(std::move(context.world), context.device, {.path = path, .communicator = options});
 }
 
-// The flight recorder has a folder, asked for or not: our launcher's, else one that the ranks agree on. `agree` gives
-// all ranks the name of the first that comes with one.
+// The flight recorder always has a folder: the launcher's, otherwise one that the ranks agree on. `agree` returns on
+// all ranks the name from the first rank that calls it.
 template <class Agree>
 void choose_trace_folder(CommunicatorOptions& options, const WorkerEnvironment& environment, Agree agree) {
   if (!options.trace_files || !options.trace_folder.empty() || env_string("PHALANX_COMM_TRACE_DIR")) return;
@@ -110,7 +110,7 @@ void choose_trace_folder(CommunicatorOptions& options, const WorkerEnvironment& 
     options.trace_folder = temporary_trace_folder(agree(generate_job_secret().substr(0, 16)));
 }
 
-// Without it all is the same, but for the time that copies take.
+// If this fails, everything works the same, except that copies take time.
 void start_shared_heap() {
   try {
     share_large_tensors();
@@ -124,14 +124,14 @@ bool is_single_node(const RankRendezvous& rank_rendezvous) {
                     rank_rendezvous.host_ids.begin());
 }
 
-// The ranks have met: what they make together. Returns the backend of the host.
+// Creates the world communicator after the rendezvous. Returns the name of the host backend.
 std::string make_world(ProcessContext& context, const RankRendezvous& rank_rendezvous,
                        const WorkerEnvironment& environment, InitOptions options, const std::string& asked) {
   auto rendezvous = std::make_shared<PrefixStore>(rank_rendezvous.store, "init");
   choose_trace_folder(options.communicator, environment, [&](const std::string& own) {
     return rendezvous->compare_and_set("trace_folder", std::nullopt, own).value_or(own);
   });
-  // srun and mpirun leave each rank the threads of all the cores that it shares with others.
+  // Under srun and mpirun each rank starts with a thread for every core, although it shares the cores with other ranks.
   if (const int share = std::max(1, usable_cores() / rank_rendezvous.ranks_on_these_cpus);
       !threads_from_environment() && at::get_num_threads() > share)
     at::set_num_threads(share);
@@ -140,7 +140,7 @@ std::string make_world(ProcessContext& context, const RankRendezvous& rank_rende
   context.local_rank = environment.local_rank;
   context.local_world_size = environment.local_world_size;
   if (context.local_rank < 0) {
-    // Nobody has told which rank this is on its machine: count.
+    // The launcher gave no local rank: count the ranks of this node.
     const auto& own = host_ids[static_cast<std::size_t>(context.rank)];
     context.local_rank = static_cast<int>(std::count(host_ids.begin(), host_ids.begin() + context.rank, own));
     context.local_world_size = static_cast<int>(std::count(host_ids.begin(), host_ids.end(), own));
@@ -155,7 +155,7 @@ std::string make_world(ProcessContext& context, const RankRendezvous& rank_rende
       context.world = make_shm_communicator(*rendezvous, context.rank, context.world_size, options.communicator);
     } catch (const CommError& error) {
       if (options.backend == "shm" || !rank_rendezvous.startup_monitor->failure_reason().empty()) throw;
-      // The ranks have agreed on it, and on the reason.
+      // The ranks have agreed on the failure and on its reason.
       log::warn_once(fmt::format("shared memory cannot be used, so gloo is: {}", error.what()));
     }
   }
@@ -168,7 +168,8 @@ std::string make_world(ProcessContext& context, const RankRendezvous& rank_rende
                                            {.host = data_address(rank_rendezvous.server, single_node),
                                             .store_rank = store_rank,
                                             .communicator = options.communicator});
-  // Worth asking where it is asked for, or some seem to share a machine; whether they do is for the proof to say.
+  // Use two levels if they are requested, or if some ranks seem to share a node. The proof in node_discovery.h decides
+  // which ranks do.
   const std::set<std::string> different(host_ids.begin(), host_ids.end());
   if (asked.starts_with("shm+") ||
       (options.backend == "auto" && context.world->backend_name() == "gloo" && different.size() < host_ids.size()))
@@ -181,13 +182,13 @@ std::string make_world(ProcessContext& context, const RankRendezvous& rank_rende
 }  // namespace
 
 ProcessContext init_from_environment(InitOptions options) {
-  threads_from_environment();  // a wrong one is an error before anybody waits for this rank
+  threads_from_environment();  // a wrong value throws before the other ranks wait for this rank
   const WorkerEnvironment environment = resolve_init_method(options.method, options.rank, options.world_size);
   check_backend_name(options, environment.world_size);
-  // What a world for CUDA tensors does on the host goes where "auto" would.
+  // The host side of a world for CUDA tensors uses the backend that "auto" would use.
   const std::string asked = options.backend;
   if (asked == "nccl") options.backend = "auto";
-  if (asked.find('+') != std::string::npos) options.backend = asked.substr(asked.find('+') + 1);  // between machines
+  if (asked.find('+') != std::string::npos) options.backend = asked.substr(asked.find('+') + 1);  // inter-node
   log::set_process_rank(environment.rank, environment.world_size);
   ProcessContext context;
   context.rank = environment.rank;

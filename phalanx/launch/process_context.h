@@ -1,24 +1,26 @@
-// init_from_environment(): what a rank's main() begins with. Finds the other ranks and gives the world communicator.
+// init_from_environment(): the first call in a rank's main(). It finds the other ranks and returns the world
+// communicator.
 //
-// - The same program runs as a single process, under `phalanx launch`, torchrun (--no-python), srun and mpirun, and by
-//   hand; see worker_environment.h, and spawn.h for one that starts its own ranks. What is missing or wrong is a
-//   ConfigError; ranks that do not come, come twice, or disagree on the world size or on the versions of Phalanx and
-//   libtorch are a CommError that names them and the address, on every rank. Who may join: rank_rendezvous.h.
-// - backend "auto": shm where all ranks share a machine, gloo where none do, and shm+gloo otherwise (hierarchical.h);
-//   which do is proved (node_discovery.h). "shm", "gloo" and "mpi" insist, on one level; "shm+gloo" and "shm+mpi" say
-//   what goes between machines, and are shm where there is one. A single process uses the local backend. Rank 0 logs
-//   the launcher, who may join, device, backend and rendezvous.
-// - device "auto": cuda:LOCAL_RANK where libtorch has CUDA and this machine a GPU, else cpu.
-// - On a GPU, "auto" is nccl (with a warning, host memory, where a rank cannot load NCCL) beside what the ranks would
-//   use without; "nccl" insists; "nccl+gloo" and "nccl+mpi" use it inside a machine only (nccl_hierarchical.h); any other
-//   backend moves CUDA tensors by way of host memory (device_communicator.h).
-// - Large CPU tensors that are made from here on lie where the ranks of one machine reach them without copies
-//   (comm/backends/local_shm/shared_tensors.h) if InitOptions::shared_heap or else PHALANX_SHARED_HEAP=1 says so.
-// - The flight recorder (comm/flight_log.h) is written to the first of these that there is:
-//   CommunicatorOptions::trace_folder, PHALANX_COMM_TRACE_DIR, the launcher's folder, one under $TMPDIR whose name the
-//   ranks agree on.
-// - Collective; the context outlives whatever uses its communicators. When it goes, the rank that hosts the store waits
-//   a few seconds for the others to be done with it.
+// - Launchers: the same program runs as a single process, under `phalanx launch`, torchrun (--no-python), srun and
+//   mpirun, and with variables set by hand (worker_environment.h). A program that starts its own ranks uses spawn.h.
+// - Errors: a missing or wrong variable is a ConfigError. It is a CommError if a rank does not join, joins twice, or
+//   has another world size or another version of Phalanx or libtorch. The CommError is thrown on every rank, and it
+//   names the ranks and the address. rank_rendezvous.h says who may join.
+// - Backend "auto": shm if all ranks share one node, gloo if no two ranks do, otherwise shm+gloo (hierarchical.h).
+//   node_discovery.h proves which ranks share a node. "shm", "gloo" and "mpi" force that backend, on one level.
+//   "shm+gloo" and "shm+mpi" name the inter-node backend; on a single node they are shm. A single process uses the
+//   local backend. Rank 0 logs the launcher, who may join, the device, the backend and the rendezvous address.
+// - Device "auto": cuda:LOCAL_RANK if libtorch has CUDA and this node has a GPU, otherwise cpu.
+// - Backends on a GPU: "auto" is nccl for CUDA tensors, beside the host backend that the ranks would use without a GPU.
+//   If a rank cannot load NCCL, CUDA tensors go through host memory, with a warning. "nccl" forces NCCL. "nccl+gloo"
+//   and "nccl+mpi" use NCCL for intra-node traffic only (nccl_hierarchical.h). Any other backend moves CUDA tensors
+//   through host memory (device_communicator.h).
+// - Shared heap: large CPU tensors that are created after this call can be placed in memory that the ranks of one node
+//   read without copies (comm/backends/local_shm/shared_tensors.h). InitOptions::shared_heap switches this on; if it is
+//   unset, PHALANX_SHARED_HEAP=1 does.
+// - Flight recorder (comm/flight_log.h): its files go to the first of these that is set:
+//   CommunicatorOptions::trace_folder, PHALANX_COMM_TRACE_DIR, the launcher's folder. Otherwise they go to a folder
+//   under $TMPDIR; the ranks agree on its name.
 //
 //   ProcessContext context = init_from_environment();
 //   DistributedDataParallel ddp(model, context.world);
@@ -39,10 +41,10 @@ struct InitOptions {
   std::string backend = "auto";  // or shm, gloo, mpi, shm+gloo, shm+mpi, nccl, nccl+gloo, nccl+mpi, local (one process)
   std::string device = "auto";   // auto, cpu, cuda
   std::string method = "env://";     // or tcp://HOST:PORT, file:///PATH; see init_method.h
-  int rank = -1;                     // of tcp:// and file://, where neither the method nor the environment says
+  int rank = -1;                     // for tcp:// and file://, if neither the method nor the environment gives it
   int world_size = -1;               // likewise
-  std::optional<bool> shared_heap;   // nothing: as $PHALANX_SHARED_HEAP says, else no
-  CommunicatorOptions communicator;  // its first_timeout bounds the rendezvous too
+  std::optional<bool> shared_heap;   // unset: the value of $PHALANX_SHARED_HEAP, otherwise false
+  CommunicatorOptions communicator;  // its first_timeout is also the limit for the rendezvous
 };
 
 struct ProcessContext {
@@ -51,11 +53,14 @@ struct ProcessContext {
   int local_rank = 0;
   int local_world_size = 1;
   c10::Device device{c10::DeviceType::CPU};
-  std::shared_ptr<void> host;  // on the rank that hosts the store: the server, let go last
+  std::shared_ptr<void> host;  // on the rank that hosts the store: the server; destroyed last
   std::shared_ptr<Store> store;
   std::shared_ptr<Communicator> world;
 };
 
+/// Finds the other ranks and creates the world communicator. On the rank that hosts the store, the destruction of the
+/// context waits a few seconds until the other ranks no longer need the store.
+/// REQUIRES: every rank calls it (it is collective). The context outlives everything that uses its communicators.
 ProcessContext init_from_environment(InitOptions options = {});
 
 }  // namespace phalanx

@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, UnderPhalanxLaunch, testing::Values("auto", "
                            return info.param == std::string("shm+gloo") ? "shm_gloo" : info.param;
                          });
 
-// How two ranks begin and end whose environment and option say this about shared heaps.
+// Runs two ranks with this environment variable and these options for shared heaps. Returns their output.
 std::string output_of_heap_ranks(const std::string& variable, const std::vector<std::string>& options = {},
                                  const std::string& limits = "true") {
   auto environment = clean_environment();
@@ -82,7 +82,7 @@ TEST(ProcessContextTest, LargeTensorsLieInSharedHeapsWhereTheUserSaysSo) {
   EXPECT_THAT(output_of_heap_ranks("2"), HasSubstr("PHALANX_SHARED_HEAP"));
 }
 
-// The heap has as many addresses as the machine has memory, and a rank needs others beside it.
+// The shared heap reserves as many addresses as the machine has memory, and a rank needs more beside it.
 TEST(ProcessContextTest, WithoutASharedHeapTensorsAreCopied) {
   const std::int64_t kib = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE) / 1024;
   const std::string output = output_of_heap_ranks("1", {}, fmt::format("ulimit -v {}", kib));
@@ -100,7 +100,7 @@ TEST(ProcessContextTest, AWrongBackendIsTold) {
   EXPECT_EQ(times_in(process.output(), "gluu"), 1) << process.output();
 }
 
-// Without a GPU: nothing is quietly done on the CPU instead.
+// Without a GPU it is an error; nothing silently runs on the CPU instead.
 TEST(ProcessContextTest, NcclWantsAGpu) {
   if (access("/dev/nvidiactl", F_OK) == 0) GTEST_SKIP() << "this machine has a GPU";
   for (const std::string backend : {"nccl", "nccl+gloo"}) {
@@ -113,7 +113,7 @@ TEST(ProcessContextTest, NcclWantsAGpu) {
   }
 }
 
-// To ask the store anything takes 20 s then, so the bound is one for any machine.
+// A request to the store takes 20 s here. The bound holds on any machine.
 TEST(ProcessContextTest, ARankLeavesItsMeetingThoughTheStoreIsSilent) {
   TcpStoreServer server;
   TcpProxy link(server.address());
@@ -131,7 +131,7 @@ TEST(ProcessContextTest, ARankLeavesItsMeetingThoughTheStoreIsSilent) {
   EXPECT_EQ(other.get("init/gone/0", std::chrono::seconds(20)), "");
 }
 
-// As torch's env:// by hand: rank 0 hosts the store at MASTER_ADDR:MASTER_PORT.
+// Like torch's env:// by hand: rank 0 hosts the store at MASTER_ADDR:MASTER_PORT.
 TEST(ProcessContextTest, StaticMasterAndTcpMethod) {
   for (const bool by_environment : {true, false}) {
     HostPort address;
@@ -159,7 +159,7 @@ TEST(ProcessContextTest, StaticMasterAndTcpMethod) {
   }
 }
 
-// Nobody tells the ranks which of them share a machine.
+// The ranks are not told which of them share a node.
 TEST(ProcessContextTest, RanksOfTwoMachinesMeetOnTwoLevels) {
   const NetnsNodes machines(2);
   SKIP_WITHOUT(machines);
@@ -170,7 +170,7 @@ TEST(ProcessContextTest, RanksOfTwoMachinesMeetOnTwoLevels) {
       environment["RANK"] = std::to_string(rank);
       environment["WORLD_SIZE"] = "3";
       environment["MASTER_ADDR"] = machines.address(0);
-      environment["MASTER_PORT"] = "29400";  // nothing else is there
+      environment["MASTER_PORT"] = "29400";  // no other process uses it there
       environment["PHALANX_JOB_SECRET"] = "the secret of this test";
       std::vector<std::string> command = machines.on(rank / 2);
       command.insert(command.end(), {built_program("launch_test_worker"), "--backend", backend});
@@ -188,7 +188,7 @@ TEST(ProcessContextTest, RanksOfTwoMachinesMeetOnTwoLevels) {
   }
 }
 
-// Ranks of one store, which the test hosts as a launcher would.
+// Ranks of one store. The test hosts it, as a launcher would.
 class RollCall : public testing::Test {
  protected:
   std::unique_ptr<CollectedProcess> start(int rank, int world_size, const std::string& timeout_ms = "20000") {
@@ -215,7 +215,7 @@ TEST_F(RollCall, ThoseWhoDoNotComeAreNamed) {
                                     HasSubstr("of 4 ranks these have not come within 1.5 s: 0, 2, 3")));
 }
 
-// Everybody hears of it at once, not when the time is up.
+// All ranks get the error at once, not after the timeout.
 TEST_F(RollCall, ARankThatComesTwiceIsNamedToAll) {
   auto first = start(1, 4);
   auto other = start(2, 4);
@@ -229,7 +229,7 @@ TEST_F(RollCall, ARankThatComesTwiceIsNamedToAll) {
   }
 }
 
-// All have come, and rank 0 stands still before it has said where they are: the test plays that rank.
+// All ranks have joined, and rank 0 is stopped before it has published the hosts. The test plays rank 0.
 TEST_F(RollCall, RankZeroThatStandsStillWhenAllHaveComeIsNamed) {
   const pid_t zero = fork();
   if (zero == 0)
@@ -270,7 +270,7 @@ TEST_F(RollCall, AnotherWorldSizeIsNamedToAll) {
   }
 }
 
-// As a rank of another build would have said it.
+// Sets the value that a rank of another build would have set.
 TEST_F(RollCall, OtherVersionsAreNamedToAll) {
   auto first = start(1, 4);
   wait_for_rank(1);
@@ -289,7 +289,7 @@ TEST_F(RollCall, OtherVersionsAreNamedToAll) {
   }
 }
 
-// It decides what they would compare everything else by.
+// The backend determines how the ranks would compare everything else.
 TEST_F(RollCall, OtherBackendsAreNamedToAll) {
   auto first = start(1, 4);
   wait_for_rank(1);

@@ -27,7 +27,7 @@ namespace {
 using std::chrono::milliseconds;
 using Rendezvous = WorkerEnvironment::Rendezvous;
 
-// The CPUs that this process may use, which a launcher may have bound it to.
+// The CPUs that this process may use. A launcher may have bound it to them.
 std::string cpus_of_process() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -43,7 +43,7 @@ struct ReachedStore {
   std::shared_ptr<TcpStoreServer> server;
   std::shared_ptr<TcpStore> store;
   JobSecret secret;
-  std::string file;  // what rank 0 has written, to be removed when all are there
+  std::string file;  // the rendezvous file that rank 0 wrote; removed when all ranks have joined
 };
 
 std::shared_ptr<TcpStoreServer> serve_on(const std::string& host, std::uint16_t port, const std::string& secret) {
@@ -55,11 +55,11 @@ std::shared_ptr<TcpStore> join(const HostPort& address, milliseconds timeout, co
                                     TcpStoreOptions{.timeout = timeout, .connect_timeout = timeout, .secret = secret});
 }
 
-// Rank 0 at the master's address and port, which all have been told.
+// Rank 0 hosts the store at the master's address and port, which all ranks know.
 std::shared_ptr<TcpStoreServer> serve_at_master(const WorkerEnvironment& environment, const std::string& secret) {
   const HostPort& master = environment.master;
   if (const auto chosen = chosen_address()) return serve_on(*chosen, master.port, secret);
-  // Debian's own name is 127.0.1.1 to itself, and something else to the other machines.
+  // On Debian a host's own name resolves to 127.0.1.1 on itself, and to another address on other nodes.
   const bool is_name = master.host.find_first_not_of("0123456789.") != std::string::npos &&
                        master.host.find(':') == std::string::npos && master.host != "localhost";
   const bool loopback = is_loopback(master.host);
@@ -91,7 +91,7 @@ ReachedStore rendezvous_at_master(const WorkerEnvironment& environment, millisec
   return result;
 }
 
-// Rank 0 serves where it likes, and says where in a private file. `path` is the file's.
+// Rank 0 chooses the address of the store and writes it into the private file `path`.
 ReachedStore rendezvous_by_file(const WorkerEnvironment& environment, const std::string& path, milliseconds timeout) {
   const RendezvousFile file(path);
   ReachedStore result;
@@ -113,8 +113,8 @@ ReachedStore rendezvous_by_file(const WorkerEnvironment& environment, const std:
 
 constexpr std::string_view kFile = "file:";
 
-// Under torchrun: its store, which lets everybody in, passes on where ours is, and never a secret. On one node that is
-// the name of a private file.
+// Under torchrun: torchrun's store admits everyone, so it only passes on our store's address, never a secret. On one
+// node it passes on the name of a private file instead.
 ReachedStore serve_through_agent(const WorkerEnvironment& environment, const std::string& key, bool by_file,
                                  milliseconds timeout) {
   ReachedStore result;
@@ -134,7 +134,8 @@ ReachedStore serve_through_agent(const WorkerEnvironment& environment, const std
   return result;
 }
 
-// What the others find there: `value`. Nobody waits longer than a moment for a store that is not there.
+// For the other ranks: `value` is what they read from torchrun's store. They wait at most a second for a store that
+// does not exist.
 ReachedStore follow_agent(const WorkerEnvironment& environment, const std::string& key, const std::string& value,
                           bool by_file, milliseconds timeout) {
   const milliseconds moment = std::min(timeout, milliseconds(1'000));
@@ -157,9 +158,9 @@ ReachedStore follow_agent(const WorkerEnvironment& environment, const std::strin
   return result;
 }
 
-// The agents of a job may count its restarts differently (each counts those that its own ranks have caused), so all
-// attempts have one key. What stands there may be of the last attempt: then nobody listens any more, and it is read
-// again until rank 0 has written anew.
+// The agents of a job may count its restarts differently (each counts only those that its own ranks caused). So all
+// attempts use the same key. The key may still hold the address of the last attempt. Then nothing listens there, and
+// the rank reads the key again until rank 0 has written the new address.
 ReachedStore rendezvous_through_agent(const WorkerEnvironment& environment, milliseconds timeout) {
   using AgentClock = std::chrono::steady_clock;
   const std::string key = fmt::format("phalanx/{}/store", environment.run_id);
@@ -205,7 +206,7 @@ ReachedStore reach_store(const WorkerEnvironment& environment, milliseconds time
 std::string claim_key(int rank) { return fmt::format("claim/{}", rank); }
 std::string gone_key(int rank) { return fmt::format("gone/{}", rank); }
 
-// Keeps the store for as long as any rank that came may need it.
+// Keeps the store alive as long as a rank that joined may need it.
 class StoreHost {
  public:
   StoreHost(ReachedStore reached, std::shared_ptr<Store> keys, int rank, int world_size)
@@ -214,7 +215,7 @@ class StoreHost {
   }
   ~StoreHost() {
     remove_file();
-    presence_.reset();  // asks nothing, so a silent store holds up nobody
+    presence_.reset();  // sends no request, so a store that does not answer cannot block it
     if (!reached_.server) return;
     try {
       std::vector<std::string> awaited;
@@ -222,7 +223,7 @@ class StoreHost {
         if (complete_ || keys_->try_get(claim_key(rank))) awaited.push_back(gone_key(rank));
       keys_->wait(awaited, std::chrono::seconds(5));
     } catch (const Error&) {
-      // Whoever is still there will notice that the store has gone.
+      // Ranks that still use the store will notice that it is gone.
     }
   }
   StoreHost(const StoreHost&) = delete;
@@ -246,7 +247,7 @@ class StoreHost {
 
 const std::string kNotStarted = "the ranks did not all start: ";
 
-// What goes wrong for one goes wrong for all: the others hear of it at once instead of waiting for one who cannot come.
+// An error of one rank fails all ranks: the others throw at once instead of waiting for a rank that cannot come.
 [[noreturn]] void abort_rendezvous(Store& store, const std::string& reason) {
   store.compare_and_set("trouble", std::nullopt, reason);
   throw CommError(store.get("trouble"));
@@ -254,8 +255,7 @@ const std::string kNotStarted = "the ranks did not all start: ";
 
 constexpr std::string_view kCpusAfter = " cpus:", kProcessAfter = "\tprocess:";
 
-// Waits for a key that comes when all ranks have, and with it for those ranks: what goes wrong with one of them
-// meanwhile is thrown.
+// Waits for a key that is set when all ranks have reached this point. Throws if one of the ranks fails in the meantime.
 void await_all(Store& store, StartupMonitor& startup_monitor, const WorkerEnvironment& environment,
                const std::string& key, milliseconds timeout) {
   using RendezvousClock = std::chrono::steady_clock;
@@ -268,7 +268,7 @@ void await_all(Store& store, StartupMonitor& startup_monitor, const WorkerEnviro
     try {
       first = store.wait_any({key, "trouble", StartupMonitor::kGone}, slice);
     } catch (const CommError&) {
-      if (RendezvousClock::now() - begin < slice) throw;  // not for the time
+      if (RendezvousClock::now() - begin < slice) throw;  // not a timeout
     }
     if (first == key) return;
     if (first == StartupMonitor::kGone) throw CommError(kNotStarted + store.get(first));
@@ -288,7 +288,7 @@ void await_all(Store& store, StartupMonitor& startup_monitor, const WorkerEnviro
   }
 }
 
-/// Each rank with the first that came.
+/// Compares each rank's value with the value of the first rank that came.
 void require_same(Store& store, const WorkerEnvironment& environment, const std::string& key, const std::string& mine,
                   const std::string& what, const std::string& advice) {
   const std::string value = fmt::format("{} {}", environment.rank, mine);
@@ -301,8 +301,8 @@ void require_same(Store& store, const WorkerEnvironment& environment, const std:
                                first.substr(0, space), mine, environment.rank, store.describe(), advice));
 }
 
-/// What the ranks cannot even compare with each other later on: other versions round otherwise, and may read each
-/// other's bytes otherwise; on another backend each would wait for the others for ever.
+/// Checks that must come before all others. Another version may round differently or encode its messages differently.
+/// With another backend each rank would wait for the others forever.
 void compare_builds_and_backends(Store& store, const WorkerEnvironment& environment, const std::string& backend) {
   const std::string build = "start every rank with the same build of the program and the same libtorch";
   require_same(store, environment, "version/Phalanx", version(), "version of Phalanx", build);
@@ -311,7 +311,8 @@ void compare_builds_and_backends(Store& store, const WorkerEnvironment& environm
                "give every rank the same ([comm] backend, --backend, InitOptions::backend)");
 }
 
-// Every rank says who and where it is; all learn where all are. Ranks that come twice or not at all are named.
+// Every rank publishes its identity and host, and gets those of all ranks. Errors name ranks that join twice or not at
+// all.
 std::vector<std::string> exchange_rank_info(Store& store, StartupMonitor& startup_monitor,
                                             const WorkerEnvironment& environment,
                                             const RankRendezvousOptions& options) {
@@ -323,7 +324,8 @@ std::vector<std::string> exchange_rank_info(Store& store, StartupMonitor& startu
                                         environment.rank, size, agreed.value_or("none"), store.describe()));
   compare_builds_and_backends(store, environment, options.backend);
   const std::string host_id = local_host_id();
-  // The same place twice would look like success, so the process is part of the claim.
+  // The process id is part of the claim. Without it a second process on the same host would seem to have made the claim
+  // itself.
   const std::string claim = fmt::format("{} process {}", host_id, getpid());
   if (store.try_get(claim_key(environment.rank)) != claim) {
     if (store.compare_and_set(claim_key(environment.rank), std::nullopt, claim) != claim)
@@ -334,7 +336,8 @@ std::vector<std::string> exchange_rank_info(Store& store, StartupMonitor& startu
         fmt::format("{}{}{}{}{}", host_id, kCpusAfter, cpus_of_process(), kProcessAfter, ProcessProbe::identity()));
     if (store.add("arrived", 1) == environment.world_size) store.set("complete", "");
   }
-  // Rank 0 puts the places together: asking for each would cost the square of the number of ranks.
+  // Rank 0 joins the entries of all ranks. If each rank read each entry, the cost would be quadratic in the number of
+  // ranks.
   if (environment.rank == 0) {
     await_all(store, startup_monitor, environment, "complete", timeout);
     std::vector<std::string> keys;

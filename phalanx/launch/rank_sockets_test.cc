@@ -1,5 +1,5 @@
-// Sockets of ranks that add up over gloo: where they listen, and what the ranks say when the link between them goes
-// down.
+// The sockets of ranks that sum over gloo: where they listen, and which errors the ranks report when the link between
+// them goes down.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,19 +36,19 @@ TEST(RankSockets, AJobOfOneNodeListensOnLoopbackOnly) {
   for (int rank = 0; rank < 2; ++rank) processes.push_back(noted_pid(notes, fmt::format("sum.{}", rank)));
   for (const pid_t process : processes) {
     const auto addresses = listening_addresses(process);
-    EXPECT_FALSE(addresses.empty()) << process;  // the store is the launcher's, gloo's are the ranks'
+    EXPECT_FALSE(addresses.empty()) << process;  // the launcher has the store's socket, the ranks have gloo's
     EXPECT_THAT(addresses, Each(AnyOf(kLoopback, kLoopback6)));
   }
   write_note(notes, "go");
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
 }
 
-// Two ranks by hand, of which the second has been told an address that it surely reaches.
+// Two ranks started by hand. The second one gets an address that surely reaches the first.
 class MasterSocket : public testing::Test {
  protected:
-  // Both go on until FOLDER/go is there.
+  // Both run until FOLDER/go exists.
   void start(const std::string& master, const EnvironmentMap& more = {}, const std::vector<std::string>& before = {}) {
-    const HostPort free = TcpStoreServer().address();  // a moment ago
+    const HostPort free = TcpStoreServer().address();  // it was free a moment ago
     for (int rank = 0; rank < 2; ++rank) {
       auto environment = clean_environment();
       environment["RANK"] = std::to_string(rank);
@@ -62,7 +62,7 @@ class MasterSocket : public testing::Test {
       ranks_.push_back(std::make_unique<CollectedProcess>(command, environment));
     }
   }
-  // What rank 0 listens on, the store alone; then both end.
+  // Returns the addresses that rank 0 listens on (only the store); then both ranks end.
   std::vector<std::string> listens_on() const {
     EXPECT_TRUE(
         comes_true([&] { return std::filesystem::exists(notes_.path() / "sum.0") || is_gone(ranks_[0]->pid()); }));
@@ -103,7 +103,7 @@ TEST_F(MasterSocket, OnAnInterfaceThatIsNotThereIsAnError) {
               HasSubstr("PHALANX_SOCKET_IFNAME is 'nosuch0': no interface of this machine that is up has this name"));
 }
 
-// Debian gives a machine's own name the address 127.0.1.1, which the others cannot reach.
+// On Debian a host's own name resolves to 127.0.1.1, which other nodes cannot reach.
 TEST_F(MasterSocket, OfANameThatIsLoopbackToItsOwnMachineListensOnAllAndSaysSo) {
   const std::string hosts = (notes_.path() / "hosts").string();
   std::ofstream(hosts) << "127.0.0.1 localhost\n127.0.1.1 debians-own\n";
@@ -133,12 +133,12 @@ TEST(RankSockets, GloosInterfaceMayBeNamedAsForTorch) {
   expect_sum_of_ranks(right.output(), 2);
 }
 
-// Both ways that data take: gloo alone, and shared memory inside a machine with gloo between. And machines that have
-// networks of their own but see each other's processes, as containers may.
+// Both paths of the data: gloo only, and shared memory intra-node with gloo inter-node. Also nodes with separate
+// networks that see each other's processes, as containers may.
 struct Apart {
   const char* name;
-  int ranks;       // of a machine
-  bool processes;  // of their own, too
+  int ranks;       // per node
+  bool processes;  // separate PID namespaces too
 };
 class RankLinks : public testing::TestWithParam<Apart> {};
 INSTANTIATE_TEST_SUITE_P(NetnsNodes, RankLinks,
@@ -158,7 +158,7 @@ TEST_P(RankLinks, ThatGoDownAreAnErrorOnEveryRankWithinTheHeartbeatLimit) {
       for (const char* word : {"unshare", "--pid", "--fork", "--kill-child", "--mount-proc"}) before.emplace_back(word);
     nodes.push_back(std::make_unique<RunningLauncher>(
         ranks,
-        // The launchers are to notice later than the ranks.
+        // The launchers must notice later than the ranks.
         std::vector<std::string>{"--endpoint=" + machines.address(0) + ":29400", "--min-nodes=2", "--max-nodes=2",
                                  fmt::format("--node-rank={}", node), "--keep-alive-ms=20000",
                                  built_program("launch_test_worker"), "--notes", notes.path().string()},
@@ -176,7 +176,7 @@ TEST_P(RankLinks, ThatGoDownAreAnErrorOnEveryRankWithinTheHeartbeatLimit) {
                                AnyOf(HasSubstr(" has given no sign of life for "),
                                      HasSubstr(" cannot be heard of: the store has not answered this rank for "))))
         << nodes[0]->err() << nodes[1]->err();
-  // The operation's own patience is 100 s and more. How late this may be is for a busy machine to say.
+  // The timeout of the operation is 100 s and more. A busy machine may add some delay.
   EXPECT_LT(std::chrono::steady_clock::now() - cut_at, std::chrono::seconds(10));
   EXPECT_THAT(nodes[0]->err(), HasSubstr(ranks == 1 ? "backend: gloo" : "backend: shm+gloo"));
 }

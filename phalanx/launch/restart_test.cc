@@ -1,5 +1,5 @@
-// Communicators of ranks that are started again: on every node of a job, after a rank was killed, once or time after
-// time, or a node has come.
+// Communicators of ranks that are restarted on every node of a job: after a rank was killed, once or repeatedly, or
+// after a node has joined.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ TEST_P(RestartedRanks, AddUpAgainAfterOneWasKilledOnAnotherNode) {
                                      HasSubstr("all ranks restart (restart 1 of 1)")));
 }
 
-// Rank after rank is killed, at a random moment of what they all do together.
+// One rank after another is killed, at a random moment of their common work.
 TEST_P(RestartedRanks, AddUpHoweverOftenOneIsKilledAtAnyMoment) {
   constexpr int kRanks = 3, kKills = 4;
   std::mt19937 random(7);
@@ -68,7 +68,7 @@ TEST_P(RestartedRanks, AddUpHoweverOftenOneIsKilledAtAnyMoment) {
   std::set<pid_t> processes;
   for (int kills = 0; kills <= kKills; ++kills) {
     std::array<pid_t, kRanks> ranks{};
-    // All of this attempt have added up once, and go on.
+    // All ranks of this attempt have computed one sum, and continue.
     ASSERT_TRUE(comes_true([&] {
       for (int rank = 0; rank < kRanks; ++rank) {
         std::ifstream note(notes.path() / fmt::format("sum.{}", rank));
@@ -79,7 +79,7 @@ TEST_P(RestartedRanks, AddUpHoweverOftenOneIsKilledAtAnyMoment) {
     })) << node->err();
     processes.insert(ranks.begin(), ranks.end());
     if (kills == kKills) break;
-    // Any moment may be the wrong one: this is chance, not order.
+    // Any moment may show an error: the sleep gives a random time, it does not order anything.
     usleep(random() % 20'000);
     kill(ranks[random() % kRanks], SIGKILL);
   }

@@ -15,7 +15,7 @@ namespace phalanx {
 std::optional<int> spawn_local_ranks(int ranks, int argc, char** argv) {
   if (ranks < 1) throw ConfigError(fmt::format("spawn_local_ranks: {} ranks: expected at least 1", ranks));
   const WorkerEnvironment environment = read_worker_environment();
-  // A single task of srun or mpirun may well want to start ranks of its own.
+  // A single task of srun or mpirun may start its own ranks.
   if (environment.world_size > 1 || env_string("RANK")) return std::nullopt;
   SupervisorOptions options;
   options.command = {std::filesystem::read_symlink("/proc/self/exe").string()};

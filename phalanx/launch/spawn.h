@@ -1,18 +1,20 @@
-// spawn_local_ranks(): a program that starts its own ranks on this machine, without any launcher.
+// spawn_local_ranks(): for a program that starts its own ranks on this node, without a launcher.
 //
-// - Called first thing in main(). Started plainly, the program runs itself again `ranks` times, with the same
-//   arguments, as `phalanx launch` would (supervisor.h: prefixed output, first failure ends all, nothing left behind),
-//   prints the root cause of a failure on standard error, and the result is the exit status that main() is to return.
-// - In those ranks, and where a launcher has started the program already (phalanx launch, torchrun, variables by hand,
-//   more than one rank by srun or mpirun), nothing is started and there is no result: go on with
-//   init_from_environment().
-// - The program runs itself again instead of forking with a function to call: libtorch's threads, libgomp and CUDA do
-//   not survive a fork, and some settings of theirs are read only when a program starts.
-// - Throws ConfigError if ranks is not positive or the environment is contradictory.
+// - Call it first in main(). In the process that the user started, it runs the same program again `ranks` times with
+//   the same arguments, as `phalanx launch` would (supervisor.h): output is prefixed, the first failure ends all ranks,
+//   and no process is left behind. It prints the root cause of a failure on standard error. It returns the exit status
+//   that main() must return.
+// - In the ranks it starts nothing and returns nullopt; continue with init_from_environment(). The same holds if a
+//   launcher has started the program already: phalanx launch, torchrun, variables set by hand, or more than one rank by
+//   srun or mpirun.
+// - It executes the program again instead of forking and calling a function. The threads of libtorch, libgomp and CUDA
+//   do not survive a fork, and these libraries read some settings only when a program starts.
+// - Throws ConfigError if `ranks` is not positive or the environment is contradictory.
 //
 //   int main(int argc, char** argv) {
 //     if (auto status = phalanx::spawn_local_ranks(4, argc, argv)) return *status;
 //     auto context = phalanx::init_from_environment();
+//   }
 #pragma once
 
 #include <optional>

@@ -34,13 +34,13 @@ StartupMonitor::StartupMonitor(const std::shared_ptr<Store>& keys, Options optio
 
 StartupMonitor::~StartupMonitor() {
   if (has_started_) return;
-  keys_->interrupt(std::chrono::seconds(1));  // a silent store holds up nobody
+  keys_->interrupt(std::chrono::seconds(1));  // a store that does not answer must not block us
   stop_thread();
   if (failure_reason_.empty()) return;
   try {
-    keys_->cancel_when_lost(kGone);  // another one is to blame
+    keys_->cancel_when_lost(kGone);  // another rank is the cause
   } catch (const Error&) {
-    // Then the store tells of this one too.
+    // Then the store reports this rank too.
   }
 }
 
@@ -63,7 +63,7 @@ void StartupMonitor::find_local_processes() {
   const std::int64_t came = std::stoll(keys_->try_get(here + "/came").value_or("0"));
   for (; heard_ < came; ++heard_) {
     const auto text = keys_->try_get(fmt::format("{}/{}", here, heard_ + 1));
-    if (!text) break;  // it is just saying so
+    if (!text) break;  // the rank is about to write it
     const std::size_t space = text->find(' ');
     add(std::stoi(*text), text->substr(space + 1));
   }
@@ -74,7 +74,7 @@ std::string StartupMonitor::failure_in_rendezvous() {
   find_local_processes();
   for (const auto& [rank, process] : local_processes_)
     if (const std::string why = process->failure_reason(0); !why.empty()) return fmt::format("rank {} {}", rank, why);
-  // Those of other nodes, by the word of their launchers.
+  // Stopped ranks of other nodes, as reported by their launchers.
   const auto stopped = read_stopped_rank(*keys_);
   if (!stopped || options_.heartbeat.count() <= 0 || stopped->stopped_for < heartbeat_timeout(options_.heartbeat))
     return {};
@@ -116,12 +116,12 @@ std::string StartupMonitor::look() {
       failure_reasons[rank] = std::move(why);
   try {
     for (const auto& [rank, why] : failure_reasons)
-      // One that has started has nothing more to say here.
+      // A rank that has already started is no longer monitored here.
       if (heartbeat_monitor_->is_store_silent() || !keys_->try_get(started_key(rank)))
         return fmt::format("rank {} {}", rank, why);
     if (!heartbeat_monitor_->is_store_silent()) return keys_->try_get(kGone).value_or("");
   } catch (const Error&) {
-    // Who makes the world meets the same.
+    // The thread that creates the world gets the same error.
   }
   return {};
 }

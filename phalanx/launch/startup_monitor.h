@@ -1,18 +1,25 @@
-// StartupMonitor: notices that a rank has died, has ended or is stopped while the ranks still meet and make their world.
-// From then on the world's communicator does. Torch-free.
+// StartupMonitor: detects a rank that dies, ends or is stopped (SIGSTOP) during the rendezvous and while the world
+// communicator is created. After that the world communicator detects it. Torch-free.
 //
-// - While ranks are still to come, those of this machine are looked at: the ones that have come, and under our
-//   launcher, which notes their processes beside the ranks' reports, those that have not.
-// - When all have come, they also send each other signs of life (heartbeat_monitor.h), so that other machines are heard of. A
-//   thread looks, and interrupts the store that the world is made through: whoever waits there throws a CommError, and
-//   failure_reason() says why.
-// - A rank that goes without started() is told to the others at once, by the store.
+// - During the rendezvous it checks the ranks of this node: the ranks that have joined, and under our launcher also the
+//   ranks that have not. The launcher records the process ids of its ranks beside their reports. Of other nodes it
+//   knows the stopped ranks that their launchers report (stopped_ranks.h).
+// - After all_came() the ranks also send each other heartbeats (heartbeat_monitor.h), so failures on other nodes are
+//   detected too. A thread checks them. On a failure it interrupts the store through which the world is created: a call
+//   that waits there throws CommError, and failure_reason() gives the reason.
+// - If a rank ends without started(), the store notifies the other ranks at once.
 //
-//   StartupMonitor startup_monitor(keys, {.rank = 1, .world_size = 4, .host_id = local_host_id(), .heartbeat = limit});
-//   while (!all_are_there()) if (auto why = watch.failure_in_rendezvous(); !why.empty()) ...
-//   watch.all_came(store, identities);
-//   try { make_world(); } catch (const CommError&) { if (!watch.failure_reason().empty()) ...; throw; }
-//   watch.started();
+//   StartupMonitor monitor(keys, {.rank = 1, .world_size = 4, .host_id = local_host_id(), .heartbeat = limit});
+//   while (!all_joined())
+//     if (auto why = monitor.failure_in_rendezvous(); !why.empty()) throw CommError(why);
+//   monitor.all_came(store, identities);
+//   try {
+//     make_world();
+//   } catch (const CommError&) {
+//     if (auto why = monitor.failure_reason(); !why.empty()) throw CommError(why);
+//     throw;
+//   }
+//   monitor.started();
 #pragma once
 
 #include <chrono>
@@ -36,10 +43,10 @@ class StartupMonitor {
     int rank = 0;
     int world_size = 1;
     int store_rank = -1;  // as in HeartbeatMonitor
-    std::string host_id;  // the same for the ranks of this machine alone
+    std::string host_id;  // equal for the ranks of this node, and only for them
     std::chrono::milliseconds heartbeat = kDefaultHeartbeat;
   };
-  /// The key by which the store tells of a rank that has gone.
+  /// The store sets this key when a rank ends before started().
   static constexpr const char* kGone = "gone_in_start";
 
   StartupMonitor(const std::shared_ptr<Store>& keys, Options options);
@@ -47,9 +54,11 @@ class StartupMonitor {
   StartupMonitor(const StartupMonitor&) = delete;
   StartupMonitor& operator=(const StartupMonitor&) = delete;
 
-  /// To be asked every 200 ms or so while ranks are still to come. Empty while nothing is known to be wrong.
+  /// Returns the reason why the rendezvous cannot succeed; empty while no failure is known. Call it about every 200 ms
+  /// while ranks are missing.
   std::string failure_in_rendezvous();
-  /// identities: ProcessProbe::identity() of each rank. `store` is what trouble interrupts.
+  /// Call it when all ranks have joined. `identities` holds ProcessProbe::identity() of each rank. A failure interrupts
+  /// `store`.
   void all_came(std::shared_ptr<Store> store, const std::vector<std::string>& identities);
   std::string failure_reason() const;
   void started();
@@ -61,9 +70,9 @@ class StartupMonitor {
   void find_local_processes();
 
   const Options options_;
-  const std::shared_ptr<Store> keys_;  // a client of its own, which the store loses with this rank
+  const std::shared_ptr<Store> keys_;  // a separate client; the store loses it when this rank dies
   std::map<int, std::unique_ptr<ProcessProbe>> local_processes_;
-  std::int64_t heard_ = 0;  // of those on this machine that have come
+  std::int64_t heard_ = 0;  // ranks of this node that have joined and were read
   std::shared_ptr<Store> store_;
   std::unique_ptr<HeartbeatMonitor> heartbeat_monitor_;
   mutable std::mutex mutex_;

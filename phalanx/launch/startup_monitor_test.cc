@@ -1,4 +1,4 @@
-// Ranks that die or are stopped while they meet and make their world.
+// Ranks that die or are stopped during the rendezvous or while they create the world.
 #include "phalanx/launch/startup_monitor.h"
 
 #include <fmt/format.h>
@@ -40,7 +40,7 @@ class StartupMonitorTest : public testing::Test {
     return std::make_unique<StartupMonitor>(
         client(), StartupMonitor::Options{.rank = rank, .world_size = 2, .host_id = host_id, .heartbeat = 400ms});
   }
-  /// What a rank that waits is told; it would wait for a minute.
+  /// The reason that a waiting rank gets; it would wait for a minute.
   static std::string reason_of(StartupMonitor& startup_monitor, Store& store) {
     try {
       store.get("never", 60s);
@@ -51,14 +51,14 @@ class StartupMonitorTest : public testing::Test {
   }
 
   TcpStoreServer server_;
-  const pid_t child_;  // plays rank 1's process
+  const pid_t child_;  // stands for rank 1's process
 };
 
 TEST_F(StartupMonitorTest, ARankThatHasComeAndIsStoppedIsNamedToThoseWhoWaitForMore) {
   const auto mine = startup_monitor(0);
   EXPECT_EQ(mine->failure_in_rendezvous(), "");
   client()->add("here/here/came", 1);
-  EXPECT_EQ(mine->failure_in_rendezvous(), "");  // it is just saying who it is
+  EXPECT_EQ(mine->failure_in_rendezvous(), "");  // rank 1 has not written its identity yet
   client()->set("here/here/2", fmt::format("1 {}", ProcessProbe::identity_of(child_)));
   EXPECT_EQ(mine->failure_in_rendezvous(), "");
   kill(child_, SIGSTOP);
@@ -103,7 +103,7 @@ TEST_F(StartupMonitorTest, WhoMakesTheWorldHearsOfARankThatHasGoneUnlessItHadSta
   }
 }
 
-// On another node, where nobody sees its process but its launcher, and before it has come.
+// On another node, before it has joined. There only its launcher sees the process.
 TEST_F(StartupMonitorTest, ALaunchersWordOfARankOfItsOwnIsHeard) {
   const auto keys = std::make_shared<PrefixStore>(client(), "init");
   StartupMonitor mine(keys, {.rank = 0, .world_size = 2, .host_id = "here", .heartbeat = 400ms});
@@ -118,7 +118,7 @@ TEST_F(StartupMonitorTest, ALaunchersWordOfARankOfItsOwnIsHeard) {
   EXPECT_TRUE(comes_true([&] { return mine.failure_in_rendezvous().empty(); }));
 }
 
-// Before the rank has said anything to anybody, under the launcher.
+// Under the launcher, before the rank has contacted any other process.
 TEST_F(StartupMonitorTest, ARankThatIsStoppedBeforeItComesIsNamed) {
   for (const std::string backend : {"shm", "gloo"}) {
     auto environment = clean_environment();
@@ -130,7 +130,7 @@ TEST_F(StartupMonitorTest, ARankThatIsStoppedBeforeItComesIsNamed) {
     const auto begin = std::chrono::steady_clock::now();
     EXPECT_EQ(process.wait(), 1);
     EXPECT_THAT(process.output(), HasSubstr("the ranks did not all start: rank 1 is stopped (SIGSTOP): process "));
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);  // some 2 s on a quiet machine; 300 s unnoticed
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);  // about 2 s on a quiet machine; 300 s if undetected
   }
 }
 
@@ -152,7 +152,7 @@ TEST_F(StartupMonitorTest, ARankOfAnotherNodeThatIsStoppedBeforeItComesIsNamed) 
     EXPECT_EQ(node->wait(), 1);
     EXPECT_THAT(node->output(), HasSubstr("the ranks did not all start: rank 1 is stopped (SIGSTOP): process "));
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 60s);  // some 3 s on a quiet machine; 300 s unnoticed
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 60s);  // about 3 s on a quiet machine; 300 s if undetected
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The same program under a real torchrun: one on one node, and two that stand for two nodes.
+// The same program under a real torchrun: one launcher on one node, and two that simulate two nodes.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ class Torchrun : public testing::Test {
     if (program_.empty()) GTEST_SKIP() << "torchrun is neither in a .venv above the build folder nor in PATH";
   }
 
-  // One of two nodes on this machine's loopback, each with a rank.
+  // Starts one of two simulated nodes on loopback, with one rank each.
   std::unique_ptr<CollectedProcess> start_node(int node, const EnvironmentMap& more = {}) const {
     auto environment = clean_environment();
     for (const auto& [name, value] : more) environment[name] = value;
@@ -49,7 +49,7 @@ class Torchrun : public testing::Test {
                                  notes_.path().string()},
         environment);
   }
-  // What torchrun's store, which lets everybody in, tells of ours.
+  // What torchrun's store, which admits everyone, contains about our store.
   std::string passed_on() const {
     for (int rank = 0; rank < 2; ++rank) noted_pid(notes_, fmt::format("sum.{}", rank));
     return exchange_through_agent_store(agent_, "phalanx/job9/store", nullptr, std::chrono::seconds(20));
@@ -66,7 +66,7 @@ TEST_F(Torchrun, StartsEveryRank) {
   expect_sum_of_ranks(process.output(), 2);
   EXPECT_THAT(process.output(),
               AllOf(HasSubstr("rank 0 of 2, from torchrun (run "), HasSubstr("rank 1 of 2, local 1 of 2, shm on "),
-                    // On one node a private file carries a secret that nobody had to set.
+                    // On one node a private file carries a secret, although the user set none.
                     HasSubstr("lets in only who knows the job secret (from the rendezvous file)")));
 }
 
@@ -105,8 +105,8 @@ TEST_F(Torchrun, OnTwoNodesWithoutASecretThereIsAWarning) {
                                     store.text())));
 }
 
-// Two nodes that meet as torchrun's c10d backend has them meet. Of the two agents only that of the killed rank counts
-// the restart: the other's rank has not failed.
+// Two nodes with torchrun's c10d rendezvous. Only the agent of the killed rank counts the restart, since the other's
+// rank has not failed.
 TEST_F(Torchrun, RanksOnTwoNodesMeetAgainAfterOneWasKilled) {
   std::vector<std::unique_ptr<CollectedProcess>> nodes;
   for (int node = 0; node < 2; ++node) {
@@ -127,7 +127,7 @@ TEST_F(Torchrun, RanksOnTwoNodesMeetAgainAfterOneWasKilled) {
   EXPECT_THAT(said, HasSubstr("(exitcode: -9)"));
 }
 
-// torchrun's part is the test's: its store, and the variables of ranks on two nodes.
+// The test plays torchrun: its store, and the variables of ranks on two nodes.
 class AgentStore : public testing::Test {
  protected:
   AgentStore() {
@@ -177,7 +177,7 @@ TEST_F(AgentStore, ARankZeroThatIsNotThereAnyMoreIsNamedWithWhereItWas) {
                                     HasSubstr("nothing listens")));
 }
 
-// Nodes count restarts differently, and the address of the last attempt is still there.
+// Nodes count restarts differently, and the store still has the address of the last attempt.
 TEST_F(AgentStore, RanksMeetAfterARestartThatOneNodeDoesNotCount) {
   const std::string gone = TcpStoreServer().address().text(), key = "phalanx/job9/store";
   store_->set(key, std::vector<std::uint8_t>(gone.begin(), gone.end()));

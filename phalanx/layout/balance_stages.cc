@@ -28,7 +28,7 @@ std::vector<int> balance_stages(const std::vector<double>& costs, int stages) {
   const auto sum = [&](int from, int to) {
     return before[static_cast<std::size_t>(to)] - before[static_cast<std::size_t>(from)];
   };
-  // largest[s][i]: of the best division of the parts from i on into s stages.
+  // largest[s][i]: the largest stage cost of the best division of the parts from i on into s stages.
   constexpr double kNone = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> largest(static_cast<std::size_t>(stages) + 1,
                                            std::vector<double>(costs.size() + 1, kNone));

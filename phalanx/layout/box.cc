@@ -52,7 +52,7 @@ std::vector<FlatRange> flat_ranges(const Box& box, const std::vector<std::int64_
     throw Error(fmt::format("box {} is of a tensor with another number of dimensions than [{}]", box.text(),
                             fmt::join(tensor_shape, ", ")));
   if (box.empty()) return {};
-  // Dimensions that the box spans wholly belong to one range, and so does the last one that it does not.
+  // The innermost dimensions that the box covers completely, and the next one outside of them, form one range.
   std::size_t inner = box.shape.size();
   std::int64_t length = 1, stride = 1;  // stride: elements of the tensor between neighbours in dimension `inner`
   while (inner > 0) {

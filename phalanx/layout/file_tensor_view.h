@@ -1,11 +1,11 @@
-// Where a tensor lies in a file that others have laid out: under another name, as one part of a larger tensor, turned.
-// Knows no torch.
+// FileTensorView: where to find a tensor in a file with a foreign layout. It may have another name, be one part of a
+// larger tensor, or be transposed. It does not use torch.
 //
 //   FileTensorView("model.norm.weight");                                       // the same tensor under another name
 //   FileTensorView("h.0.attn.c_attn.weight", {.transposed = true, .part = 1, .parts = 3});
 //
-// The second is the middle third of the columns of the file's matrix, and its rows are columns there. Parts are equal;
-// they lie one after the other along the tensor's own first dimension.
+// The second is the middle third of the columns of the file's matrix; the tensor's rows are columns in the file. Parts
+// have equal size and follow each other along the tensor's own first dimension.
 #pragma once
 
 #include <cstdint>

@@ -8,8 +8,8 @@
 namespace phalanx::fsdp {
 namespace {
 
-constexpr std::int64_t kGranule = 16;            // elements: parameters and shards begin at cache lines where they may
-constexpr std::int64_t kFineCandidates = 20000;  // sizes of a shard that are tried one granule after the other
+constexpr std::int64_t kGranule = 16;            // elements: parameters and shards begin at cache lines where possible
+constexpr std::int64_t kFineCandidates = 20000;  // shard sizes that are tried in steps of one granule
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
@@ -20,10 +20,10 @@ bool fits_at(const FlatParameter& parameter, std::int64_t offset, std::int64_t s
   return first + shard >= end || shard % parameter.row_elements == 0;
 }
 
-/// The first offset from `start` on where no boundary cuts a row.
+/// The first offset from `start` on at which no shard boundary is inside a row.
 std::optional<std::int64_t> place(const FlatParameter& parameter, std::int64_t start, std::int64_t shard) {
   const std::int64_t boundary = (start / shard + 1) * shard;
-  const std::int64_t shifted = start + (boundary - start) % parameter.row_elements;  // whole rows up to the boundary
+  const std::int64_t shifted = start + (boundary - start) % parameter.row_elements;  // whole rows before the boundary
   for (const std::int64_t offset : {start, shifted, boundary}) {
     if (fits_at(parameter, offset, shard)) return offset;
   }
@@ -45,7 +45,7 @@ std::optional<std::vector<std::int64_t>> place_all(const std::vector<FlatParamet
   return offsets;
 }
 
-/// Orders worth trying: as given, then with rows that are hard to place first or last.
+/// The orders to try: as given, then with the rows that are hard to place first or last.
 std::vector<std::vector<std::size_t>> orders_of(const std::vector<FlatParameter>& parameters) {
   std::vector<std::size_t> given(parameters.size());
   std::iota(given.begin(), given.end(), 0);
@@ -63,8 +63,8 @@ std::vector<std::vector<std::size_t>> orders_of(const std::vector<FlatParameter>
   return orders;
 }
 
-/// Sizes of a shard in ascending order: fine steps first, then wider ones up to a size at which everything lies in the
-/// first shard.
+/// Shard sizes in ascending order: first in fine steps, then in wider ones, up to a size at which all parameters fit
+/// into the first shard.
 class Candidates {
  public:
   Candidates(std::int64_t smallest, std::int64_t largest) : next_(smallest), largest_(largest) {}
@@ -122,7 +122,7 @@ FlatLayout lay_out_flat(const std::vector<FlatParameter>& parameters, int ranks)
     }
     return false;
   };
-  // A size that all long rows divide always lets them be cut anywhere; it bounds what the search may come to.
+  // A shard size that is a multiple of all long rows can be cut anywhere. It bounds the search.
   for (const auto& p : parameters) {
     if (p.numel() > smallest) rows_together = std::lcm(rows_together, p.row_elements);
     if (rows_together > smallest) break;

@@ -10,7 +10,7 @@
 namespace phalanx::fsdp {
 namespace {
 
-// The definition, element by element: pieces do not overlap, and each lies in whole rows on the ranks.
+// Checks the definition element by element: parameters do not overlap, and each is in whole rows on the ranks.
 void expect_sound(const FlatLayout& layout) {
   std::vector<std::pair<std::int64_t, std::int64_t>> pieces;
   for (std::size_t i = 0; i < layout.parameters.size(); ++i) {

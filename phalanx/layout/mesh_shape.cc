@@ -13,7 +13,7 @@
 namespace phalanx {
 namespace {
 
-// The characters that keep the text forms of meshes and placements readable by a machine, too.
+// These characters keep the text forms of meshes and placements easy to parse.
 bool is_axis_name(const std::string& name) {
   return std::all_of(name.begin(), name.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||

@@ -1,13 +1,13 @@
-// MeshShape: the names and sizes of a mesh's axes, and the arithmetic of ranks and coordinates. Knows no communicator.
+// MeshShape: the names and sizes of a mesh's axes, and the conversion between ranks and coordinates. It has no
+// communicator.
 //
-// It is what a description of a layout needs of a mesh (tensor/shard_spec.h), so that it can also be used where nobody
-// communicates: by a checkpoint's reader, by a planner. DeviceMesh (device_mesh.h) adds the communicators.
+// A description of a layout (tensor/shard_spec.h) needs only this of a mesh. So it can also be used without
+// communication: by a checkpoint reader or a planner. DeviceMesh (device_mesh.h) adds the communicators.
 //
-// Contract
-// - Ranks are numbered row-major, the innermost axis last: on (dp=2, tp=4) rank 5 has the coordinates {1, 1}. A rank is
-//   a position in this mesh, 0 to size() - 1; in a sub-mesh that is not the rank in the world.
-// - A name consists of letters, digits, '_', '-' and '.', and is used once; a size is at least 1. Anything else, and
-//   any unknown axis, is a ConfigError. No axes at all: one rank.
+// - Ranks are numbered row-major, the last axis innermost: on (dp=2, tp=4) rank 5 has the coordinates {1, 1}. A rank is
+//   an index in this mesh, 0 to size() - 1; in a sub-mesh it is not the rank in the world.
+// - A name consists of letters, digits, '_', '-' and '.', and is used once. A size is at least 1. Anything else, and
+//   any unknown axis, is a ConfigError. A mesh without axes has one rank.
 //
 //   const MeshShape mesh({{"dp", 2}, {"tp", 4}});
 //   mesh.coordinates_of(5);     // {1, 1}
@@ -32,7 +32,7 @@ class MeshShape {
   explicit MeshShape(std::vector<MeshAxis> axes);
 
   const std::vector<MeshAxis>& axes() const noexcept { return axes_; }
-  int size() const noexcept;  // ranks: the product of the axes
+  int size() const noexcept;  // the number of ranks: the product of the axes
   bool has(const std::string& axis) const noexcept;
   std::size_t index_of(const std::string& axis) const;
 

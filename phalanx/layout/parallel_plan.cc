@@ -12,11 +12,11 @@ namespace phalanx {
 namespace {
 
 struct Rule {
-  std::string text;  // of what is broken: "n_heads 6 / tp 4"
+  std::string text;  // the violated rule: "n_heads 6 / tp 4"
   bool holds = true;
 };
 
-/// What tensor parallelism over `tp` ranks asks of a model.
+/// The rules of tensor parallelism over `tp` ranks for a model.
 std::vector<Rule> rules_of_tp(std::int64_t tp, const ModelDimensions& model, bool sequence_parallel) {
   const auto divides = [&](const char* name, std::int64_t number) {
     return Rule{fmt::format("{} {} / {} leaves {}", name, number, tp, number % tp), number % tp == 0};

@@ -1,17 +1,16 @@
-// ParallelPlan: how the ranks of a run share a model and its batch. Knows no tensor and no communicator.
+// ParallelPlan: how the ranks of a run divide a model and its batch. It uses no tensor and no communicator.
 //
-// The ranks are numbered over the axes pp, dp_replicate, dp_shard, tp, the last one innermost: the ranks of a tensor
-// group are neighbours (of one machine), pipeline stages are furthest apart.
+// Ranks are numbered over the axes pp, dp_replicate, dp_shard, tp, with the last one innermost. So the ranks of a
+// tensor-parallel group are neighbours (on one node), and pipeline stages are furthest apart.
 //
-//   pp            the layers are cut into stages; a rank has some of them
-//   dp_replicate  copies of the model, or of its shards, that average their gradients
-//   dp_shard      ranks that share one copy (ZeRO); what they share is `zero_stage`
-//   tp            every large matrix is cut over these ranks
+//   pp            the layers are divided into pipeline stages; a rank has some of the layers
+//   dp_replicate  replicas of the model, or of its shards, that average their gradients
+//   dp_shard      ranks that share one copy (ZeRO); `zero_stage` says what they shard
+//   tp            every large matrix is split over these ranks
 //
-// Contract
-// - Whoever makes a plan checks it, before anything is allocated or sent: check() throws a ConfigError with the
-//   equation, the numbers and the nearest valid choices. Callers name the settings: `names`.
-// - The same plan is made by all ranks, by themselves, from the same configuration.
+// - The caller that makes a plan checks it before anything is allocated or sent. check() throws a ConfigError with the
+//   equation, the numbers and the nearest valid choices. `names` says what the settings are called in the error.
+// - Every rank makes the same plan by itself, from the same configuration.
 //
 //   const ParallelPlan plan{.dp_shard = 2, .tp = 2};
 //   const ModelDimensions model{
@@ -35,22 +34,22 @@ struct ParallelPlan {
   std::int64_t dp_shard = 1;
   std::int64_t tp = 1;
   int zero_stage = 3;             // with dp_shard above 1
-  bool sequence_parallel = true;  // with tp above 1: between the blocks' matrices each rank has some of the tokens
+  bool sequence_parallel = true;  // with tp above 1: between the matrices of a block each rank has some of the tokens
 
   std::int64_t ranks() const noexcept { return pp * dp_replicate * dp_shard * tp; }
-  /// Ranks, or groups of ranks, that have batches of their own.
+  /// The number of ranks, or groups of ranks, that have different batches.
   std::int64_t data_parallel_size() const noexcept { return dp_replicate * dp_shard; }
-  /// Which of them `rank` belongs to.
+  /// The index of that rank or group for `rank`.
   std::int64_t data_parallel_rank(std::int64_t rank) const noexcept { return rank / tp % data_parallel_size(); }
   bool uses_model_parallelism() const noexcept { return pp > 1 || tp > 1; }
-  /// The axes of more than one rank, outermost first; never empty: one rank is (dp_shard=1).
+  /// The axes with more than one rank, outermost first. Never empty: one rank is (dp_shard=1).
   std::vector<MeshAxis> axes() const;
   std::string text() const;
 
   bool operator==(const ParallelPlan&) const = default;
 };
 
-/// The numbers of a transformer that its layout has to divide.
+/// The dimensions of a transformer that the degrees of a plan must divide.
 struct ModelDimensions {
   std::int64_t n_layers = 0;
   std::int64_t n_heads = 0;
@@ -60,14 +59,14 @@ struct ModelDimensions {
   std::int64_t seq_len = 0;
 };
 
-/// What a plan's degrees are called where the user sets them.
+/// The names of a plan's settings in the user's configuration or command line.
 struct PlanNames {
   std::string tp = "tp";
   std::string pp = "pp";
   std::string sequence_parallel = "sequence_parallel";
 };
 
-/// Throws ConfigError where the degrees do not make `ranks`, or do not divide the model's numbers.
+/// Throws ConfigError if the product of the degrees is not `ranks`, or if they do not divide the model's dimensions.
 void check(const ParallelPlan& plan, const ModelDimensions& model, std::int64_t ranks, const PlanNames& names = {});
 
 }  // namespace phalanx

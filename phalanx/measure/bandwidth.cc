@@ -26,18 +26,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Pages of these addresses come from that NUMA node alone. By the system call itself: all of libnuma that is needed.
+/// Binds the pages of these addresses to that NUMA node. It uses the system call, since nothing else of libnuma is
+/// needed.
 void keep_on_node(void* memory, std::uint64_t bytes, int node) {
   constexpr std::size_t kBits = sizeof(unsigned long) * CHAR_BIT;
   const auto at = static_cast<std::size_t>(node);
   std::vector<unsigned long> mask(at / kBits + 1, 0);
   mask[at / kBits] |= 1UL << (at % kBits);
-  // The kernel reads one bit less than it is told.
+  // The kernel reads one bit less than the given size.
   if (syscall(SYS_mbind, memory, bytes, MPOL_BIND, mask.data(), mask.size() * kBits + 1, 0) != 0)
     throw Error(fmt::format("memory of NUMA node {} cannot be had: mbind: {}", node, std::strerror(errno)));
 }
 
-/// Two buffers that lie on whole pages, touched, on huge pages where the system gives them; of one node if it is named.
+/// Two page-aligned buffers, already touched, on huge pages if the system provides them. They are on one NUMA node if
+/// it is given.
 class CopyPair {
  public:
   explicit CopyPair(std::uint64_t bytes, std::optional<int> node = {})
@@ -59,7 +61,7 @@ class CopyPair {
 
   void copy() const {
     std::memcpy(static_cast<char*>(memory_) + bytes_, memory_, bytes_);
-    // The copy must happen although nobody reads it.
+    // Prevents the compiler from removing the copy, whose result is never read.
     asm volatile("" : : "r"(memory_) : "memory");
   }
 
@@ -85,11 +87,11 @@ void bind_to(int cpu) {
   cpu_set_t one;
   CPU_ZERO(&one);
   CPU_SET(cpu, &one);
-  sched_setaffinity(0, sizeof one, &one);  // where it is refused, the thread runs where it may
+  sched_setaffinity(0, sizeof one, &one);  // if it fails, the thread runs on any allowed CPU
 }
 
-/// Bytes per second of one thread's copies of `bytes` for about `time`: the best tenth of it, so that an interruption
-/// does not count.
+/// The speed of one thread's copies of `bytes` in about `time`, in bytes per second. It is that of the fastest tenth of
+/// the copies, so an interruption does not count.
 double copy_speed(const CopyPair& pair, std::uint64_t bytes, std::chrono::milliseconds time) {
   double best = 0;
   std::uint64_t repeats = 1;
@@ -105,7 +107,7 @@ double copy_speed(const CopyPair& pair, std::uint64_t bytes, std::chrono::millis
 }
 
 double speed_of(const std::vector<int>& cpus, std::uint64_t bytes, std::chrono::milliseconds time) {
-  check_threads(static_cast<int>(cpus.size()));  // or those that have started would wait at the barrier for ever
+  check_threads(static_cast<int>(cpus.size()));  // otherwise threads that did start would wait at the barrier forever
   std::barrier together(static_cast<std::ptrdiff_t>(cpus.size()));
   std::vector<double> speeds(cpus.size());
   std::atomic<bool> failed{false};
@@ -130,7 +132,7 @@ double speed_of(const std::vector<int>& cpus, std::uint64_t bytes, std::chrono::
   return sum;
 }
 
-/// How many of `cpus` share the data cache of that level with the first of them.
+/// The number of `cpus` that share the data cache of that level with the first one.
 std::size_t sharing(const Topology& machine, int level, const std::vector<int>& cpus) {
   for (const Cache& cache : machine.caches) {
     if (cache.level != level || cache.type == "Instruction") continue;
@@ -140,7 +142,8 @@ std::size_t sharing(const Topology& machine, int level, const std::vector<int>& 
   return 1;
 }
 
-/// Of two buffers for what no cache holds: together four times the last one, but no more than a machine has to spare.
+/// The size of one of two buffers that exceed every cache: together four times the last cache, but limited by the free
+/// memory.
 std::uint64_t memory_buffer_bytes(std::uint64_t last_level_cache) {
   return std::clamp<std::uint64_t>(2 * last_level_cache, 64U << 20, 256U << 20);
 }
@@ -176,7 +179,7 @@ std::vector<MemoryLevel> measure_memory(const Topology& machine, std::chrono::mi
 NumaSpeeds measure_numa(const Topology& machine, std::chrono::milliseconds each) {
   const std::vector<int> usable = usable_cpus(machine);
   NumaSpeeds speeds;
-  std::vector<int> cpus;  // one of each of cpu_nodes
+  std::vector<int> cpus;  // one CPU of each node in cpu_nodes
   for (const NumaNode& node : machine.nodes) {
     if (node.bytes > 0) speeds.memory_nodes.push_back(node.id);
     const auto cpu =

@@ -48,7 +48,7 @@ const Names<ReduceOp>& op_names() {
   return names;
 }
 
-/// The values of a list of names; `distinct` is how many names are ours, for "all" and for the error.
+/// Parses a list of names. The first `distinct` names are our own; they are used for "all" and in the error.
 template <class Value>
 std::vector<Value> parse_names(const std::string& flag, const std::string& list, const Names<Value>& names,
                                std::size_t distinct) {
@@ -79,7 +79,7 @@ bool has_both_places(BenchVerb verb) {
          verb == BenchVerb::scatter;
 }
 
-/// The places in which a verb can be measured, of those that are wanted.
+/// The requested places in which a verb can be measured.
 std::vector<Place> places_of(BenchVerb verb, const std::vector<Place>& wanted) {
   if (has_both_places(verb)) return wanted;
   return {verb == BenchVerb::all_to_all || verb == BenchVerb::sendrecv ? Place::out : Place::in};

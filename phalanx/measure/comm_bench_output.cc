@@ -15,7 +15,7 @@ std::string op_text(const CommBenchRow& row) {
   return reduces(row.what.verb) ? std::string(text_of(row.what.op)) : std::string("-");
 }
 
-/// Four significant digits or so, whatever the size.
+/// About four significant digits at any size.
 std::string micro(double seconds) {
   const double us = seconds * 1e6;
   return us < 1000 ? fmt::format("{:.2f}", us) : fmt::format("{:.0f}", us);

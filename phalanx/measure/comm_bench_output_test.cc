@@ -61,7 +61,7 @@ TEST(CommBenchOptions, SizesAreMultiplied) {
   EXPECT_THAT(size_range(4, 64, 4, 0), ElementsAre(4, 16, 64));
   EXPECT_THAT(size_range(4, 63, 4, 0), ElementsAre(4, 16));
   EXPECT_THAT(size_range(100, 400, 2, 150), ElementsAre(100, 250, 400));
-  EXPECT_THAT(size_range(1, 4, 1.1, 0), ElementsAre(1, 2, 3, 4));  // never stands still
+  EXPECT_THAT(size_range(1, 4, 1.1, 0), ElementsAre(1, 2, 3, 4));  // each size is larger than the one before
   EXPECT_THAT(usage_error([] { size_range(64, 4, 2, 0); }), HasSubstr("sizes from 64 to 4"));
   EXPECT_THAT(usage_error([] { size_range(4, 64, 1, 0); }), HasSubstr("step factor is 1"));
   EXPECT_EQ(size_text(64 << 10), "64K");
@@ -123,7 +123,7 @@ TEST(CommBenchOutput, BandwidthsHaveTheStandardFactors) {
        {BenchVerb::broadcast, BenchVerb::reduce, BenchVerb::sendrecv, BenchVerb::pingpong, BenchVerb::barrier}) {
     EXPECT_DOUBLE_EQ(bus_factor(verb, 4), 1);
   }
-  // 1 GB in 0.5 s over 4 ranks; the copy takes half as long, so half of the roofline is reached.
+  // 1 GB in 0.5 s over 4 ranks. The copy takes half as long, so half of the roofline is reached.
   const CommBenchRow row = row_of(BenchVerb::all_reduce, "shm", 1'000'000'000, 0.5);
   EXPECT_DOUBLE_EQ(row.algbw(), 2);
   EXPECT_DOUBLE_EQ(row.busbw(), 3);
@@ -191,14 +191,14 @@ TEST(CommBenchPlot, IsOneWellFormedPicture) {
   EXPECT_NO_THROW(parse_xml(svg));
   EXPECT_EQ(count("stroke-dasharray"), 1 + 4);  // the legend, and two charts of two verbs
   EXPECT_EQ(count("fill=\"none\""), 2 * (2 + 1) + 2 * (1 + 1));
-  // Lines are told apart by their markers, too: circles of the first, squares of the second, and each in the legend.
+  // Markers distinguish the lines too: circles for the first, squares for the second, also in the legend.
   EXPECT_EQ(count("d=\"M-3.5 0a3.5 "), 2 * 2 * 3 + 1);
   EXPECT_EQ(count("d=\"M-3-3h6v6h-6z\""), 2 * 3 + 1);
   EXPECT_THAT(svg, HasSubstr("Brand &amp; Sons &lt;CPU&gt;"));
   EXPECT_THAT(svg, ::testing::Not(HasSubstr("nan")));
   EXPECT_THAT(svg, ::testing::Not(HasSubstr("inf\"")));
 
-  CommBenchResult one_rank = some_result();  // moves nothing over a bus
+  CommBenchResult one_rank = some_result();  // moves no data over a bus
   one_rank.ranks = 1;
   for (CommBenchRow& row : one_rank.rows) row.ranks = 1;
   EXPECT_THAT(comm_bench_plot(one_rank), ::testing::Not(HasSubstr("nan")));

@@ -25,14 +25,14 @@ using Points = std::vector<std::pair<double, double>>;  // (bytes, value)
 constexpr std::size_t kRoof = ~std::size_t{0};  // the pen of the copy roofline
 
 struct Line {
-  std::size_t pen = 0;  // its number among the names
+  std::size_t pen = 0;  // its index among the names
   Points points;
 };
 
 std::string color_of(std::size_t pen) { return pen == kRoof ? kRoofColor : kColors[pen % kColors.size()]; }
 const char* dash_of(std::size_t pen) { return pen == kRoof ? " stroke-dasharray=\"6 4\"" : ""; }
 
-/// What tells a line from the others where colours do not: a circle, square, triangle or diamond, full or hollow.
+/// The marker that distinguishes a line without colours: a circle, square, triangle or diamond, filled or hollow.
 std::string marker(std::size_t pen, double x, double y) {
   constexpr std::array kShapes{"M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z", "M-3-3h6v6h-6z", "M0-4L4 3H-4z",
                                "M0-4.5L4.5 0L0 4.5L-4.5 0z"};
@@ -42,7 +42,7 @@ std::string marker(std::size_t pen, double x, double y) {
                      kShapes[pen % kShapes.size()], is_full ? color_of(pen) : "#ffffff", color_of(pen));
 }
 
-/// A value axis: positions in [0, 1] and the places of its labels.
+/// A value axis: positions in [0, 1] and the positions of its labels.
 struct Axis {
   bool logarithmic = true;
   double low = 1, high = 10;
@@ -64,7 +64,7 @@ Axis axis_of(const std::vector<Line>& lines, bool logarithmic) {
     axis.high = std::max(axis.low * 10, std::pow(10, std::ceil(std::log10(axis.high))));
   } else {
     axis.low = 0;
-    axis.high = axis.high > 0 ? axis.high * 1.06 : 1;  // one rank moves nothing over a bus
+    axis.high = axis.high > 0 ? axis.high * 1.06 : 1;  // one rank moves no data over a bus; its zeros have no logarithm
   }
   return axis;
 }
@@ -106,7 +106,7 @@ std::string chart(double left, double top, const std::string& title, const std::
         "<text x=\"{3:.1f}\" y=\"{4:.1f}\" text-anchor=\"end\">{5}</text>\n",
         x0, x1, py(label), x0 - 8, py(label) + 4, short_number(label));
   }
-  // As many size labels as fit side by side.
+  // As many size labels as there is space for.
   double last = -1e9;
   for (const double size : sizes) {
     if (px(size) - last < 44) continue;
@@ -129,7 +129,7 @@ std::string chart(double left, double top, const std::string& title, const std::
   return svg;
 }
 
-/// What tells a row's line from the others: the parts of which there are several.
+/// The name of a row's line: the properties that differ between rows.
 class Naming {
  public:
   explicit Naming(const CommBenchResult& result) {
@@ -162,7 +162,7 @@ struct Legend {
   double height = 0;
 };
 
-/// Whose each line is, in as many rows as are needed.
+/// The legend of the lines, in as many rows as needed.
 Legend legend(const std::vector<std::string>& names, bool has_roof, double width) {
   Legend result;
   double x = 24, y = 60;
@@ -189,7 +189,7 @@ Legend legend(const std::vector<std::string>& names, bool has_roof, double width
 std::string comm_bench_plot(const CommBenchResult& result) {
   const Naming naming(result);
   std::vector<BenchVerb> verbs;
-  std::vector<std::string> names;  // of lines, by first appearance
+  std::vector<std::string> names;  // of the lines, in the order of first appearance
   std::map<BenchVerb, std::vector<std::pair<std::string, std::vector<const CommBenchRow*>>>> series;
   for (const CommBenchRow& row : result.rows) {
     if (row.what.bytes() == 0 || row.p50 <= 0) continue;
@@ -207,7 +207,7 @@ std::string comm_bench_plot(const CommBenchResult& result) {
   double top = 0;  // below the legend
   for (const BenchVerb verb : verbs) {
     std::vector<Line> times, speeds;
-    std::map<double, std::pair<double, double>> roof;  // by size: seconds, GB/s on the bus's scale
+    std::map<double, std::pair<double, double>> roof;  // by size: seconds, and GB/s on the scale of the bus
     for (const auto& [name, rows] : series[verb]) {
       const auto pen = static_cast<std::size_t>(std::ranges::find(names, name) - names.begin());
       Line time{.pen = pen, .points = {}}, speed = time;
@@ -234,7 +234,7 @@ std::string comm_bench_plot(const CommBenchResult& result) {
     }
     const std::string name(name_of(verb));
     body += chart(0, top, name + ": time of a call, us (p50)", times, true);
-    const bool moves = result.ranks > 1;  // one rank moves nothing over a bus: its zeros have no logarithm
+    const bool moves = result.ranks > 1;  // one rank moves no data over a bus; its zeros have no logarithm
     body += chart(kChartWidth + kGap, top, name + ": bus bandwidth, GB/s", speeds, moves);
     top += kChartHeight + 16;
   }

@@ -1,6 +1,6 @@
-// The figures of `phalanx bench comm` as a picture: one SVG file, no scripts, readable on its own. For each verb two
-// charts over the message size: the time of a call (p50) and the bus bandwidth, a line for each backend (and type, op
-// and place where several were measured). A dashed grey line is the copy roofline, brought to the same units.
+// Draws the results of `phalanx bench comm`: one self-contained SVG file without scripts. For each verb there are two
+// charts over the message size: the time of a call (p50) and the bus bandwidth. There is a line for each backend, and
+// for each type, op and place if several were measured. A dashed grey line is the copy roofline, in the same units.
 // Torch-free.
 //
 //   write_file("comm.svg", comm_bench_plot(result));

@@ -22,7 +22,7 @@ void check(int status, const char* call) {
   if (status != 0) throw Error(fmt::format("the CUDA driver's {} failed with error {}", call, status));
 }
 
-/// One GPU with its context, current while it is used, and a buffer.
+/// One GPU with its context, which is current while it is used, and a buffer.
 class GpuBuffer {
  public:
   GpuBuffer(const CudaDriver& driver, int ordinal, std::size_t bytes) : driver_(driver) {
@@ -44,7 +44,8 @@ class GpuBuffer {
   GpuBuffer(const GpuBuffer&) = delete;
   GpuBuffer& operator=(const GpuBuffer&) = delete;
   void use() const { check(driver_.set_current_context(context_), "cuCtxSetCurrent"); }
-  /// Lets this GPU reach that one's memory. False: it cannot, or the driver has no room for another peer.
+  /// Enables access from this GPU to the other's memory. Returns false if that is impossible or the driver allows no
+  /// more peers.
   bool reach(const GpuBuffer& other) const {
     constexpr int kAlreadyEnabled = 704, kTooManyPeers = 711;
     int can = 0;
@@ -66,7 +67,7 @@ class GpuBuffer {
   std::uint64_t memory_ = 0;
 };
 
-/// The best of five, after one that does not count.
+/// The best of five copies, after one warm-up copy.
 double speed_of(const CudaDriver& driver, std::size_t bytes, const char* call, const std::function<int()>& copy) {
   double best = 0;
   for (int repeat = 0; repeat < 6; ++repeat) {
@@ -89,7 +90,7 @@ std::vector<GpuCopySpeed> measure_gpu_copies(const CudaDriver& driver, std::size
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     gpus.push_back(std::make_unique<GpuBuffer>(driver, ordinal, 2 * bytes));
   }
-  // All before any copy, so that both ends of a link know of each other.
+  // Enable all links before any copy, so that both ends of a link are enabled.
   std::map<std::pair<int, int>, bool> reachable;
   for (int from = 0; from < count; ++from) {
     for (int to = 0; to < count; ++to) {
@@ -129,7 +130,7 @@ std::vector<GpuCopySpeed> measure_gpu_copies(const CudaDriver& driver, std::size
 }
 
 std::vector<GpuCopySpeed> measure_gpu_copies() {
-  // Kept loaded: the driver does not like to be unloaded.
+  // The library stays loaded: the driver does not tolerate unloading.
   void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return {};
   CudaDriver driver;

@@ -1,11 +1,12 @@
-// How fast bytes move between host and GPU, and between GPUs: through the CUDA driver, loaded when there is one, so
-// that a program without CUDA can ask. Torch-free.
+// The speed of copies between host and GPU, and between GPUs. It uses the CUDA driver, which it loads if it is there,
+// so a program without CUDA can call it. Torch-free.
 //
-// Between two GPUs the link is what is measured only where each may reach the other's memory (peer access), which must
-// be asked for; else the driver copies by way of host memory, and the line says so. Of a process that uses these GPUs
-// besides, peer access stays enabled.
+// A copy between two GPUs measures their link only if each can reach the other's memory (peer access), which must be
+// enabled. Otherwise the driver copies through host memory, and the name of the row says so ("staged"). If the process
+// uses these GPUs for other work too, peer access stays enabled.
 //
-//   for (const GpuCopySpeed& speed : measure_gpu_copies()) ...    // empty: no driver, or no GPU
+//   // empty if there is no driver or no GPU
+//   for (const GpuCopySpeed& speed : measure_gpu_copies()) fmt::print("{}\n", speed.what);
 #pragma once
 
 #include <cstddef>
@@ -15,8 +16,8 @@
 
 namespace phalanx::measure {
 
-/// The few calls of the CUDA driver (libcuda) that copies need, by their names without version; each returns 0 or an
-/// error number. A test puts functions of its own here.
+/// The functions of the CUDA driver (libcuda) that copies need, by their names without version. Each returns 0 or an
+/// error number. A test puts its own functions here.
 struct CudaDriver {
   int (*init)(unsigned flags) = nullptr;
   int (*device_count)(int* count) = nullptr;
@@ -42,9 +43,9 @@ struct GpuCopySpeed {
   double bytes_per_second = 0;
 };
 
-/// Throws Error if a call of the driver fails, naming it.
+/// Throws Error if a driver call fails; the error names the call.
 std::vector<GpuCopySpeed> measure_gpu_copies(const CudaDriver& driver, std::size_t bytes = std::size_t{256} << 20);
-/// With libcuda.so.1 of this machine; empty where there is none, or no GPU.
+/// Uses libcuda.so.1 of this machine. Returns an empty vector if there is no driver or no GPU.
 std::vector<GpuCopySpeed> measure_gpu_copies();
 
 }  // namespace phalanx::measure

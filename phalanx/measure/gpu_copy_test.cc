@@ -17,15 +17,15 @@ using ::testing::ElementsAre;
 using ::testing::IsSupersetOf;
 using ::testing::UnorderedElementsAre;
 
-/// Two GPUs that are the host: device memory is malloc's. The driver's calls are plain functions, so what they are to
-/// answer and what they were asked stands here, made anew for each test.
+/// Two simulated GPUs on the host: device memory comes from malloc. The driver's calls are plain functions, so their
+/// answers and the recorded calls are here, new for each test.
 struct FakeGpus {
   std::set<std::pair<int, int>> linked{{0, 1}, {1, 0}};  // from, to
   int enabling_returns = 0;
-  int current = -1;                         // whose context
-  int retained = 0;                         // less those released
+  int current = -1;                         // the owner of the current context
+  int retained = 0;                         // minus the released ones
   std::set<std::pair<int, int>> enabled;    // from, to
-  std::set<std::pair<int, int>> unreached;  // that copies went along before anything was enabled
+  std::set<std::pair<int, int>> unreached;  // links that copies used before they were enabled
 };
 FakeGpus* fake_gpus = nullptr;
 

@@ -36,7 +36,7 @@ std::string trimmed(const std::string& text) {
   return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
 }
 
-/// Without the terminal's escape sequences: the heading is underlined.
+/// Removes the terminal's escape sequences: the heading is underlined.
 std::string plain(const std::string& text) {
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {

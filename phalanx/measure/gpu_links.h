@@ -1,7 +1,7 @@
-// The GPUs of this machine and how they are linked, as nvidia-smi tells it (it comes with the driver). Torch-free.
+// The GPUs of this machine and their links, as reported by nvidia-smi, which comes with the driver. Torch-free.
 //
 //   const GpuLinks gpus = read_gpu_links();
-//   if (!gpus.problem.empty()) ...      // "nvidia-smi is not installed": nothing is known, which is no error
+//   if (!gpus.problem.empty()) log::info(gpus.problem);  // "nvidia-smi is not installed": no data, but not an error
 #pragma once
 
 #include <chrono>
@@ -16,11 +16,11 @@ struct Gpu {
   std::string name;
   std::string bus_id;
   std::uint64_t bytes = 0;
-  std::string pcie;  // "gen 5 x16": of the link as it is now
+  std::string pcie;  // "gen 5 x16": the current state of the link
 };
 
-/// As `nvidia-smi topo -m` prints it: X itself, NV<n> n NVLinks, PIX/PXB one or several PCIe bridges, PHB the host
-/// bridge, NODE within a NUMA node, SYS across.
+/// The matrix of `nvidia-smi topo -m`. X: the device itself; NV<n>: n NVLinks; PIX and PXB: one or several PCIe
+/// bridges; PHB: the host bridge; NODE: within a NUMA node; SYS: across NUMA nodes.
 struct LinkMatrix {
   std::vector<std::string> names;               // "GPU0", ..., "NIC0", ...: rows and columns
   std::vector<std::vector<std::string>> cells;  // names.size() squared
@@ -31,10 +31,10 @@ struct LinkMatrix {
 struct GpuLinks {
   std::vector<Gpu> gpus;
   LinkMatrix matrix;
-  std::string problem;  // why there is nothing, or not all
+  std::string problem;  // why data is missing; empty: none is
 };
 
-/// Runs the program (found in PATH unless it has a slash) at most twice, each for at most `limit`.
+/// Runs the program (searched in PATH unless it has a slash) at most twice, each time for at most `limit`.
 GpuLinks read_gpu_links(const std::string& program = "nvidia-smi",
                         std::chrono::milliseconds limit = std::chrono::seconds(20));
 
@@ -43,7 +43,8 @@ LinkMatrix parse_link_matrix(const std::string& text);
 
 std::string describe(const GpuLinks& gpus);
 
-/// Standard output of a program. Throws Error: it cannot be started, fails, or takes longer (then it is killed).
+/// Runs a program and returns its standard output. Throws Error if the program cannot be started, fails, or takes
+/// longer than `limit`; in the last case it is killed.
 std::string output_of(const std::vector<std::string>& command, std::chrono::milliseconds limit);
 
 }  // namespace phalanx::measure

@@ -1,4 +1,4 @@
-// The links of bandwidth.h that join two processes: shared memory and loopback TCP.
+// The links of bandwidth.h between two processes: shared memory and loopback TCP.
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -35,7 +35,7 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
   throw Error(fmt::format("cannot measure a link between two processes: {}: {}", what, std::strerror(errno)));
 }
 
-/// A process that runs `body` and ends; killed with its parent, or when this object goes first.
+/// A process that runs `body` and ends. It is killed when its parent dies or when this object is destroyed.
 class Helper {
  public:
   explicit Helper(const std::function<void()>& body) {
@@ -49,7 +49,7 @@ class Helper {
     }
   }
   ~Helper() {
-    ::kill(pid_, SIGKILL);  // its part is done, or this side has failed
+    ::kill(pid_, SIGKILL);  // its work is done, or this side has failed
     ::waitpid(pid_, nullptr, 0);
   }
   Helper(const Helper&) = delete;
@@ -67,7 +67,7 @@ struct Ring {
   alignas(4096) char slots[2][kSlotBytes];
 };
 
-/// Spins, and gives the core away now and then: the other process may need it. False after ten seconds.
+/// Spins, and yields the core now and then, since the other process may need it. Returns false after ten seconds.
 bool wait_until(const std::function<bool()>& ready) {
   const auto end = Clock::now() + std::chrono::seconds(10);
   for (std::uint64_t step = 1; !ready(); ++step) {
@@ -107,7 +107,7 @@ struct Socket {
   }
 };
 
-/// The helper: takes everything, acknowledges it by one byte, then returns each small message.
+/// Runs in the helper: receives all bytes, acknowledges them with one byte, then returns each small message.
 void serve(int listener, std::uint64_t bytes) {
   const int fd = ::accept(listener, nullptr, nullptr);
   const int on = 1;

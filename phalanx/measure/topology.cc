@@ -37,7 +37,7 @@ std::optional<std::int64_t> number_of(const std::string& text) {
   return value;
 }
 
-/// Entries named prefix0, prefix1, ... with their numbers, in order.
+/// The entries named prefix0, prefix1, ... and their numbers, in order.
 std::vector<std::pair<int, stdfs::path>> numbered(const stdfs::path& folder, const std::string& prefix) {
   std::vector<std::pair<int, stdfs::path>> found;
   std::error_code error;
@@ -60,7 +60,7 @@ std::vector<std::string> names_in(const stdfs::path& folder) {
   return names;
 }
 
-// None where the file is absent or holds something else.
+// Empty if the file is missing or contains something else.
 std::vector<int> cpus_in(const stdfs::path& file) { return cpus_in_list(line_of(file)).value_or(std::vector<int>{}); }
 
 void read_cpus(const stdfs::path& root, Topology& machine) {
@@ -78,7 +78,7 @@ void read_cpus(const stdfs::path& root, Topology& machine) {
                   .bytes = parse_cache_bytes(line_of(cache_path / "size")),
                   .cpus = cpus_in(cache_path / "shared_cpu_list")};
       if (cache.cpus.empty()) cache.cpus = {id};
-      // Every CPU of it tells of a cache: the first one's word counts.
+      // Every CPU of a cache lists it; only the entry of the first CPU is used.
       if (cache.cpus.front() == id && cache.bytes > 0) machine.caches.push_back(std::move(cache));
     }
   }
@@ -127,7 +127,7 @@ void read_network(const stdfs::path& root, const InterfaceAddresses& addresses, 
                          .state = line_of(path / "operstate"),
                          .mtu = static_cast<int>(number_of(line_of(path / "mtu")).value_or(0)),
                          .driver = link_target_name(path / "device/driver")};
-    // A link that is down, or that has no speed, reads as -1 or not at all.
+    // A link that is down or has no speed reads as -1 or cannot be read.
     const auto speed = number_of(line_of(path / "speed"));
     if (speed && *speed > 0 && *speed < 100'000'000) device.megabits = speed;
     const auto node = number_of(line_of(path / "device/numa_node"));

@@ -1,11 +1,11 @@
-// What this machine has, as the kernel tells it: processors and caches, NUMA nodes, network devices. Torch-free.
-// GPUs and their links: gpu_links.h. How fast each level is: bandwidth.h.
+// The hardware of this machine as reported by the kernel: processors and caches, NUMA nodes, network devices.
+// Torch-free. GPUs and their links: gpu_links.h. The speed of each level: bandwidth.h.
 //
 //   const Topology machine = read_topology();
 //   fmt::print("{}", describe(machine));
 //
-// What the kernel does not tell (a virtual machine without cache sizes, a container without /sys) is left empty;
-// nothing is guessed and nothing is thrown.
+// What the kernel does not report (a virtual machine without cache sizes, a container without /sys) is left empty.
+// Nothing is guessed, and nothing is thrown.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +20,21 @@ namespace phalanx::measure {
 struct Cpu {
   int id = 0;       // the kernel's number, as in taskset
   int package = 0;  // socket
-  int core = 0;     // within the package; CPUs that share it are hardware threads of one core
+  int core = 0;     // within the package; CPUs with the same core are its hardware threads
 };
 
 struct Cache {
   int level = 0;
   std::string type;  // "Data", "Instruction", "Unified"
   std::uint64_t bytes = 0;
-  std::vector<int> cpus;  // that share it
+  std::vector<int> cpus;  // CPUs that share it
 };
 
 struct NumaNode {
   int id = 0;
   std::vector<int> cpus;
   std::uint64_t bytes = 0, free_bytes = 0;
-  std::vector<int> distances;  // to each node, in their order; 10 is local
+  std::vector<int> distances;  // to each NUMA node, in their order; 10 is local
 };
 
 struct NetworkDevice {
@@ -64,14 +64,14 @@ struct Topology {
 
   int packages() const;
   int cores() const;             // without hardware threads
-  int threads_per_core() const;  // of the core that has most
-  /// The data cache of that level which a CPU uses; 0 where there is none or it is not known.
+  int threads_per_core() const;  // of the core with the most
+  /// The size of the data cache of that level that a CPU uses; 0 if there is none or its size is unknown.
   std::uint64_t cache_bytes(int level, int cpu) const;
 };
 
 using InterfaceAddresses = std::map<std::string, std::vector<std::string>>;  // by interface
 
-/// `root` replaces "/" in /sys and /proc, for tests, which then give the addresses too.
+/// Tests replace "/" in /sys and /proc by `root`, and then also pass the addresses.
 Topology read_topology(const std::filesystem::path& root = "/", std::optional<InterfaceAddresses> addresses = {});
 
 std::string cpu_model(const std::filesystem::path& root = "/");

@@ -21,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// A root folder with the files of /sys and /proc that a test names.
+/// A root folder with the files of /sys and /proc that a test adds.
 class FakeRoot {
  public:
   void file(const std::string& path, const std::string& text) {
@@ -38,7 +38,8 @@ class FakeRoot {
   TempDirectory folder_{"topology"};
 };
 
-/// Two sockets of two cores of two threads; CPU 7 is offline. Caches: 32K + 48K a core, 2M a core, 32M a socket.
+/// Two sockets with two cores each, and two threads per core; CPU 7 is offline. Caches: 32K + 48K per core, 2M per
+/// core, 32M per socket.
 void fill_with_server(FakeRoot& root) {
   root.file("proc/cpuinfo", "processor\t: 0\nmodel name\t: Test CPU 9000\n");
   root.file("sys/devices/system/cpu/online", "0-6");
@@ -146,8 +147,8 @@ TEST(Topology, ReadsThisMachine) {
   ASSERT_GE(machine.network.size(), 1U);
 }
 
-// The matrix of nodes has a speed for each pair, also where there is one node; and memory that a machine does not have
-// is asked for in vain.
+// The matrix of NUMA nodes has a speed for each pair, even with one node. A request for memory that the machine does
+// not have fails.
 TEST(Bandwidth, NumaNodesAreMeasured) {
   Topology machine = read_topology();
   if (machine.nodes.empty()) GTEST_SKIP() << "the kernel tells of no NUMA nodes";

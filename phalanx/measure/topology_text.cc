@@ -16,7 +16,7 @@ std::string plural(std::size_t count, const std::string& thing) {
   return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
 }
 
-/// Caches of one kind and size in one line.
+/// One line for each kind and size of cache.
 std::string caches_text(const Topology& machine) {
   std::string text;
   std::map<std::tuple<int, std::string, std::uint64_t, std::size_t>, std::size_t> kinds;

@@ -14,7 +14,7 @@ struct DeviceMesh::Shared {
   std::shared_ptr<Communicator> world;
   std::string device_type;
   std::vector<MeshAxis> axes;
-  std::vector<int> coordinates;  // this rank's
+  std::vector<int> coordinates;  // of this rank
   std::vector<std::shared_ptr<Communicator>> communicators;
 };
 

@@ -1,12 +1,11 @@
-// DeviceMesh: named axes over the ranks, one Communicator per axis.
+// DeviceMesh: named axes over the ranks, with one Communicator per axis, as in PyTorch's DeviceMesh.
 //
-// Contract
-// - Ranks are numbered row-major, the innermost axis last: with {{"dp", 2}, {"tp", 4}} ranks 0..3 are one tp group, and
-//   so are 4..7. Put the axis that talks most last: its ranks are neighbours.
-// - Constructor and flatten() are collective over the world communicator. An axis that spans the whole world uses the
-//   world communicator itself; the others are made by split() and named after the axis ("tp").
-// - A mesh is a handle: copies and sub-meshes share the communicators. Used by one thread at a time, its rank's.
-// - Wrong sizes and names are ConfigErrors, thrown before anything is communicated.
+// - Ranks are numbered row-major, the last axis innermost: with {{"dp", 2}, {"tp", 4}} ranks 0..3 are one tp group, and
+//   so are 4..7. Put the axis with the most communication last: its ranks are neighbours.
+// - An axis that spans the whole world uses the world communicator itself. The others are made by split() and named
+//   after the axis ("tp").
+// - A mesh is a handle: copies and sub-meshes share the communicators. Only the rank's thread may use it.
+// - Wrong sizes and names are ConfigErrors; they are thrown before any communication.
 //
 //   DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
 //   mesh.communicator("tp")->all_reduce(x);
@@ -24,24 +23,27 @@ namespace phalanx {
 
 class DeviceMesh {
  public:
+  /// Throws ConfigError for wrong axes.
+  /// REQUIRES: all ranks of `world` call it with the same axes (it is collective).
   DeviceMesh(std::shared_ptr<Communicator> world, std::vector<MeshAxis> axes, std::string device_type = "cpu");
 
-  /// The ranks that differ from this one in the axis only, in the order of their coordinates.
+  /// The communicator of the ranks that differ from this one only in this axis, in the order of their coordinates.
   const std::shared_ptr<Communicator>& communicator(const std::string& axis) const;
   int coordinate(const std::string& axis) const;
   int size(const std::string& axis) const;
   bool has(const std::string& axis) const noexcept;
 
   const std::vector<MeshAxis>& axes() const noexcept { return axes_; }
-  int size() const noexcept;  // the product of the axes: of the ranks that this mesh, or sub-mesh, spans
-  int rank() const;           // this rank's place among them, row-major; of a sub-mesh: not its rank in the world
+  int size() const noexcept;  // the number of ranks in this mesh or sub-mesh: the product of the axes
+  int rank() const;           // this rank's row-major index in this mesh; in a sub-mesh not its rank in the world
   MeshShape shape() const;
   const std::shared_ptr<Communicator>& world() const noexcept;
   const std::string& device_type() const noexcept;
 
-  /// Some of the axes, in the mesh's order: the slice of the mesh that this rank lies in. Not collective.
+  /// The slice of the mesh that contains this rank, with only these axes, in the mesh's order. Not collective.
   DeviceMesh sub_mesh(const std::vector<std::string>& names) const;
-  /// One communicator over several axes at once (row-major), named "dp_cp". Collective over the world.
+  /// One communicator over several axes (row-major), named e.g. "dp_cp".
+  /// REQUIRES: all ranks of the world call it (it is collective).
   std::shared_ptr<Communicator> flatten(const std::vector<std::string>& names) const;
 
   std::string text() const;  // DeviceMesh((dp=2, tp=2), device: 'cpu')

@@ -56,7 +56,7 @@ TEST_P(MeshOfWorld, GroupsAreRowMajorWithTheInnermostAxisLast) {
       EXPECT_EQ(mesh.communicator("dp")->rank(), d);
       EXPECT_EQ(mesh.communicator("tp")->rank(), t);
       EXPECT_EQ(mesh.communicator("tp")->size(), tp);
-      // Powers of two tell which ranks took part.
+      // Powers of two show which ranks took part.
       double expected_dp = 0, expected_tp = 0;
       for (int i = 0; i < dp; ++i) expected_dp += 1 << (i * tp + t);
       for (int i = 0; i < tp; ++i) expected_tp += 1 << (d * tp + i);
@@ -73,7 +73,7 @@ TEST(DeviceMeshTest, SubMeshesAndFlattenedAxes) {
     DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}, {"tp", 2}});
     const int rank = world->rank();
     const int strides[] = {4, 2, 1};
-    for (std::size_t i = 0; i < 3; ++i) {  // each axis pairs the ranks that differ in it alone
+    for (std::size_t i = 0; i < 3; ++i) {  // each axis pairs the ranks that differ only in it
       const auto& axis = mesh.communicator(mesh.axes()[i].name);
       EXPECT_EQ(axis->size(), 2);
       EXPECT_EQ(axis->name(), mesh.axes()[i].name);

@@ -139,8 +139,8 @@ TEST_P(DdpLlama, EveryWorldTrainsAsOneRankDoes) {
   }
 }
 
-// The operators that this thread runs on tensors of one size, and the one that makes a gradient of it out of other
-// tensors. They say whether a gradient took the detour.
+// Records the operators that this thread runs on tensors of one size, and the one that makes a gradient of that size
+// from other tensors. They show whether a gradient took autograd's own way.
 class OperatorsOfSize {
  public:
   explicit OperatorsOfSize(std::int64_t numel) {
@@ -186,7 +186,7 @@ VocabularyRun vocabulary_run(bool tied, bool by_autograd) {
     DistributedDataParallel ddp(model, comm);
     std::vector<at::Tensor> weights = {model.tok_embeddings->weight};
     if (!tied) weights.push_back(model.output->weight);
-    if (by_autograd) {  // it must see a gradient that a hook wants to see
+    if (by_autograd) {  // autograd must see a gradient that a hook observes
       for (const auto& weight : weights) weight.register_hook([](const at::Tensor& grad) { return grad; });
     }
     for (int step = 0; step < kSteps; ++step) {
@@ -217,12 +217,12 @@ TEST(DdpLlamaVocabulary, TheGradientsHaveAutogradsBitsAndAreNotCopied) {
         const auto& [name, grad, shard] = ours.grads[part][i];
         const at::Tensor& expected = theirs.grads[part][i].tensor;
         EXPECT_TRUE(at::allclose(grad, expected, 1e-5, 1e-8)) << name << ", part " << part;
-        // Where both ends of the model share a weight, autograd adds (a + b) to what is there, we add a, then b.
+        // If both ends of the model share a weight, autograd adds (a + b) to the existing value; we add a, then b.
         const bool in_one_order = part % 3 == 0 || !(tied && name == "tok_embeddings.weight");
         EXPECT_TRUE(!in_one_order || at::equal(grad, expected)) << name << ", part " << part;
       }
     }
-    // The watch sees the detour where there is one, and there is none.
+    // The recorder detects autograd's own way in `theirs`; `ours` does not take it.
     EXPECT_GE(theirs.first.count("aten::copy_"), tied ? 1U : 2U);
     for (const char* name : {"aten::copy_", "aten::clone", "aten::empty_like", "aten::add_", "aten::add",
                              "aten::embedding_dense_backward"}) {

@@ -1,4 +1,4 @@
-// What GPT-2 and Mixtral do not share with Llama: sizes as published, learnt positions at their end, starting values.
+// What GPT-2 and Mixtral do not share with Llama: published sizes, the last learnt positions, initial values.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
@@ -124,7 +124,7 @@ TEST(Gpt2, StartsAsOpenAIsDoes) {
   EXPECT_NEAR(experts["layers.0.moe.experts.5.w1.weight"].std().item<double>(), 0.02, 0.001);
 }
 
-// Rows of other lengths, up to the last position, with padding behind it; and no further.
+// Rows of different lengths, up to the last position, with padding behind it; and no further.
 TEST(Gpt2, ACacheGoesToTheLastPositionAndNoFurther) {
   Llama model(small_gpt2());
   nn::initialise(model, 3);
@@ -137,7 +137,7 @@ TEST(Gpt2, ACacheGoesToTheLastPositionAndNoFurther) {
   const at::Tensor logits = model.forward(next, cache, {3, 2});
   EXPECT_TRUE(at::allclose(logits[0], model.forward(tokens.narrow(0, 0, 1))[0][11], 1e-4, 1e-4));
   EXPECT_TRUE(at::allclose(logits[1], model.forward(tokens.narrow(0, 1, 1).narrow(1, 0, 6))[0][5], 1e-4, 1e-4));
-  // Four wide behind six: the padding of the first row has no position.
+  // Four tokens behind six: the padding of the first row has no position.
   cache.truncate(0, 11);
   EXPECT_TRUE(model.forward(tokens.narrow(1, 8, 4), cache, {1, 4}).isfinite().all().item<bool>());
   try {
@@ -190,7 +190,7 @@ std::string refusal(const LlamaConfig& config) {
 }
 
 TEST(ModelSizes, WhatAFamilyDoesNotHaveIsRefused) {
-  EXPECT_EQ(refusal(small_gpt2()), "");  // heads of 3 elements: nothing is turned
+  EXPECT_EQ(refusal(small_gpt2()), "");  // heads of 3 elements: no rotary embedding
   auto config = small_gpt2();
   config.n_kv_heads = 4;
   EXPECT_THAT(refusal(config), HasSubstr("found n_heads = 8, n_kv_heads = 4, head_dim = 3"));
@@ -256,7 +256,7 @@ TEST(HfUnsupported, IsOneLineOfWhatHasAnEffectElsewhere) {
   EXPECT_EQ(line(R"({"model_type": "qwen3", "sliding_window": 4, "use_sliding_window": true, "max_window_layers": 2,
                      "layer_types": ["full_attention"]})"),
             "");
-  // Of the rotary settings those of their type count.
+  // Only the rotary settings of the given type count.
   EXPECT_EQ(line(R"({"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2.0,
                      "attention_factor": 3.0, "original_max_position_embeddings": 64}})"),
             "config.json: not read: rope_scaling.attention_factor 3.0, "
@@ -269,7 +269,7 @@ TEST(HfUnsupported, IsOneLineOfWhatHasAnEffectElsewhere) {
             "");
   EXPECT_EQ(line(R"({"model_type": "qwen2", "architectures": ["LlamaForCausalLM"]})"),
             "config.json: not read: architectures [\"LlamaForCausalLM\"] (read as Qwen2ForCausalLM)");
-  // GPT-2 has dropout unless it is told otherwise.
+  // GPT-2 has dropout unless the file says otherwise.
   EXPECT_EQ(line(R"({"model_type": "gpt2", "n_embd": 8, "embd_pdrop": 0.0, "resid_pdrop": 0, "summary_type": "x"})"),
             "config.json: not honoured: attn_pdrop 0.1 (there is no dropout)");
   EXPECT_THROW(line("["), CheckpointError);

@@ -1,6 +1,6 @@
-// What a model computes depends on its weights as they are, not as they were: after an update in place the forward
-// pass, the backward pass and what it computes again use the new values, whoever may have kept a copy of the old ones.
-// And what recomputation keeps, it does not compute again.
+// A model computes with the current values of its weights: after an in-place update, the forward pass, the backward
+// pass and recomputation use the new values, even if some code has saved a copy of the old ones. And what activation
+// checkpointing saves is not recomputed.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/remainder.h>
@@ -76,7 +76,7 @@ at::Tensor some_tokens(std::int64_t first) {
   return at::remainder(at::arange(24, at::TensorOptions(at::kLong)).mul(7).add(first), 61).view({2, 12});
 }
 
-/// The loss, every gradient, and what an inference without a graph says.
+/// The loss, every gradient, and the output of an inference without a graph.
 std::vector<at::Tensor> results_of(Llama& model, const Precision& precision) {
   std::vector<at::Tensor> results;
   std::optional<kernels::AutocastScope> products;
@@ -157,7 +157,8 @@ TEST(SavedOperations, AreNotComputedAgainInAnyPrecision) {
     if (config.tie_embeddings || (config.family != LlamaFamily::llama && !config.is_gpt2())) continue;
     for (const Precision& precision : precisions()) {
       const bool is_narrow = precision.products || precision.weights != at::kFloat;
-      // Of a block: queries, keys, values and the way out; the feed-forward net, which is one function in float32.
+      // In a block: queries, keys, values and the output projection; the feed-forward net, which is one function in
+      // float32.
       const int linears = config.is_gpt2() ? 6 : is_narrow ? 7 : 4;
       const int kept = config.is_gpt2() ? 3 : 2;
       for (const Recompute recompute : {Recompute::none, Recompute::full, Recompute::costly}) {

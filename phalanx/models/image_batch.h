@@ -1,15 +1,18 @@
-// Batches of images as tensors: bytes become floats, normalised as (byte / 255 - mean) / deviation in every channel.
+// ImageLoader: batches of images as tensors. Bytes become floats, normalised as (byte / 255 - mean) / deviation in
+// every channel.
 //
 //   ImageLoader train(
 //       {.global_batch = 64, .rank = rank, .ranks = ranks, .seed = 1, .mean = 0.1307, .deviation = 0.3081},
 //       data::load_images("synthetic", data::ImageKind::mnist, data::ImageSplit::train));
 //   for (std::int64_t step = 0; step < train.steps_per_epoch(); ++step) {
 //     const auto [images, labels, first_row] = train.batch(epoch, step);
+//     ...
+//   }
 //
-// A batch is a function of (seed, epoch, step): each epoch shows every image once, shuffled or in order. Rank r gets
-// its rows of it: the ranks together have the global batch, whatever their number. What the last step of an epoch has
-// too few images for is left out with `drop_last` (then all shares are equal), else it is smaller, and some ranks'
-// part may be empty.
+// A batch is a function of (seed, epoch, step): each epoch shows every image once, shuffled or in order. Each rank gets
+// its rows of the batch. Together the ranks have the global batch, whatever their number. If too few images are left
+// for the last step of an epoch, `drop_last` drops them, and then all ranks always have equal shares. Otherwise the
+// last batch is smaller, and some ranks' part may be empty.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,12 +38,12 @@ struct ImageLoaderOptions {
 struct ImageBatch {
   at::Tensor images;           // float32 [rows, channels, height, width]
   at::Tensor labels;           // int64 [rows]
-  std::int64_t first_row = 0;  // of these in the global batch
+  std::int64_t first_row = 0;  // position of the first of these rows in the global batch
 };
 
 class ImageLoader {
  public:
-  /// ConfigError where the batch is larger than the set (with drop_last) or the ranks do not divide it.
+  /// Throws ConfigError if the batch is larger than the set (with drop_last) or the number of ranks does not divide it.
   ImageLoader(const ImageLoaderOptions& options, data::ImageSet set);
 
   std::int64_t steps_per_epoch() const noexcept;

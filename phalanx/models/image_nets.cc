@@ -9,7 +9,7 @@
 namespace phalanx::models {
 namespace {
 
-// With a bias, and the start of torch's layers.
+// With a bias and torch's initialisation.
 std::shared_ptr<nn::Linear> image_linear(std::int64_t in, std::int64_t out, nn::TensorOptionsOfModule tensor) {
   auto layer = std::make_shared<nn::Linear>(nn::LinearOptions{in, out, /*bias=*/true}, tensor);
   const double bound = 1.0 / std::sqrt(static_cast<double>(in));

@@ -1,4 +1,4 @@
-// The two small image classifiers of the recipes. Parameters are born without values: nn::initialise(net, seed).
+// The two small image classifiers of the recipes. Parameters start without values: call nn::initialise(net, seed).
 //
 //   models::MnistNet net;
 //   nn::initialise(net, 1);
@@ -11,8 +11,8 @@
 //   conv 1 -> 32 (3 x 3), ReLU, conv 32 -> 64 (3 x 3), ReLU, pool 2, dropout 0.25,
 //   fc 9216 -> 128, ReLU, dropout 0.5, fc -> 10
 //
-// Training MnistNet places its dropout: nn::set_dropout_rng_state() (nn/dropout.h).
-// Both start as torch's layers do: uniform within 1 / sqrt(fan in). Each layer is a unit of fully_shard.
+// Training MnistNet needs nn::set_dropout_rng_state() (nn/dropout.h) before each forward pass. Both are initialised as
+// torch's layers are: uniform within 1 / sqrt(fan in). Each layer is a unit of FullyShardedDataParallel.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The small classifiers and their batches: alike on one device, on replicas, and sharded, dropout included.
+// The small classifiers and their batches: the same on one device, on replicas, and sharded, including dropout.
 #include "phalanx/models/image_nets.h"
 
 #include <ATen/core/grad_mode.h>
@@ -133,7 +133,8 @@ TEST(ImageNets, MnistTrainsAlikeOnOneRankOnManyAndSharded) {
   std::vector<double> alone;
   run_local_ranks(1, [&](const auto& world) { alone = mnist_losses(world, false, 0); });
   EXPECT_NEAR(alone[0], std::log(10.0), 0.3);
-  // Means of shares are rounded elsewhere than the mean of the whole, and Adadelta's first steps magnify it.
+  // The mean of shares is rounded differently from the mean of the whole, and Adadelta's first steps magnify the
+  // difference.
   const auto check = [&](const std::vector<double>& losses, const std::string& what) {
     for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_NEAR(losses[i], alone[i], 1e-4 * alone[i]) << what << i;
   };

@@ -99,12 +99,12 @@ Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptions
 }
 
 nn::RotaryTables Llama::rope(std::int64_t positions, std::int64_t longest, at::Device device) {
-  // Made in inference mode they could never be trained with afterwards.
+  // Tables made in inference mode could never be used in training afterwards.
   const c10::InferenceMode trainable(false);
   nn::RotaryOptions options{
       .head_dim = config_.head_dim(), .theta = config_.rope_theta, .scaling = config_.rope_scaling, .longest = longest};
   if (options.scaling.type == RopeScalingType::dynamic && longest > options.scaling.original_max_seq_len) {
-    return nn::rotary_tables(options, positions, device);  // of this length alone
+    return nn::rotary_tables(options, positions, device);  // of exactly this length
   }
   if (!rope_.cos.defined() || rope_.cos.device() != device || rope_.cos.size(0) < positions) {
     rope_ = nn::rotary_tables(options, positions, device);
@@ -277,7 +277,7 @@ at::Tensor Llama::forward_cached(const at::Tensor& input, nn::KvCache& cache, st
     positions = cache.positions().defined()
                     ? cache.positions()
                     : at::arange(cache.start(), cache.start() + count, input.options().requires_grad(false));
-    positions = positions.clamp_max(config_.max_seq_len - 1);  // padding may stand behind the last one
+    positions = positions.clamp_max(config_.max_seq_len - 1);  // padding may be behind the last one
   }
 
   at::Tensor x = part_.embedding ? embed(input, positions) : input;  // [rows, n, dim]

@@ -57,8 +57,8 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
   }
   if (any_layer(&nn::TransformerBlock::feed_forward)) {
     if (model.config().has_experts()) {
-      // Every rank sends the same tokens to its part of each expert, and has addends of the result; so the gate, which
-      // weighs these, has addends of its gradient.
+      // Every rank sends the same tokens to its part of each expert, and its results are addends. The gate weighs these
+      // results, so each rank's gradient of the gate is an addend, too.
       exchange_around("layers.*.moe", false);
       plan.push_back({"layers.*.moe", PrepareModuleOutput{.from = ActivationLayout::partial(), .to = between}});
       plan.push_back({"layers.*.moe.gate", SequenceParallel{}});
@@ -71,7 +71,7 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
     }
   }
   if (model.output && by_ids) plan.push_back({"output", inner});
-  // Norms see a part of the positions, or, those of queries and keys, a part of the heads.
+  // Norms see a part of the positions. The norms of queries and keys see a part of the heads.
   if (splits) {
     plan.push_back({"*norm", SequenceParallel{}});
   } else if (model.config().has_qk_norm() && any_layer(&nn::TransformerBlock::attention)) {

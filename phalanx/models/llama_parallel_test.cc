@@ -1,4 +1,4 @@
-// Llama split over tensor-parallel ranks, alone and under data parallelism, against one rank: starting weights to the
+// Llama split over tensor-parallel ranks, alone and under data parallelism, against one rank: initial weights to the
 // bit, gradients at these weights, and losses of ten steps of AdamW with clipping.
 #include "phalanx/models/llama_parallel.h"
 
@@ -83,7 +83,7 @@ at::Tensor mix_tokens(int step) {
   return at::remainder(row.mul(7).add(column.mul(row.remainder(3).add(1))), 61);
 }
 
-// The whole tensors (or their gradients) by name, from whoever holds which part.
+// The whole tensors (or their gradients) by name, from the ranks that hold the parts.
 std::map<std::string, at::Tensor> gathered(const std::vector<NamedTensor>& tensors, bool of_grads, Communicator& comm) {
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> result;
@@ -165,12 +165,14 @@ void expect_one_rank(const MixOutcome& mix, const MixOutcome& one, bool rotary) 
     SCOPED_TRACE(name);
     EXPECT_TRUE(at::equal(mix.start.at(name), start));
     if (!rotary && name.ends_with("wk.bias")) {
-      // It adds the same to all products of a query with keys, which softmax does not see: its gradient is rounding.
+      // The key's bias adds the same to all products of a query with keys, which softmax cancels: its gradient is
+      // rounding.
       for (const auto* outcome : {&mix, &one}) EXPECT_LT(outcome->grads.at(name).norm().item<double>(), 1e-7);
       continue;
     }
     EXPECT_LT(relative_norm(mix.grads.at(name), one.grads.at(name)), 1e-5);
-    // A bias is nothing but its steps, whose size AdamW takes from gradients of a key's bias that are nearly zero.
+    // A bias consists only of its steps, whose size AdamW derives from gradients, which for a key's bias are nearly
+    // zero.
     EXPECT_LT(relative_norm(mix.weights.at(name), one.weights.at(name)), name.ends_with(".bias") ? 1e-3 : 1e-4);
   }
   for (std::size_t s = 0; s < one.losses.size(); ++s) {
@@ -224,8 +226,8 @@ TEST(LlamaTensorParallel, OtherFamiliesEqualOneRank) {
                 {.tp = 2, .family = models::LlamaFamily::mistral}});
 }
 
-// GPT-2: positions of which a rank has a part, biases that are added once. Mixtral: a gate of which every rank has
-// addends, and experts that no token of a rank goes to.
+// GPT-2: a rank has a part of the positions, and biases are added once. Mixtral: every rank has addends of the gate's
+// gradient, and some experts get no token of a rank.
 TEST(LlamaTensorParallel, Gpt2AndMixtralEqualOneRank) {
   for (const auto family : {models::LlamaFamily::gpt2, models::LlamaFamily::mixtral}) {
     std::vector<Mix> mixes;
@@ -244,7 +246,7 @@ TEST(LlamaTensorParallel, Gpt2AndMixtralEqualOneRank) {
   }
 }
 
-// As the published GPT-2's 50257 ids: embedding and output are whole on every rank.
+// As with the published GPT-2's 50257 ids: embedding and output are whole on every rank.
 TEST(LlamaTensorParallel, AVocabularyThatTheRanksDoNotDivideStaysWholeInGpt2) {
   std::vector<Mix> mixes;
   for (const int tp : {2, 4}) {
@@ -340,7 +342,7 @@ TEST(LlamaTensorParallel, LogitsWithACacheAreThoseOfOneRank) {
   }
 }
 
-// What goes from part to part are some of the positions, or all of them.
+// The activations between parts are split by positions, or not.
 class LlamaTensorParallelParts : public ::testing::TestWithParam<models::LlamaFamily> {};
 
 TEST_P(LlamaTensorParallelParts, MakeTheSameLossAndGradients) {

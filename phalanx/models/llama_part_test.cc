@@ -1,4 +1,4 @@
-// Parts of a Llama: the same parameters under the same names, and one after the other the same function.
+// Parts of a Llama: the same parameters under the same names and, run one after the other, the same function.
 #include "phalanx/models/config/llama_part.h"
 
 #include <ATen/TensorOperators.h>
@@ -47,7 +47,7 @@ TEST(BalanceStages, TheLargestSumIsTheSmallestPossible) {
   EXPECT_THAT(division_error([] { balance_stages({1, -2}, 1); }), HasSubstr("part 1 costs -2"));
 }
 
-// Against every division there is.
+// Compared with every possible division.
 TEST(BalanceStages, NoDivisionIsBetter) {
   const std::vector<double> costs = {3, 1, 4, 1, 5, 9, 2, 6};
   for (int stages = 1; stages <= 8; ++stages) {
@@ -101,7 +101,7 @@ TEST(LlamaPart, DividesByLayers) {
 
 TEST(LlamaPart, DividesByCosts) {
   const LlamaConfig config = four_layers(false);
-  const std::vector<double> costs = {1, 1, 1, 1, 1, 1, 1, 1, 2};  // the output is as much as a layer
+  const std::vector<double> costs = {1, 1, 1, 1, 1, 1, 1, 1, 2};  // the output costs as much as a layer
   const auto parts = balance_llama(config, 2, costs);
   EXPECT_EQ(parts[0].end, 5);
   EXPECT_EQ(parts[1].end, 8);
@@ -146,7 +146,7 @@ TEST(LlamaPart, PartsAreTheWhole) {
   }
 }
 
-// Parts with a cache each, in halves of layers too, give the bits of the whole model with its cache.
+// Parts with separate caches, also of half-layers, give the bits of the whole model with its cache.
 TEST(LlamaPart, PartsDecodeAsTheWholeDoes) {
   for (const bool tied : {false, true}) {
     const LlamaConfig config = four_layers(tied);

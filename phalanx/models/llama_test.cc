@@ -156,7 +156,7 @@ TEST(Llama, UnequalPromptsGiveWhatEachRowAloneGives) {
   }
 }
 
-// Where the kernels for decoding do not take it: by the cache's masks.
+// If the decoding kernels do not apply: with the cache's masks.
 TEST(Llama, UnequalRowsDecodeInDoublePrecisionAsEachAlone) {
   for (const std::int64_t window : {0, 4}) {
     auto config = llama_flavor("debug");
@@ -226,7 +226,7 @@ TEST(Llama, SomeRowsGoOnAndAFreeOneTakesAnotherSequence) {
   const at::Tensor full = model->forward(tokens);
   auto cache = model->make_cache(3, 16);
   model->forward(tokens.narrow(0, 0, 3).narrow(1, 0, 5), cache);
-  // Row 1 ends and row 3 of the tokens takes its place, alone; then all go on, then the last two.
+  // Row 1 ends and row 3 of the tokens takes its slot, alone. Then all go on, then the last two.
   cache.truncate(1, 0);
   EXPECT_TRUE(
       at::allclose(model->forward(tokens.narrow(0, 3, 1).narrow(1, 0, 7), cache, {}, 1), full[3][6], 1e-4, 1e-5));
@@ -236,7 +236,7 @@ TEST(Llama, SomeRowsGoOnAndAFreeOneTakesAnotherSequence) {
   EXPECT_TRUE(at::allclose(logits, at::stack({full[0][5], full[3][7], full[2][5]}), 1e-4, 1e-5));
   const at::Tensor last = model->forward(at::stack({tokens[3][8], tokens[2][6]}).unsqueeze(1), cache, {}, 1);
   EXPECT_TRUE(at::allclose(last, at::stack({full[3][8], full[2][6]}), 1e-4, 1e-5));
-  // A row that has moved goes on where it is now.
+  // A moved row continues in its new place.
   cache.move_row(2, 0);
   EXPECT_THAT(cache.lengths(), testing::ElementsAre(7, 9, 0));
   const at::Tensor moved = model->forward(tokens[2].narrow(0, 7, 2).unsqueeze(0), cache, {2}, 0);
@@ -364,7 +364,7 @@ TEST(Llama, CountsParametersAndOperations) {
   EXPECT_EQ(llama_flavor("llama3_70b").parameter_count(), 70553706496);
   EXPECT_EQ(llama_flavor("llama3_405b").parameter_count(), 405853388800);
   LlamaConfig small = llama_flavor("llama3_debug");
-  small.vocab_size = 2000;  // for which torchtitan's log tells the number
+  small.vocab_size = 2000;  // for which torchtitan's log states the number
   EXPECT_EQ(small.parameter_count(), 6139136);
   for (const char* name : {"llama3_1b", "llama3_8b", "llama3_70b"}) EXPECT_EQ(llama_flavor(name).rope_theta, 500000.0);
   EXPECT_EQ(llama_flavor("llama3_1b").parameter_count(), 1235814400);
@@ -375,7 +375,7 @@ TEST(Llama, CountsParametersAndOperations) {
     std::int64_t elements = 0;
     for (const auto& p : model.parameters()) elements += p.numel();
     EXPECT_EQ(elements, model.parameter_count());
-    // The output matrix takes part in a product whether it is the embedding or not.
+    // The output matrix takes part in a product whether or not it is the embedding.
     const double in_products = static_cast<double>(elements - (tied ? 0 : 512 * 64));
     EXPECT_EQ(small.flops_per_token(10), 6.0 * in_products + 12.0 * 2 * 64 * 10);
   }

@@ -1,4 +1,4 @@
-// Llama in pipeline stages: the losses and gradients of one rank, in every schedule, however it is cut.
+// Llama in pipeline stages: the losses and gradients of one rank, in every schedule, with every split.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -178,7 +178,7 @@ TEST(PipelinedLlama, EveryScheduleIsOneRank) {
   }
 }
 
-// Messages without tags, each waiting for its receive, those of a rank one after the other.
+// Messages without tags: each waits for its receive, and those of a rank are sent one after the other.
 TEST(PipelinedLlama, OverNcclIsOneRankToo) {
   const Trained one = on_one_rank(true);
   for (const char* name : {"1F1B", "Interleaved1F1B", "ZBV"}) {
@@ -202,7 +202,7 @@ TEST(PipelinedLlama, CheckpointedLayersDeferTheirWeightsToo) {
   }
 }
 
-// Positions belong to the embedding's part; experts without a token leave zeros, in W as well.
+// Positions belong to the embedding's part. Experts without a token have zero gradients, in W as well.
 TEST(PipelinedLlama, OtherFamiliesAreOneRank) {
   for (const auto family : {LlamaFamily::gpt2, LlamaFamily::mixtral}) {
     SCOPED_TRACE(models::family_name(family));

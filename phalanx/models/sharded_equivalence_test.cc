@@ -1,5 +1,5 @@
-// Sharded data parallelism on the debug Llama: to the bit what DistributedDataParallel computes, and within rounding
-// what one rank computes, whatever is sharded, gathered again, accumulated or replicated.
+// Sharded data parallelism on the debug Llama: equal to the bit to DistributedDataParallel, and within rounding to one
+// rank, whatever is sharded, resharded, accumulated or replicated.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -48,7 +48,7 @@ struct Layout {
   int replicas = 1;
   int micro_batches = 1;
   bool defer = true;      // the reduction, to the last micro-batch
-  bool hand_out = false;  // else: what each micro-batch gives, over the copies too
+  bool hand_out = false;  // without defer: publish each micro-batch's average, over the copies, too
   bool tied = false;
   bool adamw = true;
   std::optional<at::ScalarType> dtype = std::nullopt;  // of parameters in use
@@ -71,7 +71,7 @@ at::Tensor progressions(int step) {
   return at::remainder(row.mul(7).add(column.mul(row.remainder(3).add(1))), 61);
 }
 
-// The whole tensors, from whoever holds which rows of them.
+// The whole tensors, from the ranks that hold their rows.
 std::vector<NamedTensor> whole(const std::vector<NamedTensor>& tensors, Communicator& comm) {
   const at::NoGradGuard no_grad;
   std::vector<NamedTensor> result;
@@ -169,7 +169,7 @@ void expect_same_bits(const Outcome& a, const Outcome& b) {
   }
 }
 
-// What the first issue states for data parallelism: Adam amplifies rounding where gradients are near zero.
+// Tolerance for data parallelism: Adam amplifies rounding where gradients are near zero.
 void expect_close(const Outcome& a, const Outcome& one, bool adamw, double summed_rates) {
   for (std::size_t s = 0; s < one.losses.size(); ++s)
     EXPECT_NEAR(a.losses[s], one.losses[s], 1e-5 * one.losses[s]) << s;
@@ -250,7 +250,7 @@ std::string run_processes(int world, MakeWorld make, const Layout& layout, int s
   });
 }
 
-// Shared memory takes other ways than threads do: windows that come and go, data that peers read where they lie.
+// Shared memory uses other code than threads: windows that come and go, data that peers read in place.
 TEST(ShardedLlamaProcesses, HaveTheBitsOfThreadsOverSharedMemory) {
   struct Case {
     int world, micro_batches, steps;
@@ -296,8 +296,8 @@ TEST(ShardedLlamaRecomputing, HasTheBitsOfDataParallelismWithoutIt) {
   }
 }
 
-// bfloat16 has 8 bits of precision: the losses of a run in it stay within 2 % of float32's here, and fall as they do.
-// The stages compute the same, so they agree to the bit, at any number of ranks, with recomputation too.
+// bfloat16 has 8 bits of precision. The losses of a run in it stay within 2 % of float32's here, and fall as they do.
+// All stages compute the same, so they agree to the bit, at any number of ranks, with recomputation, too.
 TEST(ShardedLlamaMixedPrecision, StagesAgreeAndFollowFloat32) {
   const auto one = run(1, {.name = "one"})[0];
   for (const int world : {1, 3}) {
@@ -315,8 +315,8 @@ TEST(ShardedLlamaMixedPrecision, StagesAgreeAndFollowFloat32) {
   }
 }
 
-// The model's own parameters in bfloat16, and AdamW's masters in float32: gradients are averaged in bfloat16, added up
-// in float32 and rounded once, wherever they go. Losses as close to float32's as above.
+// The model's own parameters are in bfloat16, AdamW's masters in float32. Gradients are averaged in bfloat16,
+// accumulated in float32 and rounded once, wherever they go. Losses are as close to float32's as above.
 TEST(ShardedLlamaNarrow, StagesHaveTheBitsOfDataParallelism) {
   const auto one = run(1, {.name = "one"})[0];
   for (const int world : {1, 2, 3}) {
@@ -350,7 +350,7 @@ TEST(ShardedLlamaAccumulating, ReductionInEveryMicroBatchIsWithinRounding) {
   }
 }
 
-// The order of the sum is the micro-batches', whatever is gathered again, computed again or handed out in between.
+// The sum is in the order of the micro-batches, whatever is gathered again, recomputed or published in between.
 TEST(ShardedLlamaAccumulating, ReductionInEveryMicroBatchHasTheSameBitsHoweverItIsSharded) {
   for (const auto dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
     const Layout base{.name = "sharded", .stage = 3, .micro_batches = 3, .defer = false, .dtype = dtype};

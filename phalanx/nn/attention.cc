@@ -62,7 +62,7 @@ at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope) {
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {
   const auto [q, k, v] = heads(x, rope);
   const auto [keys, values] = cache.append(layer, k, v);
-  // Nothing was there before: queries and keys are the same tokens, and padding comes behind what is real.
+  // The cache was empty: queries and keys are the same tokens, and padding comes behind the real tokens.
   if (cache.is_first()) return project(kernels::causal_attention(q, k, v, options_.window));
   if (kernels::can_use_decode_attention(q, keys, values)) {
     return project(kernels::decode_attention(q, keys, values, cache.seen(), options_.window));

@@ -1,10 +1,10 @@
 // Causal self-attention with grouped queries: n_heads query heads share n_kv_heads key and value heads.
 //
-//   q, k, v = wq x, wk x, wv x            split into heads, q and k turned by the rotary tables
+//   q, k, v = wq x, wk x, wv x            split into heads, q and k rotated by the rotary tables
 //   y = wo softmax(q k^T / sqrt(head_dim) + causal mask) v
 //
-// As models want it: a bias on q, k and v, and one on the result; an RMS norm of each head of q and k before they are
-// turned; no turning at all; a window, so that a position attends to itself and window - 1 before it.
+// Options for the various models: a bias on q, k and v, and one on the result; an RMS norm of each head of q and k
+// before the rotation; no rotation at all; a window, so that a position attends to itself and window - 1 before it.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ struct AttentionOptions {
   std::int64_t n_heads = 0;
   std::int64_t n_kv_heads = 0;
   std::int64_t head_dim = 0;
-  std::int64_t window = 0;  // 0: all positions before
+  std::int64_t window = 0;  // 0: all previous positions
   bool qkv_bias = false;
   bool output_bias = false;
   bool qk_norm = false;
   double norm_eps = 1e-5;
-  bool rotary = true;  // otherwise `rope` is not looked at
+  bool rotary = true;  // false: `rope` is ignored
 };
 
 class Attention : public Module {
@@ -38,17 +38,18 @@ class Attention : public Module {
 
   /// x [batch, seq, dim] -> [batch, seq, dim]; `rope` holds the tables of these seq positions.
   at::Tensor forward(const at::Tensor& x, const RotaryTables& rope);
-  /// Inference: x's tokens follow those of `cache`, whose pass the caller has begun; `rope` is at their positions.
+  /// Inference: x's tokens follow those of `cache`. `rope` holds the tables of their positions.
+  /// REQUIRES: the caller has begun the cache's pass.
   at::Tensor forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer);
 
-  /// From now on x and the result are this rank's rows, and what the projections compute is exchanged. Not with a
-  /// cache.
+  /// From now on x and the result are this rank's rows, and the projections exchange rows through it.
+  /// REQUIRES: not used with a cache.
   void set_collective_matmul(std::shared_ptr<const CollectiveMatmul> exchange) {
     collective_matmul_ = std::move(exchange);
   }
 
   std::shared_ptr<Linear> wq, wk, wv, wo;
-  std::shared_ptr<RMSNorm> q_norm, k_norm;  // null without
+  std::shared_ptr<RMSNorm> q_norm, k_norm;  // null without qk_norm
 
  private:
   struct Heads {

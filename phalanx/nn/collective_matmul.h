@@ -1,13 +1,13 @@
-// CollectiveMatmul: how layers multiply where each rank has some rows of the activations and some columns of the products.
+// CollectiveMatmul: how layers multiply if each rank has some rows of the activations and some columns of the products.
 //
-// A layer that is split over ranks needs all rows of its input, and what it computes are addends of its output. Whoever
-// splits the model (parallel/tensor/styles.h) hands the layers this, and they multiply through it: so that the rows can
-// be on their way while others are multiplied. Layers without one multiply as ever.
+// A layer that is split over ranks needs all rows of its input, and it computes addends of its output. The code that
+// splits the model (parallel/tensor/styles.h) gives the layers a CollectiveMatmul, and they multiply through it. Then
+// some rows can be in flight while others are multiplied. Layers without one multiply as usual.
 //
-//   q, k, v = exchange.all_gather_matmul(x, {wq, wk, wv});      // x: this rank's rows; q, k, v: all rows
-//   return exchange.matmul_reduce_scatter(y, wo);                   // y: all rows; the result: this rank's rows, summed up
+//   std::vector<at::Tensor> qkv = matmul.all_gather_matmul(x, {wq, wk, wv});  // x: this rank's rows; q, k, v: all rows
+//   return matmul.matmul_reduce_scatter(y, wo);             // y: all rows; the result: this rank's rows of the sum
 //
-// Contract: collective, in the forward pass and in the backward pass. Tensors [..., features], all of one batch of
+// Contract: collective, in the forward pass and in the backward pass. Tensors are [..., features], all of one batch of
 // activations. Differentiable once.
 #pragma once
 
@@ -28,7 +28,7 @@ class CollectiveMatmul {
   /// Both around a SwiGLU: w2 (silu(w1 x) * w3 x).
   virtual at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2,
                                   const at::Tensor& w3) const = 0;
-  /// For a layer that somebody wants to see called: the exchange alone, before and behind it.
+  /// For a layer whose own call must happen (it has hooks): only the exchange, before and after it.
   virtual at::Tensor gather(const at::Tensor& x) const = 0;
   virtual at::Tensor scatter(const at::Tensor& y) const = 0;
 };

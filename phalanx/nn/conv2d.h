@@ -1,6 +1,6 @@
-// Convolution over images, stride 1, with a bias: the small nets of models/.
+// Convolution over images, stride 1, with a bias, for the small nets of models/.
 //
-// Starts as torch's does: weight and bias uniform within 1 / sqrt(in_channels * kernel^2).
+// Initialised as torch does it: weight and bias uniform within 1 / sqrt(in_channels * kernel^2).
 #pragma once
 
 #include <cstdint>

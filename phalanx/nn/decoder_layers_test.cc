@@ -1,4 +1,4 @@
-// The layers that other families than Llama are made of: LayerNorm, the GELU net, the mixture of experts.
+// The layers that only families other than Llama use: LayerNorm, the GELU net, the mixture of experts.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
@@ -54,7 +54,7 @@ TEST(MlpTest, IsGeluInItsTanhFormBetweenTwoProductsWithBiases) {
   EXPECT_TRUE(at::allclose(call(net, x), at::matmul(gelu, net.w2->weight.t()) + net.w2->bias, 1e-4, 1e-4));
 }
 
-// Of all experts' results, those of the two likeliest, weighted by their share.
+// The results of the two likeliest experts, weighted by their share.
 at::Tensor by_all_experts(const MixtureOfExperts& mixture, const at::Tensor& x) {
   const at::Tensor p = at::softmax(at::matmul(x, mixture.gate->weight.t()), -1);
   const at::Tensor second = std::get<0>(p.sort(-1, /*descending=*/true)).narrow(-1, 1, 1);
@@ -92,7 +92,7 @@ TEST(MixtureOfExpertsTest, IsTheWeightedSumOfTheLikeliestExperts) {
   EXPECT_EQ(mixture.last_projections().size(), 5U);
 }
 
-// Whoever waits for gradients waits for all of them.
+// DDP and FSDP wait for all gradients, so every expert must get one.
 TEST(MixtureOfExpertsTest, AnExpertWithoutATokenHasAGradientOfZeros) {
   MixtureOfExperts mixture({.dim = 4, .hidden = 6, .experts = 8, .experts_per_token = 2});
   scramble(mixture);

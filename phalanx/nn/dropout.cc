@@ -28,7 +28,7 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
         "dropout: nobody has said where in the run this forward pass is: call nn::place_dropout(model, {.seed = ..., "
         ".step = ...}) before each training step, or model.eval() to evaluate");
   }
-  // Steps get streams of their own, and within them layers by name (stream_key()).
+  // Each step has its own streams, and within a step each layer, by name (stream_key()).
   const std::uint64_t seed = PhiloxStream(rng_state_->seed, static_cast<std::uint64_t>(rng_state_->step)).next_u64();
   const at::Tensor mask = at::empty(x.sizes(), at::TensorOptions(at::kFloat).device(x.device()));
   Box box{std::vector<std::int64_t>(static_cast<std::size_t>(x.dim()), 0), x.sizes().vec()};

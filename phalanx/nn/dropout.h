@@ -1,16 +1,17 @@
-// Dropout whose mask is a pure function of (seed, step, layer, index), so that it depends on no layout: ranks, replicas
-// and micro-batches that have some rows of a batch drop what one device with the whole batch drops there, and a
-// recomputed forward pass (activation checkpointing) drops the same again.
+// Dropout whose mask is a pure function of (seed, step, layer, index), so that it does not depend on the layout.
+//
+// Ranks, replicas and micro-batches that have some rows of a batch drop what one device with the whole batch drops
+// there. A recomputed forward pass (activation checkpointing) drops the same again.
 //
 //   y = x * (u >= probability) / (1 - probability)        u uniform in [0, 1); in evaluation mode y = x
 //
-// set_dropout_rng_state() says, before each forward pass of a training step, where in the run it is:
+// Before each forward pass of a training step, call set_dropout_rng_state() with the position in the run:
 //
 //   nn::set_dropout_rng_state(*model, {.seed = 1, .step = step, .first_row = rank * rows_per_rank});
 //   model->forward(rows);
 //
-// Forward in training mode without a place is an Error. Rows are what the first dimension of x counts. Where ranks hold
-// parts of x along some dimension, set_split() says which: each then drops its part of what one rank drops in the
+// A forward pass in training mode without that state throws Error. Rows are the first dimension of x. If ranks hold
+// parts of x along some dimension, set_split() says which. Each rank then drops its part of what one rank drops in the
 // whole.
 #pragma once
 
@@ -38,7 +39,7 @@ class Dropout : public Module {
   void rng_state(std::string layer, const DropoutRngState& rng_state);
   const std::optional<DropoutRngState>& rng_state() const noexcept { return rng_state_; }
   const std::string& layer() const noexcept { return layer_; }
-  /// From now on x is one of equal parts of the activations along a dimension (negative: from the last).
+  /// From now on x is one of `parts` equal parts of the activations along `dim` (negative: counted from the last).
   struct SplitOf {
     int dim = 0, part = 0, parts = 1;
   };
@@ -51,7 +52,7 @@ class Dropout : public Module {
   SplitOf split_;
 };
 
-/// Places every Dropout in the model; a layer is known by its name there.
+/// Sets the state of every Dropout in the model. A layer is identified by its name in the model.
 void set_dropout_rng_state(torch::nn::Module& model, const DropoutRngState& rng_state);
 
 }  // namespace phalanx::nn

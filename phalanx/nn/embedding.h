@@ -1,7 +1,7 @@
-// One learnt vector for each token id.
+// One learnt vector per token id.
 //
-// Where this rank holds some of the rows (Module::set_shard), ids of other rows give zeros, so that the sum over the
-// ranks is the whole: vocabulary-parallel, parallel/tensor/styles.h.
+// If this rank holds only some of the rows (Module::set_shard), ids of other rows give zeros, so that the sum over the
+// ranks is the whole result: vocabulary-parallel, parallel/tensor/styles.h.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class Embedding : public Module {
   explicit Embedding(const EmbeddingOptions& options, TensorOptionsOfModule tensor = {});
 
   at::Tensor forward(const at::Tensor& ids);  // int64 [...] -> [..., dim]; an id out of range is torch's IndexError
-                                              // (of a table in parts: a DataError, found on the CPU alone)
+                                              // (of a split table: a DataError, checked only on the CPU)
 
   at::Tensor weight;  // [count, dim]
 

@@ -12,8 +12,8 @@ FeedForward::FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfM
 }
 
 at::Tensor FeedForward::forward(const at::Tensor& x) {
-  // A hook on a projection must see its call, so the projections are not fused then. What comes out of the last one
-  // comes out of the fused kernel, too.
+  // A hook on a projection must see its call, so the projections are then not fused. The last projection's output is
+  // the same as the fused kernel's.
   const auto is_called = [](const Linear& projection) {
     return projection.has_forward_hooks() || projection.has_input_hook() || projection.has_parameter_uses();
   };

@@ -18,7 +18,7 @@ class FeedForward : public Positionwise {
   at::Tensor forward(const at::Tensor& x) override;  // [..., dim] -> [..., dim]
   std::vector<Linear*> last_projections() const override { return {w2.get()}; }
 
-  /// From now on x and the result are this rank's rows, and what the projections compute is exchanged.
+  /// From now on x and the result are this rank's rows, and the projections exchange rows through it.
   void set_collective_matmul(std::shared_ptr<const CollectiveMatmul> exchange) {
     collective_matmul_ = std::move(exchange);
   }

@@ -1,13 +1,13 @@
-// Several linear layers of one input as one product: [q; k; v], [gate; up].
+// FusedLinear: several linear layers with the same input as one product: [q; k; v], [gate; up].
 //
 //   FusedLinear wqkv(dim, {{"q", 512}, {"k", 128}, {"v", 128}});
 //   const auto qkv = wqkv.parts(call(wqkv, x));              // [..., 512], [..., 128], [..., 128]
 //
-// Each part is a parameter of its own, "wqkv.q", with a box, a gradient and an entry in a checkpoint of its own, so
-// that a rank may hold some rows of each (ColwiseParallel of parallel/tensor/styles.h), and a checkpoint fits any number of
-// ranks. Its bias, if it has one, is "wqkv.q_bias" and starts as zeros. The parts lie one after the other in one
-// storage: share_storage() sees to that again after somebody has given them others. Where they do not (a sharded unit
-// has its own order), they are put together for the product.
+// Each part is a separate parameter, "wqkv.q", with its own box, gradient and entry in a checkpoint. So a rank may hold
+// some rows of each (ColwiseParallel of parallel/tensor/styles.h), and a checkpoint fits any number of ranks. A part's
+// bias, if it has one, is "wqkv.q_bias" and starts as zeros. The parts are adjacent in one storage. share_storage()
+// restores this after other code has replaced their storage. If they are not adjacent (a sharded unit has its own
+// order), they are concatenated for the product.
 #pragma once
 
 #include <cstdint>
@@ -34,14 +34,14 @@ class FusedLinear : public Module {
   FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts, TensorOptionsOfModule tensor = {});
 
   at::Tensor forward(const at::Tensor& x);  // [..., in] -> [..., rows of all parts that this rank holds]
-  /// forward()'s result (or another tensor with these columns), cut into the parts: views.
+  /// Cuts forward()'s result (or another tensor with these columns) into the parts: views.
   std::vector<at::Tensor> parts(const at::Tensor& y) const;
 
   const std::vector<FusedPart>& part_list() const noexcept { return list_; }
   at::Tensor weight(const std::string& part) const;
-  /// Moves the parts' values together, unless they lie so or one has no memory.
+  /// Moves the parts' values into one storage. Does nothing if they are already adjacent or one has no memory.
   void share_storage() const;
-  /// From now on the products are of all ranks' rows.
+  /// From now on the products use all ranks' rows.
   void set_all_gather_matmul(std::shared_ptr<const CollectiveMatmul> exchange) { gathers_ = std::move(exchange); }
 
  private:

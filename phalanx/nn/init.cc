@@ -23,7 +23,7 @@ Init foreign_init(const std::string& name, const at::Tensor& parameter) {
 
 template <class Visit>
 void for_each_module(const torch::nn::Module& model, Visit&& visit) {
-  visit("", model);  // apart from the rest, because a model on the stack has no shared_ptr to itself
+  visit("", model);  // separately, because a model on the stack has no shared_ptr to itself
   for (const auto& module : model.named_modules("", /*include_self=*/false)) visit(module.key() + ".", *module.value());
 }
 

@@ -1,8 +1,8 @@
-// Initialises every parameter of a model by its fully qualified name, so that values depend on neither the order of
-// construction nor the layout over ranks.
+// Initialises every parameter of a model by its fully qualified name. So values depend neither on the order of
+// construction nor on the layout over ranks.
 //
-// A phalanx::nn::Module states its parameters' starting values itself (module.h). A parameter of any other module
-// starts as torch's own layers do: a matrix uniform within 1 / sqrt(fan in), "weight" vectors one, other vectors zero.
+// A phalanx::nn::Module declares its parameters' initial values itself (module.h). A parameter of any other module
+// starts as in torch's own layers: a matrix uniform within 1 / sqrt(fan in), "weight" vectors one, other vectors zero.
 //
 //   auto model = std::make_shared<models::Llama>(config);
 //   nn::initialise(*model, /*seed=*/1);
@@ -20,12 +20,12 @@
 
 namespace phalanx::nn {
 
-/// Of a parameter with a shard each rank fills its own part; one that was born without memory gets it first.
+/// For a parameter with a shard, each rank fills its own part. A parameter without memory gets memory first.
 void initialise(torch::nn::Module& model, std::uint64_t seed);
-/// Gives memory to the parameters that have none, for whoever fills them otherwise.
+/// Allocates memory for the parameters that have none, if they are filled in another way.
 void materialize(torch::nn::Module& model);
 
-/// The same statement without acting on it, for whoever fills shards: name, parameter and starting values.
+/// The declared initial values without applying them, for code that fills shards: name, parameter and initial values.
 struct ParameterInit {
   std::string name;
   at::Tensor parameter;
@@ -34,7 +34,7 @@ struct ParameterInit {
 };
 std::vector<ParameterInit> parameter_inits(torch::nn::Module& model);
 
-/// named_parameters() as NamedTensors with the shards that their modules know, each shared parameter once.
+/// named_parameters() as NamedTensors with their modules' shards. Each shared parameter appears once.
 std::vector<NamedTensor> named_parameters(const torch::nn::Module& model);
 
 }  // namespace phalanx::nn

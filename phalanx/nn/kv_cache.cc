@@ -88,7 +88,7 @@ const at::Tensor& KvCache::mask() {
 
 namespace {
 
-/// On the host rows are copied one by one without a dispatched operation each.
+/// On the host, rows are copied one by one, without a dispatched operation for each.
 void copy_heads(const at::Tensor& from, const at::Tensor& to, const std::vector<std::int64_t>& places) {
   const std::int64_t rows = from.size(0), heads = from.size(1), tokens = from.size(2);
   const auto size = static_cast<std::int64_t>(from.element_size());

@@ -1,4 +1,5 @@
-// (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension, the variance that of all elements.
+// (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension. The variance divides by the number
+// of elements.
 #pragma once
 
 #include <cstdint>

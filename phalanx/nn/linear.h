@@ -24,13 +24,13 @@ class Linear : public Module {
 
   const LinearOptions& options() const noexcept { return options_; }
 
-  /// From now on the product is computed through it: of all ranks' rows, or each rank's rows of the sum.
+  /// From now on the product is computed through it: with all ranks' rows, or as each rank's rows of the sum.
   void set_all_gather_matmul(std::shared_ptr<const CollectiveMatmul> exchange) { gathers_ = std::move(exchange); }
   void set_matmul_reduce_scatter(std::shared_ptr<const CollectiveMatmul> exchange) { scatters_ = std::move(exchange); }
-  /// What forward() uses for the weight, for a layer that multiplies with it in its place.
+  /// The tensor that forward() uses as the weight, for a layer that multiplies with it itself.
   at::Tensor used_weight() const { return used("weight", weight); }
   at::Tensor used_bias() const { return used("bias", bias); }  // undefined without one
-  /// Whether somebody wants to see this layer's own call.
+  /// Whether this layer's own call must happen, because it has hooks.
   bool must_be_called() const { return has_forward_hooks() || has_input_hook() || has_parameter_hooks(); }
 
   at::Tensor weight;

@@ -40,7 +40,7 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   at::Tensor y = at::zeros_like(rows);
   for (std::int64_t e = 0; e < options_.experts; ++e) {
     const auto found = at::where(chosen == e);
-    const at::Tensor &token = found[0], &place = found[1];  // in order of the tokens
+    const at::Tensor &token = found[0], &place = found[1];  // in token order
     if (token.numel() == 0 && c10::InferenceMode::is_enabled()) continue;
     const at::Tensor made = call(experts[static_cast<std::size_t>(e)], rows.index_select(0, token));
     y.index_add_(0, token, (made * weights.index({token, place}).unsqueeze(-1)).to(y.scalar_type()));

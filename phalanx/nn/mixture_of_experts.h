@@ -1,15 +1,14 @@
-// A mixture of experts: each token goes through few of many feed-forward nets, and their results are added up,
-// weighted.
+// A mixture of experts: each token goes through few of many feed-forward nets, and their weighted results are summed.
 //
 //   p = softmax(gate x)                      over all experts, in fp32
 //   y = sum over the k experts e of the largest p:  p_e / (sum of these k) * expert_e(x)
 //
-// As Mixtral does it. Every rank has all experts (or its rows and columns of each). In training each expert runs, on no
-// token if need be, so that all parameters get a gradient in every step and on every rank, zeros where no token came:
-// whoever waits for gradients (DistributedDataParallel, FullyShardedDataParallel) waits for all of them. In inference
-// mode an expert without tokens is passed over.
+// This is Mixtral's formula. Every rank has all experts (or its rows and columns of each). In training every expert
+// runs, even with no token. So all parameters get a gradient in every step and on every rank, zeros if no token came:
+// DistributedDataParallel and FullyShardedDataParallel wait for all gradients. In inference mode an expert without
+// tokens is skipped.
 //
-// There is no auxiliary loss that would even out the experts' load.
+// There is no auxiliary loss to balance the experts' load.
 #pragma once
 
 #include <cstdint>

@@ -1,21 +1,21 @@
-// The base of Phalanx's layers: torch::nn::Module plus forward hooks and parameters that may be born without values.
+// The base of Phalanx's layers: torch::nn::Module plus forward hooks, and parameters that may start without values.
 //
-// libtorch's C++ frontend has no forward hooks, so whatever wants to act around a module's forward without the model
-// knowing (sharding, activation checkpointing, tracing) attaches to this base, and callers go through call():
+// libtorch's C++ frontend has no forward hooks. Features that act around a module's forward without the model's
+// knowledge (sharding, activation checkpointing, tracing) attach to this base, and callers use call():
 //
 //   x = x + call(attention, call(attention_norm, x), rope);     // [batch, seq, dim]
 //
 // call(m, inputs...) runs m's pre-forward hooks in order of registration, m->forward(inputs...), then the post-forward
 // hooks in reverse order. A module without hooks pays one branch.
 //
-// Parameters are made by make_parameter() and hold no meaningful values until initialise() (nn/init.h) or a checkpoint
-// fills them: constructors never initialise, so that a parameter may also be born without storage and filled by shard.
-// What a parameter starts from is the layer's own statement, made with the parameter and read by initialise(); a model
-// that wants another start for one of its layers says so with set_init().
+// make_parameter() makes parameters. They hold no meaningful values until initialise() (nn/init.h) or a checkpoint
+// fills them. Constructors never initialise, so that a parameter may also be made without storage and filled by shard.
+// The layer declares a parameter's initial values when it makes it, and initialise() reads them. A model that wants
+// other initial values for one of its layers calls set_init().
 //
-// Where a rank holds a part of a parameter, set_shard() says which, and who lists the model's parameters (nn/init.h)
-// hands that on. Layers read their parameters through used(), so that whoever shards a model can put a differentiable
-// function between a parameter and its use.
+// If a rank holds a part of a parameter, set_shard() says which part. Functions that list the model's parameters
+// (nn/init.h) pass that on. Layers read their parameters through used(). So code that shards a model can put a
+// differentiable function between a parameter and its use.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -38,7 +38,7 @@ namespace phalanx::nn {
 struct TensorOptionsOfModule {
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
-  bool without_memory = false;  // parameters have shapes, but nothing behind them: for what is filled shard by shard
+  bool without_memory = false;  // parameters have shapes but no memory: they are filled shard by shard
 };
 
 class Module : public torch::nn::Module {
@@ -50,15 +50,15 @@ class Module : public torch::nn::Module {
 
   void add_pre_forward_hook(PreHook hook) { pre_hooks_.push_back(std::move(hook)); }
   void add_post_forward_hook(PostHook hook) { post_hooks_.push_back(std::move(hook)); }
-  /// For whoever only has to act before the module's parameters are used and after: `before` runs ahead of all pre-
-  /// forward hooks and `after` behind all post-forward hooks, also where a fused kernel uses the parameters in place of
-  /// forward(); `after` then receives what that kernel has computed.
+  /// For code that only has to act before and after the use of the module's parameters. `before` runs ahead of all
+  /// pre-forward hooks, and `after` behind all post-forward hooks. Both also run if a fused kernel uses the parameters
+  /// instead of forward(); `after` then receives that kernel's result.
   void add_parameter_hooks(PreHook before, PostHook after) {
     before_use_.push_back(std::move(before));
     after_use_.push_back(std::move(after));
   }
-  /// From now on call() hands its first input, if that is a tensor, through this on the way to everything else, and
-  /// before that through the input hooks that are added later.
+  /// From now on call() passes its first input, if that is a tensor, through this hook before everything else. Input
+  /// hooks that are added later run before it.
   using InputHook = std::function<at::Tensor(const at::Tensor& input)>;
   void add_input_hook(InputHook hook) { input_hooks_.push_back(std::move(hook)); }
   bool has_input_hook() const noexcept { return !input_hooks_.empty(); }
@@ -66,28 +66,29 @@ class Module : public torch::nn::Module {
     for (auto it = input_hooks_.rbegin(); it != input_hooks_.rend(); ++it) input = (*it)(input);
     return input;
   }
-  /// The units in which a sharded model is gathered (parallel/fsdp/fully_shard.h), in the order of use: modules of one unit
-  /// stand together. Empty: its numbered lists of modules are taken.
+  /// The units in which a sharded model is gathered (parallel/fsdp/fully_shard.h), in the order of use. Each entry
+  /// lists the modules of one unit. If empty, the module's numbered lists of modules are the units.
   virtual std::vector<std::vector<Module*>> shard_units() { return {}; }
-  /// The starting values of this module's own parameter `name`; throws Error where there is no such parameter.
+  /// The initial values of this module's own parameter `name`. Throws Error if there is no such parameter.
   const Init& init_of(const std::string& name) const;
   void set_init(const std::string& name, const Init& init);
 
-  /// The part of its own parameter `name` that this rank holds, once the parameter has that shape; null: all of it.
-  /// Throw Error where there is no such parameter.
+  /// The part of its own parameter `name` that this rank holds; null: all of it. The parameter already has that part's
+  /// shape. Both throw Error if there is no such parameter.
   void set_shard(const std::string& name, std::shared_ptr<const Shard> shard);
   std::shared_ptr<const Shard> shard_of(const std::string& name) const;
-  /// What the forward pass uses in place of its own parameter `name`. An undefined result: it does without.
+  /// Sets the function whose result the forward pass uses in place of its own parameter `name`. If the result is
+  /// undefined, the module does without the parameter.
   using ParameterUse = std::function<at::Tensor(const at::Tensor& parameter)>;
   void set_parameter_use(const std::string& name, ParameterUse use);
   bool has_parameter_uses() const noexcept { return !uses_.empty(); }
 
-  /// Whether somebody wants to see forward() called.
+  /// Whether forward() itself must be called, because it has hooks.
   bool has_forward_hooks() const noexcept { return !pre_hooks_.empty() || !post_hooks_.empty(); }
   bool has_parameter_hooks() const noexcept { return !before_use_.empty(); }
 
-  /// From now on call() hands forward() to the runner, as a function of its first input that may be run again later.
-  /// For activation checkpointing (parallel/activation_checkpoint.h).
+  /// From now on call() gives forward() to the runner, as a function of its first input that may be rerun later. For
+  /// activation checkpointing (parallel/activation_checkpoint.h).
   using Forward = std::function<at::Tensor(const at::Tensor& input)>;
   using Runner = std::function<at::Tensor(Forward forward, const at::Tensor& input)>;
   void set_runner(Runner runner) { runner_ = std::move(runner); }
@@ -108,10 +109,10 @@ class Module : public torch::nn::Module {
   }
 
  protected:
-  /// Registers an uninitialised parameter of this shape, with its statement of starting values; requires grad.
+  /// Registers an uninitialised parameter of this shape that requires grad, with its declared initial values.
   at::Tensor make_parameter(const std::string& name, at::IntArrayRef shape, TensorOptionsOfModule options = {},
                             const Init& init = Init::normal(0.0, 0.02));
-  /// For forward(): parameter `name`, or what stands in for it.
+  /// For forward(): parameter `name`, or its substitute.
   at::Tensor used(const char* name, const at::Tensor& parameter) const {
     return uses_.empty() ? parameter : substituted(name, parameter);
   }

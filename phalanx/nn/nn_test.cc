@@ -86,7 +86,7 @@ TEST(Module, InitIsTheLayersStatementAndAnUnknownNameIsAnError) {
   EXPECT_THROW(linear.set_init("wieght", Init::constant(0.0)), phalanx::Error);
 }
 
-/// A module of plain libtorch, which makes no statement.
+/// A plain libtorch module, which declares no initial values.
 struct Foreign : torch::nn::Module {
   Foreign() {
     register_parameter("weight", at::empty({32, 16}));
@@ -248,7 +248,7 @@ TEST(KvCache, PaddingIsOverwrittenAndTruncateForgets) {
   EXPECT_EQ(keys.size(2), 4);
   EXPECT_EQ(keys[1][0][1][0].item<double>(), 2.0);  // where row 1's padding was
   EXPECT_EQ(values[0][0][3][0].item<double>(), 2.0);
-  // Row 1 has two tokens now: its query may not see what lies behind them.
+  // Row 1 now has two tokens: its query may not see what is behind them.
   EXPECT_FALSE(cache.mask()[1][0][0][2].item<bool>());
   EXPECT_TRUE(cache.mask()[0][0][0][3].item<bool>());
   cache.finish();
@@ -300,7 +300,7 @@ TEST(Rotary, ScoresDependOnTheDistanceAlone) {
 TEST(Rotary, TablesHoldTheAnglesOfPositionAndPair) {
   const auto tables = phalanx::nn::rotary_tables({.head_dim = 8, .theta = 10000.0}, 32);
   EXPECT_EQ(tables.cos.size(1), 4);
-  // Position 0 turns by nothing, position p by p radians in the first pair.
+  // Position 0 is not rotated, position p is rotated by p radians in the first pair.
   EXPECT_EQ(tables.cos[0][0].item<double>(), 1.0);
   EXPECT_NEAR(tables.sin[3][0].item<double>(), std::sin(3.0), 1e-6);
   EXPECT_NEAR(tables.sin[3][1].item<double>(), std::sin(3.0 * std::pow(10000.0, -0.25)), 1e-6);

@@ -1,4 +1,4 @@
-// What stands in front of attention, of the feed-forward net and of the output: RMSNorm or LayerNorm, over the last
+// The norm in front of attention, of the feed-forward net and of the output: RMSNorm or LayerNorm, over the last
 // dimension.
 #pragma once
 

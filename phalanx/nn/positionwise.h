@@ -1,4 +1,4 @@
-// A net that works on each position by itself, the second half of a transformer layer: FeedForward (SwiGLU), Mlp
+// A net that works on each position separately, the second half of a transformer layer: FeedForward (SwiGLU), Mlp
 // (GELU) or MixtureOfExperts.
 #pragma once
 
@@ -13,7 +13,7 @@ class Positionwise : public Module {
   using Module::Module;
   virtual at::Tensor forward(const at::Tensor& x) = 0;  // [..., dim] -> [..., dim]
 
-  /// Those whose products are added to the residual stream.
+  /// The layers whose products are added to the residual stream.
   virtual std::vector<Linear*> last_projections() const = 0;
 };
 

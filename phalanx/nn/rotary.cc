@@ -14,7 +14,7 @@
 namespace phalanx::nn {
 namespace {
 
-// Short wavelengths stay, long ones are divided by the factor, those between are blended.
+// Short wavelengths are unchanged, long ones are divided by the factor, those in between are blended.
 at::Tensor llama3_frequencies(const RopeScaling& scaling, const at::Tensor& frequencies) {
   const auto length = static_cast<double>(scaling.original_max_seq_len);
   const at::Tensor wavelengths = 2.0 * std::numbers::pi / frequencies;

@@ -1,8 +1,8 @@
-// Rotary position embedding: query and key vectors are turned by angles that grow with the position, so that their dot
-// product depends on the distance alone.
+// Rotary position embedding: query and key vectors are rotated by angles that grow with the position, so that their dot
+// product depends only on the distance.
 //
-// Element i of a head is paired with element i + head_dim / 2 ("rotate-half", Hugging Face's pairing), by the angle
-// position * theta^(-2 i / head_dim), stretched as rope_scaling.h says. The tables are fp32, of max_len positions.
+// Element i of a head is paired with element i + head_dim / 2 ("rotate-half", Hugging Face's pairing). The angle is
+// position * theta^(-2 i / head_dim), stretched as in rope_scaling.h. The tables are fp32 and cover max_len positions.
 //
 //   RotaryTables rope = rotary_tables({.head_dim = 64, .theta = 500000.0}, max_seq_len);
 //   q = kernels::apply_rotary(q, rope.cos, rope.sin);      // [batch, heads, seq, head_dim]
@@ -16,13 +16,13 @@
 
 namespace phalanx::nn {
 
-/// cos and sin: [positions, head_dim / 2], or [batch, positions, head_dim / 2] where rows stand at different places.
+/// cos and sin: [positions, head_dim / 2], or [batch, positions, head_dim / 2] if rows are at different positions.
 struct RotaryTables {
   at::Tensor cos;
   at::Tensor sin;
   /// Positions first .. first + count - 1: views.
   RotaryTables narrow(std::int64_t first, std::int64_t count) const;
-  /// Given int64 positions [batch, count].
+  /// The tables at the given int64 positions [batch, count].
   RotaryTables at_positions(const at::Tensor& positions) const;
 };
 
@@ -30,7 +30,7 @@ struct RotaryOptions {
   std::int64_t head_dim = 0;
   double theta = 10000.0;
   RopeScaling scaling;
-  std::int64_t longest = 0;  // tokens of the longest sequence so far, by which dynamic scaling goes
+  std::int64_t longest = 0;  // tokens of the longest sequence so far; dynamic scaling uses it
 };
 
 RotaryTables rotary_tables(const RotaryOptions& options, std::int64_t max_len, at::Device device = at::kCPU);

@@ -1,5 +1,5 @@
-// One pre-norm transformer layer: x = x + attention(attention_norm(x)); x = x + feed_forward(ffn_norm(x)).
-// Or one half of it, where a pipeline is cut between the two.
+// One pre-norm transformer layer: x = x + attention(attention_norm(x)); x = x + feed_forward(ffn_norm(x)). Or one half
+// of it, if a pipeline is cut between the two.
 //
 // The norms are RMSNorm, or LayerNorm with biases. The feed-forward net is SwiGLU, GELU with biases, or a mixture of
 // experts, which is registered as "moe" in place of "feed_forward".
@@ -35,7 +35,7 @@ class TransformerBlock : public Module {
   at::Tensor forward(at::Tensor x, const RotaryTables& rope);  // [batch, seq, dim]
   at::Tensor forward(at::Tensor x, const RotaryTables& rope, KvCache& cache, std::int64_t layer);
 
-  // Null in the other half.
+  // Null if this block is only the other half.
   std::shared_ptr<Attention> attention;
   std::shared_ptr<Positionwise> feed_forward;
   std::shared_ptr<Norm> attention_norm, ffn_norm;

@@ -8,12 +8,12 @@ namespace {
 
 constexpr double kSecondsPerMicrosecond = 1e-6;
 
-/// The length of the union.
+/// The length of the union of the intervals.
 std::int64_t covered(std::vector<std::pair<std::int64_t, std::int64_t>> intervals) {
   std::ranges::sort(intervals);
   std::int64_t total = 0, until = 0;
   for (const auto& [begin, end] : intervals) {
-    if (end <= until || end <= begin) continue;  // the system clock may have been set back in between
+    if (end <= until || end <= begin) continue;  // the system clock may have been set back
     total += end - std::max(begin, until);
     until = end;
   }
@@ -41,7 +41,7 @@ CommunicationTime CommunicationTimer::take() {
   for (std::size_t g = 0; g < groups.size(); ++g) {
     for (const FlightEntry& entry : groups[g]) {
       if (entry.seq < next_[g]) continue;
-      if (entry.ended_us == 0) break;  // those behind it are looked at again, too
+      if (entry.ended_us == 0) break;  // the entries after it are checked again too
       time.lost += static_cast<std::int64_t>(entry.seq - next_[g]);
       next_[g] = entry.seq + 1;
       ++time.operations;
@@ -49,7 +49,7 @@ CommunicationTime CommunicationTimer::take() {
       if (entry.wait_until_us != 0) waited.emplace_back(entry.wait_from_us, entry.wait_until_us);
     }
   }
-  // Waiting for one that is still queued is communicating, too.
+  // Waiting for an operation that is still queued also counts as communication.
   busy.insert(busy.end(), waited.begin(), waited.end());
   time.busy_seconds = kSecondsPerMicrosecond * static_cast<double>(covered(std::move(busy)));
   time.waited_seconds = kSecondsPerMicrosecond * static_cast<double>(covered(std::move(waited)));

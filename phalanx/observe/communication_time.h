@@ -1,11 +1,11 @@
-// How long a rank was communicating, and how much of that its thread did nothing but wait: from its flight recorders.
+// How long a rank was communicating, and for how much of that time its thread only waited, from its flight recorders.
 //
 //   CommunicationTimer timer([&] { return std::vector<std::vector<FlightEntry>>{world->recent_operations()}; });
-//   ... a step ...
-//   const CommunicationTime time = timer.take();       // of the operations that have ended since the call before
-//   exposed = time.waited_seconds / step_seconds;      // the rest of busy_seconds was hidden behind other work
+//   run_step();
+//   const CommunicationTime time = timer.take();       // the operations that ended since the last call
+//   exposed = time.waited_seconds / step_seconds;      // the rest of busy_seconds overlapped with other work
 //
-// Torch-free. Costs a copy of the recorders at each call (0.1 ms with 2,048 operations) and nothing besides.
+// Torch-free. Each call costs one copy of the recorders (0.1 ms with 2,048 operations).
 #pragma once
 
 #include <cstdint>
@@ -17,27 +17,27 @@
 namespace phalanx::observe {
 
 struct CommunicationTime {
-  double busy_seconds = 0;    // with an operation of any group started and not ended, or waited for
-  double waited_seconds = 0;  // in which the rank's thread waited for one (on CUDA: the host's)
+  double busy_seconds = 0;    // at least one operation of any group was running or waited for
+  double waited_seconds = 0;  // the rank's thread waited for an operation (on CUDA: the host thread)
   std::int64_t operations = 0;
-  std::int64_t lost = 0;  // that had left their recorder before they were looked at, and are not in the times
+  std::int64_t lost = 0;  // operations that were overwritten in their recorder before take(); not in the times
 
   CommunicationTime& operator+=(const CommunicationTime& other);
 };
 
 class CommunicationTimer {
  public:
-  /// The operations of each group, the oldest first; always the same groups in the same order.
+  /// Returns the operations of each group, the oldest first. It always returns the same groups in the same order.
   using Groups = std::function<std::vector<std::vector<FlightEntry>>()>;
   /// Counts from now on.
   explicit CommunicationTimer(Groups groups);
 
-  /// An operation that has not ended yet is counted by a later call.
+  /// The time since the last call. An operation that has not ended yet is counted by a later call.
   CommunicationTime take();
 
  private:
   Groups groups_;
-  std::vector<std::uint64_t> next_;  // by group: the first operation that has not been counted
+  std::vector<std::uint64_t> next_;  // for each group: the first operation that was not counted yet
 };
 
 }  // namespace phalanx::observe

@@ -24,15 +24,15 @@ FlightEntry entry(std::uint64_t seq, const Times& times) {
 TEST(CommunicationTime, GroupsThatWorkAtTheSameTimeCountOnce) {
   std::vector<std::vector<FlightEntry>> groups = {{entry(0, {1, 900})}, {}};
   CommunicationTimer timer([&] { return groups; });
-  EXPECT_EQ(timer.take().operations, 0);  // what was there before does not count
+  EXPECT_EQ(timer.take().operations, 0);  // earlier operations do not count
   groups[0].push_back(entry(1, {1000, 1010, 1008, 1010}));
-  groups[0].push_back(entry(2, {1020, 1030, 1018, 1021}));  // waited for before it was started
+  groups[0].push_back(entry(2, {1020, 1030, 1018, 1021}));  // the wait began before the start
   groups[1].push_back(entry(0, {1005, 1015, 1011, 1015}));
   const CommunicationTime time = timer.take();
   EXPECT_DOUBLE_EQ(time.busy_seconds, 15 + 12);
   EXPECT_DOUBLE_EQ(time.waited_seconds, 2 + 4 + 3);
   EXPECT_EQ(time.operations, 3);
-  EXPECT_EQ(timer.take().operations, 0);  // nor does anything twice
+  EXPECT_EQ(timer.take().operations, 0);  // no operation counts twice
 }
 
 TEST(CommunicationTime, WhatHasNotEndedIsCountedLater) {

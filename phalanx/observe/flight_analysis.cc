@@ -26,10 +26,10 @@ double seconds(std::int64_t microseconds) { return static_cast<double>(microseco
 
 // One member of a group.
 struct Member {
-  int rank = 0;  // of the job
+  int rank = 0;  // rank in the job
   const FlightFile* file = nullptr;
-  const FlightFileGroup* group = nullptr;  // null: not in it (any more, or yet), if there is a file
-  const FlightEntry* at = nullptr;         // its collective of the group's incomplete number
+  const FlightFileGroup* group = nullptr;  // null: there is no file, or the rank is not in the group (any more, or yet)
+  const FlightEntry* at = nullptr;         // its collective with the number of the group's incomplete one
   const FlightEntry* last = nullptr;       // its last collective
   std::int64_t number_of_last() const { return last != nullptr ? last->collective : -1; }
 };
@@ -44,7 +44,7 @@ struct Group {
   std::string call(const FlightEntry& entry) const { return describe(entry, any->members); }
 };
 
-// --- where a group stands -------------------------------------------------------------------------------------------
+// --- how far a group has come ---------------------------------------------------------------------------------------
 
 std::vector<Group> collect_groups(const FlightFiles& files) {
   std::map<std::string, Group> by_id;
@@ -78,8 +78,8 @@ std::vector<Group> collect_groups(const FlightFiles& files) {
   return groups;
 }
 
-// The first collective that ranks called differently; -1: none. Counts of an uneven all_to_all, which may differ, are
-// not described.
+// The first collective that the ranks called with different arguments; -1: none. The counts of an uneven all_to_all,
+// which may differ, are not compared.
 std::int64_t first_mismatch(const Group& group) {
   std::map<std::int64_t, std::string> calls;
   std::int64_t first = std::numeric_limits<std::int64_t>::max();
@@ -126,7 +126,7 @@ struct Elsewhere {
   const FlightEntry* entry = nullptr;
 };
 
-// Something else that this rank waits in, or has failed in; a failure only where nothing waits.
+// Another operation that this rank waits in or that has failed. A failed one is used only if no operation waits.
 Elsewhere waits_elsewhere(const FlightFile& file, const std::string& group_id, std::int64_t number) {
   Elsewhere failed;
   for (const FlightFileGroup& group : file.groups) {
@@ -187,7 +187,7 @@ void judge_mismatch(Group& group) {
 
 void judge_missing(Group& group) {
   std::vector<std::string> reasons;
-  const Member* at = nullptr;  // who has waited longest
+  const Member* at = nullptr;  // the member that has waited longest
   for (const Member& member : group.members) {
     if (member.at != nullptr) {
       group.waiting.push_back(member.rank);
@@ -201,7 +201,7 @@ void judge_missing(Group& group) {
                             : fmt::format("rank {}: {}", member.rank, why_missing(group, member)));
     }
   }
-  constexpr std::size_t kShown = 8;  // of a thousand ranks
+  constexpr std::size_t kShown = 8;  // there may be a thousand ranks
   if (reasons.size() > kShown) {
     const std::size_t more = reasons.size() - kShown;
     reasons.resize(kShown);
@@ -254,7 +254,7 @@ void judge_complete(Group& group) {
   }
 }
 
-// A message that waits, if any: its peer has issued nothing that matches, or the transport is at it.
+// A pending message, if there is one: its peer has not issued the matching side, or the transport is working on it.
 void judge_messages(Group& group) {
   for (const Member& member : group.members) {
     if (member.group == nullptr) continue;
@@ -316,7 +316,7 @@ void judge_finished(Group& group) {
 void judge(Group& group) {
   const std::int64_t number = first_incomplete(group);
   const std::int64_t mismatch = first_mismatch(group);
-  // What is called after a failure proves nothing.
+  // Calls after a failure prove nothing.
   if (mismatch >= 0 && (number < 0 || mismatch <= number)) {
     stand_at(group, mismatch);
     judge_mismatch(group);
@@ -329,7 +329,7 @@ void judge(Group& group) {
   }
   stand_at(group, number);
   for (const Member& member : group.members) {
-    // One that is past it has finished it, if only its ring no longer knows.
+    // A rank that is past this number has finished it, even if its ring has lost the entry.
     if (member.at == nullptr && member.number_of_last() < number) group.missing.push_back(member.rank);
   }
   if (group.missing.empty()) {

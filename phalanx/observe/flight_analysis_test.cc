@@ -1,4 +1,4 @@
-// Who is found guilty, from files as flight recorders write them.
+// Which rank the analysis blames, from files like those of flight recorders.
 #include "phalanx/observe/flight_analysis.h"
 
 #include <fmt/format.h>
@@ -150,7 +150,7 @@ TEST_F(FlightAnalysisTest, DifferentCallsOfOneOperationAreLaidSideBySide) {
               "all_reduce(float32[8], sum); rank 1 called " +
                   call + ".");
   }
-  // Where counts may differ they are no mismatch.
+  // If counts may differ, they are not a mismatch.
   const auto uneven = [](std::int64_t count) {
     return FlightEntry{.verb = "all_to_all", .dtype = "uint8", .count = count, .uneven = true};
   };
@@ -176,10 +176,10 @@ TEST_F(FlightAnalysisTest, NothingStuckIsSaid) {
   for (int rank = 0; rank < 2; ++rank) write(rank, Rank(rank, 2).do_all(kBarrier).do_all(reduce(8)));
   EXPECT_EQ(analyze().verdict, "Nothing is stuck: all ranks have finished all operations of 1 group.");
   EXPECT_THAT(to_text(analyze()), HasSubstr("group 'world' of ranks 0, 1: all finished\n"));
-  // Files of different moments.
+  // Files from different times.
   write(1, Rank(1, 2).do_all(kBarrier));
   EXPECT_THAT(analyze().verdict, HasSubstr("Nobody waits in group 'world', but rank 1 is behind: op 0 is the last"));
-  // A ring that has turned over.
+  // A ring that has overwritten old entries.
   Rank long_run(0, 2), other(1, 2);
   for (int i = 0; i < 20; ++i) {
     long_run.do_all(reduce(8));
@@ -226,7 +226,7 @@ TEST_F(FlightAnalysisTest, ACollectiveThatMeetsAMessage) {
 }
 
 TEST_F(FlightAnalysisTest, AMessageNobodySends) {
-  // In a group whose ranks have other numbers in the job.
+  // In a group whose ranks differ from the ranks in the job.
   const FlightEntry recv{.verb = "recv", .dtype = "int64", .count = 3, .peer = 1, .tag = 7};
   write(0, Rank(0, 4));
   write(1, Rank(1, 4).join("pp", "world/0.1", {1, 3}).wait_in(recv, 1));
@@ -252,7 +252,7 @@ TEST_F(FlightAnalysisTest, AFailureAfterEverybodyCameTellsWhoCameLast) {
                               "and it failed: rank 1 came last, "),
                     HasSubstr(" after rank 0, when rank 0 had given up.")));
   EXPECT_EQ(found.reasons.size(), 2u);
-  // What they call afterwards, each in its own way of ending, is no mismatch.
+  // Calls after the failure, while the ranks end in different ways, are not a mismatch.
   write(0, Rank(0, 2).fail_in(reduce(8)).fail_in(kBarrier));
   write(1, Rank(1, 2).fail_in(reduce(8)).fail_in(reduce(3)));
   EXPECT_EQ(analyze().groups[0].match_state, FlightMatchState::failed);

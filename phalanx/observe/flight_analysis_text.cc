@@ -1,4 +1,4 @@
-// The flight analysis for people.
+// The flight analysis as text.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

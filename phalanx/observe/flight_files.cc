@@ -104,7 +104,7 @@ class Reader {
   FlightFiles& files_;
 };
 
-// The usual slip: the run's folder in place of the one that the files are in.
+// A common mistake: the run's folder was given instead of the folder with the files.
 std::string folder_below(const std::filesystem::path& folder) {
   std::error_code error;
   for (const auto& below : std::filesystem::directory_iterator(folder, error)) {

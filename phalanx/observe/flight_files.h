@@ -1,10 +1,12 @@
-// The flight recorder files of a job, read back: one file a rank, as comm/flight_log.h writes them.
+// Reads the flight recorder files of a job: one file per rank, as comm/flight_log.h writes them.
 //
-// Strict: a folder without such files, a file that is none, ranks that come twice or contradict each other are Errors
-// that name the file. A rank without a file is none: that is what is looked for.
+// Reading is strict. It is an Error, which names the file, if a folder has no such file, if a file is not a flight
+// recorder file, or if ranks occur twice or contradict each other. A rank without a file is not an error: it may be the
+// rank that the user looks for.
 //
 //   const FlightFiles files = read_flight_files("outputs/comm_traces");
-//   for (const auto& file : files.by_rank) if (file) ...
+//   for (const auto& file : files.by_rank)
+//     if (file) fmt::print("{}\n", file->path.string());
 #pragma once
 
 #include <cstdint>
@@ -18,7 +20,7 @@
 
 namespace phalanx::observe {
 
-/// What one rank knows of one group.
+/// One rank's record of one group.
 struct FlightFileGroup {
   std::string name;
   std::string id;  // the same on all members
@@ -35,13 +37,13 @@ struct FlightFile {
   std::int64_t pid = 0;
   std::int64_t written_us = 0;  // since the epoch
   std::string reason;
-  std::vector<FlightFileGroup> groups;  // the first is that of all ranks
+  std::vector<FlightFileGroup> groups;  // the first is the group of all ranks
 };
 
 struct FlightFiles {
   std::filesystem::path folder;
   std::vector<std::optional<FlightFile>> by_rank;  // [number of ranks of the job]
-  std::set<std::string, std::less<>> texts;        // what the entries' verbs, dtypes and ops point to
+  std::set<std::string, std::less<>> texts;        // the strings that the entries' verb, dtype and op point to
 
   FlightFiles() = default;
   FlightFiles(FlightFiles&&) = default;

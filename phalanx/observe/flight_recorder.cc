@@ -113,8 +113,7 @@ void FlightRecorder::waited(std::uint64_t seq, SystemClock::time_point from) {
   entry->wait_until_us = until;
 }
 
-/// Operations end soon after they are issued, so the search begins at the
-/// newest.
+/// Operations usually end soon after they are issued, so the search begins at the newest.
 FlightEntry* FlightRecorder::find(std::uint64_t seq) {
   const std::uint64_t held = std::min<std::uint64_t>(recorded_, ring_.size());
   for (std::uint64_t back = 1; back <= held; ++back) {

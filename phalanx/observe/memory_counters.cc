@@ -11,11 +11,11 @@
 namespace phalanx::observe {
 namespace {
 
-// Of the process: the allocator that feeds them is libtorch's only one, whoever the rank is.
+// One object per process: libtorch has only one CPU allocator, which all ranks of the process share.
 struct Counters {
   std::array<std::atomic<std::int64_t>, kMemoryCategories> bytes{};
   std::atomic<std::int64_t> shared{0}, total{0}, peak_total{0};
-  std::mutex mutex;  // for peak
+  std::mutex mutex;  // guards `peak`
   MemoryCounts peak;
 
   MemoryCounts now() const noexcept {
@@ -29,7 +29,7 @@ struct Counters {
 static_assert(std::is_trivially_destructible_v<Counters>);
 
 Counters& counters() noexcept {
-  static Counters all;  // has nothing to destroy: memory is freed until the very end of the process
+  static Counters all;  // it needs no destructor, since memory is freed until the very end of the process
   return all;
 }
 
@@ -89,7 +89,7 @@ void record_memory_allocated(MemoryCategory category, std::size_t size, bool sha
   if (total <= all.peak_total.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(all.mutex);
   const MemoryCounts now = all.now();
-  if (now.total() <= all.peak_total.load(std::memory_order_relaxed)) return;  // another thread was here meanwhile
+  if (now.total() <= all.peak_total.load(std::memory_order_relaxed)) return;  // another thread has updated it
   all.peak = now;
   all.peak_total.store(now.total(), std::memory_order_relaxed);
 }

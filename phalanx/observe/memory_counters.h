@@ -1,10 +1,11 @@
-// How much memory this process has taken, by what it is for: now, and at the moment when it was most.
+// Memory counters: how much memory this process has allocated, by category, now and at its peak.
 //
-// Whoever takes memory for long says what for by a MemoryScope around it; everything else counts as activations, which
-// come and go. Tensors on the CPU are counted once install_counting_allocator() has been called
-// (tensor/counting_allocator.h), memory shared between ranks where it is made (comm/backends/local_shm/shm_windows.h): a rank counts its
-// own part. The counters are those of the process, as the heap is: ranks that are threads of one process count
-// together. Torch-free. Any thread; a count costs some tens of nanoseconds.
+// Code that allocates memory for a long time gives its category with a MemoryScope. All other memory counts as
+// activations, which are short-lived. CPU tensors are counted after install_counting_allocator()
+// (tensor/counting_allocator.h). Memory shared between ranks is counted where it is created
+// (comm/backends/local_shm/shm_windows.h); a rank counts its own part. The counters belong to the process, as the heap
+// does: ranks that are threads of one process count together. Torch-free. Any thread may call; one count costs some
+// tens of nanoseconds.
 //
 //   const MemoryScope scope(MemoryCategory::optimizer);
 //   AdamW optimizer(parameters);
@@ -26,22 +27,22 @@ std::string_view name_of(MemoryCategory category) noexcept;
 
 struct MemoryCounts {
   std::array<std::int64_t, kMemoryCategories> bytes{};
-  std::int64_t shared = 0;  // of all these, in memory that other processes see, too
+  std::int64_t shared = 0;  // the part of all these that is in memory shared with other processes
 
   std::int64_t operator[](MemoryCategory category) const noexcept { return bytes[static_cast<std::size_t>(category)]; }
   std::int64_t& operator[](MemoryCategory category) noexcept { return bytes[static_cast<std::size_t>(category)]; }
   std::int64_t total() const noexcept;
-  /// What does not change from step to step: parameters, gradients and optimizer.
+  /// Memory that does not change from step to step: parameters, gradients and optimizer.
   std::int64_t state() const noexcept;
   std::string text() const;  // "812 MiB = parameters 192 MiB + gradients 192 MiB + ..."
 };
 
 MemoryCounts memory_allocated() noexcept;
-/// When the total was highest, since the last reset_peak_memory_stats().
+/// The counts at the highest total since the last reset_peak_memory_stats().
 MemoryCounts max_memory_allocated() noexcept;
 void reset_peak_memory_stats() noexcept;
 
-/// Until its end, memory that this thread takes is counted there.
+/// During its lifetime, memory that this thread allocates is counted in that category.
 class [[nodiscard]] MemoryScope {
  public:
   explicit MemoryScope(MemoryCategory category) noexcept;
@@ -55,7 +56,7 @@ class [[nodiscard]] MemoryScope {
   MemoryCategory outer_;
 };
 
-// For those who hand out memory; freed with the category it was taken in.
+// For allocators. Memory must be freed with the category that it was allocated with.
 void record_memory_allocated(MemoryCategory category, std::size_t bytes, bool shared = false) noexcept;
 void record_memory_freed(MemoryCategory category, std::size_t bytes, bool shared = false) noexcept;
 

@@ -10,7 +10,7 @@ namespace {
 
 using Category = MemoryCategory;
 
-// The counters are the process's, and other tests of this program may have left something there.
+// The counters belong to the process, and other tests of this program may have left values.
 class MemoryCountersTest : public ::testing::Test {
  protected:
   std::int64_t taken(Category category) const { return memory_allocated()[category] - before_[category]; }

@@ -10,8 +10,7 @@
 namespace phalanx::observe {
 namespace {
 
-/// The lines of steps up to `last_step`. A line that is not JSON was torn by a
-/// crash and has no step to speak of.
+/// The lines of the steps up to `last_step`. A line that is not JSON was torn by a crash and is dropped.
 std::string lines_up_to(const std::string& contents, std::int64_t last_step) {
   std::string kept;
   std::size_t begin = 0;
@@ -48,7 +47,7 @@ void MetricsWriter::write(const nlohmann::ordered_json& line) {
   }
   const std::string text = line.dump() + "\n";
   const std::lock_guard lock(mutex_);
-  file_->write(text);  // one call a line, so concurrent readers see it whole
+  file_->write(text);  // one write per line, so concurrent readers see whole lines
 }
 
 }  // namespace phalanx::observe

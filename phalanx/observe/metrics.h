@@ -1,13 +1,11 @@
-// metrics.jsonl: one JSON object a line, one line a step, for people and
-// programs that plot.
+// metrics.jsonl: one JSON object per line, one line per step, for people and for programs that plot.
 //
-// Each line is written and handed to the system at once, so a reader (and a
-// crash) sees whole lines only, but for a torn last one, which the next run
-// removes. A resumed run continues the file: lines of steps after the one it
-// resumes from are dropped first, so no step appears twice.
+// Each line is written to the system at once. So a reader sees complete lines only, even after a crash. The exception
+// is a torn last line, which the next run removes. A resumed run continues the file: it first drops the lines of the
+// steps after the one that it resumes from, so no step appears twice.
 //
-//   observe::MetricsWriter metrics("outputs/metrics.jsonl", {.resumed_step =
-//   40}); metrics.write({{"step", 41}, {"loss", 4.13}, {"tps", 6667}});
+//   observe::MetricsWriter metrics("outputs/metrics.jsonl", {.resumed_step = 40});
+//   metrics.write({{"step", 41}, {"loss", 4.13}, {"tps", 6667}});
 #pragma once
 
 #include <cstdint>
@@ -23,18 +21,18 @@ namespace phalanx::observe {
 
 struct MetricsOptions {
   std::optional<std::int64_t> resumed_step;  // unset: a new run, which starts an empty file
-  FileSystem* file_system = nullptr;         // the real one where null
+  FileSystem* file_system = nullptr;         // null: the real file system
 };
 
 /// Thread-safe.
 class MetricsWriter {
  public:
-  /// Makes the folder where it is missing.
+  /// Creates the folder if it is missing.
   explicit MetricsWriter(const std::filesystem::path& path, MetricsOptions options = {});
   ~MetricsWriter();
 
-  /// `line` is an object with an integer "step". Not-a-number and infinities
-  /// are written as null, as JSON has none.
+  /// NaN and infinities are written as null, since JSON has no numbers for them.
+  /// REQUIRES: `line` is an object with an integer "step".
   void write(const nlohmann::ordered_json& line);
 
  private:

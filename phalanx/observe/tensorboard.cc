@@ -16,9 +16,8 @@
 namespace phalanx::observe {
 namespace {
 
-// The few protobuf fields of an Event are encoded here by hand: libtorch_cpu
-// exports a protobuf of its own, of another version, and two protobuf libraries
-// in one process crash. The test reads the files with the real library and
+// The few protobuf fields of an Event are encoded here by hand. libtorch_cpu exports its own protobuf library, of
+// another version, and two protobuf libraries in one process crash. The test reads the files with the real library and
 // event.proto, in a process without libtorch.
 class ProtoMessage {
  public:
@@ -89,7 +88,7 @@ std::string metadata_of_plugin(std::string_view plugin_name) {
 
 constexpr std::string_view kFilePrefix = "events.out.tfevents.";
 
-/// Of the files in the folder: the largest number of seconds in a name; nothing where there is no file.
+/// The largest number of seconds in a file name of the folder; nullopt if there is no file.
 std::optional<std::int64_t> newest_file_seconds(const std::filesystem::path& folder) {
   std::optional<std::int64_t> newest;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -111,8 +110,7 @@ std::string host_name() {
 }  // namespace
 
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, TensorBoardOptions options) {
-  // Two writers of one process may start within a second: the count keeps their
-  // files apart.
+  // Two writers of one process may start within a second. The count gives their files different names.
   static std::atomic<int> count{0};
   FileSystem& fs = options.file_system != nullptr ? *options.file_system : posix_file_system();
   fs.make_directory(folder);
@@ -128,7 +126,7 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, Tensor
     constexpr std::uint64_t kStart = 1;
     ProtoMessage session;
     session.add_varint(1, kStart);  // status
-    // From this step on, older points are dropped: the one resumed from stays.
+    // Points of older files are dropped from this step on. The point of the resumed step stays.
     ProtoMessage event = new_event(options.resumed_step ? *options.resumed_step + 1 : 0);
     event.add_bytes(7, session.bytes());  // session_log
     add_event(event.bytes());
@@ -139,7 +137,7 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, Tensor
 TensorBoardWriter::~TensorBoardWriter() {
   try {
     flush();
-  } catch (const std::exception&) {  // flush() is there for those who want to know
+  } catch (const std::exception&) {  // callers that need the error call flush()
   }
 }
 

@@ -1,11 +1,9 @@
-// TensorBoard event files: scalars and text of a run, as `tensorboard --logdir`
-// reads them.
+// TensorBoard event files: scalars and text of a run, for `tensorboard --logdir`.
 //
-// The file is a sequence of TFRecords, each a protobuf message of type Event. A
-// run starts a new file beside those that are there, whose first event tells
-// TensorBoard to forget their points: of a resumed run those of later steps, of
-// a new one all. Files are read in the order of their names, so the seconds in
-// the name are more than those of any file there.
+// The file is a sequence of TFRecords, each a protobuf message of type Event. A run starts a new file beside the
+// existing ones. Its first event makes TensorBoard discard points of the older files: a resumed run those of later
+// steps, a new run all. TensorBoard reads files in the order of their names. So the seconds in the name are larger than
+// those of every existing file.
 //
 //   observe::TensorBoardWriter board("outputs/tb", {.resumed_step = 40});
 //   board.add_scalar("loss_metrics/global_avg_loss", 4.13, /*step=*/41);
@@ -27,20 +25,19 @@ namespace phalanx::observe {
 
 struct TensorBoardOptions {
   std::optional<std::int64_t> resumed_step;
-  FileSystem* file_system = nullptr;  // the real one where null
+  FileSystem* file_system = nullptr;  // null: the real file system
 };
 
 /// Thread-safe.
 class TensorBoardWriter {
  public:
-  /// Makes the folder where it is missing, and the file
-  /// events.out.tfevents.<seconds>.<host>.<pid>.<n> in it.
+  /// Creates the folder if it is missing, and the file events.out.tfevents.<seconds>.<host>.<pid>.<n> in it.
   explicit TensorBoardWriter(const std::filesystem::path& folder, TensorBoardOptions options = {});
-  ~TensorBoardWriter();  // flushes; errors are lost, so flush() on the good path
+  ~TensorBoardWriter();  // flushes, but errors are lost: call flush() first
 
   void add_scalar(std::string_view tag, double value, std::int64_t step);
   void add_text(std::string_view tag, std::string_view markdown, std::int64_t step);
-  /// Hands what was added to the system. Happens by itself at 64 KiB.
+  /// Writes the added events to the system. This also happens automatically at 64 KiB.
   void flush();
 
   const std::filesystem::path& path() const noexcept { return path_; }

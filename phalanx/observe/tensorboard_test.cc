@@ -19,8 +19,7 @@
 namespace phalanx::observe {
 namespace {
 
-// A CRC-32C that shares nothing with the one under test: bit by bit, from the
-// definition.
+// A CRC-32C that shares no code with the one under test: bit by bit, from the definition.
 std::uint32_t slow_crc32c(std::string_view data) {
   std::uint32_t crc = ~0U;
   for (const char c : data) {

@@ -9,8 +9,8 @@
 namespace phalanx::observe {
 namespace {
 
-/// Quoted and escaped; bytes that are not UTF-8 become U+FFFD, since a trace
-/// with an odd name is better than none.
+/// Quotes and escapes the text. Bytes that are not UTF-8 become U+FFFD, since a trace with an odd name is better than
+/// none.
 std::string json_string(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -43,7 +43,7 @@ void TraceRecorder::operation(const std::string& track, TraceOperation operation
   if (started > begin) keep({'X', row, operation.category, begin, started - begin, 0.0, "queued"});
 }
 
-// Spans of one row must nest or follow each other: a viewer draws no others.
+// Spans in one row must nest or follow each other; a viewer cannot draw others.
 int TraceRecorder::free_row(const std::string& track, std::int64_t begin_ns, std::int64_t end_ns) {
   std::vector<Row>& rows = tracks_[track];
   auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& one) { return one.free_from_ns <= begin_ns; });

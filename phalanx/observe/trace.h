@@ -1,4 +1,4 @@
-// Trace spans: what each thread of a rank did when, as a file for chrome://tracing or ui.perfetto.dev.
+// TraceRecorder and TraceSpan: a timeline of each thread of a rank, as a file for chrome://tracing or ui.perfetto.dev.
 //
 //   observe::TraceRecorder trace({.rank = rank});
 //   {
@@ -9,10 +9,10 @@
 //   trace.operation("communication", {.name = "bucket 0", .category = "comm", .issued_us = ..., ...});
 //   write_file("trace-rank0.json", trace.to_json());
 //
-// A null recorder makes a span free, so code is written once for traced and untraced runs. Recording is thread-safe and
-// costs less than a microsecond; beyond `max_events` spans are counted but not kept. The rank is the process id of the
-// trace and times start from the wall clock, so the files of ranks of one machine can be joined by concatenating their
-// traceEvents.
+// With a null recorder a span costs nothing, so the same code serves traced and untraced runs. Recording is thread-safe
+// and costs less than a microsecond. Spans beyond `max_events` are counted but not stored. The rank is the process id
+// in the trace, and times start from the wall clock. So the files of the ranks of one machine can be joined by
+// concatenating their traceEvents.
 #pragma once
 
 #include <chrono>
@@ -33,13 +33,13 @@ struct TraceOptions {
   std::size_t max_events = 1'000'000;  // about 100 MB
 };
 
-/// Something that went on beside the threads; times in microseconds since the epoch.
+/// An operation that ran beside the threads. Times are in microseconds since the epoch.
 struct TraceOperation {
   std::string name;
   const char* category;
   std::int64_t issued_us = 0;
   std::int64_t started_us = 0;  // 0: not yet
-  std::int64_t ended_us = 0;    // 0: not yet, shown as lasting until now
+  std::int64_t ended_us = 0;    // 0: not yet; shown as lasting until now
   std::vector<std::pair<std::string, std::string>> details = {};
 };
 
@@ -49,11 +49,11 @@ class TraceRecorder {
 
   explicit TraceRecorder(TraceOptions options = {});
 
-  /// A finished span of the calling thread. `category` points to text of static
-  /// duration.
+  /// Records a finished span of the calling thread.
+  /// REQUIRES: `category` points to text of static duration.
   void span(std::string_view name, const char* category, Clock::time_point begin, Clock::time_point end);
-  /// From issue to end on a row called `track`, or on a further one ("track 2") while that is taken; inside it a span
-  /// "queued" lasts until it started.
+  /// Records the operation, from issue to end, on a row named `track`. If that row is in use at that time, it goes to
+  /// another one ("track 2"). Inside it a span "queued" lasts until the operation started.
   void operation(const std::string& track, TraceOperation operation);
   void counter(std::string_view name, double value);
   void instant(std::string_view name,
@@ -99,7 +99,8 @@ class TraceRecorder {
   std::size_t dropped_ = 0;
 };
 
-/// Records the time from its construction to its end. Strings must outlive it.
+/// Records the time from its construction to its destruction.
+/// REQUIRES: the strings outlive the span.
 class TraceSpan {
  public:
   TraceSpan(TraceRecorder* recorder, std::string_view name, const char* category = "phalanx")

@@ -55,7 +55,7 @@ TraceFile parse_trace(const std::filesystem::path& path) {
 
 bool is_trace(const std::filesystem::path& path) { return path.filename().string().ends_with("_trace.json"); }
 
-// The usual slip: a folder above.
+// A common mistake: a folder above was given.
 std::string trace_folder_below(const std::filesystem::path& folder) {
   std::error_code error;
   std::optional<std::filesystem::path> found;

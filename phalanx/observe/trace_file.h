@@ -1,6 +1,7 @@
-// The traces that a run's ranks wrote (trace.h), read again: their spans.
+// Reads the traces that the ranks of a run wrote (trace.h): their spans.
 //
-//   for (const TraceFile& rank : read_trace_files("outputs/run/profile_traces/iteration_10")) ...
+//   for (const TraceFile& trace : read_trace_files("outputs/run/profile_traces/iteration_10"))
+//     fmt::print("rank {}: {} spans\n", trace.rank, trace.spans.size());
 #pragma once
 
 #include <filesystem>
@@ -16,12 +17,12 @@ struct TraceFileSpan {
 
 struct TraceFile {
   int rank = 0;
-  double epoch_seconds = 0.0;        // of the first span, by the clock of the rank's machine
-  std::vector<TraceFileSpan> spans;  // in the file's order: as they ended
+  double epoch_seconds = 0.0;        // of the first span, by the clock of the rank's node
+  std::vector<TraceFileSpan> spans;  // in the file's order, which is the order of their ends
 };
 
-/// Every *_trace.json file of the folder, by rank. An Error names a folder that holds none, a file that is no trace,
-/// and two files of one rank.
+/// Reads every *_trace.json file of the folder; the result is sorted by rank. Throws Error for a folder without such
+/// files, for a file that is not a trace, and for two files of one rank.
 std::vector<TraceFile> read_trace_files(const std::filesystem::path& folder);
 
 }  // namespace phalanx::observe

@@ -1,5 +1,5 @@
-// Adadelta: the size of a step follows from the sizes of gradients and of earlier steps (Zeiler, 2012); lr scales
-// it, 1.0 being the paper's.
+// Adadelta: derives the step size from the sizes of gradients and of earlier steps (Zeiler, 2012). lr scales the step;
+// the paper's value is 1.0.
 //
 //   g <- g + weight_decay * p
 //   v <- rho v + (1 - rho) g^2

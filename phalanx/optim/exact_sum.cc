@@ -25,7 +25,7 @@ void ExactSum::carry() {
   for (std::size_t i = 0; i + 1 < kLimbs; ++i) {
     const std::int64_t sum = limbs_[i] + carried;
     limbs_[i] = sum & 0xFFFFFFFF;
-    carried = sum >> 32;  // rounds down, also below 0: what stays behind is never negative
+    carried = sum >> 32;  // rounds down, also below 0: the remainder is never negative
   }
   limbs_[kLimbs - 1] += carried;
   pending_ = 0;
@@ -80,10 +80,10 @@ double ExactSum::value() const {
   if (top >= kLimbs - 2) return sign * kInfinity;  // beyond 2^1024
   const int top_bit = static_cast<int>(std::bit_width(limb(top))) - 1;
   const int position = static_cast<int>(top) * 32 + top_bit;
-  if (position < kMantissaBits) {  // nothing to round, be it denormal or not; top is 0 or 1, or the sum is 0
+  if (position < kMantissaBits) {  // nothing to round, denormal or not; top is 0 or 1, or the sum is 0
     return sign * std::ldexp(static_cast<double>(limb(1) << 32 | limb(0)), kLowestExponent);
   }
-  // The 64 bits from the highest one down, and whether anything lies below them.
+  // The 64 bits from the highest one down, and whether any lower bit is set.
   std::uint64_t leading = limb(top) << (63 - top_bit) | limb(top - 1) << (31 - top_bit);
   bool below = false;
   std::size_t rest = top - 1;  // limbs below this one were not looked at

@@ -122,7 +122,7 @@ TEST(ExactSumTest, ManyAddendsFit) {
     const Wide expected = static_cast<Wide>(value) * kCount;
     EXPECT_EQ(sum.value(), static_cast<double>(expected));
   }
-  // 2^61 of the largest, by doubling, and the same away again.
+  // 2^61 of the largest double, by doubling, and then subtracted again.
   ExactSum large, negative;
   large.add(kMax);
   negative.add(-kMax);

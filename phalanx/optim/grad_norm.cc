@@ -25,7 +25,7 @@ namespace {
 
 constexpr double kClipEpsilon = 1e-6;  // PyTorch's
 
-/// Whether this rank's gradient of it goes into the norm.
+/// Whether this rank's gradient of the parameter counts in the norm.
 bool is_counted(const NamedTensor& parameter, const Communicator* comm) {
   const auto& [name, tensor, shard] = parameter;
   if (!shard) return comm == nullptr || comm->rank() == 0;
@@ -56,7 +56,7 @@ Gradients gradients_of(const std::vector<NamedTensor>& parameters, const Communi
   Gradients result;
   if (!parameters.empty()) result.device = parameters.front().tensor.device();
   for (const auto& parameter : parameters) {
-    const bool counted = is_counted(parameter, comm);  // asked of each: all ranks find the same mistakes
+    const bool counted = is_counted(parameter, comm);  // called for each one: all ranks find the same mistakes
     const at::Tensor& grad = parameter.tensor.grad();
     if (!grad.defined()) continue;
     if (grad.is_sparse()) {
@@ -77,7 +77,7 @@ GradNorm norm_on_cpu(const Gradients& gradients, Communicator* comm) {
   std::vector<at::Tensor> copies, others;
   for (const auto& grad : gradients.counted) {
     if (RowSquares::takes(grad.scalar_type())) {
-      copies.push_back(grad.contiguous());  // nearly always itself
+      copies.push_back(grad.contiguous());  // nearly always the same tensor
       rows.add_rows(copies.back());
     } else {
       others.push_back(grad);
@@ -141,7 +141,7 @@ GradNorm clip_grad_norm(const std::vector<NamedTensor>& parameters, double max_n
     }
     return norm;
   }
-  // On a device the scale stays there, so that the host need not wait.
+  // On a device the scale stays there, so that the host does not wait.
   const at::Tensor& total = norm.on_device();
   const at::Tensor scale = at::where(
       at::isfinite(total), total.add(kClipEpsilon).reciprocal().mul(max_norm).clamp_max(1.0), at::ones_like(total));

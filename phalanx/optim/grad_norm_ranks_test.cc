@@ -1,4 +1,4 @@
-// The gradient norm of a model that is spread over ranks: the bits that one rank alone gets.
+// The gradient norm of a model that is spread over ranks has the bits that one rank alone gets.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -29,7 +29,7 @@ using testing::HasSubstr;
 struct Whole {
   std::string name;
   at::Tensor grad;
-  std::optional<Placement> placement;  // nothing: not sharded
+  std::optional<Placement> placement;  // unset: not sharded
 };
 
 at::Tensor random_gradient(std::mt19937_64& generator, const std::vector<std::int64_t>& shape, at::ScalarType dtype) {
@@ -208,7 +208,7 @@ TEST(GradNormRanks, OneRanksNanIsEveryRanks) {
       if (comm->rank() == 2) grad.mutable_data_ptr<float>()[5] = bad;
       const std::vector<NamedTensor> parameters = {parameter_with("w", grad, shard)};
       EXPECT_FALSE(clip_grad_norm(parameters, 1.0, comm.get()).is_finite());
-      EXPECT_EQ(grad.const_data_ptr<float>()[0], 3.0F);  // left as it was
+      EXPECT_EQ(grad.const_data_ptr<float>()[0], 3.0F);  // unchanged
     });
   }
 }

@@ -12,7 +12,7 @@
 namespace phalanx {
 namespace {
 
-constexpr double kNormEpsilon = 1e-6;  // as clip_grad_norm() has it
+constexpr double kNormEpsilon = 1e-6;  // as in clip_grad_norm()
 
 void require(bool valid, const char* option, double value, const char* expected) {
   if (!valid) throw ConfigError(fmt::format("loss scaler: {} is {}: expected {}", option, value, expected));
@@ -59,7 +59,7 @@ LossScaler::Result LossScaler::step(Optimizer& optimizer, double lr, StepOptions
   optimizer.step(lr, {.grad_factor = clip / scale});
   if (++good_steps == options_.growth_interval) {
     good_steps = 0;
-    // As far as the scale is a float32: one more growth would make every loss infinite.
+    // Only while the scale fits into a float32: one more growth would make every loss infinite.
     if (scale * options_.growth_factor <= std::numeric_limits<float>::max()) scale *= options_.growth_factor;
   }
   return result;

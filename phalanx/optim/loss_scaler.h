@@ -1,18 +1,18 @@
-// LossScaler: training in float16, whose smallest numbers are too large for many gradients, by way of a larger loss.
+// LossScaler: loss scaling for training in float16, where many gradients are too small to be represented.
 //
-// The loss is multiplied by a scale before backward(), so the gradients come out that much larger; the optimizer's step
-// takes the factor off again, together with the clipping, on the way from the gradient to the moments (in float32 where
-// a 16-bit parameter has its master), so nothing is rounded to float16 in between. A step whose gradients are not
-// finite is skipped and the scale lowered; after growth_interval steps without one it is raised. The rules and the
+// The loss is multiplied by a scale before backward(), so the gradients are larger by that factor. The optimizer's step
+// removes the factor, together with the clipping, between the gradient and the moments (in float32 if a 16-bit
+// parameter has a master). So nothing is rounded to float16 in between. A step whose gradients are not finite is
+// skipped, and the scale is lowered. After growth_interval steps without a skip the scale is raised. The rules and the
 // numbers are those of torch.amp.GradScaler.
 //
 // Contract
-// - Whether a step is skipped follows from the norm alone, which has the same bits on every rank of the communicator
-//   (grad_norm.h): all ranks skip, or none, and their scales stay equal without another message.
-// - The gradients are left as backward() made them: scaled, not clipped.
-// - Options that make no sense are a ConfigError. A scale that falls below the smallest one is an Error: gradients that
-//   are not finite at any scale come from the model.
-// - The state is two tensors of one element, "loss_scaler.scale" and "loss_scaler.good_steps"; loading fills them.
+// - Whether a step is skipped depends only on the norm, which has the same bits on every rank of the communicator
+//   (grad_norm.h). So all ranks skip or none, and their scales stay equal without further communication.
+// - The gradients stay as backward() made them: scaled, not clipped.
+// - Invalid options throw ConfigError. A scale that falls below the smallest one throws Error: gradients that are not
+//   finite at any scale come from the model.
+// - The state is two tensors of one element, "loss_scaler.scale" and "loss_scaler.good_steps". Loading fills them.
 //
 //   LossScaler scaler;
 //   scaler.scaled(loss).backward();
@@ -47,12 +47,12 @@ class LossScaler {
 
   struct StepOptions {
     double max_norm = std::numeric_limits<double>::infinity();  // positive; infinity: no clipping
-    Communicator* comm = nullptr;                               // as grad_norm()'s
+    Communicator* comm = nullptr;                               // as in grad_norm()
   };
   struct Result {
     bool stepped = false;
-    double norm = 0;   // of the gradients without the scale, before clipping; not finite where the step was skipped
-    double scale = 0;  // that these gradients were made with
+    double norm = 0;   // of the unscaled gradients, before clipping; not finite if the step was skipped
+    double scale = 0;  // the scale of these gradients
   };
   /// Steps the optimizer, or skips the step, and sets the scale for the next one. Waits for the device.
   Result step(Optimizer& optimizer, double lr, StepOptions options);

@@ -54,7 +54,7 @@ TEST(LossScalerTest, ClipsTheGradientsWithoutTheScale) {
     const auto result = scaler.step(optimizer, 1.0, {.max_norm = 1.5});
     EXPECT_DOUBLE_EQ(result.norm, 6) << dtype;
     EXPECT_NEAR(w[2].item<double>(), 1 - 0.75, 1e-6) << dtype;
-    EXPECT_EQ(w.grad()[0].item<double>(), 3 * 1024) << dtype;  // left as it was
+    EXPECT_EQ(w.grad()[0].item<double>(), 3 * 1024) << dtype;  // unchanged
   }
 }
 
@@ -89,7 +89,7 @@ TEST(LossScalerTest, FallsAndGrows) {
     EXPECT_TRUE(step(1).stepped);
     EXPECT_EQ(scaler.scale(), expected);
   }
-  EXPECT_FALSE(step(std::nanf("")).stepped);  // begins to count anew
+  EXPECT_FALSE(step(std::nanf("")).stepped);  // restarts the count
   for (const double expected : {8.0, 8.0, 32.0}) {
     step(1);
     EXPECT_EQ(scaler.scale(), expected);

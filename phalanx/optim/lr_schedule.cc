@@ -44,7 +44,7 @@ LearningRateSchedule::LearningRateSchedule(LearningRateScheduleOptions options) 
     decay_steps_ = std::min(rest, static_cast<std::int64_t>(
                                       std::nearbyint(static_cast<double>(options.total_steps) * *options.decay_ratio)));
   }
-  // One virtual step more, so that the last real step is not taken at the end value (zero by default).
+  // One virtual extra step, so that the last real step is not taken at the end value (zero by default).
   stable_steps_ = options.total_steps + 1 - warmup_steps_ - decay_steps_;
 }
 

@@ -1,4 +1,4 @@
-// The learning rate as a function of the step: linear warm-up, a stable stretch, then a decay.
+// The learning rate as a function of the step: linear warm-up, a stable phase, then a decay.
 //
 //        base_lr  ____________________
 //               /                     \            warmup_steps: from base_lr / warmup_steps up to base_lr
@@ -6,9 +6,9 @@
 //             /                         \_ min                   absent: everything after the warm-up
 //            0     warmup      stable   decay
 //
-// The keys are torchtitan's [lr_scheduler] and so are the numbers: a decay starts from base_lr, and a virtual step
-// after the last one takes the end value min_lr_factor * base_lr. Warm-up-stable-decay is decay_ratio < 1. lr_at()
-// depends on its argument alone: there is no state to save.
+// Keys and numbers are those of torchtitan's [lr_scheduler]: a decay starts from base_lr, and a virtual step after the
+// last one has the end value min_lr_factor * base_lr. Warm-up-stable-decay is decay_ratio < 1. lr_at() depends only on
+// its argument: there is no state to save.
 //
 //   LearningRateSchedule schedule({.base_lr = 3e-4, .total_steps = 1000, .warmup_steps = 100,
 //                                  .decay_type = LearningRateDecay::cosine, .min_lr_factor = 0.1});
@@ -24,7 +24,7 @@ namespace phalanx {
 
 enum class LearningRateDecay { linear, cosine, sqrt };
 
-/// "linear", "cosine" or "sqrt"; anything else is a ConfigError that names the nearest.
+/// Accepts "linear", "cosine" or "sqrt". Any other name throws a ConfigError that names the nearest.
 LearningRateDecay learning_rate_decay_from(std::string_view name);
 
 struct LearningRateScheduleOptions {
@@ -38,8 +38,8 @@ struct LearningRateScheduleOptions {
 
 class LearningRateSchedule {
  public:
-  /// Throws ConfigError on values out of range. A warm-up longer than the run is cut to it, and a decay that does not
-  /// fit beside the warm-up is cut to what is left.
+  /// Throws ConfigError on values out of range. A warm-up longer than the run is cut to the run. A decay that does not
+  /// fit after the warm-up is cut to the remaining steps.
   explicit LearningRateSchedule(LearningRateScheduleOptions options);
 
   double lr_at(std::int64_t step) const;  // steps past the end keep the end value

@@ -1,4 +1,4 @@
-// 16-bit parameters that are stepped through float32 masters.
+// 16-bit parameters that are updated through float32 masters.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -51,7 +51,7 @@ bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), static_cast<std::size_t>(a.numel() * a.itemsize())) == 0;
 }
 
-constexpr std::int64_t kElements = 40'003;  // several parts, and a rest
+constexpr std::int64_t kElements = 40'003;  // several parts and a remainder
 
 TEST(MasterWeights, TakeTheStepsOfFloat32) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
@@ -85,11 +85,11 @@ TEST(MasterWeights, AreRoundedAsLibtorchRounds) {
     const auto widened = at::zeros({count}, at::TensorOptions(at::kFloat));
     narrow(dtype, bits.size(), values.const_data_ptr<float>(), narrowed.mutable_data_ptr());
     widen(dtype, bits.size(), narrowed.const_data_ptr(), widened.mutable_data_ptr<float>());
-    const auto numbers = values.eq(values);  // NaNs are NaNs, whichever
+    const auto numbers = values.eq(values);  // any NaN is as good as another
     EXPECT_TRUE(equal_bytes(narrowed.masked_select(numbers), values.to(dtype).masked_select(numbers))) << dtype;
     EXPECT_TRUE(equal_bytes(widened.masked_select(numbers), values.to(dtype).to(at::kFloat).masked_select(numbers)));
     EXPECT_TRUE(narrowed.ne(narrowed).equal(numbers.logical_not())) << dtype;
-    // A master that rounds to its value is left alone.
+    // A master that rounds to its value is unchanged.
     const auto masters = values.clone();
     adopt_changes(dtype, bits.size(), narrowed.const_data_ptr(), masters.mutable_data_ptr<float>());
     EXPECT_TRUE(equal_bytes(masters, values)) << dtype;
@@ -148,7 +148,7 @@ TEST(MasterWeights, WhatSomebodyElseWroteIsTakenOver) {
   }
   optimizer.step(1e-3);
   const auto master = state_of(optimizer, "w.master");
-  EXPECT_FLOAT_EQ(master[0].item<float>(), 0.998F);  // kept what 16 bits do not show
+  EXPECT_FLOAT_EQ(master[0].item<float>(), 0.998F);  // retains what 16 bits cannot represent
   EXPECT_FLOAT_EQ(master[1].item<float>(), 4.999F);
   EXPECT_EQ(w[1].item<float>(), 5);
 }

@@ -11,7 +11,7 @@
 namespace phalanx {
 
 std::size_t pattern_distance(std::string_view pattern, std::string_view name) {
-  // costs[j]: of the pattern so far against the first j characters of the name.
+  // costs[j]: the cost of the pattern so far against the first j characters of the name.
   std::vector<std::size_t> costs(name.size() + 1), next(name.size() + 1);
   std::iota(costs.begin(), costs.end(), std::size_t{0});
   for (const char c : pattern) {

@@ -104,8 +104,8 @@ Optimizer::Target Optimizer::target_of(std::size_t index, double grad_factor) co
                             fmt::join(grad.sizes(), ", "), grad.device().str(), fmt::join(parameter.sizes(), ", "),
                             parameter.device().str()));
   }
-  // The kernels walk through memory, all tensors side by side. State has the parameter's layout where that has no gaps;
-  // a parameter with gaps, or a gradient of another layout, is stepped by way of a copy.
+  // The kernels walk through all tensors side by side, in memory order. The state has the parameter's layout if that
+  // has no gaps. A parameter with gaps, or a gradient of another layout, is updated through a copy.
   Target target{index, parameter, grad, {}, weight_decay_[index], grad_factor};
   if (masters_[index].defined()) {
     target.parameter = masters_[index];
@@ -152,7 +152,7 @@ void Optimizer::step(double lr, StepOptions options) {
     if (!stepped.is_same(parameter)) {
       parameter.copy_(stepped);
     } else {
-      // As libtorch's operators do: a backward through the old values is an error then, not a wrong result.
+      // As libtorch's operators do: a backward pass through the old values is then an error, not a wrong result.
       parameter.unsafeGetTensorImpl()->bump_version();
     }
   }

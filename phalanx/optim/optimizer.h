@@ -1,26 +1,26 @@
-// Optimizer: turns gradients into an update. AdamW, SGD and Adadelta derive from it.
+// Optimizer: the base class of AdamW, SGD and Adadelta. It updates parameters from their gradients.
 //
-// Contract
-// - Parameters are given with their fully qualified names; state is named by them ("optimizer.<fqn>.exp_avg"), never by
-//   an index, so that a checkpoint survives a change of order. A name or a tensor given twice is an Error.
-// - All state tensors exist from construction on: loading a checkpoint fills them in place, before or after steps.
-// - step(lr) updates every parameter whose gradient is defined; the others, and their state, stay as they are.
-// - The arithmetic is element by element. For float32 on the CPU an element gets the same bits at any offset and
-//   length, with any number of threads and on every instruction set, so a rank that holds a part of a parameter
-//   (NamedTensor's shard) computes what a rank with all of it computes there. Other devices and dtypes go through
-//   libtorch's fused kernels: equal tensors get equal bits, parts of them may differ in the last bit.
-// - Parameters of 16 bits (bfloat16, float16) have a float32 master, "optimizer.<fqn>.master", and moments in float32:
-//   the master is stepped, and the parameter is the master rounded. A parameter that somebody else has written (loaded
-//   weights) is taken over by its master at the next step. Without masters (the options' master_weights) libtorch's
-//   kernels step such parameters in their own precision, in which small updates are lost.
-// - A rank whose part is empty steps too: its gradient should be defined (and empty) wherever the other ranks' are,
-//   for the steps of each parameter are counted on every rank.
-//
-//   AdamW optimizer(parameters_of(*model), {.weight_decay = 0.1});
+//   AdamW optimizer(nn::named_parameters(*model), {.weight_decay = 0.1});
 //   loss.backward();
 //   clip_grad_norm(optimizer.parameters(), 1.0);
 //   optimizer.step(schedule.lr_at(step));
 //   optimizer.zero_grad();
+//
+// Contract
+// - Parameters are given with their fully qualified names. State is named by them ("optimizer.<fqn>.exp_avg"), never by
+//   an index, so that a checkpoint survives a change of order. A name or a tensor given twice throws Error.
+// - All state tensors exist from construction on. Loading a checkpoint fills them in place, before or after steps.
+// - step(lr) updates every parameter whose gradient is defined. The others, and their state, do not change.
+// - The arithmetic is element by element. For float32 on the CPU an element gets the same bits at any offset and
+//   length, with any number of threads and on every instruction set. So a rank with a part of a parameter
+//   (NamedTensor's shard) computes the same there as a rank with all of it. Other devices and dtypes use libtorch's
+//   fused kernels: equal tensors get equal bits, but parts of them may differ in the last bit.
+// - 16-bit parameters (bfloat16, float16) have a float32 master, "optimizer.<fqn>.master", and moments in float32. The
+//   step updates the master, and the parameter is the master rounded. If other code has written the parameter (loaded
+//   weights), the master takes over its values at the next step. Without masters (the options' master_weights)
+//   libtorch's kernels update such parameters in their own precision, in which small updates are lost.
+// - A rank whose part is empty must step, too. Its gradient should be defined (and empty) wherever the other ranks'
+//   are, because every rank counts the steps of each parameter.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@
 namespace phalanx {
 
 struct StepOptions {
-  double grad_factor = 1;  // multiplies every gradient on its way (where there is a master, in float32): loss_scaler.h
+  double grad_factor = 1;  // multiplies every gradient during the step (in float32 if there is a master): loss_scaler.h
 };
 
 class Optimizer {
@@ -44,33 +44,34 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Throws Error where a gradient's shape or device is not its parameter's; nothing is updated then.
+  /// Throws Error if a gradient's shape or device is not its parameter's.
+  /// ENSURES: after that Error nothing has been updated.
   void step(double lr, StepOptions options = {});
   /// Appends handles to the state under "optimizer.<fqn>.<what>".
   virtual void collect_state(TrainState& state) const = 0;
 
-  /// Makes every gradient undefined: the next backward writes it instead of adding to zeros.
+  /// Makes every gradient undefined: the next backward pass writes it instead of adding to zeros.
   void zero_grad();
   const std::vector<NamedTensor>& parameters() const noexcept { return parameters_; }
 
  protected:
-  /// Throws on an empty list, an undefined or integer tensor, names or tensors given twice, and a tensor that is not of
-  /// its shard's shape.
+  /// Throws on an empty list, an undefined or integer tensor, names or tensors given twice, and a tensor without its
+  /// shard's shape.
   Optimizer(std::vector<NamedTensor> parameters, bool master_weights);
-  /// `who` begins the messages. See name_patterns.h for the patterns and what is thrown.
+  /// `who` begins the error messages. See name_patterns.h for the patterns and what is thrown.
   void set_weight_decay(const std::string& who, double weight_decay, const std::vector<std::string>& no_decay);
 
-  /// What is stepped for parameter `index`: it or its master, its gradient, and, on the CPU where there is a master,
-  /// the 16-bit values; all dense and in the memory layout of the state.
+  /// What one step works on for parameter `index`: the parameter or its master, its gradient, and, on the CPU if there
+  /// is a master, the 16-bit values. All are dense and in the memory layout of the state.
   struct Target {
     std::size_t index = 0;
     at::Tensor parameter, grad, narrow;
     double weight_decay = 0;
     double grad_factor = 1;
   };
-  /// One step of these, all float32 on the CPU; their gradients are for_each_part()'s.
+  /// One step of these targets, all float32 on the CPU. for_each_part() supplies their gradients.
   virtual void step_on_cpu(const std::vector<Target>& targets, double lr) = 0;
-  /// One step of these, all of one device, dtype and weight decay, by libtorch's fused kernel.
+  /// One step of these targets by libtorch's fused kernel. All have one device, dtype and weight decay.
   virtual void step_by_libtorch(const std::vector<Target>& targets, double lr) = 0;
 
   /// Calls body(target's number, first element, count, their gradient) for parts of all targets, on several threads.
@@ -79,10 +80,10 @@ class Optimizer {
 
   /// One tensor of zeros like each parameter, or its master, in its memory layout.
   std::vector<at::Tensor> zeros_like_parameters() const;
-  /// Of the parameters' shapes, and laid out over the ranks as they are.
+  /// Appends state with the parameters' shapes and with their layout over the ranks.
   void collect_elements(TrainState& state, const std::vector<at::Tensor>& tensors, const std::string& what) const;
   void collect_masters(TrainState& state) const;
-  /// The same on every rank.
+  /// Appends state that is the same on every rank.
   void collect_replicated(TrainState& state, const std::vector<at::Tensor>& tensors, const std::string& what) const;
 
   std::vector<NamedTensor> parameters_;
@@ -94,7 +95,7 @@ class Optimizer {
   void step_group_by_libtorch(const std::vector<Target>& group, double lr);
 
   std::vector<double> weight_decay_;                        // by parameter
-  std::vector<at::Tensor> masters_;                         // by parameter; undefined where it is its own
+  std::vector<at::Tensor> masters_;                         // by parameter; undefined if it needs none
   std::vector<std::shared_ptr<const Shard>> state_shards_;  // by parameter: its shard, in the dtype of its state
 };
 

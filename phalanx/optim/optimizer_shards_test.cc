@@ -128,7 +128,7 @@ TEST(OptimizerShards, AnElementGetsTheSameBitsWhereverItsArrayIsCut) {
   at::set_num_threads(threads);
 }
 
-/// The value, rounded to float32 here and now: no compiler contracts through it.
+/// The value, rounded to float32 here: no compiler contracts across it.
 float rounded(float value) {
   volatile float result = value;
   return result;
@@ -203,7 +203,7 @@ TEST(OptimizerShards, LayoutInMemoryDoesNotMatter) {
     EXPECT_TRUE(at::equal(turned, plain)) << what;
     EXPECT_TRUE(at::equal(back, plain)) << what;
     EXPECT_TRUE(at::equal(part, plain)) << what;
-    EXPECT_TRUE(at::equal(wide.select(1, 0), at::full({5}, 3.0F))) << what;  // beside the part nothing is written
+    EXPECT_TRUE(at::equal(wide.select(1, 0), at::full({5}, 3.0F))) << what;  // nothing is written outside the part
     EXPECT_TRUE(at::equal(wide.select(1, 8), at::full({5}, 3.0F))) << what;
   }
 }
@@ -220,7 +220,7 @@ TEST(OptimizerShards, EmptyPartsStep) {
       TrainState state;
       optimizer->collect_state(state);
       for (const auto& [name, tensor, shard] : state.tensors) {
-        // A rank counts the steps of what other ranks have.
+        // A rank also counts the steps of parameters that only other ranks have.
         if (name == "optimizer.empty.step") {
           EXPECT_EQ(tensor.item<float>(), 1) << what;
         } else if (name == "optimizer.empty.exp_avg") {
@@ -262,7 +262,7 @@ TEST(OptimizerShards, AutogradNoticesTheStep) {
 TEST(OptimizerShards, RefusesGradientsOfAnotherShape) {
   const auto p = at::ones({3, 2}).requires_grad_(), q = at::ones({2}).requires_grad_();
   AdamW optimizer({{"q", q}, {"p", p}});
-  // Autograd itself refuses such a gradient only when it makes it; an owner of flat buffers may set any.
+  // Autograd itself refuses such a gradient only when it creates it. The owner of flat buffers may set any gradient.
   q.mutable_grad() = at::ones({2});
   p.mutable_grad() = at::ones({2, 3});
   expect_refusal({"the gradient of 'p' is [2, 3] on cpu; the parameter is [3, 2] on cpu"},

@@ -11,7 +11,7 @@
 namespace phalanx {
 namespace {
 
-// Elements of one part: a long row is cut there, short rows are taken together up to there.
+// Elements of one part. Longer rows are cut at this size, and short rows are grouped up to it.
 constexpr auto kPart = static_cast<std::int64_t>(kSumOfSquaresBlock);
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Adds up the squares of many rows of float32 or 16-bit values in memory, on several threads, to the same bits with any
-// number of them: each row by sum_of_squares(), the rows' sums exactly.
+// RowSquares: adds up the squares of many rows of float32 or 16-bit values in memory, on several threads. The bits do
+// not depend on the number of threads: sum_of_squares() sums each row, and the rows' sums are added exactly.
 //
 //   RowSquares squares;
 //   squares.add_rows(grad);             // a contiguous CPU tensor; it must live until sum()
@@ -20,12 +20,13 @@ class RowSquares {
   static bool takes(at::ScalarType dtype) {
     return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
   }
-  /// A row is what one index of dimension 0 selects; a tensor without dimensions is one row of one element.
+  /// A row is what one index of dimension 0 selects. A tensor without dimensions is one row of one element.
+  /// REQUIRES: `tensor` is a contiguous CPU tensor and lives until sum().
   void add_rows(const at::Tensor& tensor);
   ExactSum sum() const;
 
  private:
-  // Rows one after the other, or one block of a long row.
+  // Consecutive rows, or one block of a long row.
   struct Part {
     const void* values;
     at::ScalarType dtype;

@@ -10,7 +10,7 @@ namespace phalanx {
 
 namespace {
 
-// The arrays are read from memory, tile by tile, and asked for this far ahead: a processor's own prefetching stops at
+// The arrays are read from memory, tile by tile, and prefetched this far ahead: a processor's own prefetching stops at
 // every page of every array.
 constexpr std::size_t kTile = 64, kAhead = 256, kCacheLine = 16;  // elements
 
@@ -28,7 +28,7 @@ AdamWStep::AdamWStep(double lr, double beta1, double beta2, double eps, double w
 PHALANX_INSTRUCTION_SETS
 void adamw_step(const AdamWStep& step, std::size_t count, const float* __restrict grad, float* __restrict parameter,
                 float* __restrict exp_avg, float* __restrict exp_avg_sq) {
-  const AdamWStep s = step;  // a copy: what is written below cannot change it
+  const AdamWStep s = step;  // a copy: the writes below cannot change it
   for (std::size_t begin = 0; begin < count; begin += kTile) {
     const std::size_t end = count - begin < kTile ? count : begin + kTile;
     for (std::size_t i = begin + kAhead; i < begin + kAhead + kTile && i < count; i += kCacheLine) {

@@ -1,13 +1,14 @@
-// The arithmetic of AdamW, SGD and Adadelta on plain float32 arrays: one pass over everything that belongs to an
+// The arithmetic of AdamW, SGD and Adadelta on plain float32 arrays: one pass over all values that belong to an
 // element.
 //
-// An element's new values depend on its old values alone, to the bit: not on where its array begins or ends, how it is
-// aligned, how it is cut among threads or ranks, or which instruction set runs. Each operation is rounded by itself
-// (nothing is contracted to a fused multiply-add), and vectors and single elements round alike: IEEE 754 says how +, *,
-// / and the square root are rounded. libtorch's fused CPU kernels do not keep this: the elements past the last whole
-// vector of a thread's part may differ in the last bit.
+// An element's new values depend only on its old values, to the bit. They do not depend on where its array begins or
+// ends, how it is aligned, how it is split among threads or ranks, or which instruction set runs. Each operation is
+// rounded by itself (nothing is contracted to a fused multiply-add), and vectors and single elements round alike: IEEE
+// 754 defines the rounding of +, *, / and the square root. libtorch's fused CPU kernels do not guarantee this: the
+// elements past the last whole vector of a thread's part may differ in the last bit.
 //
-// Knows no torch. Pointers need the alignment of a float only; arrays must not overlap; a count of 0 is fine.
+// Torch-free.
+// REQUIRES: pointers have at least the alignment of a float, and arrays do not overlap. A count of 0 is fine.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,8 @@
 
 namespace phalanx {
 
-/// What is the same for all elements of a parameter in one step, in double until the end: see adamw.h for the formulas.
+/// The values that are the same for all elements of a parameter in one step, computed in double. adamw.h has the
+/// formulas.
 struct AdamWStep {
   AdamWStep(double lr, double beta1, double beta2, double eps, double weight_decay, double step);  // step: 1, 2, ...
 

@@ -11,7 +11,7 @@ double sum_of_squares(const float* values, std::size_t count) {
   double lanes[kLanes] = {};
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    // Whoever adds up row after row waits at the end of each: what comes next should be on its way by then.
+    // A caller that sums row after row stalls at the end of each: prefetch what comes next.
     __builtin_prefetch(values + i + kAhead);
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
       const double x = values[i + lane];
@@ -23,7 +23,7 @@ double sum_of_squares(const float* values, std::size_t count) {
     const double x = values[i];
     tail += x * x;
   }
-  double eight[8], four[4];  // in halves, each of them vector by vector
+  double eight[8], four[4];  // in halves, each vector by vector
   for (std::size_t lane = 0; lane < 8; ++lane) eight[lane] = lanes[lane] + lanes[lane + 8];
   for (std::size_t lane = 0; lane < 4; ++lane) four[lane] = eight[lane] + eight[lane + 4];
   const double even = four[0] + four[2], odd = four[1] + four[3];

@@ -1,6 +1,6 @@
-// 16-bit values beside their float32 masters, in memory: what an optimizer's step does with them, element by element.
+// Conversions between 16-bit values and their float32 masters, in memory, for an optimizer's step.
 //
-// dtype is at::kBFloat16 or at::kHalf everywhere. Rounding is to the nearest, ties to even.
+// REQUIRES: dtype is at::kBFloat16 or at::kHalf everywhere. Rounding is to nearest, ties to even.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -16,7 +16,7 @@ inline bool is_16_bit(c10::ScalarType dtype) {
 void widen(c10::ScalarType dtype, std::size_t count, const void* from, float* to);
 void narrow(c10::ScalarType dtype, std::size_t count, const float* from, void* to);
 void multiply(std::size_t count, float* values, float factor);
-/// Where a master does not round to its value any more, somebody has written the value: the master starts from it.
+/// If a master no longer rounds to its value, other code has written the value: the master takes it over.
 void adopt_changes(c10::ScalarType dtype, std::size_t count, const void* values, float* masters);
 
 }  // namespace phalanx

@@ -29,8 +29,8 @@ struct CheckpointFrame : torch::CustomClassHolder {
     if (policy) saved = std::make_unique<kernels::SavedActivations>(std::move(policy));
   }
   at::Tensor run(const at::Tensor& input, kernels::SavedActivations::Run which) const {
-    // As it was around the layer, but that neither run leaves, or takes, a cast copy of a weight: the second one's
-    // would be there when the weight is updated, the first one's has no gradient.
+    // The autocast state around the layer, but without its cache: neither run leaves or uses a cached cast of a weight.
+    // The second run's cast would still be there when the weight is updated, and the first run's has no gradient.
     const kernels::AutocastScope as_it_was(device, autocast);
     const kernels::SavedActivations::Scope scope(saved.get(), which);
     const WeightGradientQueue::Scope weights(ref);
@@ -40,11 +40,11 @@ struct CheckpointFrame : torch::CustomClassHolder {
   at::DeviceType device;
   kernels::AutocastState autocast;
   std::unique_ptr<kernels::SavedActivations> saved;
-  WeightGradientQueue::Ref ref;  // the layer's weight gradients may wait, whenever it runs
+  WeightGradientQueue::Ref ref;  // where the layer's weight gradients may be left, in any run
 };
 
 struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
-  // `anchor` needs a gradient, so that the function is recorded although the input may not need one.
+  // `anchor` needs a gradient, so that the function is recorded even if the input needs none.
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& /*anchor*/,
                             const c10::intrusive_ptr<CheckpointFrame>& frame) {
     ctx->save_for_backward({input});
@@ -86,7 +86,7 @@ bool op_sac_policy(kernels::SavedOp op, int nth) { return op == kernels::SavedOp
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input,
                       kernels::CheckpointPolicy policy) {
   if (!at::GradMode::is_enabled()) {
-    // What runs in here is no business of a layer around it, in this run as in its second.
+    // A layer around this one must not see what runs here, in this run or in the second.
     const kernels::SavedActivations::Scope none(nullptr, kernels::SavedActivations::Run::forward);
     return fn(input);
   }

@@ -20,7 +20,7 @@ using ddp_testing::message_of;
 using ddp_testing::waves;
 using ::testing::HasSubstr;
 
-// Remembers how often it ran, and its inner tensor without keeping it.
+// Counts its runs, and refers to its inner tensor without owning it.
 struct Block : nn::Module {
   explicit Block(double phase) : nn::Module("Block") {
     first = register_module("first", std::make_shared<nn::Linear>(nn::LinearOptions{6, 12, true}));
@@ -116,7 +116,7 @@ TEST(SelectiveCheckpoint, TheBitsAreThoseWithoutIt) {
   }
 }
 
-// In float32, under autocast, and in 16 bits throughout.
+// In float32, under autocast, and entirely in 16 bits.
 struct Arithmetic {
   at::ScalarType weights = at::kFloat;
   kernels::AutocastState autocast = {};
@@ -142,8 +142,8 @@ TEST(SelectiveCheckpoint, KeptLayersAreNotComputedAgain) {
     const at::Tensor expected = block->second->weight.grad().clone();
     EXPECT_GT(expected.abs().sum().item<float>(), 0);
     for (auto& p : net.parameters()) p.mutable_grad().reset();
-    // The second layer's weight gradient is made of the first one's output, which is what it was in the forward pass
-    // whatever has become of the weights since. Its own output is computed again.
+    // The second layer's weight gradient is computed from the first one's saved output, which is that of the forward
+    // pass even if the weights have changed since. Its own output is recomputed.
     const at::Tensor y = run();
     {
       const at::NoGradGuard no_grad;
@@ -175,7 +175,7 @@ TEST(SelectiveCheckpoint, KeptAttentionIsNotComputedAgain) {
     EXPECT_GT(expected.item<float>(), 0);
     factor.mutable_grad().reset();
     const at::Tensor y = run().square().sum();
-    scale.data().zero_();  // attention computed again would give nothing but zeros
+    scale.data().zero_();  // recomputed attention would give only zeros
     y.backward();
     EXPECT_TRUE(at::equal(factor.grad(), expected));
   }
@@ -196,7 +196,7 @@ TEST(SelectiveCheckpoint, AnInnerCheckpointKeepsForItself) {
 }
 
 TEST(SelectiveCheckpoint, AnInnerCheckpointDoesNotCountInTheLayerAroundIt) {
-  // The outer layer's first linear, which is kept, comes behind the inner checkpoint's.
+  // The outer layer's first linear, which is saved, comes behind the inner checkpoint's.
   const at::Tensor w = waves({4, 4}, 1.0).requires_grad_(), v = waves({4, 4}, 1.0).requires_grad_();
   const auto one = [](const at::Tensor& w) {
     return [w](const at::Tensor& x) { return at::tanh(kernels::linear(x, w)); };

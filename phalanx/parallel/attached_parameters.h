@@ -1,14 +1,15 @@
-// AttachedParameters: what a module's parameters were when something was attached to them (DistributedDataParallel,
-// FullyShardedDataParallel), and what has become of them since. Buckets, shards and hooks are made for the parameters
-// that were trained then; one that is frozen, unfrozen or added later would be passed over, and the ranks would drift
-// apart without a word.
+// AttachedParameters: detects changes to a module's parameters after DistributedDataParallel or
+// FullyShardedDataParallel was attached to it.
+//
+// Buckets, shards and hooks are made for the parameters that were trained at that time. A parameter that is frozen,
+// unfrozen or added later would be missed, and the ranks would drift apart silently.
 //
 //   AttachedParameters attached(*module);
-//   auto watches = attached.hook_frozen(fail);          // where one that was frozen gets a gradient all the same
+//   auto watches = attached.hook_frozen(fail);    // calls fail if a frozen parameter gets a gradient
 //   if (const std::string changes = attached.changes(); !changes.empty()) fail(changes);    // before anything is sent
 //
-// Looks at flags on the host alone. Whether parameters were added is seen only of a module that a shared_ptr owns: one
-// on the stack may be gone.
+// It only reads flags on the host. Added parameters are detected only in a module that a shared_ptr owns: a module on
+// the stack may no longer exist.
 #pragma once
 
 #include <cstddef>
@@ -30,10 +31,12 @@ class AttachedParameters {
  public:
   explicit AttachedParameters(torch::nn::Module& module);
 
-  /// "the parameters have changed ('a' has been frozen (requires_grad = false))"; empty if nothing has.
+  /// Returns for example "the parameters have changed ('a' has been frozen (requires_grad = false))", or an empty
+  /// string if nothing has changed.
   std::string changes() const;
-  /// Calls `found` with a text as above in the backward pass that brings a gradient to a parameter which was frozen
-  /// then. This object must outlive the result and stay where it is.
+  /// Calls `found` with such a text when a backward pass brings a gradient to a parameter that was frozen at
+  /// construction.
+  /// REQUIRES: this object outlives the result and is not moved.
   std::vector<GradReadySubscription> hook_frozen(const std::function<void(const std::string& changes)>& found) const;
 
  private:
@@ -43,7 +46,7 @@ class AttachedParameters {
   };
   std::vector<Parameter> parameters_;
   std::weak_ptr<torch::nn::Module> module_;
-  std::size_t count_ = 0;  // as the module counts them
+  std::size_t count_ = 0;  // number of the module's parameters
 };
 
 }  // namespace phalanx

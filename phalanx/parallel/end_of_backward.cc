@@ -9,7 +9,7 @@
 namespace phalanx {
 namespace {
 
-// The engine drops the calls it was asked for, and with them this, when the pass ends with an exception.
+// If the pass ends with an exception, the engine drops its queued callbacks and, with them, this object.
 struct EndOfBackward {
   std::function<void()> done, dropped;
   bool has_run = false;
@@ -33,7 +33,7 @@ void at_end_of_backward(std::function<void()> done, std::function<void()> droppe
   });
 }
 
-// Inside a node's evaluation there is one: the pass that ends now was started by a node of an outer pass.
+// While a node is evaluated there is one: then a node of an outer pass started the pass that ends now.
 bool inside_an_outer_backward() { return static_cast<bool>(torch::autograd::get_current_node()); }
 
 }  // namespace phalanx

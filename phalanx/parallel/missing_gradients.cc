@@ -27,7 +27,7 @@ void abort_with(Communicator& comm, const std::string& message) noexcept {
   try {
     comm.abort(message);
   } catch (...) {
-    // The communicator has failed already, which is all that was wanted.
+    // The communicator has already failed, which is all we wanted.
   }
 }
 

@@ -1,4 +1,4 @@
-// What DistributedDataParallel and FullyShardedDataParallel say, and to whom, when a backward pass did not give all
+// Error reporting of DistributedDataParallel and FullyShardedDataParallel when a backward pass did not produce all
 // gradients.
 #pragma once
 
@@ -12,12 +12,12 @@ namespace phalanx {
 /// "'a', 'b' and 3 more": the first ten.
 std::string quoted_list(const std::vector<std::string>& names);
 
-/// Collectives of the other ranks fail with these words. Nothing where the communicator has failed already, or has one
-/// rank.
+/// Aborts the communicator, so that the other ranks' collectives fail with this message. Does nothing if the
+/// communicator has already failed or has only one rank.
 void abort_with(Communicator& comm, const std::string& message) noexcept;
 
-/// The backward pass ended with an error, so this rank will not issue what its peers are waiting for: they fail now and
-/// not after a timeout. `who` begins the message.
+/// For a backward pass that ended with an error: this rank will not issue the collectives that its peers wait for. The
+/// peers fail now and not after a timeout. The message begins with `who`.
 void abort_before_averaging(Communicator& comm, const char* who) noexcept;
 
 }  // namespace phalanx

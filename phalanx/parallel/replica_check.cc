@@ -19,8 +19,8 @@
 namespace phalanx {
 namespace {
 
-// Elements; of each two int64 are there at a time. On the host 512 KiB in all, which no prediction of memory need know
-// of and caches hold; a device is quicker with fewer kernels, and has 16 MiB beside what tensors take.
+// Elements per chunk; each takes two int64 at a time. On the host that is 512 KiB in all, which fits in caches and need
+// not appear in memory predictions. A device is faster with fewer kernels, and takes 16 MiB beside the tensors.
 constexpr std::int64_t kHashedAtOnceOnHost = 1 << 15, kHashedAtOnceOnDevice = 1 << 20;
 constexpr auto kOddOfPlace = static_cast<std::int64_t>(0x9e3779b97f4a7c15U);  // golden ratio
 constexpr std::size_t kNamedTensors = 10;
@@ -32,14 +32,14 @@ at::ScalarType integer_of(const at::Tensor& tensor) {
     case 2:
       return at::kShort;
     case 4:
-    case 8:  // as two: of int64 the highest bits of two places would cancel each other
+    case 8:  // as two words: the highest bits of two int64 would cancel each other
       return at::kInt;
     default:
       throw Error(fmt::format("replica check: no hash of tensors of {}", c10::toString(tensor.scalar_type())));
   }
 }
 
-/// What makes tensors of several ranks the same thing.
+/// The key that identifies tensors of several ranks as the same thing.
 std::string identity_of(const NamedTensor& named) {
   const std::string dtype = c10::toString(named.tensor.scalar_type());
   if (!named.shard) {
@@ -60,7 +60,7 @@ struct Entry {
   std::uint64_t identity = 0, hash = 0;
 };
 
-/// Those of `tensors`, in their order.
+/// The keys of `tensors`, in their order.
 std::vector<std::uint64_t> hashes_of(const std::vector<NamedTensor>& tensors) {
   std::map<std::string, std::vector<std::size_t>> by_device;
   for (std::size_t i = 0; i < tensors.size(); ++i) by_device[tensors[i].tensor.device().str()].push_back(i);
@@ -84,7 +84,7 @@ std::vector<Entry> entries_in(const std::string& bytes) {
 
 using Holders = std::map<std::uint64_t, std::vector<int>>;  // ranks by hash
 
-/// "ranks 0, 2 and 3 hold ..., rank 1 holds ...", the most first.
+/// "ranks 0, 2 and 3 hold ..., rank 1 holds ...", the largest group first.
 std::string text_of(const Holders& holders) {
   std::vector<std::pair<std::uint64_t, std::vector<int>>> groups(holders.begin(), holders.end());
   std::ranges::stable_sort(groups, [](const auto& a, const auto& b) {
@@ -107,7 +107,8 @@ at::Tensor hash_of_bits(const at::Tensor& tensor) {
   const at::TensorOptions options = words.options().dtype(at::kLong);
   at::Tensor hash = at::zeros({}, options);
   if (words.numel() == 0) return hash;
-  // The sum of words times odd numbers, modulo 2^64. A flipped bit changes it: no odd multiple of a power of two is 0.
+  // The sum of words times odd numbers, modulo 2^64. A flipped bit always changes it: an odd multiple of a power of two
+  // is not 0.
   const std::int64_t most = words.is_cpu() ? kHashedAtOnceOnHost : kHashedAtOnceOnDevice;
   for (std::int64_t begin = 0; begin < words.numel(); begin += most) {
     const std::int64_t count = std::min(most, words.numel() - begin);
@@ -143,7 +144,7 @@ std::size_t check_replicas(const std::vector<NamedTensor>& tensors, Communicator
   });
   if (order.empty()) return static_cast<std::size_t>(compared);
 
-  // All ranks have come here; who holds none of them does not know their names.
+  // All ranks reach this point; ranks that hold none of the tensors do not know their names.
   std::string names;
   for (const auto& named : tensors) {
     const auto place = std::ranges::find(order, fnv1a(identity_of(named)));

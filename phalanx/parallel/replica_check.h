@@ -1,15 +1,17 @@
-// Replica check: do ranks that should hold the same bits hold them? A memory cell that flips, a kernel that gives other
-// bits on another device or a parameter that one rank alone stepped let replicas drift apart without a word.
+// Replica check: verifies that ranks which should hold the same bits do hold them.
+//
+// Replicas can drift apart silently: a memory cell flips, a kernel gives other bits on another device, or only one rank
+// has updated a parameter.
 //
 //   check_replicas(named_parameters(*model), *world, "after step 12");     // on every rank
 //
-// What is compared: tensors of the same name that are the same part of their global tensor (all of it, without a
-// shard), wherever a rank of `comm` has them: replicas over data-parallel ranks, parameters that tensor parallelism
-// leaves whole, tied weights of several pipeline stages. What one rank alone has is not compared; ranks may list
-// different tensors, and one rank the same tensor twice.
+// What is compared: tensors with the same name that are the same part of their global tensor (without a shard: all of
+// it), on all ranks of `comm` that have them. These are the replicas of data-parallel ranks, parameters that tensor
+// parallelism does not split, and tied weights of several pipeline stages. A tensor that only one rank has is not
+// compared. Ranks may list different tensors, and a rank may list a tensor twice.
 //
-// Cost: every tensor is read once, on its device, with 512 KiB of memory beside it on the host and 16 MiB on a device;
-// 16 bytes a tensor are exchanged. The host waits once for each device.
+// Cost: every tensor is read once, on its device. It takes 512 KiB of extra memory on the host and 16 MiB on a device.
+// 16 bytes per tensor are exchanged. The host waits once for each device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,13 +25,14 @@
 
 namespace phalanx {
 
-/// Collective. Throws the same Error on every rank where bits differ: tensors, ranks, and what to do. `when` is part of
-/// its first sentence. Returns how many of this rank's tensors of more than one element another rank holds, too: where
-/// it is 0 there was nothing to compare but counters.
+/// Collective. Throws the same Error on every rank if bits differ. It names the tensors and the ranks and says what to
+/// do. `when` becomes part of its first sentence.
+/// ENSURES: returns how many of this rank's tensors of more than one element are also held by another rank. If it is 0,
+/// there was nothing to compare but counters.
 std::size_t check_replicas(const std::vector<NamedTensor>& tensors, Communicator& comm, const std::string& when);
 
-/// Of the bits of all elements and their places: 0-dim, int64, on the tensor's device, which nobody waits for. A single
-/// flipped bit always changes it; equal values with other bits (0 and -0) have other hashes.
+/// Hash of the bits of all elements and their positions: 0-dim, int64, on the tensor's device. Does not wait for the
+/// device. A single flipped bit always changes it. Equal values with different bits (0 and -0) have different hashes.
 at::Tensor hash_of_bits(const at::Tensor& tensor);
 
 }  // namespace phalanx

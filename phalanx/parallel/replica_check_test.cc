@@ -61,7 +61,7 @@ TEST(ReplicaCheck, EveryBitAndPlaceCountsInTheHash) {
   EXPECT_EQ(hash_of_bits(at::ones({})).dim(), 0);
 }
 
-// On a process of its own, whose allocator counts.
+// In a separate process, whose allocator counts.
 TEST(ReplicaCheck, TakesHardlyAnyMemory) {
   EXPECT_EQ(run_forked_ranks(1,
                              [](int) {
@@ -126,7 +126,7 @@ TEST(ReplicaCheck, AFlippedBitOfAReplicaIsNamedOnEveryRank) {
   });
 }
 
-// Of shards those that are copies of each other alone.
+// Only shards that are copies of each other are compared.
 TEST(ReplicaCheck, ShardsAreComparedWithTheirCopies) {
   run_local_ranks(4, [](const std::shared_ptr<Communicator>& world) {
     auto net = linears(3);
@@ -140,7 +140,7 @@ TEST(ReplicaCheck, ShardsAreComparedWithTheirCopies) {
   });
 }
 
-// What one rank alone has is not compared, and whoever has none of what differs learns its name, too.
+// What only one rank has is not compared. A rank without any of the differing tensors learns their names, too.
 TEST(ReplicaCheck, RanksMayListDifferentTensors) {
   run_local_ranks(3, [](const std::shared_ptr<Communicator>& world) {
     std::vector<NamedTensor> tensors = {{"own" + std::to_string(world->rank()), waves({4}, world->rank())}};

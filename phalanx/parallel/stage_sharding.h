@@ -1,13 +1,15 @@
-// StageSharding: what a pipeline tells the sharded data parallelism of one of its stages, and when.
+// StageSharding: the interface through which a pipeline drives the sharded data parallelism of one of its stages.
 //
 //   FullyShardedDataParallel sharded(*part, mesh, options);
 //   PipelineStage stage = make_stage(1, part);
 //   stage.sharding = sharded.in_pipeline();
 //
-// In a step a stage runs the passes of many micro-batches in an order that only the pipeline knows, and the gradient of
-// a weight may be computed long after the backward pass that it belongs to. So nothing can be told by the passes
-// themselves, as without a pipeline. All calls are the rank's own thread's; those of a step are the same, in the same
-// order, on every rank that shares the stage.
+// In a step, a stage runs the passes of many micro-batches in an order that only the pipeline knows. A weight gradient
+// may be computed long after the backward pass that it belongs to. So hooks on the passes, as used without a pipeline,
+// are not enough: the pipeline has to announce each phase.
+//
+// The rank's own thread makes all calls. Within a step, all ranks that share the stage make the same calls in the same
+// order.
 #pragma once
 
 namespace phalanx {
@@ -16,24 +18,25 @@ class StageSharding {
  public:
   virtual ~StageSharding() = default;
 
-  /// From here on gradients are added up, whole; grad_ready of a parameter (tensor/grad_ready.h) comes once, and says
-  /// that its gradient is that of the step.
+  /// From here on, unsharded gradients are accumulated. grad_ready of a parameter (tensor/grad_ready.h) fires once per
+  /// step: when its gradient is that of the step.
   virtual void begin_step() = 0;
-  /// Around every run of autograd's engine.
+  /// Called before and after every run of autograd's engine.
   virtual void begin_backward() = 0;
   virtual void end_backward() = 0;
-  /// After a micro-batch has brought its weight gradients.
+  /// Called after a micro-batch has produced its weight gradients.
   virtual void collect_gradients() = 0;
-  /// .grad() of every parameter whose grad_ready is still to come becomes its gradient so far, for whoever adds to it.
+  /// Sets .grad() of every parameter whose grad_ready is still to come to its gradient so far, so that others can add
+  /// to it.
   virtual void show_gradients() = 0;
-  /// Waits for averages and hands them out. Throws where a trained parameter got no gradient.
+  /// Waits for the averages and publishes them. Throws if a trained parameter got no gradient.
   virtual void end_step() = 0;
-  /// Instead, after an error: tells the ranks that share the stage.
+  /// Called in place of end_step() after an error: informs the ranks that share the stage.
   virtual void abandon_step() noexcept = 0;
 
-  /// UNSHARD: starts to gather what there is memory for.
+  /// UNSHARD: starts to gather as many parameters as there is memory for.
   virtual void unshard() = 0;
-  /// RESHARD: lets go of it, unless it stays until the step ends.
+  /// RESHARD: frees the gathered parameters, unless they stay until the step ends.
   virtual void reshard() = 0;
 };
 

@@ -1,7 +1,7 @@
-// TaskThread: a thread that runs one function at a time, for whoever would otherwise start a thread for each.
+// TaskThread: a thread that runs one function at a time, to avoid starting a new thread for each function.
 //
 //   TaskThread thread;
-//   thread.start([] { work(); });     // must not throw; nothing else may be running
+//   thread.start([] { work(); });     // must not throw; no other task may be running
 //   thread.wait();
 #pragma once
 
@@ -59,7 +59,7 @@ class TaskThread {
   std::condition_variable changed_;
   std::function<void()> task_;
   bool stop_ = false;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last: it uses the members above
 };
 
 }  // namespace phalanx

@@ -10,7 +10,7 @@ namespace {
 constexpr std::int64_t kRowsAtOnce = 512;  // of the fused feed-forward and loss (kernels/)
 constexpr std::int64_t kQueryBlock = 64;   // of attention in a window (kernels/causal_attention.cc), at least
 
-// Of the masks of attention in a window, which are the same for all sequences and heads.
+// Elements of the masks of attention in a window, which are the same for all sequences and heads.
 std::int64_t mask_elements(std::int64_t seq, std::int64_t window) {
   if (window == 0 || window >= seq) return 0;
   const std::int64_t block = std::max(window, kQueryBlock);
@@ -47,54 +47,55 @@ struct Sizes {
         splits(is_cut && s.sequence_parallel),
         copies_parts(splits && s.batch > 1) {}
   ModelPartition model;
-  // Numbers of elements: of the hidden states inside a layer and between layers, all query heads, all key (or value)
-  // heads, one number a head, and inside the feed-forward layer.
+  // Numbers of elements: the hidden states inside a layer and between layers, all query heads, all key (or value)
+  // heads, one number per head, and inside the feed-forward layer.
   std::int64_t tokens, tokens_between, dim, between, queries, keys, heads, ffn;
-  std::int64_t sent;        // what experts take, give, and give weighted, and scores
-  std::int64_t left;        // inputs and outputs' gradients of feed-forward nets, and of the gate before them
-  std::int64_t head_norms;  // queries and keys before their norms, and statistics of these
+  std::int64_t sent;        // inputs, outputs and weighted outputs of experts, and scores
+  std::int64_t left;        // inputs and output gradients of feed-forward nets, and of the gate before them
+  std::int64_t head_norms;  // queries and keys before their norms, and the statistics of these norms
   std::int64_t masks;       // of attention in a window
   std::int64_t statistics;  // of a norm
   std::int64_t rows_at_once, rows_of_net;  // of the loss, and of a feed-forward net, which has its share of the tokens
   bool is_cut, splits;
-  bool copies_parts;  // positions are split and there are several sequences: parts are put together by a copy
+  bool copies_parts;  // positions are split and there are several sequences, so parts are joined by a copy
 };
 
-// As the fused kernels of the CPU keep them.
+// As the fused kernels of the CPU save them.
 ActivationBytes fused(const TrainingShape& shape) {
   const Sizes n(shape);
   ActivationBytes bytes;
   bytes.input = kFloatBytes * n.between;
-  // Attention: its input, normalised; turned queries and keys, values, the result, the softmax's log-sums.
-  // Feed-forward: its input, that normalised; gate and up. An inverse RMS a token for either norm.
+  // Attention: its normalised input; rotated queries and keys, values, the result, the softmax's log-sums.
+  // Feed-forward: its input, the normalised input; gate and up. For either norm an inverse RMS per token.
   bytes.attention =
       kFloatBytes * (n.between + n.dim + 2 * n.queries + 2 * n.keys + n.heads + n.statistics + n.head_norms);
-  // In a window it goes block by block, each with a mask, and puts their results together by a copy.
+  // Attention in a window runs block by block, each with a mask, and joins the results by a copy.
   if (n.masks > 0) bytes.attention += kFloatBytes * (n.queries + n.masks);
   bytes.feed_forward = kFloatBytes * (n.between + n.dim + 2 * n.ffn + n.sent + n.statistics);
-  // Where it is computed again: the result and log-sums of attention, queries and values before they are turned.
-  // GELU's own input, too, which comes out of a linear layer.
+  // In a recomputed block: the result and log-sums of attention, queries and values before the rotation. For GELU also
+  // its input, which is the output of a linear layer.
   bytes.saved = kFloatBytes * (2 * n.queries + n.keys + n.heads + (shape.model.is_gpt2() ? n.ffn : 0));
   if (n.masks > 0) bytes.saved -= kFloatBytes * (n.queries + n.heads);  // attention in a window is not our own kernel
-  // Inputs and outputs' gradients of the layers, and the product of gate and up with its gradients.
+  // Inputs and output gradients of the layers, and the product of gate and up with its gradients.
   bytes.attention_deferred = kFloatBytes * (2 * n.dim + 2 * n.queries + 2 * n.keys);
   bytes.feed_forward_deferred = kFloatBytes * (n.left + 3 * n.ffn);
   const std::int64_t chunk = n.rows_of_net * n.model.feed_forward_hidden;
   bytes.forward = kFloatBytes * (n.dim + n.between + chunk);
-  // In a block's backward pass, at its feed-forward layer: the gradients of its output and input, the sum of both, and
-  // four chunks of the hidden layer.
+  // In a block's backward pass, at its feed-forward layer: the gradients of its output and input, their sum, and four
+  // chunks of the hidden layer.
   bytes.backward = kFloatBytes * (3 * n.dim + 4 * chunk);
   bytes.backward_input = kFloatBytes * (3 * n.dim + chunk);
   if (shape.model.is_gpt2()) bytes.backward = bytes.backward_input = kFloatBytes * (n.dim + n.ffn);
   if (n.is_cut) {
-    // The gradient of the output from all ranks and that of the input to all, with the copy that is summed up. Weights'
-    // gradients wait until this is on its way, and so does what they need; not in a pipeline, which has its own queue.
+    // The gradient of the output from all ranks and that of the input to all ranks, with the copy that is summed.
+    // Weight gradients, and what they need, wait until this is in flight. In a pipeline they do not: it has its own
+    // queue.
     const std::int64_t moving = n.splits ? (n.copies_parts ? n.dim : 0) + 2 * n.between : 2 * n.dim;
     bytes.backward = kFloatBytes * (2 * n.dim + moving + (shape.pipeline ? 4 * chunk : 3 * n.ffn + chunk));
     if (shape.model.is_gpt2()) bytes.backward = kFloatBytes * (2 * n.dim + moving + n.ffn);
     bytes.backward_input = kFloatBytes * (2 * n.dim + moving + chunk);
   }
-  // Of experts one at a time, when what the last one has given is gone; the exchange around them is not overlapped.
+  // Experts run one at a time, after the activations of the last one are freed. Their exchange is not overlapped.
   if (shape.model.has_experts()) bytes.backward = kFloatBytes * (2 * n.dim + (n.splits ? n.between : 0) + 4 * chunk);
   const bool waits = !n.is_cut && shape.pipeline && n.tokens <= n.model.dim;  // the output layer's own weight gradient
   // The last norm's input and output, its gradient, a chunk of logits.
@@ -114,14 +115,14 @@ ActivationBytes fused(const TrainingShape& shape) {
       bytes.head += early;
     }
   }
-  // Beside the one that is there from the micro-batch before, whole; a pipeline's head has it already. That of tied
-  // embeddings is in no unit, and whole.
+  // In addition to the full gradient of the previous micro-batch; a pipeline's head already has it. The gradient of
+  // tied embeddings is in no unit, and is full.
   const bool has_whole = shape.accumulates && (!shape.accumulates_sharded_gradients() || shape.model.tie_embeddings);
   if ((has_whole || shape.pipeline) && !waits) bytes.loss += early;
   return bytes;
 }
 
-// As ATen's operators do.
+// As ATen's operators save them.
 ActivationBytes by_operators(const TrainingShape& shape) {
   const Sizes n(shape);
   const std::int64_t wide =
@@ -130,7 +131,7 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   const std::int64_t logits = n.tokens * n.model.vocab;
   ActivationBytes bytes;
   bytes.input = wide * n.between;
-  // A norm keeps its input and that times the inverse RMS, in float32, and hands on its output.
+  // A norm saves its input and the input times the inverse RMS, in float32, and passes on its output.
   const std::int64_t scaled =
       shape.model.is_gpt2() ? 0 : (wide == kFloatBytes ? kFloatBytes : wide + kFloatBytes) * n.between;
   const std::int64_t norm = scaled + wide * n.between + narrow * n.dim;
@@ -145,7 +146,7 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   bytes.feed_forward = norm + narrow * (hidden * n.ffn + n.sent) + kFloatBytes * n.statistics;
   bytes.attention_deferred = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
   bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn);
-  // Queries and values before they are turned; GELU's own input; on the host the result and log-sums of attention.
+  // Queries and values before the rotation; GELU's own input; on the host the result and log-sums of attention.
   bytes.saved = narrow * (n.queries + n.keys + (shape.model.is_gpt2() ? n.ffn : 0));
   if (!shape.on_device && n.masks == 0) bytes.saved += narrow * n.queries + kFloatBytes * n.heads;
   bytes.forward = wide * (n.dim + n.between) + narrow * n.ffn;
@@ -157,7 +158,7 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   if (shape.autocast) {
     const bool tied = shape.model.tie_embeddings;
     const std::int64_t outside = (tied ? 0 : n.model.table()) + n.model.positions;
-    // 16-bit copies of the weights, which the backward pass needs; of blocks that are computed again, one's at a time.
+    // 16-bit copies of the weights, which the backward pass needs; for recomputed blocks, those of one block at a time.
     std::int64_t recomputed = 0;
     for (std::int64_t i = 0; i < shape.model.n_layers; ++i) recomputed += is_recomputed(shape, i) ? 1 : 0;
     const std::int64_t absent = std::max<std::int64_t>(recomputed - 1, 0) * n.model.parameters({.end = 2}, tied);
@@ -180,7 +181,7 @@ bool is_recomputed(const TrainingShape& shape, std::int64_t block) {
 std::vector<std::int64_t> activation_memory_timeline(const TrainingShape& shape) {
   const ActivationBytes bytes = activation_sizes(shape);
   std::int64_t saved = bytes.always;
-  const std::int64_t costly = shape.uses_op_sac ? bytes.saved : 0;  // handed to the block when it is computed again
+  const std::int64_t costly = shape.uses_op_sac ? bytes.saved : 0;  // passed to the block when it is recomputed
   const std::int64_t recomputed = bytes.input + costly;
   for (std::int64_t i = 0; i < shape.model.n_layers; ++i) saved += is_recomputed(shape, i) ? recomputed : bytes.block();
   std::vector<std::int64_t> moments = {saved + std::max(bytes.loss, bytes.loss_backward)};

@@ -1,4 +1,4 @@
-// Bytes for people: signed ones, as differences are; below zero there is nothing.
+// Formats bytes for people. The argument may be negative, like a difference; it is then shown as 0.
 #pragma once
 
 #include <algorithm>

@@ -9,14 +9,14 @@ namespace {
 
 struct Group {
   std::int64_t size = 1;
-  std::int64_t stride = 1;  // from one of its ranks to the next
+  std::int64_t stride = 1;  // between consecutive ranks of the group
 };
 
 class Sum {
  public:
   explicit Sum(std::int64_t per_node) : per_node_(per_node) {}
 
-  /// A gather or a scatter of a buffer of so many bytes, `times` over.
+  /// An all-gather or a reduce-scatter of a buffer of this many bytes, `times` over.
   void add(const Group& group, std::int64_t bytes, std::int64_t times) {
     std::int64_t local_ranks = std::clamp<std::int64_t>(per_node_ / group.stride, 1, group.size);
     while (group.size % local_ranks != 0) --local_ranks;
@@ -24,7 +24,7 @@ class Sum {
     sum_.intra_node += times * bytes * (local_ranks - 1) / local_ranks;
     sum_.inter_node += times * bytes / local_ranks * (nodes - 1) / nodes;
   }
-  /// Messages between neighbours of the group.
+  /// Messages between adjacent ranks of the group.
   void send(const Group& group, std::int64_t bytes) {
     (group.stride * group.size > per_node_ ? sum_.inter_node : sum_.intra_node) += bytes;
   }
@@ -66,7 +66,7 @@ StepCommVolume predict_comm_volume(const TrainingShape& shape, const Layout& lay
   }
   sum.add(copies, weights * shape.reduce_bytes / parallel.dp_shard, 2);
 
-  const std::int64_t element = shape.gather_bytes;  // autocast leaves what is sent in float32
+  const std::int64_t element = shape.gather_bytes;  // under autocast, float32 is sent
   const std::int64_t hidden = shape.batch * shape.seq * shape.model.dim * element;
   const std::int64_t blocks = shape.model.n_layers / parallel.pp;
   sum.add(tensor, hidden, layout.passes * (blocks * (shape.recompute_every > 0 ? 12 : 8) + 4));

@@ -22,7 +22,7 @@ constexpr std::int64_t kUsualPerNode = 8;
 constexpr std::int64_t kMaxDevices = 1 << 16;
 constexpr const char* kThisNode = "this";
 
-/// Letters and digits alone, small: "RTX 4090" and "rtx-4090" are the same.
+/// Only letters and digits, in lower case: "RTX 4090" and "rtx-4090" are the same.
 std::string plain_name(const std::string& name) {
   std::string plain;
   for (const unsigned char c : name) {
@@ -31,7 +31,7 @@ std::string plain_name(const std::string& name) {
   return plain;
 }
 
-/// Without the memory: "A100".
+/// The name without the memory: "A100".
 std::string short_name(const DevicePreset& preset) { return preset.name.substr(0, preset.name.rfind('-')); }
 
 const DevicePreset* find_preset(const std::string& name) {
@@ -42,7 +42,7 @@ const DevicePreset* find_preset(const std::string& name) {
   return nullptr;
 }
 
-/// What one of `ranks` processes may take.
+/// The bytes that one of `ranks` processes may use.
 std::int64_t bytes_on_this_node(const std::vector<MemoryLimit>& limits, std::int64_t ranks) {
   std::uint64_t least = std::numeric_limits<std::int64_t>::max();
   for (const MemoryLimit& limit : limits) {
@@ -52,7 +52,7 @@ std::int64_t bytes_on_this_node(const std::vector<MemoryLimit>& limits, std::int
   return static_cast<std::int64_t>(least);
 }
 
-/// "8x" of "8xH100"; 0 without one. `rest` is what follows.
+/// The 8 of "8x" in "8xH100"; 0 without a count. `rest` is what follows.
 std::int64_t take_count(const std::string& text, std::string& rest) {
   std::int64_t count = 0;
   const char* const end = text.data() + text.size();
@@ -66,7 +66,7 @@ std::int64_t take_count(const std::string& text, std::string& rest) {
   return count;
 }
 
-/// "8xH100" for what only looks like it: 8H100, 8*H100, H100x8, H100:8. Empty if it does not.
+/// "8xH100" for similar spellings: 8H100, 8*H100, H100x8, H100:8. Empty if it is none of these.
 std::string meant_by(const std::string& what) {
   const auto is_digit = [](unsigned char c) { return std::isdigit(c) != 0; };
   const auto is_between = [](unsigned char c) {
@@ -137,7 +137,7 @@ void place_on_nodes(Devices& devices, const NodeCounts& nodes, const std::string
 }  // namespace
 
 const std::vector<DevicePreset>& device_presets() {
-  // What nvidia-smi tells as the whole memory of a card, in MiB, which is less than its maker's round number.
+  // The total memory of a card as nvidia-smi reports it, in MiB; it is less than the vendor's round number.
   static const std::string kCards = "nvidia-smi, as collected in modal-client's documentation (pull request 2797)";
   static const std::string kSmi = "nvidia-smi";
   static const std::vector<DevicePreset> presets = {

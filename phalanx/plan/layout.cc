@@ -9,7 +9,8 @@
 namespace phalanx::plan {
 namespace {
 
-// What a configuration has to say: by default a pipeline's stages stay gathered for a step, and all else is let go of.
+// What must be set in a configuration. By default a pipeline's stages stay unsharded for a step, and all else is
+// resharded.
 const char* unusual_resharding(const Layout& layout) {
   const ParallelPlan& parallel = layout.parallel;
   const bool matters = parallel.dp_shard > 1 && parallel.zero_stage == 3 && layout.reshard_group == 0;

@@ -34,7 +34,7 @@ auto order_of(const Candidate& candidate) {
                     stage_of(layout.parallel), layout.passes, layout.parallel.dp_shard);
 }
 
-/// Of `count` neighbouring ranks from `first` on, what the one with the least may use.
+/// The least usable memory of `count` consecutive ranks from `first` on.
 std::int64_t least_usable(const Devices& devices, std::int64_t first, std::int64_t count, double headroom) {
   std::int64_t bytes = devices.bytes_of(first);
   for (std::int64_t rank = 1; rank < count; ++rank) bytes = std::min(bytes, devices.bytes_of(first + rank));
@@ -89,7 +89,7 @@ class Search {
       check(plan, models::model_dimensions(options_.base.model, plan.tp, options_.base.seq), devices_.count());
       return true;
     } catch (const ConfigError&) {
-      return false;  // what does not divide the model is no layout of it
+      return false;  // a layout that does not divide the model is left out
     }
   }
 
@@ -98,7 +98,7 @@ class Search {
     if (plan.dp_shard == 1 && needs_sharding) return;
     if (!is_valid(plan)) return;
     for (int stage = plan.dp_shard > 1 ? 1 : 3; stage <= 3; ++stage) {
-      // Stages of a pipeline have whole gradients while a step lasts: stage 2 takes no less there than stage 1.
+      // Stages of a pipeline have full gradients throughout a step: stage 2 needs no less there than stage 1.
       if (plan.pp > 1 && plan.dp_shard > 1 && stage == 2) continue;
       plan.zero_stage = stage;
       for (int recompute = 0; recompute <= 2; ++recompute) {

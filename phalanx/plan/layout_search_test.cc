@@ -42,7 +42,7 @@ TEST(Layout, HasAName) {
             "pp=2,schedule=GPipe,dp_replicate=4,tp=2,sp=off,ac=full,batch=1");
   EXPECT_EQ(name_of({.parallel = {.dp_shard = 2, .zero_stage = 1}, .recompute_every = 1, .uses_op_sac = true}),
             "dp_shard=2,zero=1,ac=op,batch=1");
-  // By default a pipeline's stages stay gathered for a step, and what is not cut in stages is let go of.
+  // By default a pipeline's stages stay unsharded for a step, and what is not cut in stages is resharded.
   EXPECT_EQ(name_of({.parallel = {.dp_shard = 2}, .reshard_after_forward = false}),
             "dp_shard=2,zero=3,reshard=never,batch=1");
   EXPECT_EQ(name_of({.parallel = {.pp = 2, .dp_shard = 2}}), "pp=2,dp_shard=2,zero=3,reshard=always,batch=1");
@@ -66,7 +66,7 @@ TEST(Layout, DecidesTheTypes) {
   EXPECT_TRUE(whole.autocast);
 }
 
-// Rings send (n - 1) / n of a buffer for a gather or a scatter, twice that for an all-reduce.
+// Rings send (n - 1) / n of a buffer for an all-gather or a reduce-scatter, twice that for an all-reduce.
 TEST(StepCommVolume, IsThatOfRings) {
   const TrainingShape base = small_base();
   const std::int64_t bytes = 4 * base.model.parameter_count();
@@ -77,23 +77,23 @@ TEST(StepCommVolume, IsThatOfRings) {
   EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}).intra_node, 2 * bytes * 3 / 4);
   EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}).inter_node, 0);
   EXPECT_EQ(sent({.parallel = {.dp_shard = 4, .zero_stage = 2}}).total(), 2 * (bytes * 3 / 4));
-  // Gradients are scattered in every pass, or once; where they stay whole always once.
+  // Gradients are reduce-scattered in every pass, or once; if they stay full, always once.
   EXPECT_EQ(sent({.parallel = {.dp_shard = 4}, .passes = 3}).total(), (3 + 2 * 3) * bytes * 3 / 4);
   EXPECT_EQ(sent({.parallel = {.dp_shard = 4}, .passes = 3, .reduces_each_microbatch = false}).total(),
             (1 + 2 * 3) * bytes * 3 / 4);
   EXPECT_EQ(sent({.parallel = {.dp_shard = 4, .zero_stage = 2}, .passes = 3}).total(), (3 + 1) * (bytes * 3 / 4));
   EXPECT_EQ(sent({.parallel = {.dp_shard = 4, .zero_stage = 1}, .passes = 3}).total(), 2 * (bytes * 3 / 4));
-  // Four ranks on two machines: half inside, then half of a half across, for each of the two directions.
+  // Four ranks on two nodes: half intra-node, then half of a half inter-node, for each of the two directions.
   EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}, 2).intra_node, 2 * bytes / 2);
   EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}, 2).inter_node, 2 * (bytes / 2) / 2);
-  // Shards inside a machine, copies across: a shard is half of the model.
+  // Shards intra-node, replicas inter-node: a shard is half of the model.
   EXPECT_EQ(sent({.parallel = {.dp_replicate = 2, .dp_shard = 2}}, 2).intra_node, 3 * bytes / 2);
   EXPECT_EQ(sent({.parallel = {.dp_replicate = 2, .dp_shard = 2}}, 2).inter_node, 2 * (bytes / 2) / 2);
   // 4 blocks, 8 exchanges each, and 4 of embedding and output.
   const std::int64_t hidden = 4 * 2 * base.seq * base.model.dim;
   EXPECT_EQ(sent({.parallel = {.tp = 2}, .batch = 2}).total(), (4 * 8 + 4) * hidden / 2);
   EXPECT_EQ(sent({.parallel = {.pp = 2}, .batch = 2, .passes = 3}).total(), 2 * 3 * hidden);
-  // A sharded stage is averaged once a step, and gathered once, or for each pass of each micro-batch.
+  // A sharded stage is averaged once per step, and unsharded once, or for each pass of each micro-batch.
   const auto of_stage = [&](int stage, bool reshard) {
     const Layout layout{.parallel = {.pp = 2, .dp_shard = 2, .zero_stage = stage},
                         .batch = 2,
@@ -143,7 +143,7 @@ TEST(LayoutSearch, TakesWhatExchangesLeast) {
 }
 
 TEST(LayoutSearch, GoesOnAsMemoryShrinks) {
-  // One byte less than what the layout before needs, each time.
+  // Each time one byte less than what the previous layout needs.
   std::vector<std::string> taken;
   std::int64_t bytes = 8192 * kMebibyte;
   SearchOptions options = search_of(4, bytes);
@@ -193,7 +193,7 @@ TEST(LayoutSearch, StagesOfAPipelineMayBeSharded) {
     EXPECT_EQ(candidate.memory.total(), need_of(layout)) << names.back();
   }
   EXPECT_THAT(names, ElementsAre("pp=2,dp_shard=2,zero=1,batch=4", "pp=2,dp_shard=2,zero=3,reshard=always,batch=4"));
-  // They are told of by a name of their own.
+  // They are reported under a separate name.
   SearchOptions options = search_of(4, found.front().memory.total());
   options.devices = devices_of(4, 1);
   const auto none = search_layouts(options);
@@ -207,7 +207,7 @@ TEST(LayoutSearch, TensorGroupsStayOnAMachine) {
 }
 
 TEST(LayoutSearch, DevicesMayDiffer) {
-  // The two large ones alone, where the small ones hold nothing.
+  // Only the two large devices, if the small ones hold nothing.
   SearchOptions options = search_of(2, 8192 * kMebibyte);
   options.devices.groups.insert(options.devices.groups.begin(), {.count = 2, .name = "", .bytes = kMebibyte});
   options.devices.per_node = 4;
@@ -215,7 +215,7 @@ TEST(LayoutSearch, DevicesMayDiffer) {
   ASSERT_NE(recommended(found), nullptr);
   EXPECT_EQ(recommended(found)->devices, 2);
   EXPECT_EQ(name_of(recommended(found)->layout), "dp_replicate=2,batch=4");
-  // A pipeline's stages are held against their own devices.
+  // A pipeline's stages are compared with their own devices.
   const Layout pipeline{.parallel = {.pp = 2}, .batch = 1, .passes = 16};
   const TrainingShape shape = apply_layout(small_base(), pipeline);
   const std::int64_t first = predict_memory_of_stage_rank(shape, 0).total();

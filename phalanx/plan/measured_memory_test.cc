@@ -1,5 +1,5 @@
-// What a few training steps really take, on ranks that are processes with shared memory, against the formulas and the
-// prediction.
+// Compares the memory of a few real training steps, on ranks that are processes with shared memory, with the formulas
+// and the prediction.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randint.h>
@@ -91,7 +91,7 @@ TrainingShape shape_of(const Layout& layout, const models::LlamaConfig& model, i
   return shape;
 }
 
-/// The PSS without what is mapped from files: how much of libtorch's code counts here depends on who else runs it.
+/// The PSS without file mappings: how much of libtorch's code counts here depends on which other processes run it.
 std::int64_t pss_without_files() {
   std::int64_t sum = 0;
   std::ifstream rollup("/proc/self/smaps_rollup");
@@ -99,11 +99,11 @@ std::int64_t pss_without_files() {
     if (!line.starts_with("Pss_Anon:") && !line.starts_with("Pss_Shmem:")) continue;
     sum += std::stoll(line.substr(line.find_first_of("0123456789"))) * 1024;
   }
-  return sum;  // nothing, from kernels before 5.9
+  return sum;  // 0 on kernels before 5.9
 }
 
-/// Of memory in use: what the allocator keeps of freed memory is given back first, and all ranks stand still, because a
-/// page of two of them counts half only when both have touched it.
+/// PSS of memory in use. Freed memory that the allocator still holds is returned first. All ranks wait meanwhile,
+/// because a page of two ranks counts half only when both have touched it.
 std::int64_t own_pss(Communicator& world) {
   ::malloc_trim(0);
   world.barrier();
@@ -168,8 +168,8 @@ Measured train(const Layout& layout, const models::LlamaConfig& config, const st
   return measured;
 }
 
-/// On processes of their own: shared memory is counted for each rank, and what one leaves behind does not hide what the
-/// next one needs. Returns rank 0's.
+/// Runs in separate processes: shared memory is counted for each rank, and leftovers of one run do not hide what the
+/// next one needs. Returns rank 0's result.
 class Ranks {
  public:
   explicit Ranks(int ranks) : ranks_(ranks) {
@@ -236,7 +236,7 @@ double formula(const Layout& layout, double p, double n) {
   }
 }
 
-// Of either kind of parameters, at so few tokens that activations do not matter.
+// For either kind of parameters, with so few tokens that activations do not matter.
 TEST_P(MeasuredState, IsThatOfTheFormulas) {
   const int n = GetParam();
   Ranks ranks(n);
@@ -256,8 +256,8 @@ TEST_P(MeasuredState, IsThatOfTheFormulas) {
       all[{narrow, stage}] = measured;
     }
   }
-  // The kernel agrees: rank 0 has fewer pages than under data parallelism by as much. What is beside tensors
-  // (libtorch's own buffers, gaps in the heap) differs from run to run.
+  // The kernel agrees: compared with data parallelism, rank 0 has fewer pages by the same amount. Memory outside of
+  // tensors (libtorch's own buffers, gaps in the heap) differs from run to run.
   if (pss_without_files() == 0) return;
   const auto mebibytes = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   for (const auto& [kind, measured] : all) {
@@ -301,8 +301,8 @@ TEST_P(MeasuredPeak, IsAsPredicted) {
     expect_category(found[gradients], expected[gradients], "gradients");
     expect_category(found[activations], expected[activations], "activations");
   } else {
-    // The backward pass makes gradients. A single rank's are known as such when they are complete; and of two moments
-    // with about as much of both the other one may be the highest.
+    // The backward pass makes gradients. A single rank's are known as such when they are complete. And if two moments
+    // have about as much of both, either may be the peak.
     expect_category(found[gradients] + found[activations], expected[gradients] + expected[activations],
                     "what it makes");
   }

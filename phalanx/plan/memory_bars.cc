@@ -19,18 +19,18 @@ namespace {
 // Sizes in pixels.
 constexpr double kNarrowest = 920, kMargin = 24, kHead = 66, kBar = 26, kRow = 84, kAxis = 34, kLegendRow = 24;
 constexpr double kNarrowestLetter = 13;
-constexpr double kCharacter = 7.4, kBoldCharacter = 9.2, kTitleCharacter = 12;  // about, and rather too wide
+constexpr double kCharacter = 7.4, kBoldCharacter = 9.2, kTitleCharacter = 12;  // approximate, rather too wide
 constexpr double kFarLine = 3;                                                  // times the longest bar
 
 struct Part {
   char letter;
   std::string_view meaning;
-  std::string_view colour;  // apart from its neighbours for every kind of colour vision
+  std::string_view colour;  // distinguishable from its neighbours for every kind of colour vision
   std::string_view hatch;   // lines in a square of 8, over the colour; none: plain
   bool dark_text;
 };
 
-// In the order of the bars: the categories of MemoryCounts, then what is beside tensors.
+// In the order of the bars: the categories of MemoryCounts, then memory outside of tensors.
 constexpr std::array<Part, observe::kMemoryCategories + 1> kParts = {{
     {'P', "parameters", "#3b6fb6", "", false},
     {'G', "gradients", "#d66e2e", "M-1 9L9 -1M-1 1L1 -1M7 9L9 7", false},
@@ -142,7 +142,7 @@ class MemoryPicture {
         width_ - kMargin, bar_top + kBar + 16, bytes_text(layout.comm_volume.total()));
   }
 
-  /// With a rim in the part's colour, that the hatching does not cut it.
+  /// With an outline in the part's colour, so that the hatching does not cross it.
   void letter(const Part& part, double middle, double height) {
     add("<text x=\"{:.2f}\" y=\"{:.1f}\" text-anchor=\"middle\" font-weight=\"bold\" fill=\"{}\" stroke=\"{}\" "
         "stroke-width=\"4\" paint-order=\"stroke\">{}</text>",
@@ -168,7 +168,7 @@ class MemoryPicture {
     add("</g>\n");
   }
 
-  /// Returns where the picture ends.
+  /// Returns the lower end of the picture.
   double legend() {
     double left = kMargin, top = top_of(layouts_.size()) + kAxis;
     const auto place = [&](std::size_t characters) {
@@ -202,8 +202,8 @@ class MemoryPicture {
   const MemoryBarsOptions& options_;
   double width_ = kNarrowest;
   bool line_is_there_ = true;
-  double most_ = 1;   // bytes that the width stands for
-  double scale_ = 1;  // pixels of a byte
+  double most_ = 1;   // bytes that the width represents
+  double scale_ = 1;  // pixels per byte
   std::string svg_;
 };
 

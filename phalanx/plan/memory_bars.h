@@ -1,9 +1,11 @@
-// What layouts take of a device's memory, as a picture: SVG, one bar a layout, its length the bytes, cut by what they
-// are for (parameters, gradients, optimizer, activations, buffers, and what is there beside tensors). Knows no tensor.
+// Draws how layouts use a device's memory, as SVG: one bar per layout, whose length is its bytes. The bar is divided by
+// purpose (parameters, gradients, optimizer, activations, buffers, and memory that is not in tensors). It does not use
+// torch.
 //
-// Each part has its letter, where it is wide enough, and a hatching beside its colour; below the bar stand the bytes of
-// all of them and what a rank sends in a step, above it how much of its device the layout takes. A line across the bar
-// is what the device has. Where it is more than three times the longest bar, it is left out, and the legend says so.
+// Each part has its letter, if it is wide enough, and a hatching in addition to its colour. Below the bar are the bytes
+// of all parts and what a rank sends in a step; above it, how much of its device the layout takes. A line across the
+// bar marks the device's memory. If that is more than three times the longest bar, it is left out, and the legend says
+// so.
 //
 //   write_file("bars.svg", memory_bars(candidates, {.title = "llama3_8b on 8 x H100-80G", .headroom = 0.05}));
 #pragma once
@@ -18,10 +20,11 @@ namespace phalanx::plan {
 struct MemoryBarsOptions {
   std::string title;
   std::string detail = {};  // in a line below it
-  double headroom = 0;      // with which the layouts were evaluated
+  double headroom = 0;      // the one with which the layouts were evaluated
 };
 
-/// In the order given; at least one.
+/// Draws the layouts in the order given.
+/// REQUIRES: there is at least one.
 std::string memory_bars(const std::vector<Candidate>& layouts, const MemoryBarsOptions& options);
 
 }  // namespace phalanx::plan

@@ -48,7 +48,7 @@ struct Box {
   double bytes;
 };
 
-/// Of the bars, in the order of the document, by their tooltips "parameters: 1.00 GiB (1073741824 bytes)".
+/// The boxes of the bars, in document order, from their tooltips "parameters: 1.00 GiB (1073741824 bytes)".
 std::vector<Box> boxes_of(const XmlElement& svg) {
   std::vector<Box> boxes;
   for (const XmlElement* group : elements_of(svg, "g")) {
@@ -82,7 +82,7 @@ TEST(MemoryBars, WidthsAreProportionalToBytes) {
   EXPECT_EQ(boxes[2].bytes, static_cast<double>(8 * kGibibyte));
   EXPECT_EQ(boxes[9].category, "buffers");
   EXPECT_EQ(boxes[10].category, "beside tensors");
-  // The line of what the device has is drawn to the same scale, across each of the bars.
+  // The line of the device's memory is drawn to the same scale, across each of the bars.
   int lines = 0;
   for (const XmlElement* path : elements_of(svg, "path")) {
     const auto width = path->attributes.find("stroke-width");
@@ -106,7 +106,7 @@ TEST(MemoryBars, SaysItInWordsToo) {
             Contains("P 1.00 GiB + G 1.00 GiB + O 2.00 GiB + A 3.00 GiB + B 20.5 MiB + R 512 MiB"),
             Contains("sends 3.00 GiB a step"), Contains(" parameters[P]"), Contains(" beside tensors[R]"),
             Contains("what the device has, less 5 % that stay free"), Contains("0 GiB"), Contains("2")));
-  // Letters stand in the boxes that are wide enough for them: all but the buffers of 20 MiB.
+  // Letters are in the boxes that are wide enough for them: all except the buffers of 20 MiB.
   std::map<std::string, int> letters;
   for (const std::string& text : texts_of(svg)) ++letters[text];
   EXPECT_EQ(letters["P"], 2);

@@ -12,7 +12,7 @@
 namespace phalanx::plan {
 namespace {
 
-constexpr std::int64_t kHardlyMore = 1 << 20;  // of a category, that is not worth telling
+constexpr std::int64_t kHardlyMore = 1 << 20;  // of a category: not worth reporting
 constexpr const char* kRecompute = "activation_checkpoint.mode = \"full\"";
 constexpr const char* kReduceEach = "parallelism.fsdp_reduce_each_microbatch = \"default\"";
 
@@ -29,7 +29,7 @@ class Remedies {
       least = memory.total();
       return true;
     };
-    // Each change is tried alone; of batches the smallest.
+    // Each change is tried alone; of the batches only the smallest is tried.
     const auto attempt = [&](const TrainingShape& shape, const std::string& keys) {
       Remedies one(shape_, is_less);
       if (one.add(shape, keys)) best = one.found_.front();
@@ -84,9 +84,9 @@ class Remedies {
     shape.reshard_after_forward = true;
     return shape;
   }
-  /// Gradients of a pipeline's stages are whole under every stage of ZeRO, and under 2 and 3 shards lie beside them
-  /// when a step ends: what the third saves of parameters may be less than what that takes, with the units that it
-  /// gathers.
+  /// The gradients of a pipeline's stages are full under every ZeRO stage. Under stages 2 and 3 shards exist beside
+  /// them at the end of a step. What stage 3 saves of the parameters may be less than these shards and the unsharded
+  /// units need.
   TrainingShape most_sharded() const {
     TrainingShape first = sharded(1), third = sharded(3);
     const bool is_less = predict_memory(first).total() < predict_memory(third).total();
@@ -101,12 +101,13 @@ class Remedies {
     return says_so ? keys + ", parallelism.fsdp_reshard_after_forward = \"always\"" : keys;
   }
 
-  /// The lowest stage that does: the higher ones communicate more, or keep less.
+  /// Tries the lowest ZeRO stage that fits: higher stages communicate more, or save less memory.
   bool shard_more() {
     if (shape_.ranks() == 1) return false;
     for (int stage = 1; stage <= 3; ++stage) {
       const TrainingShape shape = sharded(stage);
-      // Of a pipeline the lowest may take least: from stage 2 on whole gradients lie beside the shards' at the end.
+      // In a pipeline the lowest stage may need least: from stage 2 on full gradients exist beside the shards at the
+      // end.
       if (shape.shards == shape_.shards && stage < shape_.zero_stage && !shape_.pipeline) continue;
       if (add(shape, keys_of_sharding(shape))) return true;
     }
@@ -122,8 +123,8 @@ class Remedies {
     shape.recompute_every = 1;
     return add(shape, keys + kRecompute);
   }
-  /// The same global batch in more parts. It stays a multiple of every divisor of the present local batch; unless it is
-  /// given, it would follow the local one.
+  /// The same global batch in more parts. It stays a multiple of every divisor of the present local batch. It is
+  /// written out, because else it would follow the local batch.
   bool shrink_batch(TrainingShape shape, const std::string& keys) {
     if (shape.pipeline) return shrink_micro_batch(shape, keys);
     const std::int64_t present = shape.batch;
@@ -140,7 +141,7 @@ class Remedies {
     return false;
   }
 
-  /// Of a pipeline: the same in more micro-batches, where its schedule allows them.
+  /// For a pipeline: the same batch in more micro-batches, if its schedule allows them.
   bool shrink_micro_batch(TrainingShape shape, const std::string& keys) {
     const std::int64_t present = shape.batch;
     const schedule::Schedule before = shape.pipeline->schedule;

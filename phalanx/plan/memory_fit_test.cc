@@ -183,7 +183,7 @@ TEST(MemoryFit, ARunThatDefersReductionIsOfferedNotTo) {
               ::testing::Not(::testing::Contains(::testing::HasSubstr("fsdp_reduce_each_microbatch"))));
 }
 
-// Of its stages, stage 1 takes no more than stage 2, and stage 3 has to let go of what it gathers.
+// In stages of a pipeline, ZeRO-1 needs no more than ZeRO-2, and ZeRO-3 must reshard what it has unsharded.
 TEST(MemoryFit, APipelineIsOfferedToShardItsStages) {
   TrainingShape shape = data_parallel(1, 128);
   shape.model.n_layers = 32;
@@ -199,12 +199,12 @@ TEST(MemoryFit, APipelineIsOfferedToShardItsStages) {
   const std::string all = "parallelism.zero_stage = 3, parallelism.fsdp_reshard_after_forward = \"always\" (";
   EXPECT_THAT(within(shape, predict_memory(sharded).total()), ElementsAre(StartsWith(degree + all)));
   EXPECT_THAT(largest_saving(shape), StartsWith(degree + all));
-  // Where two of its units are much of the model, their memory is more than what letting go of them saves.
+  // If two of its units are a large part of the model, their memory is more than what resharding saves.
   TrainingShape shallow = shape;
   shallow.model.n_layers = 2;
   shallow.pipeline->parts = models::balance_llama(shallow.model, 2, shape.seq);
   EXPECT_THAT(largest_saving(shallow), StartsWith(degree + "parallelism.zero_stage = 1 ("));
-  // With few tokens most is there when a step ends, where stage 2 has the shards' gradients beside the whole ones.
+  // With few tokens the peak is at the end of a step, where stage 2 has the shards' gradients beside the full ones.
   sharded.zero_stage = 2;
   sharded.seq = 8;
   EXPECT_THAT(within(sharded, predict_memory(sharded).total() - 1),
@@ -219,7 +219,7 @@ TEST(MemoryFit, SaysWhichChangeSavesMost) {
   const std::int64_t present = predict_memory(shape).total(), after = predict_memory(sharded).total();
   EXPECT_EQ(largest_saving(shape), "parallelism.data_parallel_shard_degree = 4, parallelism.zero_stage = 3 (" +
                                        bytes_text(after) + " a rank, " + bytes_text(present - after) + " less)");
-  // Activations are, of 16 sequences at once: the smallest batch saves more than computing them again.
+  // Most of it is activations, of 16 sequences at once: the smallest batch saves more than recomputing them.
   shape = data_parallel(16, 512);
   EXPECT_THAT(largest_saving(shape), StartsWith("training.local_batch_size = 1, training.global_batch_size = 64 ("));
   shape.batch = 1;

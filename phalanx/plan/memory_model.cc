@@ -17,11 +17,12 @@ namespace {
 using fsdp::FlatLayout;
 using observe::MemoryCategory;
 
-constexpr std::int64_t kPooledUnits = 2;  // gathered, and of gradients: one in use, one on its way
+constexpr std::int64_t kPooledUnits = 2;  // for all-gathers, and for gradients: one in use, one in flight
 
-// Private memory that is not tensors', taken after the start: the smallest limits under which runs go through
-// (docs/memory.md) are met by a constant for threads' stacks and libraries' buffers, and a share of the activations for
-// gaps in the heap. The heap of glibc gives blocks of 32 MiB and more back, so there are hardly any gaps then.
+// Private memory outside of tensors, allocated after the start. The smallest limits under which runs succeed
+// (docs/memory.md) are matched by a constant for threads' stacks and libraries' buffers, plus a share of the
+// activations for gaps in the heap. glibc's heap returns blocks of 32 MiB and more, so above that there are hardly any
+// gaps.
 constexpr std::int64_t kHostRuntime = 36 << 20;
 constexpr std::int64_t kDeviceRuntime = 512 << 20;
 constexpr std::int64_t kNeverInHeap = 32 << 20;
@@ -29,7 +30,7 @@ constexpr double kGaps = 0.4, kGapsBetweenLarge = 0.1;
 
 class Prediction {
  public:
-  /// `rank`: of a pipeline.
+  /// `rank`: in a pipeline.
   Prediction(const TrainingShape& shape, std::size_t rank)
       : s_(shape), model_(shape), rank_(rank), parts_(parts_of(shape, rank)), weights_(count_weights()) {
     stepped_ =
@@ -52,7 +53,7 @@ class Prediction {
   }
 
  private:
-  // Of the model that the rank has.
+  // The parts of the model on the rank.
   static std::vector<models::LlamaPart> parts_of(const TrainingShape& shape, std::size_t rank) {
     if (!shape.pipeline) return {models::full_llama(shape.model)};
     std::vector<models::LlamaPart> parts;
@@ -66,7 +67,7 @@ class Prediction {
     for (const models::LlamaPart& part : parts_) sum += model_.parameters(part, s_.model.tie_embeddings);
     return sum;
   }
-  // Of tied embeddings on two stages the last one's are the weights; the first one's take their values over.
+  // If tied embeddings are on two stages, the last stage's are the weights; the first stage copies their values.
   bool has_copy(const models::LlamaPart& part) const { return s_.model.tie_embeddings && part.embedding && !part.head; }
 
   std::int64_t copies_of_float32() const { return s_.optimizer_copies + (s_.weight_bytes < kFloatBytes ? 1 : 0); }
@@ -79,7 +80,7 @@ class Prediction {
   }
 
   void add(MemoryCategory category, std::int64_t bytes) { memory_.peak[category] += bytes; }
-  // Where the optimizer steps.
+  // Adds memory on the device where the optimizer steps.
   void add_of_shards(MemoryCategory category, std::int64_t bytes) {
     if (s_.offload && s_.on_device) {
       memory_.on_host += bytes;
@@ -87,7 +88,7 @@ class Prediction {
       add(category, bytes);
     }
   }
-  // Memory of a window.
+  // Adds memory of a shared window.
   void add_shared(MemoryCategory category, std::int64_t bytes) {
     add(category, bytes);
     if (!s_.shares_memory) return;
@@ -108,8 +109,8 @@ class Prediction {
     add(MemoryCategory::parameters, bytes);
     if (s_.ranks() > 1) {
       add_shared(MemoryCategory::gradients, bytes);
-      // Buckets are laid out anew in the order in which gradients came, with both at once for a moment: after the first
-      // backward pass, or, in the order that a checkpoint brings, at its beginning.
+      // Buckets are rebuilt in the order in which gradients arrived; for a moment both sets exist. This happens after
+      // the first backward pass or, with the order from a checkpoint, at its beginning.
       new_buckets_ = bytes > kFirstBucket ? bytes : 0;
     }
     add(MemoryCategory::optimizer, kFloatBytes * stepped_ * copies_of_float32());
@@ -132,10 +133,10 @@ class Prediction {
     memory_.padding = static_cast<double>(padding) / static_cast<double>(weights_);
   }
 
-  // Units take turns in them; of each stage of a pipeline for themselves.
+  // Units take turns in these buffers; each stage of a pipeline has its own.
   struct Pools {
-    std::int64_t gathered_units = 0, gathered = 0;       // so many, the largest of so many bytes
-    std::int64_t units_of_gradients = 0, gradients = 0;  // so many, the largest of so many bytes
+    std::int64_t gathered_units = 0, gathered = 0;       // number of units, bytes of the largest
+    std::int64_t units_of_gradients = 0, gradients = 0;  // number of units, bytes of the largest
     std::int64_t kept = 0, full_gradients = 0;
   };
   Pools shard_part(const models::LlamaPart& part, std::int64_t& padding) {
@@ -174,7 +175,7 @@ class Prediction {
     return pools;
   }
 
-  // This rank's rows of units' averaged gradients: from each unit's backward pass on, until they are reset.
+  // This rank's rows of the units' averaged gradients: they exist from each unit's backward pass until they are reset.
   void note_averages(std::int64_t units, std::int64_t bytes) {
     if (s_.offload && s_.on_device) {
       memory_.on_host += units * bytes;
@@ -182,13 +183,13 @@ class Prediction {
       averages_.insert(averages_.end(), static_cast<std::size_t>(units), bytes);
     }
   }
-  // Those of the last units, which come first.
+  // Those of the last `units` units, whose backward passes come first.
   std::int64_t averages_of(std::size_t units) const {
     const auto count = static_cast<std::ptrdiff_t>(std::min(units, averages_.size()));
     return std::accumulate(averages_.end() - count, averages_.end(), std::int64_t{0});
   }
 
-  // Of the nth unit from the end, counted from 1: what is added to the averages of passes before, while the backward
+  // For the n-th unit from the end, counted from 1: what is added to the averages of earlier passes while the backward
   // pass of the unit before it runs.
   std::int64_t on_its_way(std::size_t number) const {
     if (!s_.accumulates_sharded_gradients() || averages_.empty() || number == 0) return 0;
@@ -196,7 +197,7 @@ class Prediction {
     return sum * s_.reduce_bytes / std::max(s_.reduce_bytes, kFloatBytes);
   }
 
-  // Nothing is kept for a backward pass.
+  // In validation nothing is saved for a backward pass.
   std::int64_t validation_activations() const {
     TrainingShape shape = s_;
     if (s_.validation_batch > 0) shape.batch = s_.validation_batch;
@@ -206,14 +207,14 @@ class Prediction {
     return bytes.always + bytes.input + bytes.loss;
   }
 
-  // Everything so far is there all the time; these come and go.
+  // Everything counted so far is always there. This adds the temporary memory at the moment of the peak.
   void take_highest_moment() {
     struct Moment {
       std::int64_t activations = 0, gradients = 0;
       std::int64_t total() const { return activations + gradients; }
     };
     std::vector<Moment> moments;
-    // A single rank's gradients are made by the backward pass, and dropped after the step.
+    // A single rank's gradients are made by the backward pass, and freed after the step.
     const bool makes_gradients = s_.ranks() == 1;
     const std::int64_t table = model_.table();
     if (s_.pipeline) {
@@ -225,16 +226,16 @@ class Prediction {
       }
     } else {
       const std::int64_t block = model_.attention() + model_.feed_forward();
-      // Those of the micro-batches before are there already.
+      // The gradients of earlier micro-batches are already there.
       const bool has_all = makes_gradients && s_.accumulates;
       std::int64_t made = has_all ? weights_ * s_.weight_bytes : makes_gradients ? table * s_.weight_bytes : 0;
-      // Of a block that is under way its experts are through one after the other: the gradients of one are made when
-      // what those before have kept is gone.
+      // In the current block the experts finish one after the other. The gradients of one are made after the saved
+      // activations of those before it are freed.
       const std::int64_t of_nets = s_.weight_bytes * model_.feed_forward_matrices();
       const std::int64_t gone = std::min(of_nets, activation_sizes(s_).feed_forward) / model_.nets * (model_.nets - 1);
       for (const std::int64_t activations : activation_memory_timeline(s_)) {
         const bool is_block = !moments.empty();
-        // From the second pass on all of them are there, and what this one brings is added.
+        // From the second pass on all of them are there, and those of this pass are added.
         const std::int64_t of_units = !s_.accumulates_sharded_gradients()
                                           ? averages_of(moments.size())
                                           : averages_of(averages_.size()) + on_its_way(moments.size());
@@ -254,7 +255,7 @@ class Prediction {
     }
     if (s_.validation_batch != 0) moments.push_back({validation_activations(), 0});
     if (s_.exports_at_end && (s_.shards > 1 || s_.uses_model_parallelism())) {
-      // The embedding is the largest parameter; the first rank alone keeps those before it.
+      // The embedding is the largest parameter; only the first rank holds the parameters before it.
       moments.push_back({s_.model.vocab_size * s_.model.dim * kFloatBytes, 0});
       const std::int64_t of_others = std::ranges::max_element(moments, {}, &Moment::total)->total();
       export_only_ = std::max<std::int64_t>(s_.model.parameter_count() * kFloatBytes - of_others, 0);
@@ -277,10 +278,10 @@ class Prediction {
   const std::size_t rank_;
   const std::vector<models::LlamaPart> parts_;
   const std::int64_t weights_;  // of this rank, before they are sharded
-  std::int64_t stepped_ = 0;    // of these
+  std::int64_t stepped_ = 0;    // of these, the parameters that this rank steps
   std::int64_t new_buckets_ = 0;
   std::vector<std::int64_t> averages_;  // of each unit, in the order of use
-  std::int64_t export_only_ = 0;        // of the activations, on the first rank
+  std::int64_t export_only_ = 0;        // part of the activations, on the first rank
   TrainingMemory memory_;
 };
 

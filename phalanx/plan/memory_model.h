@@ -1,13 +1,13 @@
-// How much memory a rank needs to train a Llama: predicted from the numbers of the model and the layout, before
-// anything is allocated. docs/memory.md compares it with what was counted. Knows no tensor.
+// Predicts how much memory a rank needs to train a Llama, from the dimensions of the model and the layout, before
+// anything is allocated. docs/memory.md compares it with measurements. It does not use torch.
 //
 // State (P parameters, N ranks that share a copy of the model, AdamW in float32): 16 P bytes without sharding,
-// 8 P + 8 P / N under ZeRO-1, 4 P + 12 P / N under ZeRO-2, 16 P / N under ZeRO-3, and what rows that cannot be cut cost
-// (layout/flat_layout.h, which lays out the real ones too).
+// 8 P + 8 P / N under ZeRO-1, 4 P + 12 P / N under ZeRO-2, 16 P / N under ZeRO-3, plus the cost of rows that cannot be
+// cut (layout/flat_layout.h, which also computes the real layout).
 //
-// Activations are those of the moment when most is there: of what the blocks keep for the backward pass, and what the
-// loss or a block's backward pass needs beside it. What is counted follows the kernels: the fused ones of the CPU in
-// float32, or ATen's operators (CUDA, bfloat16).
+// Activations are those at the moment of the peak: what the blocks save for the backward pass, and what the loss or a
+// block's backward pass needs in addition. The counts follow the kernels: the fused ones of the CPU in float32, or
+// ATen's operators (CUDA, bfloat16).
 //
 //   const TrainingMemory memory = predict_memory({.model = config, .batch = 8, .seq = 2048, .shards = 4});
 //   log::info(memory.peak.text());
@@ -28,7 +28,7 @@
 namespace phalanx::plan {
 
 inline constexpr std::int64_t kFloatBytes = 4;  // of a float32
-// Of DistributedDataParallel; gradients that fit stay as they are.
+// The first bucket of DistributedDataParallel. Gradients that fit into it stay as they are.
 inline constexpr std::int64_t kFirstBucket = 1 << 20;
 
 /// The stages of a pipeline.
@@ -37,74 +37,74 @@ struct PipelineShape {
   std::vector<models::LlamaPart> parts;  // by stage
 };
 
-/// What decides how much memory a rank takes.
+/// Everything that decides how much memory a rank needs.
 struct TrainingShape {
   models::LlamaConfig model;
   std::int64_t batch = 1;  // sequences in one forward pass; in a pipeline, of a micro-batch
   std::int64_t seq = 1;
   std::int64_t global_batch = 0;        // sequences of all ranks in one step; 0: one forward pass of each
-  std::int64_t validation_batch = 0;    // sequences in a forward pass of the validation; -1: batch; 0: there is none
-  bool accumulates = false;             // gradients of several forward passes are added up
-  bool reduces_each_microbatch = true;  // under ZeRO-2 and -3, each rank its rows of them; else whole, until the last
+  std::int64_t validation_batch = 0;    // sequences in a forward pass of the validation; -1: batch; 0: no validation
+  bool accumulates = false;             // gradients of several forward passes are accumulated
+  bool reduces_each_microbatch = true;  // ZeRO-2, -3: only its rows accumulate; else full ones, until the last
 
   std::int64_t tensor_parallel_size = 1;  // over which every large matrix is cut
-  bool sequence_parallel = true;          // between these each has some of the tokens
+  bool sequence_parallel = true;          // between these matrices each rank has some of the tokens
   std::optional<PipelineShape> pipeline;
 
   std::int64_t replicas = 1;  // of the model, or of its shards
   std::int64_t shards = 1;    // 1: each rank has the whole model
   int zero_stage = 3;
   bool reshard_after_forward = true;
-  std::int64_t reshard_group = 0;  // stage 3: ranks that keep units together between the passes; 0: nobody does
-  bool offload = false;            // shards, their gradients and the optimizer's state on the host
+  std::int64_t reshard_group = 0;  // stage 3: ranks over which units are sharded between the passes; 0: not set
+  bool offload = false;            // shards, their gradients and the optimizer's state are on the host
 
-  std::int64_t recompute_every = 0;  // of this many blocks one keeps its input alone; 0: none does
-  bool uses_op_sac = false;  // that one keeps the outputs of parallel/activation_checkpoint.h's op_sac_policy, too
+  std::int64_t recompute_every = 0;   // one of this many blocks saves only its input; 0: no block
+  bool uses_op_sac = false;           // that block also saves what op_sac_policy selects (activation_checkpoint.h)
   std::int64_t optimizer_copies = 2;  // float32 numbers per parameter: AdamW 2, SGD with momentum 1
-  std::int64_t weight_bytes = 4;      // of a parameter; of 2, the optimizer has a float32 master
+  std::int64_t weight_bytes = 4;      // per parameter; if 2, the optimizer has a float32 master copy
   std::int64_t gather_bytes = 4;      // of a parameter in use
   std::int64_t reduce_bytes = 4;      // of a gradient
   bool autocast = false;              // matrix products in 16 bits
   bool on_device = false;             // a GPU's memory; else the host's
 
-  bool shares_memory = false;      // ranks are processes of one machine, over shm: see TrainingMemory
+  bool shares_memory = false;      // ranks are processes of one node, over shm: see TrainingMemory
   bool resumes = false;            // from a checkpoint
   bool async_checkpoint = false;   // asynchronous checkpoints
-  bool exports_at_end = false;     // the whole model on rank 0, after training
+  bool exports_at_end = false;     // the full model on rank 0, after training
   std::int64_t thread_stacks = 0;  // of the intra-op pool, in bytes of address space
-  /// Those that have the same part of the model, or shards of it.
+  /// The ranks that have the same part of the model, or shards of it.
   std::int64_t ranks() const noexcept { return replicas * shards; }
   bool uses_model_parallelism() const noexcept { return tensor_parallel_size > 1 || pipeline; }
-  /// Whether passes add up a sharded model's rows of their gradients alone.
+  /// Whether passes accumulate only this rank's rows of a sharded model's gradients.
   bool accumulates_sharded_gradients() const noexcept {
     return accumulates && reduces_each_microbatch && shards > 1 && zero_stage > 1 && !pipeline;
   }
 };
 
 struct TrainingMemory {
-  /// When most is there. `peak.shared`: of it, what lies in windows that the ranks share (buckets, shards, gathered
-  /// units).
+  /// At the moment of the peak. `peak.shared`: the part of it in windows that the ranks share (buckets, shards,
+  /// unsharded units).
   observe::MemoryCounts peak;
-  /// Beside what tensors take: the heap's rounding and gaps, threads, libraries' own buffers, taken from now on.
+  /// Outside of tensors: the heap's rounding and gaps, threads, libraries' own buffers allocated from now on.
   std::int64_t runtime = 0;
-  /// Of total(), what rank 0 alone takes: the export gathers the whole model there.
+  /// The part of total() that only rank 0 needs: the export gathers the full model there.
   std::int64_t first_rank_only = 0;
-  /// Stacks of threads: mapped whole, used hardly at all. RLIMIT_DATA and RLIMIT_AS count them.
+  /// Stacks of threads: mapped completely, hardly used. RLIMIT_DATA and RLIMIT_AS count them.
   std::int64_t thread_stacks = 0;
-  /// Of the other ranks' parts of those windows, which are mapped, too.
+  /// The other ranks' parts of the shared windows, which are mapped too.
   std::int64_t mapped = 0;
-  /// On a run on devices: what is on the host, beside all of the above.
+  /// In a run on devices: memory of the host, in addition to all of the above.
   std::int64_t on_host = 0;
-  /// What the buffers are, and what is there beside the state for a moment, largest first.
+  /// What the buffers are, and the temporary memory beside the state, largest first.
   std::vector<std::pair<std::string, std::int64_t>> buffers;
   double padding = 0;  // elements between the parameters of sharded units, as a share of all parameters
 
   std::int64_t total() const noexcept { return peak.total() + runtime; }
 };
 
-/// Of a pipeline: that of the rank that needs most.
+/// For a pipeline: the memory of the rank that needs most.
 TrainingMemory predict_memory(const TrainingShape& shape);
-/// Of one of its ranks, by its coordinate.
+/// The memory of one pipeline rank, by its coordinate.
 TrainingMemory predict_memory_of_stage_rank(const TrainingShape& shape, std::size_t rank);
 
 }  // namespace phalanx::plan

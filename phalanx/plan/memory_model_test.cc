@@ -1,4 +1,4 @@
-// Closed forms: what the numbers of a model make of the formulas. What real runs take: measured_memory_test.cc.
+// Closed forms: the formulas for given model dimensions. For the memory of real runs see measured_memory_test.cc.
 #include "phalanx/plan/memory_model.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ TEST(MemoryModel, StateOfALargeLlamaFollowsTheFormulas) {
   const auto state = [&](TrainingShape shape) {
     shape.model = model;
     if (shape.shards == 1) {
-      shape.batch = 8;  // so many that buckets that are there twice, for a moment without activations, are not the most
+      shape.batch = 8;  // so many that the rebuilt buckets, at a moment without activations, are not the peak
       shape.seq = 8192;
     }
     return static_cast<double>(predict_memory(shape).peak.state());
@@ -76,7 +76,7 @@ TEST(MemoryModel, BuffersAreTwoUnitsOfEachKind) {
   EXPECT_EQ(buffers({.shards = 8, .zero_stage = 1}), 0);
   EXPECT_EQ(buffers({.replicas = 8}), 0);
   const auto p = static_cast<double>(model.parameter_count());
-  // With accumulation the rows of gradients are added up, where they are; or whole ones are kept.
+  // With accumulation the rows of gradients are accumulated, if there are any; or full gradients are held.
   EXPECT_NEAR(buffers({.accumulates = true, .shards = 8}), 4 * unit, 0.01 * unit);
   EXPECT_NEAR(buffers({.accumulates = true, .reduces_each_microbatch = false, .shards = 8}), 2 * unit + 4 * p,
               0.01 * 4 * p);
@@ -84,7 +84,7 @@ TEST(MemoryModel, BuffersAreTwoUnitsOfEachKind) {
   EXPECT_NEAR(buffers({.replicas = 8, .async_checkpoint = true}), 12 * p / 8, 8);
 }
 
-// Whole ones would be 32 GB of the 8B model.
+// Full gradients would be 32 GB for the 8B model.
 TEST(MemoryModel, AccumulatedGradientsAreAShareOfTheModel) {
   TrainingShape shape{.model = models::llama_flavor("llama3_8b"), .accumulates = true, .shards = 8, .on_device = true};
   const auto p = static_cast<double>(shape.model.parameter_count());
@@ -92,9 +92,9 @@ TEST(MemoryModel, AccumulatedGradientsAreAShareOfTheModel) {
   const double each = total();
   shape.reduces_each_microbatch = false;
   const double largest = 4.0 * static_cast<double>(shape.model.vocab_size * shape.model.dim);
-  // Buffers for two units instead of all; the embedding's rows are on their way when a pass ends.
+  // Buffers for two units instead of all; the embedding's rows are in flight when a pass ends.
   EXPECT_NEAR(total() - each, 4 * p - 2 * largest - largest / 8, 0.01 * 4 * p);
-  // Of a reduction in 16 bits the sums are in 32.
+  // With a reduction in 16 bits the sums are in 32.
   shape.reduces_each_microbatch = true;
   shape.gather_bytes = shape.reduce_bytes = 2;
   EXPECT_NEAR(static_cast<double>(predict_memory(shape).peak[MemoryCategory::gradients]), 4 * p / 8, 0.03 * p);
@@ -110,7 +110,7 @@ TEST(MemoryModel, BucketsLaidOutAnewAreThereTwice) {
   EXPECT_EQ(few.peak[MemoryCategory::activations], 0);
   const TrainingMemory many = predict_memory({.model = model, .batch = 8, .seq = 256, .replicas = 2});
   EXPECT_EQ(many.peak[MemoryCategory::gradients], bytes);
-  // A checkpoint's order is taken over while the activations are there.
+  // The order from a checkpoint is adopted while the activations are there.
   const TrainingMemory resumed =
       predict_memory({.model = model, .batch = 8, .seq = 256, .replicas = 2, .resumes = true});
   EXPECT_EQ(resumed.peak.total(), many.peak.total() + bytes);
@@ -141,7 +141,7 @@ TEST(MemoryModel, ActivationsGrowWithTheTokensAndFallByRecomputing) {
   EXPECT_LT(activations(4, 1), 0.45 * activations(4, 0));
   // The moments: the loss first, then the blocks from the last to the first.
   EXPECT_EQ(activation_memory_timeline(shape).size(), 1U + 8U);
-  // Whole logits where no fused kernel keeps them apart.
+  // Full logits if no fused kernel splits them.
   shape.on_device = true;
   EXPECT_GT(activations(4, 0), static_cast<double>(3 * 4 * 4 * 512 * shape.model.vocab_size));
 }
@@ -165,7 +165,7 @@ TEST(MemoryModel, ShardsOfGradientsComeInTheBackwardPass) {
   };
   const auto shards = static_cast<double>(models::llama_flavor("5M").parameter_count());  // a quarter, in bytes
   for (const int stage : {2, 3}) {
-    // With few tokens most is there when the pass is through; with many when it begins, or in the last block's.
+    // With few tokens the peak is at the end of the pass; with many at its beginning, or in the last block's backward.
     EXPECT_NEAR(static_cast<double>(gradients(1, {.zero_stage = stage})), shards, 0.05 * shards) << stage;
     EXPECT_EQ(gradients(1024, {.zero_stage = stage}), 0) << stage;
     EXPECT_GT(gradients(1024, {.zero_stage = stage, .recompute_every = 1}), 0) << stage;
@@ -182,7 +182,7 @@ TEST(MemoryModel, TheExportPutsTheWholeModelOnRankZero) {
   shape.exports_at_end = true;
   const TrainingMemory memory = predict_memory(shape);
   EXPECT_GT(memory.peak.total(), without + 3 * model.parameter_count());
-  // The others need room for the largest parameter at once.
+  // The other ranks need memory for the largest parameter at once.
   const std::int64_t largest = 4 * model.vocab_size * model.dim;
   EXPECT_NEAR(static_cast<double>(memory.first_rank_only),
               1.4 * static_cast<double>(4 * model.parameter_count() - largest), 2);  // with gaps in the heap
@@ -198,7 +198,7 @@ TEST(MemoryModel, ValidationInLargeBatchesIsTheMost) {
     return predict_memory(shape).peak[MemoryCategory::activations];
   };
   const std::int64_t none = activations(0);
-  EXPECT_EQ(activations(-1), none);  // keeps less than training on as many
+  EXPECT_EQ(activations(-1), none);  // saves less than training on as many
   EXPECT_EQ(activations(1), none);
   // A block's input, the last norm's in- and output and its gradient, in float32; a chunk of logits.
   const std::int64_t tokens = 256 * 256;
@@ -222,14 +222,14 @@ TEST(MemoryModel, StateOfCutModelsAddsUp) {
     const TrainingMemory first = predict_memory_of_stage_rank(shape, 0), last = predict_memory_of_stage_rank(shape, 1);
     EXPECT_EQ(state(first) + state(last), 4 * p) << name;
     EXPECT_EQ(predict_memory(shape).total(), std::max(first.total(), last.total())) << name;
-    // All gradients are there at the moment when most is.
+    // All gradients are there at the moment of the peak.
     EXPECT_EQ(first.peak[MemoryCategory::gradients], state(first)) << name;
     EXPECT_EQ(first.peak[MemoryCategory::optimizer], 2 * state(first)) << name;
   }
 }
 
-// Of sharded stages: gradients are whole while a step lasts, of ZeRO-1 as gradients, of the others as buffers beside
-// the shards'.
+// For sharded stages: gradients are full during a step; for ZeRO-1 as gradients, for the others as buffers beside
+// the shards' gradients.
 TEST(MemoryModel, StateOfShardedStagesAddsUp) {
   const auto model = models::llama_flavor("5M");
   const auto p = static_cast<double>(model.parameter_count());
@@ -252,7 +252,7 @@ TEST(MemoryModel, StateOfShardedStagesAddsUp) {
       EXPECT_NEAR(of_both(1, reshard, optimizer), 2 * shards, near);
       EXPECT_EQ(of_both(1, reshard, buffers), 0);
       EXPECT_NEAR(of_both(2, reshard, parameters), whole, near);
-      // At the end of a step a rank has its rows of the averages. Where the loss is computed most is there before that.
+      // At the end of a step a rank has its rows of the averages. On the rank with the loss the peak is before that.
       const std::int64_t one = rank(0).peak[gradients], other = rank(1).peak[gradients];
       EXPECT_EQ(std::min(one, other), 0);
       EXPECT_NEAR(static_cast<double>(std::max(one, other)),
@@ -262,14 +262,14 @@ TEST(MemoryModel, StateOfShardedStagesAddsUp) {
     EXPECT_EQ(of_both(3, false, parameters), of_both(2, true, parameters));
     EXPECT_EQ(of_both(3, false, buffers), of_both(2, true, buffers));
     EXPECT_NEAR(of_both(3, true, parameters), shards, near);
-    // Of each of two stages two units, the largest of which is the embedding's or the output's.
+    // Two units of each of two stages; the largest is the embedding's or the output's.
     const auto table = static_cast<double>(4 * model.vocab_size * model.dim);
     if (shape.pipeline->schedule.stages() > 2) continue;
     EXPECT_NEAR(of_both(3, true, buffers), whole + 4 * table, near);
   }
 }
 
-// The first and the last stage have them; what the last one steps is taken over by the first.
+// The first and the last stage have tied embeddings; the first stage copies what the last one steps.
 TEST(MemoryModel, TiedEmbeddingsOfAPipelineAreSteppedOnce) {
   auto model = models::llama_flavor("5M");
   model.tie_embeddings = true;
@@ -286,7 +286,7 @@ TEST(MemoryModel, TiedEmbeddingsOfAPipelineAreSteppedOnce) {
     };
     EXPECT_EQ(of_both(parameters), 4 * (p + table));
     EXPECT_EQ(of_both(optimizer), 8 * p);
-    // Of so few tokens most is there when the copies' gradients are added up: each of them, and the sum.
+    // With so few tokens the peak is when the gradients of the copies are summed: each of them, and the sum.
     const std::int64_t added_up = 3 * 4 * table;
     EXPECT_NEAR(static_cast<double>(predict_memory_of_stage_rank(shape, 0).peak[activations]),
                 static_cast<double>(added_up), 1e5);
@@ -359,7 +359,7 @@ TEST(MemoryModel, StateOfGpt2AndMixtralAddsUp) {
   }
 }
 
-// What a schedule keeps alive is what it takes: GPipe every micro-batch, 1F1B at most as many as there are stages.
+// The memory is that of the micro-batches that a schedule keeps alive: GPipe all, 1F1B at most as many as the stages.
 TEST(MemoryModel, ActivationsOfAPipelineFollowItsSchedule) {
   const auto activations = [](const char* name, int micro_batches, std::size_t rank) {
     TrainingShape shape{.model = models::llama_flavor("5M"), .batch = 2, .seq = 512};

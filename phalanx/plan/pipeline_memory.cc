@@ -16,23 +16,23 @@ using models::LlamaPart;
 using schedule::Action;
 using schedule::ActionKind;
 
-// One micro-batch in one stage.
+// The memory of one micro-batch in one stage.
 struct StageBytes {
   std::int64_t saved = 0;                   // from F on, for the backward pass
-  std::int64_t left = 0;                    // from I on, for W
-  std::int64_t during_forward = 0;          // beside what is kept, at the moment of F when most is there,
-  std::int64_t during_backward = 0;         // of B,
-  std::int64_t during_backward_input = 0;   // and of I;
-  std::int64_t during_backward_weight = 0;  // beside what is left, of W
-  std::int64_t during_loss = 0;             // of B, where the loss is
-  std::int64_t made = 0, first_made = 0;  // by it, in B or W: the output layer's gradient, beside the one that is there
-  std::int64_t weights = 0;               // gradients of all of them
-  std::int64_t copies = 0;                // of these, of what another stage has as well
+  std::int64_t left = 0;                    // from I (backward_input) on, for W (backward_weight)
+  std::int64_t during_forward = 0;          // the peak of F, beside the saved activations
+  std::int64_t during_backward = 0;         // the peak of B
+  std::int64_t during_backward_input = 0;   // the peak of I
+  std::int64_t during_backward_weight = 0;  // the peak of W, beside `left`
+  std::int64_t during_loss = 0;             // the peak of B at the loss
+  std::int64_t made = 0, first_made = 0;    // by B or W: the output layer's gradient, beside the existing one
+  std::int64_t weights = 0;                 // bytes of the gradients of all weights
+  std::int64_t copies = 0;                  // of these, of weights that another stage has too
 };
 
-// Backward passes go from the head to the embedding, and let go of what they are through with; so does W.
+// Backward passes go from the head to the embedding, and free what they no longer need; so does W.
 StageBytes stage_bytes(const TrainingShape& shape, const LlamaPart& part, GradientStorage storage) {
-  // Of another type than the units' they are made as tensors, and moved over after each micro-batch.
+  // Gradients of another type than the units' are made as tensors, and moved into the units after each micro-batch.
   const bool has_place = storage == GradientStorage::buckets ||
                          (storage == GradientStorage::units && shape.gather_bytes == shape.reduce_bytes);
   const ModelPartition m(shape);
@@ -46,10 +46,10 @@ StageBytes stage_bytes(const TrainingShape& shape, const LlamaPart& part, Gradie
   if (shape.model.tie_embeddings && part.embedding != part.head) {
     stage.copies = (storage == GradientStorage::units ? shape.reduce_bytes : shape.weight_bytes) * m.table();
   }
-  std::int64_t layer = 0, again = 0;  // of one layer, to be computed again
+  std::int64_t layer = 0, again = 0;  // of one layer, to be recomputed
   for (std::int64_t half = part.begin; half < part.end; ++half) {
     const bool is_attention = half % 2 == 0;
-    const bool is_first = half == part.begin || is_attention;  // of its layer here
+    const bool is_first = half == part.begin || is_attention;  // the first half of its layer in this part
     const std::int64_t of_half = is_attention ? bytes.attention : bytes.feed_forward;
     layer = (is_first ? 0 : layer) + of_half;
     if (!is_recomputed(shape, half / 2)) {
@@ -60,8 +60,9 @@ StageBytes stage_bytes(const TrainingShape& shape, const LlamaPart& part, Gradie
     }
     stage.left += is_attention ? bytes.attention_deferred : bytes.feed_forward_deferred;
   }
-  // Without a place where they are wanted gradients are tensors of their own, added to those that are there: of a
-  // feed-forward net at once (one expert; of GPT-2's one matrix, as its layers are not fused), in W of one matrix.
+  // Without storage in buckets or units, new gradients are separate tensors that are added to the existing ones. In B
+  // these are those of one feed-forward net at once (one expert; for GPT-2 one matrix, as its layers are not fused), in
+  // W those of one matrix.
   const bool has_halves = part.end > part.begin;
   const std::int64_t matrix = has_place ? 0 : element * m.feed_forward_matrices() / (m.nets * m.matrices_of_net);
   const std::int64_t product = matrix * (shape.model.is_gpt2() ? 1 : m.matrices_of_net);
@@ -90,7 +91,8 @@ StageBytes stage_bytes(const TrainingShape& shape, const LlamaPart& part, Gradie
   return stage;
 }
 
-// Buckets of a stage, in the order in which its gradients came: when the last of them has come, beside the first ones.
+// The rebuilt buckets of a stage, in the order in which its gradients arrived. When the last gradient has arrived, they
+// exist beside the first buckets.
 std::int64_t rebuilt_bucket_bytes(const StageBytes& stage) { return stage.weights > kFirstBucket ? stage.weights : 0; }
 
 }  // namespace
@@ -109,8 +111,8 @@ std::vector<PipelineMemorySample> pipeline_memory_timeline(const TrainingShape& 
       if (schedule::ends_micro_batch(part.kind)) ++to_come[part.stage];
     });
   }
-  // Beside them, at each end of a stage: towards another rank, a tensor that is on its way and those that have been
-  // asked for; towards a stage of this rank, what one has made for the other.
+  // In addition, at each end of a stage: towards another rank, a tensor in flight and those that are posted; towards a
+  // stage of this rank, the tensor that one has made for the other.
   constexpr std::int64_t kMessages = 3;
   std::int64_t messages = 0;
   for (const auto& [stage, bytes] : stages) {
@@ -143,7 +145,7 @@ std::vector<PipelineMemorySample> pipeline_memory_timeline(const TrainingShape& 
           during = during_backward_weight;
           after = -stage.left;
           break;
-        default:  // the stage's last B is both halves, one after the other
+        default:  // the stage's last B is both parts, one after the other
           during = to_come[part.stage] == 1
                        ? std::max(stage.during_backward_input, stage.left - stage.saved + during_backward_weight)
                        : during_backward;
@@ -165,7 +167,7 @@ std::vector<PipelineMemorySample> pipeline_memory_timeline(const TrainingShape& 
       moments.push_back({live, gradients + for_now});
     });
   }
-  // Copies of a parameter: a gradient of each stage that has one, and their sum.
+  // For tied parameters: the gradient of each stage that has a copy, and their sum.
   std::int64_t copied = 0, anew = 0;
   for (const auto& [stage, bytes] : stages) {
     if (bytes.copies == 0) continue;

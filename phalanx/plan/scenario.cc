@@ -14,7 +14,7 @@ namespace phalanx::plan {
 namespace {
 
 LayerNeed largest_layer(const TrainingShape& base) {
-  // As sharding over very many would leave it: in the gathered type, computed again from each block's input.
+  // As with sharding over very many ranks: in the unsharded type, recomputed from each block's input.
   TrainingShape shape = apply_layout(base, {.parallel = {.dp_shard = 2}, .recompute_every = 1});
   const ModelPartition model(shape);
   const ActivationBytes bytes = activation_sizes(shape);

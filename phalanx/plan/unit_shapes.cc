@@ -7,7 +7,7 @@ namespace {
 
 using fsdp::FlatParameter;
 
-// One with both halves, or of a layer that a stage ends in.
+// The parameters of a layer with both halves, or of a layer that is cut by the end of a stage.
 std::vector<FlatParameter> layer_parameters(const TrainingShape& shape, bool has_attention, bool has_feed_forward) {
   const models::LlamaConfig& model = shape.model;
   const ModelPartition m(shape);
@@ -40,7 +40,7 @@ std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::Lla
   const ModelPartition m(shape);
   const FlatParameter table{m.vocab, m.dim};
   std::vector<UnitShape> units;
-  // Where both ends use it, it is no unit's.
+  // If both ends use the embedding, it is in no unit.
   if (part.embedding || (part.head && model.tie_embeddings)) {
     units.push_back({.parameters = {table}, .is_root = model.tie_embeddings});
   }

@@ -1,5 +1,5 @@
-// The units that a Llama, or a part of one, is sharded in: what Llama::shard_units() and fsdp::find_units() make, by
-// shape alone. For memory_model.h.
+// The units that a Llama, or a part of one, is sharded in. They are those of Llama::shard_units() and
+// fsdp::find_units(), from shapes only. For memory_model.h.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 namespace phalanx::plan {
 
 struct UnitShape {
-  std::vector<fsdp::FlatParameter> parameters;  // as the tensor group leaves them
-  std::int64_t count = 1;                       // units that look like this
-  bool is_root = false;                         // stays whole on every rank, with its gradients
+  std::vector<fsdp::FlatParameter> parameters;  // after tensor parallelism
+  std::int64_t count = 1;                       // units of this shape
+  bool is_root = false;                         // stays unsharded on every rank, with its gradients
 };
 
 std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::LlamaPart& part);

@@ -1,5 +1,5 @@
-// A line chart as one inline SVG element, readable without scripts; report.h's script adds a read-out under the
-// pointer.
+// Renders a line chart as one inline SVG element, readable without scripts. The script of report.h adds a read-out
+// under the pointer.
 //
 //   std::string svg = render_chart({.title = "Loss", .series = {{.name = "train", .points = points}}});
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace phalanx::train {
 
-using Points = std::vector<std::pair<double, double>>;  // by rising x; values that are not finite are left out
+using Points = std::vector<std::pair<double, double>>;  // by rising x; non-finite values are left out
 
 struct Series {
   std::string name;
@@ -30,7 +30,7 @@ struct Chart {
 
 std::string render_chart(const Chart& chart);
 
-/// At most `limit` points: the mean of each run of neighbours.
+/// At most `limit` points: each is the mean of a run of adjacent points.
 Points thinned(const Points& points, std::size_t limit);
 /// Exponential moving average, bias-corrected, over about `window` points.
 Points smoothed(const Points& points, double window);

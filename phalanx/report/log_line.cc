@@ -36,10 +36,10 @@ std::string validation_line(const StepReport& r) {
 std::optional<double> gpu_peak_tflops(std::string_view name) {
   struct Peak {
     std::string_view part;     // of the device's name
-    std::string_view variant;  // and this part too, where not empty
+    std::string_view variant;  // another part of it, unless empty
     double tflops;
   };
-  // Dense bf16 figures of the makers' data sheets; the first row that fits counts.
+  // Dense bf16 figures of the vendors' data sheets; the first row that matches counts.
   static constexpr Peak kPeaks[] = {
       {"A100", "", 312},  {"H100", "NVL", 835}, {"H100", "PCIe", 756}, {"H100", "", 989},
       {"H200", "", 989},  {"GH200", "", 989},   {"GB200", "", 2500},   {"GB300", "", 2500},

@@ -2,9 +2,9 @@
 //
 //   step: 10  loss:  4.13012  grad_norm:  0.8312  memory:  1.21GiB(5.00%)  tps: 6,667  tflops: 386.00  mfu: 39.03%
 //
-// tps is tokens per second of one device. tflops = tps x FLOPs per token (the model's formula) / 1e12; mfu = tflops /
-// the device's peak. memory is the most that this rank has held: on CUDA, reserved by the allocator, of the card's; on
-// the CPU, resident, of the machine's (or of the container's limit).
+// tps is tokens per second of one device. tflops = tps x FLOPs per token (the model's formula) / 1e12. mfu = tflops /
+// the device's peak. memory is the most that this rank has used so far. On CUDA it is what the allocator reserved, of
+// the card's memory. On the CPU it is resident memory, of the node's (or of the container's limit).
 #pragma once
 
 #include <cstdint>
@@ -22,22 +22,22 @@ struct StepReport {
   double memory_percent = 0;
   double tokens_per_second = 0;
   double tflops = 0;
-  std::optional<double> mfu_percent;  // not known for this device: N/A
-  std::optional<double> loss_scale;   // shown where there is one
+  std::optional<double> mfu_percent;  // unset: unknown for this device, shown as N/A
+  std::optional<double> loss_scale;   // shown if set
   struct Exposed {
     double of_step = 0;  // percent
     double of_communication = 0;
   };
-  std::optional<Exposed> exposed;  // communication that nothing hid; where there is some
+  std::optional<Exposed> exposed;  // communication that computation did not hide; unset if there is no communication
 };
 
-/// Ends with "  exposed: 3.20%(25.00% of comm)" and "  loss_scale: 65536" where there are such.
+/// Ends with "  exposed: 3.20%(25.00% of comm)" and "  loss_scale: 65536" if these are set.
 std::string step_line(const StepReport& report);
 
 /// "validate step: 10  loss:  4.02113  memory:  1.21GiB(5.00%)  tps: 12,034"
 std::string validation_line(const StepReport& report);
 
-/// Dense bf16 peak of a GPU in TFLOP/s by its product name ("NVIDIA H100 80GB HBM3"); nothing for an unknown one.
+/// Dense bf16 peak of a GPU in TFLOP/s, by its product name ("NVIDIA H100 80GB HBM3"); nothing for an unknown GPU.
 std::optional<double> gpu_peak_tflops(std::string_view device_name);
 
 }  // namespace phalanx::train

@@ -1,4 +1,4 @@
-// Small questions about actions, for everything that walks through a schedule.
+// Small predicates and helpers for actions, for all code that walks through a schedule.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@ constexpr bool is_pass(ActionKind kind) {
   return kind == ActionKind::forward || kind == ActionKind::backward || kind == ActionKind::backward_input ||
          kind == ActionKind::backward_weight;
 }
-/// B or I: what makes the gradient of the stage's input.
+/// B or I: computes the gradient of the stage's input.
 constexpr bool makes_gradient(ActionKind kind) {
   return kind == ActionKind::backward || kind == ActionKind::backward_input;
 }
-/// B or W: after it the stage keeps nothing of the micro-batch.
+/// B or W: after it the stage saves nothing of the micro-batch.
 constexpr bool ends_micro_batch(ActionKind kind) {
   return kind == ActionKind::backward || kind == ActionKind::backward_weight;
 }
@@ -32,7 +32,7 @@ inline Action make_action(int stage, ActionKind kind, int micro_batch = -1) {
   return {.stage = stage, .kind = kind, .micro_batch = micro_batch, .sub_actions = {}};
 }
 
-/// What the stage at the other end of a transfer does: 1SEND_F3 and 2RECV_F3 are each other's.
+/// The action at the other end of a transfer: 1SEND_F3 and 2RECV_F3 are each other's.
 inline Action other_end(const Action& transfer) {
   const auto at = [&](int stage, ActionKind kind) { return make_action(stage, kind, transfer.micro_batch); };
   switch (transfer.kind) {
@@ -49,7 +49,7 @@ inline Action other_end(const Action& transfer) {
   }
 }
 
-/// visit(part) for each part of an overlap, in order; visit(action) for any other action.
+/// Calls visit(part) for each part of an overlap, in order, or visit(action) for any other action.
 template <typename Visit>
 void for_each_sub_action(const Action& action, const Visit& visit) {
   if (action.kind != ActionKind::overlap) {
@@ -76,7 +76,7 @@ inline bool has_transfers(const Schedule& schedule) { return any_action(schedule
 inline int rank_of(const Schedule& schedule, int stage) {
   return schedule.rank_of_stage[static_cast<std::size_t>(stage)];
 }
-/// Both stages are there, and on different ranks: what goes from one to the other is sent.
+/// Whether both stages exist and are on different ranks, so that data between them is sent.
 inline bool on_different_ranks(const Schedule& schedule, int stage, int other) {
   return stage >= 0 && other >= 0 && stage < schedule.stages() && other < schedule.stages() &&
          rank_of(schedule, stage) != rank_of(schedule, other);

@@ -53,7 +53,7 @@ class Walk {
     return static_cast<std::size_t>(stage) * micro_batches_ + static_cast<std::size_t>(micro_batch);
   }
 
-  // Runs what the rank can, up to the first action whose inputs are not there.
+  // Runs the rank's actions up to the first one whose inputs are not there.
   bool advance(std::size_t rank, Dataflow& flow) {
     const auto& row = schedule_.actions[rank];
     std::size_t& next = flow.ran[rank];
@@ -70,7 +70,7 @@ class Walk {
     return next > before;
   }
 
-  // When what the pass takes in is on its rank, from stage `from` (before it forward, after it backward).
+  // When the pass's input from stage `from` (the previous stage forward, the next stage backward) is on its rank.
   double handed_over(const Action& pass, int from, const Times& made, const Times& arrive, const Times& wanted) const {
     if (from < 0 || from >= schedule_.stages()) return 0.0;
     const std::size_t there = at(from, pass.micro_batch);
@@ -126,7 +126,7 @@ class Walk {
     return std::max(arrived, (forward ? inputs_wanted_ : gradients_wanted_)[cell]);
   }
 
-  // The first action that the waiting one lacks.
+  // The first action that the waiting action needs and that did not run.
   Action missing(const Action& waiting) const {
     Action lacks = waiting;
     bool found = false;
@@ -162,7 +162,7 @@ class Walk {
   std::vector<double> clocks_;
   Times outputs_, gradients_;               // made by F; by B or I
   Times inputs_arrive_, gradients_arrive_;  // at the receiving stage
-  Times inputs_wanted_, gradients_wanted_;  // since when it has asked
+  Times inputs_wanted_, gradients_wanted_;  // the time at which the receiving stage asked for them
 };
 
 }  // namespace

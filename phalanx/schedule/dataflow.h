@@ -1,12 +1,13 @@
-// When each action of a schedule runs, from what it waits for: the one walk behind simulate(), validate() and tables.
+// Computes when each action of a schedule runs, from what it waits for. simulate(), validate() and the tables all use
+// this one walk.
 //
-// A rank does its passes one after the other; each begins as soon as its inputs are there. Sends do not hold the sender
-// up: what is sent arrives `transfer` later. Receives do not hold the receiver up either: the pass that needs the data
-// does. In a compute schedule what the neighbouring stage made is sent at once. An overlap begins when all its parts
-// can, and what it makes is there when it ends.
+// A rank runs its passes one after the other; each begins as soon as its inputs are there. Sends do not block the
+// sender: what is sent arrives `transfer` later. Receives do not block the receiver either: the pass that needs the
+// data waits. In a compute schedule the output of the neighbouring stage is sent at once. An overlap begins when all
+// its parts can, and its outputs are there when it ends.
 //
-// The actions must be in range (validate() sees to it). A schedule that comes to a halt is no error here: the ranks
-// then stop short of their ends.
+// REQUIRES: the actions are in range (validate() checks this). A schedule that deadlocks is no error here: the ranks
+// then stop before their ends.
 #pragma once
 
 #include <cstddef>
@@ -30,16 +31,16 @@ struct Durations {
 };
 
 struct Dataflow {
-  std::vector<std::vector<Span>> spans;  // as Schedule::actions; a transfer's from when it was asked for until
-                                         // the data is there
+  std::vector<std::vector<Span>> spans;  // as Schedule::actions; a transfer's span is from its request until the data
+                                         // is there
   std::vector<std::size_t> ran;          // by rank: how many actions ran
-  std::vector<std::optional<Action>> waiting_for;  // by rank: the missing action, where the rank stopped short
+  std::vector<std::optional<Action>> waiting_for;  // by rank: the missing action, if the rank stopped early
 };
 
 Dataflow walk(const Schedule& schedule, const Durations& durations);
 
-/// The passes as a table: a row a step, a column a rank. Each pass takes one step and stands in the first after its
-/// inputs' steps; cells of ranks that wait are empty.
+/// The passes as a table: a row per step, a column per rank. Each pass takes one step and is in the first step after
+/// those of its inputs. Cells of ranks that wait are empty.
 std::string to_step_table(const Schedule& schedule);
 
 }  // namespace phalanx::schedule

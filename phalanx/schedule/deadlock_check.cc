@@ -52,7 +52,7 @@ class DeadlockCheck {
     std::size_t posted = 0;     // groups
     std::size_t first = 0;      // group that has not ended
   };
-  // What waits: a group that is posted, or a rank's program.
+  // Something that waits: a posted group, or a rank's program.
   struct Waiter {
     std::size_t rank = 0;
     std::optional<std::size_t> group;
@@ -94,7 +94,7 @@ class DeadlockCheck {
     }
   }
 
-  // A gradient has the shape of the output, which its stage has sent before.
+  // A gradient has the shape of the output, which its stage must have sent before.
   void check_shapes() {
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       std::set<int> sent;
@@ -111,7 +111,7 @@ class DeadlockCheck {
     }
   }
 
-  // Without tags the n-th send of one rank to another is taken by the n-th receive there.
+  // Without tags the n-th send of one rank to another matches the n-th receive there.
   void check_order() {
     using Link = std::tuple<int, int, int>;  // from, to, communicator
     std::map<Link, std::vector<Action>> sent;
@@ -185,7 +185,7 @@ class DeadlockCheck {
     return std::nullopt;
   }
 
-  /// A transfer of a group that has started whose other end has not.
+  /// A transfer of a started group whose other end has not started.
   std::optional<Action> unmet(const Group& group) const {
     for (const Action& transfer : group.step->transfers) {
       if (is_send(transfer.kind) && !backend_model_.rendezvous) continue;
@@ -198,7 +198,7 @@ class DeadlockCheck {
   bool run_groups(std::size_t at) {
     Rank& rank = ranks_[at];
     bool progress = false;
-    std::set<int> busy;  // communicators whose stream a group holds up
+    std::set<int> busy;  // communicators whose stream a group blocks
     for (std::size_t i = rank.first; i < rank.posted; ++i) {
       Group& group = rank.groups[i];
       const int communicator = backend_model_.one_at_a_time ? 0 : group.step->communicator;
@@ -228,7 +228,7 @@ class DeadlockCheck {
     return std::nullopt;
   }
 
-  // What a waiter waits for, through which action of its own, and the action there.
+  // What a waiter waits for: through which of its own actions, and the action at the other end.
   struct Wait {
     Action mine;
     std::string text;
@@ -236,7 +236,7 @@ class DeadlockCheck {
     std::optional<Action> at_next;
   };
 
-  // `mine`: through what of it the one before waits for it.
+  // `mine`: the action of this waiter that the previous waiter waits for.
   Wait wait_of(const Waiter& waiter, std::optional<Action> mine) const {
     const Rank& rank = ranks_[waiter.rank];
     const auto for_other_end = [&](const Action& transfer) -> Wait {

@@ -1,4 +1,4 @@
-// What is posted comes to its end on every backend, for every schedule; and an order that does not is named.
+// The posted transfers complete on every backend, for every schedule; and an order that deadlocks is named.
 #include "phalanx/schedule/deadlock_check.h"
 
 #include <fmt/format.h>
@@ -102,7 +102,7 @@ TEST(DeadlockCheck, ReceivesPostedAheadDeadlockWithoutTags) {
               ElementsAre("rank 0, position 5, 0B0: deadlock, a cycle of waits: rank 0's 0B0 waits for 0RECV_B0; rank "
                           "0's 0RECV_B0 waits for 1SEND_B0; rank 1's 1SEND_B0 runs behind 1RECV_F2; rank 1's 1RECV_F2 "
                           "waits for 0SEND_F2, which rank 0 has not come to"));
-  // It is the order, not the lack of buffers.
+  // The reason is the order, not the lack of buffers.
   for (const bool rendezvous : {true, false}) {
     for (const std::string& name : schedule_names()) {
       const bool is_gpipe = name == "GPipe";
@@ -137,7 +137,7 @@ TEST(Posting, WithoutTagsSendsAndTheReceiveBehindThemAreOneGroup) {
 TEST(Posting, WithTagsReceivesArePostedAhead) {
   const auto schedule = *with_transfers_if_any({.name = "1F1B", .ranks = 2, .micro_batches = 3});
   const auto programs = post(schedule, posting_for(/*has_tags=*/true));
-  // Not the first of all, whose shape is not known.
+  // Not the very first receive, whose shape is not known.
   EXPECT_EQ(text_of_program(programs[0]),
             "0F0 {0SEND_F0} 0F1 {0SEND_F1} {0RECV_B0} {0RECV_B1} 0B0 0F2 {0SEND_F2} {0RECV_B2} 0B1 0B2");
   EXPECT_EQ(text_of_program(programs[1]),
@@ -161,7 +161,7 @@ TEST(Posting, ForwardOnly) {
 }
 
 TEST(DeadlockCheck, RanksThatSendToEachOtherFirstMeetInAGroup) {
-  // 0SEND_F1 and 1SEND_B0 come before the receives of what they meet.
+  // 0SEND_F1 and 1SEND_B0 come before the receives that match them.
   const Schedule schedule = parse_csv(
       "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
       "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n");

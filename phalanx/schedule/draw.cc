@@ -27,7 +27,7 @@ constexpr double kNarrowestPlot = 900, kWidestPlot = 6000, kNarrowestBox = 17, k
 struct Ink {
   ActionKind kind;
   std::string_view meaning;
-  std::array<int, 3> colour;  // apart from each other for every kind of colour vision, and in grey
+  std::array<int, 3> colour;  // distinguishable for every kind of colour vision, and in grey
   bool dark_text;
 };
 
@@ -42,7 +42,7 @@ const Ink& ink_of(ActionKind kind) {
   return *std::find_if(kInks.begin(), kInks.end(), [&](const Ink& ink) { return ink.kind == kind; });
 }
 
-// With the share `light` of white in it.
+// The colour mixed with the share `light` of white.
 std::string colour_text(const Ink& ink, double light) {
   std::string text = "#";
   for (const int part : ink.colour) {
@@ -54,7 +54,7 @@ std::string colour_text(const Ink& ink, double light) {
 struct Frame {
   std::string name = {};  // of the picture, among others
   std::string unit = {};  // of the times
-  double longest = 0.0;   // the time that the width stands for; at least the makespan
+  double longest = 0.0;   // the time that the width represents; at least the makespan
 };
 
 class Picture {
@@ -73,7 +73,7 @@ class Picture {
     plot_ = std::isinf(narrowest) ? kNarrowestPlot
                                   : std::clamp(kNarrowestBox * time / narrowest, kNarrowestPlot, kWidestPlot);
     scale_ = plot_ / time;
-    // One form of label for the whole picture: the longest that fits into the narrowest box.
+    // One form of label for the whole picture: the longest form that fits into the narrowest box.
     const double characters = std::isinf(narrowest) ? 0 : (narrowest * scale_ - 3) / kCharacter;
     const bool loops = schedule.stages() > schedule.ranks();
     if (loops && characters >= static_cast<double>(longest_text))
@@ -89,7 +89,7 @@ class Picture {
   double width() const { return width_; }
   double height() const { return height_; }
   double plot() const { return plot_; }
-  /// For a row of pictures to one scale.
+  /// For several pictures to one scale.
   void widen_to(double plot) {
     width_ += plot - plot_;
     scale_ *= plot / plot_;
@@ -117,14 +117,14 @@ class Picture {
     fmt::format_to(std::back_inserter(svg_), format, std::forward<Values>(values)...);
   }
 
-  // Where nothing does, activations are kept for nobody.
+  // Without backward passes no activations are saved.
   bool goes_back() const { return kinds_ != std::set{ActionKind::forward}; }
   std::string in_unit() const { return frame_.unit.empty() ? "" : " " + frame_.unit; }
   double x(double time) const { return kMargin + kLabels + time * scale_; }
   static double y(std::size_t rank) { return kHead + static_cast<double>(rank) * (kRow + kRowGap); }
 
-  // visit(rank, pass, span, its number among the parts, how many parts), for those that take time: the others, such as
-  // backward passes where there are none, have nothing to be seen of.
+  // Calls visit(rank, pass, span, its number among the parts, how many parts) for passes that take time. Others, such
+  // as backward passes where there are none, cannot be seen.
   template <typename Visit>
   void each_pass(const Visit& visit) const {
     for (std::size_t rank = 0; rank < schedule_.actions.size(); ++rank) {

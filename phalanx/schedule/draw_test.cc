@@ -63,7 +63,7 @@ TEST(Draw, EverySchedulesPassesAreThere) {
         EXPECT_GT(box_of(svg, std::to_string(stage) + "F" + std::to_string(m)).width, 16) << name;
       }
     }
-    // Transfers take no room.
+    // Transfers take no space.
     EXPECT_EQ(to_svg(add_transfers(schedule), simulate(add_transfers(schedule))), svg);
   }
 }
@@ -94,7 +94,7 @@ TEST(Draw, StrangeNamesTimesAndSizes) {
     EXPECT_THAT(drawn, AllOf(Not(HasSubstr("nan")), Not(HasSubstr("inf\""))));
     EXPECT_LT(drawn.size(), 20000U);
   }
-  // Passes that take no time are not there, nor in the legend: a pipeline that only goes forward.
+  // Passes that take no time are neither drawn nor in the legend: a forward-only pipeline.
   const std::string forward = to_svg(schedule, simulate(schedule, {.common = {.forward = 1, .backward = 0}}));
   EXPECT_THAT(forward, AllOf(HasSubstr("<title>1F1: 2 to 3</title>"), HasSubstr("F  forward"), Not(HasSubstr(">B0<")),
                              Not(HasSubstr("<title>0B0")), Not(HasSubstr("backward")), Not(HasSubstr("live at most"))));

@@ -26,7 +26,7 @@ Actions gpipe(int rank, const ScheduleOptions& size) {
   return actions;
 }
 
-// As many forward passes as there are stages from here to the last; then each backward pass makes room for another.
+// As many forward passes as there are stages from this one to the last; then one backward and one forward in turn.
 Actions one_forward_one_backward(int rank, const ScheduleOptions& size) {
   Actions actions;
   const int warm_up = std::min(size.micro_batches, size.ranks - rank);
@@ -38,7 +38,7 @@ Actions one_forward_one_backward(int rank, const ScheduleOptions& size) {
   return actions;
 }
 
-// Each stage of the rank does all its forward passes at once; backward, all is reversed.
+// Each stage of the rank runs all its forward passes at once; backward, the order is reversed.
 Actions looped_bfs(int rank, const ScheduleOptions& size) {
   Actions actions;
   for (int loop = 0; loop < size.stages_per_rank; ++loop) {
@@ -56,8 +56,8 @@ Actions looped_bfs(int rank, const ScheduleOptions& size) {
 
 int rounds_of(int ranks, int micro_batches) { return std::max(1, micro_batches / ranks); }
 
-// The n-th forward and the n-th backward pass of a rank that does a round of micro-batches on one of its stages, then
-// the same round on the next one: about as many micro-batches as there are ranks make a round.
+// The n-th forward and the n-th backward pass of a rank. The rank runs a round of micro-batches on one of its stages,
+// then the same round on the next stage. A round has about as many micro-batches as there are ranks.
 class Rounds {
  public:
   Rounds(int rank, const ScheduleOptions& size)
@@ -65,7 +65,7 @@ class Rounds {
 
   int round() const { return round_; }
   Action forward(int n) const { return nth(n, local(n), ActionKind::forward); }
-  // Backward the stages of a rank come in the reverse order, the micro-batches do not.
+  // Backward the stages of a rank come in reverse order; the micro-batches do not.
   Action backward(int n, ActionKind kind) const { return nth(n, size_.stages_per_rank - 1 - local(n), kind); }
 
  private:
@@ -80,9 +80,9 @@ class Rounds {
   int round_;
 };
 
-// Interleaved 1F1B: 1F1B in rounds. The zero-bubble form starts backward sooner (each rank away from the last one warms
-// up by one forward pass more, not two) and splits it: rank r does the weights' half r passes later, where it would
-// wait.
+// Interleaved 1F1B: 1F1B in rounds. The zero-bubble form starts backward sooner: per rank before the last one, the
+// warm-up has one more forward pass, not two. It also splits backward: rank r runs backward_weight r passes later,
+// where it would wait otherwise.
 Actions interleaved(int rank, const ScheduleOptions& size, bool zero_bubble) {
   const Rounds rounds(rank, size);
   const int passes = size.stages_per_rank * size.micro_batches;
@@ -165,7 +165,7 @@ const ScheduleKind& schedule_kind_of(std::string_view name) {
                                 fmt::join(schedule_names(), ", ")));
 }
 
-// "12 or 15": the nearest numbers of micro-batches that make whole rounds.
+// "12 or 15": the nearest numbers of micro-batches that fill whole rounds.
 std::string nearest_micro_batches(int ranks, int micro_batches) {
   const auto whole = [&](int m) { return m % rounds_of(ranks, m) == 0; };
   int below = micro_batches - 1, above = micro_batches + 1;

@@ -1,4 +1,5 @@
-// The schedules are torch's, action for action. testdata/schedule_golden.txt says of what (make_schedule_golden.py).
+// The schedules equal torch's, action for action. testdata/schedule_golden.txt names the source
+// (make_schedule_golden.py).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Every way of spoiling a schedule by one action is caught, and named.
+// Every change of a schedule by one wrong action is caught, and named.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ std::string one_line_each(const std::vector<Fault>& faults) {
   return text;
 }
 
-// spoil(schedule, rank, position) changes the action there; it returns false where there is nothing to change.
+// spoil(schedule, rank, position) changes the action there; it returns false if there is nothing to change.
 void expect_all_caught(const std::function<bool(Schedule&, std::size_t, std::size_t)>& spoil) {
   int caught = 0;
   for (const Schedule& original : originals()) {
@@ -137,10 +137,10 @@ TEST(ScheduleMutation, OfTheWrongKind) {
   });
 }
 
-// ---- swapped: here some are right, and a graph tells which.
+// ---- swapped: some swaps are valid; a graph decides which.
 
-// Whether the order of the actions can be carried out: no circle in "on the same rank, later" and "takes what that
-// makes", and on each link the receives in the order of the sends.
+// Whether the actions can be run in their order: the relations "later on the same rank" and "uses the output of" have
+// no cycle, and on each link the receives are in the order of the sends.
 bool can_be_carried_out(const Schedule& s) {
   const bool transfers = has_transfers(s);
   std::map<std::string, int> node;

@@ -43,7 +43,7 @@ class Posting {
     bool waits_for_shape = false;
   };
 
-  // The next one's turn has come: it is posted, and those ahead.
+  // The next receive is due: posts it, and those ahead of it.
   void receive() {
     ++reached_;
     const std::size_t until =
@@ -74,8 +74,8 @@ class Posting {
   const PostingOptions& options_;
   std::vector<Action> parts_;
   std::vector<Receive> receives_;
-  std::size_t reached_ = 0;  // receives whose turn has come
-  std::size_t posted_ = 0;   // and those posted
+  std::size_t reached_ = 0;  // receives that were due
+  std::size_t posted_ = 0;   // receives that were posted
   std::set<int> sent_;       // stages that have sent an output
   Program program_;
 };

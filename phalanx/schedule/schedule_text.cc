@@ -56,7 +56,7 @@ std::string_view trimmed(std::string_view text) {
   throw ConfigError(fmt::format("'{}' is no action: {}; {}", text, why, kExpected));
 }
 
-// A million stages or micro-batches are a slip of the pen, and would be allocated.
+// A million stages or micro-batches are a typing error, and would be allocated.
 constexpr int kLargestNumber = 999'999;
 
 int number(std::string_view digits, std::string_view what, std::string_view text) {
@@ -74,7 +74,7 @@ Action parse_overlap(std::string_view text) {
   if (text.substr(close + 1) != "OVERLAP_F_B") {
     malformed(text, fmt::format("OVERLAP_F_B should follow ')', found '{}'", text.substr(close + 1)));
   }
-  // As torch has it, the whole has no stage and no micro-batch of its own.
+  // As in torch, the overlap itself has no stage and no micro-batch.
   Action action{.stage = -1, .kind = ActionKind::overlap, .micro_batch = -1, .sub_actions = {}};
   std::string_view sub_actions = text.substr(1, close - 1);
   while (true) {
@@ -88,7 +88,7 @@ Action parse_overlap(std::string_view text) {
   }
 }
 
-// Where the stages live and how many micro-batches there are, from the actions.
+// Infers the ranks of the stages and the number of micro-batches from the actions.
 void infer_stages(Schedule& schedule, std::string_view where) {
   int stages = 0;
   for (const auto& row : schedule.actions) {

@@ -3,13 +3,13 @@
 // An action is `[stage][kind][micro-batch]`: `2F0`, `1B3`, `0I2`, `0W2`, `1SEND_F3`, `2RECV_F3`, `1SEND_B3`,
 // `0RECV_B3`; UNSHARD, RESHARD and REDUCE_GRAD have no micro-batch (`0UNSHARD`); `(0F1;3B0)OVERLAP_F_B` has parts.
 //
-// A CSV file has one line a rank, rank 0 first, and one cell an action; an empty cell is a slot in which the rank
-// waits. Waiting follows from the order of the actions, so such cells are passed over when read and none are written.
-// Which rank has which stage, and how many micro-batches there are, is read from the actions: a stage lives where most
-// of its passes are, so that one action on a wrong rank is left for validate() (validate.h) to name. Files that torch's
-// _dump_csv() wrote, with or without transfers, can be read; what to_csv() returns, torch's _load_csv() reads.
+// A CSV file has one line per rank, rank 0 first, and one cell per action. An empty cell is a slot in which the rank
+// waits. Waiting follows from the order of the actions, so such cells are skipped when read and none are written. The
+// ranks of the stages and the number of micro-batches follow from the actions. A stage belongs to the rank with most of
+// its passes, so that one action on a wrong rank is left for validate() (validate.h) to name. Files written by torch's
+// _dump_csv(), with or without transfers, can be read; torch's _load_csv() can read the result of to_csv().
 //
-// Malformed text is a ConfigError that says file, line and cell, what was expected and what was found.
+// Throws ConfigError for malformed text. It names file, line and cell, what was expected and what was found.
 //
 //   Schedule schedule = read_csv("mine.csv");
 //   write_file("copy.csv", to_csv(schedule));
@@ -29,7 +29,7 @@ namespace phalanx::schedule {
 std::string_view to_text(ActionKind kind);
 /// "2F0", "(0F1;3B0)OVERLAP_F_B".
 std::string to_text(const Action& action);
-/// The reverse. Blanks around it are passed over.
+/// The reverse. Blanks around the text are skipped.
 Action parse_action(std::string_view text);
 
 struct CsvOptions {
@@ -42,13 +42,13 @@ Schedule parse_csv(std::string_view text, const CsvOptions& options = {});
 /// The schedule is named after the file, without its folder and extension.
 Schedule read_csv(const std::filesystem::path& path);
 
-/// A row a step, a column a rank, each rank's actions one below the other without gaps:
+/// A row per step, a column per rank, each rank's actions one below the other without gaps:
 ///
 ///           Rank 0 Rank 1
 ///   Step 0: 0F0    1F0
 ///   Step 1: 0F1    1B0
 std::string to_table(const Schedule& schedule);
-/// The same of any cells: columns[rank][step], empty where the rank waits.
+/// The same for any cells: columns[rank][step], empty if the rank waits.
 std::string to_table(const std::vector<std::vector<std::string>>& columns);
 
 }  // namespace phalanx::schedule

@@ -1,11 +1,11 @@
-// How long a schedule takes and how much of that the ranks wait, from the times of its passes.
+// Simulates how long a schedule takes and how much of that time the ranks wait, from the times of its passes.
 //
-// Each rank does its passes one after the other, each as soon as its inputs are there; a transfer arrives `transfer`
-// after it was sent and holds up neither end (dataflow.h). An overlap takes as long as its parts together. Schedules
-// with and without transfers placed take the same time. Times are in any unit.
+// Each rank runs its passes one after the other, each as soon as its inputs are there. A transfer arrives `transfer`
+// after it was sent and blocks neither end (dataflow.h). An overlap takes as long as its parts together. Schedules
+// with and without transfers take the same time. Times are in any unit.
 //
 // With p ranks, m micro-batches, v stages a rank, times of a stage's pass F, B = I + W, and no time for transfers, a
-// step takes the work of a rank, v m (F + B), and what it waits (the tests hold all of these):
+// step takes the work of a rank, v m (F + B), plus the time that it waits (tests check all of these):
 //
 //   GPipe, 1F1B                     (p - 1) (F + B)           so the bubble is (p - 1) / (m + p - 1)
 //   LoopedBFS, Interleaved1F1B      (p - 1) (F + B)           (p - 1) / (v m + p - 1), if p divides m
@@ -17,8 +17,8 @@
 //   DualPipeV, F = I                (p - 1) (F + 2 B - 3 W)   (p - 1) ((F&B) + B - 3 W) in the table of DeepSeek's
 //                                                             DualPipe, an overlap F&B taking F + B here
 //
-// Live activations are counted in micro-batches of one stage, so a schedule of v stages a rank has v times as many of a
-// v-th of the size.
+// Live activations are counted in micro-batches of one stage. So a schedule of v stages a rank has v times as many,
+// each a v-th of the size.
 //
 //   const Simulation result = simulate(schedule, {.common = {.forward = 1.0, .backward = 2.0}});
 //   fmt::print("{:.1f} % bubble", 100 * result.bubble);
@@ -38,37 +38,37 @@ struct PassTimes {
   double backward_input = 1.0;
   double backward_weight = 1.0;
 
-  /// Of a pass of one of these four kinds.
+  /// The time of a pass of one of these four kinds.
   double& of(ActionKind kind);
   double of(ActionKind kind) const { return PassTimes(*this).of(kind); }
 };
 
 struct Times {
   PassTimes common;
-  std::vector<PassTimes> by_stage;  // where stages differ; empty: all as `common`
+  std::vector<PassTimes> by_stage;  // if stages differ; empty: all as `common`
   double transfer = 0.0;            // from one rank to another
 };
 
 struct Simulation {
-  std::vector<std::vector<Span>> spans;  // of Schedule::actions; a transfer's from when it is asked for to its arrival
-  double makespan = 0.0;                 // from the first pass's start to the last one's end
-  std::vector<double> busy;              // by rank: in passes
-  std::vector<double> bubble_of_rank;    // the part of the makespan that a rank waits
-  double bubble = 0.0;                   // the mean of those
-  // The zero-bubble papers' measure, for steps that follow each other without a common end: what the rank with the
-  // longest way from its first pass to its last waits in between.
+  std::vector<std::vector<Span>> spans;  // of Schedule::actions; a transfer's span is from its request to its arrival
+  double makespan = 0.0;                 // from the start of the first pass to the end of the last
+  std::vector<double> busy;              // by rank: time in passes
+  std::vector<double> bubble_of_rank;    // the share of the makespan that a rank waits
+  double bubble = 0.0;                   // their mean
+  // The zero-bubble papers' measure, for steps that follow each other without a common end: the rank with the longest
+  // time from its first pass to its last waits this share of that time.
   double span_bubble = 0.0;
   std::vector<int> peak_live_activations;  // by rank
 };
 
-/// A schedule that is wrong (validate.h), and times that are negative or not one for each stage, are a ConfigError.
+/// Throws ConfigError if the schedule is not valid (validate.h), or if times are negative or not one for each stage.
 Simulation simulate(const Schedule& schedule, const Times& times = {});
 
-/// The same of any spans, one for each action, such as measured ones.
+/// The same for any spans, one for each action, such as measured ones.
 Simulation summarise(const Schedule& schedule, std::vector<std::vector<Span>> spans);
 
-/// By rank: the most activations alive at once, from F to the end of B or W. What an overlap makes is alive before what
-/// it ends is gone. All 0 in a schedule without backward passes.
+/// By rank: the most activations alive at once, from F to the end of B or W. In an overlap the new activations are
+/// alive before the ended ones are freed. All 0 in a schedule without backward passes.
 std::vector<int> peak_live_activations(const Schedule& schedule);
 
 }  // namespace phalanx::schedule

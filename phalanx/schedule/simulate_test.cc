@@ -25,7 +25,7 @@ struct Size {
   int ranks, stages_per_rank, micro_batches;
 };
 
-// Sizes whose micro-batches the ranks divide, at least twice.
+// Sizes for which the number of ranks divides that of micro-batches, at least twice.
 std::vector<Size> round_sizes(const std::string& name) {
   std::vector<Size> sizes;
   for (const int ranks : {1, 2, 3, 4, 8}) {
@@ -44,7 +44,7 @@ PassTimes split_times(double forward, double input, double weight) {
   return {.forward = forward, .backward = input + weight, .backward_input = input, .backward_weight = weight};
 }
 
-// What each rank waits, from the simulator; with transfers placed it is the same.
+// The waiting time of each rank, from the simulator; with transfers placed it is the same.
 double waiting(const std::string& name, const Size& size, const PassTimes& times) {
   const Schedule schedule = make_schedule({.name = name,
                                            .ranks = size.ranks,
@@ -148,7 +148,7 @@ TEST(Simulate, SpansByHand) {
   EXPECT_EQ(sent.spans[1][0].start, 0);
   EXPECT_EQ(sent.spans[1][0].end, 1.5);
 
-  // A slow last stage holds up all; what is said of it in `common` does not count.
+  // A slow last stage delays all ranks; its time in `common` does not count.
   const PassTimes slow = {.forward = 3.0, .backward = 4.0};
   const Simulation uneven = simulate(schedule, {.common = {.forward = 99.0}, .by_stage = {{}, slow}});
   EXPECT_EQ(uneven.makespan, 1 + 2 * 3 + 2 * 4 + 2);
@@ -199,7 +199,7 @@ TEST(Simulate, LiveActivationsOfTheSchedules) {
   EXPECT_THAT(peaks("LoopedBFS", 4, 8), ElementsAre(16, 16, 16, 16));
   // (v - 1) p + 2 (p - 1 - rank) warm-up passes, and one more.
   EXPECT_THAT(peaks("Interleaved1F1B", 4, 8), ElementsAre(11, 9, 7, 5));
-  // ZB1P: the p of 1F1B's first rank, on every rank: the weights' half comes `rank` passes later.
+  // ZB1P: every rank has the p of 1F1B's first rank, because backward_weight comes `rank` passes later.
   EXPECT_THAT(peaks("ZB1P", 4, 8, 1), ElementsAre(4, 4, 4, 4));
   // In a V, 2p halves of a rank's layers: as much as 1F1B's first rank has.
   EXPECT_THAT(peaks("ZBV", 4, 8), ElementsAre(8, 8, 8, 8));
@@ -218,7 +218,7 @@ TEST(Simulate, StepTable) {
             "Step 5: 0B1    1F2\n"
             "Step 6:        1B2\n"
             "Step 7: 0B2\n");
-  // What cannot run is not in it.
+  // Actions that cannot run are not in it.
   EXPECT_EQ(to_step_table(parse_csv("0F0,0B0\n1B0,1F0\n")), "        Rank 0 Rank 1\nStep 0: 0F0\n");
   // Transfers take no step.
   const Schedule gpipe = make_schedule({.name = "GPipe", .ranks = 3, .micro_batches = 4});

@@ -92,7 +92,7 @@ std::vector<PassTimes> mean_times(const Schedule& schedule, const std::vector<Ex
   return sums;
 }
 
-// Of every action: when it began and ended, and how long its passes took.
+// For every action: when it began and ended, and how long its passes took.
 struct Executed {
   std::vector<std::vector<Span>> spans;
   std::vector<double> busy;                    // by rank
@@ -126,11 +126,11 @@ Executed executed_spans(const Schedule& schedule, const std::vector<ExecutedRow>
 }
 
 struct HandOvers {
-  std::vector<double> waited;  // from the end of what made it to the beginning of a pass that waited for it
+  std::vector<double> waited;  // from the end of the producing pass to the start of a pass that waited for it
   double earliest = std::numeric_limits<double>::infinity();
 };
 
-// Between ranks; what an overlap makes is sent after all of it.
+// Between ranks; the outputs of an overlap are sent after the whole overlap.
 HandOvers hand_overs(const Schedule& schedule, const Executed& executed, const std::vector<ExecutedRow>& ranks) {
   std::map<std::pair<int, int>, double> outputs, gradients;  // (stage, micro-batch): when they were made
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -190,7 +190,7 @@ Timeline make_timeline(const Schedule& schedule, const std::vector<std::vector<E
 
   timeline.executed = summarise(timeline.schedule, std::move(executed.spans));
   Simulation& ran = timeline.executed;
-  ran.bubble = 0.0;  // of the passes alone: an overlap may have waited between its parts
+  ran.bubble = 0.0;  // only of the passes: an overlap may have waited between its parts
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     ran.busy[rank] = executed.busy[rank];
     ran.bubble_of_rank[rank] = ran.makespan > 0.0 ? 1.0 - ran.busy[rank] / ran.makespan : 0.0;
@@ -229,7 +229,7 @@ Schedule schedule_of(const std::vector<std::vector<ExecutedPass>>& ranks) {
                                       .micro_batches = found.micro_batches});
       if (without_overlaps(known) == found.actions && known.rank_of_stage == found.rank_of_stage) return known;
     } catch (const ConfigError&) {
-      // Not one that this size allows.
+      // This size does not allow the schedule.
     }
   }
   return found;

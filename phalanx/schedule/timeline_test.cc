@@ -22,8 +22,8 @@ using testing::Not;
 
 using Executed = std::vector<std::vector<ExecutedPass>>;
 
-// What ranks would have run that keep to the simulation, from a moment of the clock on; an overlap's parts share its
-// time.
+// The passes of ranks that would run exactly as simulated, from a moment of the clock on. The parts of an overlap share
+// its time.
 Executed as_simulated(const Schedule& schedule, const Times& times, double begin = 1000.0) {
   const Simulation simulation = simulate(schedule, times);
   Executed ranks;
@@ -74,8 +74,8 @@ TEST(Timeline, WhatRanAsSimulatedIsWhatWasSimulated) {
   }
 }
 
-// 1F1B of two ranks and two micro-batches, by hand: a step of 9 units, in which rank 1's 1F1 takes 2 units more than
-// 1F0: their mean is 2, and everything after it is two units later.
+// 1F1B of two ranks and two micro-batches, by hand: a step of 9 units. Rank 1's 1F1 takes 2 units more than 1F0; their
+// mean is 2, and everything after it is two units later.
 TEST(Timeline, UnevenPassesAreToldFromWaiting) {
   const Schedule schedule = make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 2});
   const auto pass = [](int stage, ActionKind kind, int micro_batch, double start, double end) {
@@ -94,7 +94,7 @@ TEST(Timeline, UnevenPassesAreToldFromWaiting) {
   EXPECT_THAT(timeline.executed.busy, ElementsAre(6, 8));
   EXPECT_DOUBLE_EQ(timeline.executed.bubble_of_rank[0], 5.0 / 11);
 
-  Executed late = ranks;  // half a unit that nothing accounts for, in the middle of a rank's work
+  Executed late = ranks;  // half a unit without a cause, in the middle of a rank's work
   for (ExecutedPass* one : {&late[1][2], &late[1][3], &late[0][3]}) {
     one->start += 0.5;
     one->end += 0.5;

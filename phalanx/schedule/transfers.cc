@@ -66,7 +66,7 @@ Row with_reductions(const Row& row, int stages, int micro_batches) {
   return out;
 }
 
-// All ranks take turns, one action each; a rank whose next action lacks an input lets its turn pass.
+// All ranks take turns, one action each. A rank whose next action lacks an input skips its turn.
 class Placement {
  public:
   explicit Placement(const Schedule& schedule) : in_(schedule), out_(schedule) {

@@ -39,8 +39,8 @@ TEST(Transfers, NothingIsSentWithinARank) {
   EXPECT_EQ(csv.find("2SEND_B"), std::string::npos);
 }
 
-// For every schedule and many sizes: valid, free of deadlock however sends behave, sends and receives of a pair of
-// ranks in one order, nothing but transfers added.
+// For every schedule and many sizes: it is valid, free of deadlock however sends behave, sends and receives of a pair
+// of ranks are in one order, and only transfers are added.
 TEST(Transfers, NoDeadlockWhateverTheTransport) {
   int schedules = 0;
   for (const std::string& name : schedule_names()) {
@@ -95,7 +95,7 @@ TEST(Transfers, UnshardsAheadAndReducesAtTheEnd) {
       row_of(add_transfers(passes, {.unshard_stages = 2, .reduce_gradients = true}), 0),
       ElementsAre("0UNSHARD", "1UNSHARD", "0F0", "0RESHARD", "2UNSHARD", "1F0", "2F0", "2B0", "2REDUCE_GRAD",
                   "2RESHARD", "0UNSHARD", "1B0", "1REDUCE_GRAD", "1RESHARD", "0B0", "0REDUCE_GRAD", "0RESHARD"));
-  // More than there are: all are gathered once.
+  // More than there are: all are unsharded once.
   EXPECT_THAT(row_of(add_transfers(passes, {.unshard_stages = 9}), 0),
               ElementsAre("0UNSHARD", "1UNSHARD", "2UNSHARD", "0F0", "1F0", "2F0", "2B0", "2RESHARD", "1B0", "1RESHARD",
                           "0B0", "0RESHARD"));

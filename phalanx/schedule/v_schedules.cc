@@ -11,7 +11,7 @@
 namespace phalanx::schedule {
 namespace {
 
-// The passes of a rank's two stages, counted: each kind takes the micro-batches in order.
+// The passes of a rank's two stages. Each kind takes the micro-batches in order.
 class VRank {
  public:
   enum Way : std::size_t { down = 0, up = 1 };
@@ -24,7 +24,7 @@ class VRank {
     waiting_.push_back({way, backwards_[way]});
     actions_.push_back(next(way, ActionKind::backward_input, backwards_));
   }
-  // The stage's oldest pass that has done its input half and not its weight half.
+  // For the stage's oldest micro-batch whose backward_input has run and whose backward_weight has not.
   void backward_weight(Way way) {
     const auto oldest =
         std::find_if(waiting_.begin(), waiting_.end(), [&](const Half& half) { return half.way == way; });
@@ -32,7 +32,7 @@ class VRank {
     finish(*oldest);
     waiting_.erase(oldest);
   }
-  // The oldest of both stages.
+  // For the oldest of both stages.
   void backward_weight() {
     if (waiting_.empty()) return;
     finish(waiting_.front());
@@ -68,7 +68,7 @@ class VRank {
   std::array<int, 2> stages_;
   Counts forwards_{};
   Counts backwards_{};
-  std::deque<Half> waiting_;  // input halves done, weight halves not
+  std::deque<Half> waiting_;  // backward_input has run, backward_weight has not
   std::vector<Action> actions_;
 };
 
@@ -76,7 +76,7 @@ class VRank {
 
 std::vector<Action> zbv_actions(const VSize& size) {
   constexpr auto kDown = VRank::down, kUp = VRank::up;
-  // With fewer micro-batches than fill the V, the schedule of as many as do, without those that there are not.
+  // With too few micro-batches to fill the V: the schedule for enough of them, without those that do not exist.
   const int micro_batches = std::max(2 * size.ranks - 1, size.micro_batches);
   const int rank = size.rank, ranks_to_end = size.ranks - size.rank;
   VRank v(size);
@@ -94,14 +94,14 @@ std::vector<Action> zbv_actions(const VSize& size) {
     v.forward(kUp);
     split_backward(kUp);
   }
-  // Steady: one forward and one whole backward of each stage in turn.
+  // Steady: one forward and one full backward of each stage in turn.
   while (v.forwards(kUp) < v.forwards(kDown) || v.forwards(kDown) < micro_batches) {
     if (v.forwards(kDown) < micro_batches) v.forward(kDown);
     split_backward(kDown);
     v.forward(kUp);
     split_backward(kUp);
   }
-  // Cool-down: input halves first, for other ranks wait for them; weight halves fill the rest.
+  // Cool-down: backward_input first, because other ranks wait for it; backward_weight fills the rest.
   for (int i = 0; i < rank; ++i) {
     v.backward_input(kDown);
     v.backward_input(kUp);
@@ -128,7 +128,7 @@ std::vector<Action> dual_pipe_v_actions(const VSize& size) {
     v.forward(kDown);
     v.forward(kUp);
   }
-  // The last stages start backward, split, so that the gradient moves on at once.
+  // The last stages start backward, split, so that the gradient is sent at once.
   for (int i = 0; i < ranks_after; ++i) {
     v.backward_input(kUp);
     v.backward_weight();
@@ -148,7 +148,7 @@ std::vector<Action> dual_pipe_v_actions(const VSize& size) {
     v.backward(kUp);
     v.forward_beside_backward(kUp);
   }
-  // Cool-down: from the middle on backward is split, and weight halves fill what would be waiting.
+  // Cool-down: from the middle on backward is split, and backward_weight fills the waiting time.
   bool split = false;
   const auto backward = [&](VRank::Way way) { split ? v.backward_input(way) : v.backward(way); };
   for (int i = 0; i < rank + 1; ++i) {

@@ -1,5 +1,5 @@
-// The two schedules whose stages lie in a V: rank r of p has stage r on the way down and stage 2p - 1 - r on the way
-// up, so that the last stage sits on the first rank, where the loss is. For generators.cc, which checks the numbers.
+// The two schedules whose stages are placed in a V: rank r of p has stage r on the way down and stage 2p - 1 - r on the
+// way up. So the last stage, with the loss, is on the first rank. For generators.cc, which checks the numbers.
 #pragma once
 
 #include <vector>

@@ -36,7 +36,7 @@ class Validator {
       : schedule_(schedule), options_(options), transfers_(has_transfers(schedule)) {}
 
   std::vector<Fault> run() {
-    // Later checks rely on what earlier ones found right.
+    // Later checks rely on what earlier ones have checked.
     if (!check_range()) return take();
     place();
     check_completeness();
@@ -56,7 +56,7 @@ class Validator {
     if (faults_.size() < kMostFaults) faults_.push_back({rank, position, to_text(action), std::move(what)});
   }
   std::vector<Fault> take() {
-    // A missing action has no place: it comes last of its rank.
+    // A missing action has no position: it comes last for its rank.
     std::stable_sort(faults_.begin(), faults_.end(), [](const Fault& a, const Fault& b) {
       return std::tuple(a.rank, a.position < 0, a.position) < std::tuple(b.rank, b.position < 0, b.position);
     });
@@ -127,7 +127,7 @@ class Validator {
     return faults_.empty();
   }
 
-  // Where everything is; what is on a wrong rank or there twice.
+  // Records where everything is; reports what is on a wrong rank or occurs twice.
   void place() {
     each_part([&](int rank, int position, const Action& action) {
       const int home = rank_of(schedule_, action.stage);
@@ -136,7 +136,7 @@ class Validator {
         strayed_.insert({action.kind, action.stage, action.micro_batch});
         return;
       }
-      if (!is_pass(action.kind) && !is_transfer(action.kind)) return;  // those may come again: check_sharding()
+      if (!is_pass(action.kind) && !is_transfer(action.kind)) return;  // these may repeat: check_sharding()
       const auto [earlier, added] =
           places_.try_emplace({action.kind, action.stage, action.micro_batch}, Place{rank, position});
       if (!added) {
@@ -181,15 +181,15 @@ class Validator {
     }
   }
 
-  // What the action takes has been made, or received, earlier on its own rank. What comes from another rank in a
-  // compute schedule is for check_end().
+  // The inputs of an action must be made, or received, earlier on its own rank. In a compute schedule check_end()
+  // checks what comes from another rank.
   void check_inputs() {
     each_part([&](int rank, int position, const Action& action) {
       const int stage = action.stage, m = action.micro_batch;
       const auto need = [&](std::optional<Place> place, const Action& input) {
         const Key key{input.kind, input.stage, input.micro_batch};
         if (!place) {
-          // Missing passes are named by check_completeness().
+          // check_completeness() names missing passes.
           if (is_pass(input.kind) || strayed_.contains(key)) return;
           fault(rank, position, action, fmt::format("needs {} before it, which is missing", to_text(input)));
         } else if (place->rank == rank && place->position == position) {
@@ -241,7 +241,7 @@ class Validator {
     });
   }
 
-  // Each hand-over between ranks is sent and received; nothing else is.
+  // Everything that goes between ranks is sent and received; nothing else is.
   void check_transfers() {
     each_part([&](int rank, int position, const Action& action) {
       if (rank != rank_of(schedule_, action.stage)) return;
@@ -271,7 +271,7 @@ class Validator {
     });
   }
 
-  // Ranks receive in the order in which it is sent to them.
+  // Ranks must receive in the order of the sends.
   void check_transfer_order() {
     std::map<std::pair<int, int>, std::vector<Action>> sent;  // from, to
     each_part([&](int rank, int, const Action& action) {
@@ -329,7 +329,7 @@ class Validator {
     }
   }
 
-  // No rank waits for ever.
+  // No rank waits forever.
   void check_end() {
     const Dataflow flow = walk(schedule_, {.action = [](const Action&) { return 1.0; }});
     halts("waits for ever for", flow.ran, flow.waiting_for);
@@ -380,7 +380,7 @@ class Validator {
   const Schedule& schedule_;
   const ValidateOptions& options_;
   bool transfers_;
-  std::map<Key, Place> places_;  // first places of passes and transfers
+  std::map<Key, Place> places_;  // first positions of passes and transfers
   std::set<Key> strayed_;        // on a wrong rank
   std::vector<Fault> faults_;
 };

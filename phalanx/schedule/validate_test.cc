@@ -87,13 +87,13 @@ TEST(Validate, TransfersMatch) {
 }
 
 TEST(Validate, DeadlocksNameWhoWaitsForWhat) {
-  // Each rank wants first what the other does last.
+  // Each rank first needs what the other does last.
   EXPECT_THAT(faults("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"),
               ElementsAre("rank 0, position 1, 0B0: deadlock: waits for ever for 1B0, at position 2 of rank 1 which "
                           "waits itself, at position 1, 1F1",
                           "rank 1, position 1, 1F1: deadlock: waits for ever for 0F1, at position 2 of rank 0 which "
                           "waits itself, at position 1, 0B0"));
-  // Fine as long as a send does not wait for its receive.
+  // Fine if a send does not wait for its receive.
   const std::string csv =
       "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0F3,0RECV_B0,0B0,0SEND_F3,0RECV_B1,0B1,0RECV_B2,0B2,0RECV_B3,0B3\n"
       "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1RECV_F2,1F2,1B2,1SEND_B2,1RECV_F3,1F3,1B3,1SEND_B3\n";

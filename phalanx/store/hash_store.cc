@@ -78,7 +78,7 @@ std::vector<std::string> HashStore::do_wait(const std::vector<std::string>& keys
     require_uninterrupted(missing.front());
     if (late)
       throw CommError(store_detail::timeout_message(describe(), timeout, keys.size(), missing, mode == WaitFor::any));
-    // One more look after the deadline: the key may have come with it.
+    // Check once more after the deadline: the key may have arrived with it.
     table_->changed.wait_until(lock, std::min(deadline, ends_at_));
     late = Clock::now() >= deadline;
   }

@@ -41,12 +41,12 @@ class HashStore final : public Store {
   bool do_delete(const std::string& key) override;
   void do_set_when_lost(const std::string& key, const std::optional<std::string>&) override { enter(key); }
   void do_interrupt(Clock::time_point at) noexcept override;
-  // With the table's lock. Throws when this client has been interrupted.
+  // Takes the table's lock. Throws if this client has been interrupted.
   std::unique_lock<std::mutex> enter(const std::string& key) const;
   void require_uninterrupted(const std::string& key) const;
 
-  const std::shared_ptr<Table> table_;                    // of all clones
-  Clock::time_point ends_at_ = Clock::time_point::max();  // of this client's calls; under the table's lock
+  const std::shared_ptr<Table> table_;                    // shared by all clones
+  Clock::time_point ends_at_ = Clock::time_point::max();  // when this client's calls end; guarded by the table's lock
 };
 
 }  // namespace phalanx

@@ -40,7 +40,7 @@ std::string generate_job_secret() {
 }
 
 std::optional<std::string> read_private_file(const std::string& path, const std::string& what, std::size_t max_bytes) {
-  // Neither may a pipe hold this process up.
+  // O_NONBLOCK: a pipe must not block this process.
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd) {
     if (errno == ENOENT) return std::nullopt;

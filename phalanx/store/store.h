@@ -1,17 +1,10 @@
-// Store: the key-value rendezvous through which ranks find each other. Knows no tensor.
+// Store: the key-value store with which ranks rendezvous (as in PyTorch's c10d). Knows no tensor.
 //
 // Contract
-// - Thread-safe. Keys are 1 to 1,024 bytes, values 0 to 64 MiB; both may hold any bytes.
-// - get, get_all, wait and wait_any block until the keys exist; after the timeout (the call's, else the store's) they
-//   throw a CommError that names the missing keys. Every other call answers at once; over TCP it too is given up with a
-//   CommError after the store's timeout, or some 20 s if that is longer.
-// - add() makes an absent key 0 first; counters are stored as decimal text, so get() reads them too.
-// - set_when_lost(key, value) asks the store to set the key by itself when this process dies, is killed, or drops the
-//   store without cancel_when_lost(key): how peers learn of a death without asking. (An in-process store cannot lose
-//   its owner, so there it never happens.)
-// - interrupt() ends this client's calls, also those that other threads are in: how a thread that asks is stopped
-//   though the store is silent. Who may be interrupted asks through a clone(), a client of its own, so that nobody else
-//   is.
+// - Thread-safe. Keys are 1 to 1,024 bytes, values 0 to 64 MiB. Both may hold any bytes.
+// - get, get_all, wait and wait_any block until the keys exist. After the timeout (the call's, else the store's) they
+//   throw a CommError that names the missing keys. All other calls return at once. Over TCP they, too, fail with a
+//   CommError after the store's timeout, or after some 20 s if that is longer.
 //
 //   PrefixStore store(base, "rendezvous");
 //   store.set(fmt::format("address/{}", rank), address);
@@ -40,30 +33,36 @@ class Store {
   std::string get(const std::string& key, std::optional<Milliseconds> timeout = {});
   std::vector<std::string> get_all(const std::vector<std::string>& keys, std::optional<Milliseconds> timeout = {});
   std::optional<std::string> try_get(const std::string& key);
-  /// Adds atomically and returns the new value.
+  /// Adds atomically and returns the new value. An absent key starts at 0. Counters are stored as decimal text, so
+  /// get() reads them, too.
   std::int64_t add(const std::string& key, std::int64_t amount);
   void wait(const std::vector<std::string>& keys, std::optional<Milliseconds> timeout = {});
-  /// The first of these keys that exists, in the order given.
+  /// Returns the first of these keys, in the given order, that exists.
   std::string wait_any(const std::vector<std::string>& keys, std::optional<Milliseconds> timeout = {});
-  /// Sets the key to `desired` if it now holds `expected` (nullopt: if it does not exist). Returns what it then holds.
+  /// Sets the key to `desired` if it holds `expected` (nullopt: if it does not exist). Returns the value that it then
+  /// holds.
   std::optional<std::string> compare_and_set(const std::string& key, const std::optional<std::string>& expected,
                                              const std::string& desired);
   /// True if the key existed.
   bool delete_key(const std::string& key);
 
+  /// Makes the store set the key when this process dies, is killed, or drops the store without cancel_when_lost(key).
+  /// So peers learn of a death without asking. An in-process store cannot lose its owner, so there it never happens.
   void set_when_lost(const std::string& key, const std::string& value);
   void cancel_when_lost(const std::string& key);
 
   Milliseconds timeout() const noexcept { return timeout_; }
-  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }  // before the store is shared between threads
+  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }  // call it before threads share the store
   virtual std::string describe() const = 0;                       // "TCP store at 127.0.0.1:40123", for errors
 
-  /// Another client of the same store, with the same timeout, never interrupted so far. It connects when first asked.
+  /// Another client of the same store, with the same timeout, not interrupted. It connects at its first call.
   virtual std::shared_ptr<Store> clone() const = 0;
-  /// By any thread: when `after` has passed, the calls of this client that are under way on whatever thread, and all
-  /// later ones, throw a CommError. The earliest time counts; nothing undoes it. What such a call asked for may or may
-  /// not have been done, and its connection is closed, but set_when_lost keys stay until the client is dropped. Other
-  /// clients, clones among them, go on. A PrefixStore interrupts its base.
+  /// Ends this client's calls, so that a thread in a call can be stopped although the store is silent. Any thread may
+  /// call it. Once `after` has passed, all calls of this client in progress on any thread, and all later ones, throw a
+  /// CommError. The earliest time counts; nothing undoes it. The request of such a call may or may not have been
+  /// executed. Its connection is closed, but set_when_lost keys stay until the client is dropped. Other clients, clones
+  /// included, continue. A thread that may be interrupted therefore uses a clone(), so that no other thread is
+  /// affected. A PrefixStore interrupts its base.
   void interrupt(Milliseconds after = {}) noexcept;
 
  protected:
@@ -71,8 +70,8 @@ class Store {
   friend class PrefixStore;
 
   enum class WaitFor { values, all, any };
-  // Keys and values are within bounds when these are called. do_wait returns the values of the keys; with WaitFor::all
-  // nothing; with WaitFor::any one string, the first existing key itself.
+  // The caller has checked the bounds of keys and values. do_wait returns with WaitFor::values the values of the keys,
+  // with WaitFor::all nothing, with WaitFor::any one string: the first existing key.
   virtual void do_set(const std::string& key, const std::string& value) = 0;
   virtual std::optional<std::string> do_try_get(const std::string& key) = 0;
   virtual std::int64_t do_add(const std::string& key, std::int64_t amount) = 0;
@@ -89,7 +88,7 @@ class Store {
   Milliseconds timeout_;
 };
 
-/// A part of another store: every key gets "prefix/" in front. Several users of one store cannot collide.
+/// A view of another store in which every key gets the prefix "prefix/". It keeps several users of one store apart.
 class PrefixStore final : public Store {
  public:
   PrefixStore(std::shared_ptr<Store> base, std::string prefix);

@@ -87,7 +87,7 @@ std::string StoreHandshake::answer_proof() {
   const std::string_view client_nonce = std::string_view(input_).substr(0, kNonceBytes);
   const std::string_view proof = std::string_view(input_).substr(kNonceBytes);
   std::string answer;
-  // Whoever has proved nothing is given no proof either: it could be used to guess the secret at leisure.
+  // A client without a valid proof gets no proof either: it could use one to guess the secret offline.
   if (!equal_secrets(proof, store_proof(secret_, ProofOf::client, client_nonce, server_nonce_))) {
     answer.push_back(static_cast<char>(Verdict::wrong_secret));
     answer.append(kProofBytes, '\0');
@@ -132,7 +132,7 @@ bool handshake_with_store(int fd, std::string_view secret, std::chrono::steady_c
         fmt::format("{}: it asks for the job's secret, and this process has none: set PHALANX_JOB_SECRET, or "
                     "PHALANX_JOB_SECRET_FILE, to the same on every node",
                     store));
-  // A store that does not ask could be anybody's: it is not given what this job's ranks would say.
+  // A store that does not ask for the secret could be anyone's: this job's data must not go there.
   if (verdict == Verdict::no_secret_here || (has_secret == 1 && hello.second == 0))
     throw ConfigError(
         fmt::format("{}: this process has a job secret and the store was started without: set PHALANX_JOB_SECRET, "

@@ -1,8 +1,8 @@
-// The cryptography of the store's greeting: random nonces and proofs of knowing the secret. Used by comm/ only.
+// The cryptography of the store's handshake: random nonces and proofs of knowing the secret. Used by store/ only.
 //
-// A proof is HMAC-SHA256(secret, role, both nonces). The role keeps one side's proof from being handed back to it as
-// the other's; the nonces keep a recorded one from being used again. HMAC and SHA-256 are those of OpenSSL's libcrypto,
-// which is on every machine anyhow and kept up by others; it costs the first proof of a process some 1.5 ms.
+// A proof is HMAC-SHA256(secret, role, both nonces). The role prevents one side's proof from being returned to it as
+// the other's. The nonces prevent a recorded proof from being reused. HMAC and SHA-256 come from OpenSSL's libcrypto,
+// which every node has and others maintain. It costs the first proof of a process some 1.5 ms.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ enum class ProofOf { client, server };
 std::string store_proof(std::string_view secret, ProofOf role, std::string_view client_nonce,
                         std::string_view server_nonce);
 
-/// In a time that does not depend on where they differ.
+/// Compares in a time that does not depend on where they differ.
 bool equal_secrets(std::string_view a, std::string_view b);
 
 }  // namespace phalanx

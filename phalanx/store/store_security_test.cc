@@ -1,4 +1,4 @@
-// Who may join: the store's greeting, its refusals, and where the secret comes from.
+// Authentication: the store's handshake, its refusals, and where the secret comes from.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -103,7 +103,7 @@ class GuardedStore : public testing::Test {
     std::lock_guard lock(mutex_);
     return refusals_;
   }
-  // Connects, says that, and waits until the server hangs up; returns what it said.
+  // Connects, sends the message, and waits until the server closes; returns what the server sent.
   static std::string send_and_wait(const HostPort& address, const std::string& message) {
     const UniqueFd fd = connect_to(address, seconds(5), "the server");
     // Of a long message the server may have refused the first bytes before the last are sent.
@@ -153,7 +153,7 @@ TEST_F(GuardedStore, AClientWithASecretLeavesAStoreWithout) {
   EXPECT_THAT(refusals(), ElementsAre(HasSubstr("it has a job secret, and this store was started without")));
 }
 
-// Who only pretends to be the job's store does not get a word of the client's.
+// A client sends no request to a server that only pretends to be the job's store.
 TEST_F(GuardedStore, AFalseServerIsLeft) {
   for (const bool echoes : {false, true}) {
     const UniqueFd listener = listen_on({"127.0.0.1", 0});
@@ -196,7 +196,7 @@ TEST_F(GuardedStore, StrangersHaveNoEffect) {
     EXPECT_THAT(lines.back(), HasSubstr(reason));
   };
   {
-    // Who says too little is given up after a while.
+    // A client that sends too little is dropped after a while.
     auto limited = options();
     limited.hello_timeout = milliseconds(100);
     TcpStoreServer server(limited);
@@ -206,7 +206,7 @@ TEST_F(GuardedStore, StrangersHaveNoEffect) {
          {std::string(), std::string("PHX"), hello, hello + std::string(63, 'x')})  // the last: a byte short of a proof
       expect_refused(server, member, message, "it has not greeted within 0.1 s");
   }
-  // Who says the wrong thing is given up at once, however long it might have taken.
+  // A client that sends the wrong bytes is dropped at once, whatever time it has left.
   const std::size_t earlier = refusals().size();
   TcpStoreServer server(options());
   TcpStore member(server.address(), {.secret = kSecret});
@@ -220,8 +220,8 @@ TEST_F(GuardedStore, StrangersHaveNoEffect) {
   expect_wrong("PHXSTORE" + bytes_of({2, 0, 7, 0}), "it does not speak the store's protocol");
   for (int guess = 0; guess < 5; ++guess)
     expect_wrong(hello + std::string(64, static_cast<char>('a' + guess)), "its job secret is another one");
-  // Requests sent without waiting for the verdict are not looked at: they are read as a proof, and a wrong one. This is
-  // the tenth line, the last of this minute.
+  // Requests sent before the verdict are not executed: they are read as a proof, which is wrong. This is the tenth log
+  // line, the last of this minute.
   expect_wrong(hello + bytes_of({9, 0, 0, 0, 1, 1, 0, 0, 0, 'k', 0, 0, 0, 0}) + std::string(64, 'x'),
                "its job secret is another one; further ones are not logged for a minute");
   send_and_wait(server.address(), "x");
@@ -229,7 +229,7 @@ TEST_F(GuardedStore, StrangersHaveNoEffect) {
   EXPECT_EQ(member.get("k"), "kept");
 }
 
-// One byte now and then does not extend the time that a stranger has.
+// One byte now and then does not extend the deadline of an unauthenticated client.
 TEST_F(GuardedStore, SlowStrangersAreNotWaitedFor) {
   auto limited = options();
   limited.hello_timeout = milliseconds(100);
@@ -259,7 +259,7 @@ TEST_F(GuardedStore, ManyWhoNeverGreetKeepNobodyOut) {
   EXPECT_EQ(member.get("k"), "v");
   ASSERT_FALSE(refusals().empty());
   EXPECT_THAT(refusals().front(), HasSubstr("8 connections have not greeted yet, and it is the oldest of them"));
-  // The oldest have been hung up on.
+  // The oldest connections have been closed.
   pollfd poll_fd{silent.front().get(), POLLIN, 0};
   EXPECT_EQ(poll(&poll_fd, 1, 10'000), 1);
 }

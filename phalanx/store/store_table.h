@@ -1,4 +1,4 @@
-// What Store's implementations share: the rules of counters, of bounds, and the words of errors.
+// What the implementations of Store share: the rules of counters and of bounds, and the texts of errors.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace phalanx::store_detail {
 
-/// The counter after adding; throws CommError if `current` is not a decimal integer or the sum overflows.
+/// The counter's value after the addition. Throws CommError if `current` is not a decimal integer or the sum overflows.
 std::int64_t add_to_counter(const std::string& key, const std::string& current, std::int64_t amount);
 
 /// Throws CommError if the key is empty or too long, or the value too large.

@@ -239,7 +239,7 @@ INSTANTIATE_TEST_SUITE_P(Stores, EveryStore,
 
 // ---- TcpStore only ----
 
-// How long after its death the server tells of a client.
+// How long after a client's death the server reports it.
 std::chrono::steady_clock::duration time_to_tell_of_a_death() {
   TcpStoreServer server;
   TcpStore store(server.address());
@@ -269,7 +269,7 @@ std::chrono::steady_clock::duration time_to_tell_of_a_death() {
 }
 
 TEST(TcpStoreTest, ServerAnnouncesTheDeathOfAClient) {
-  // A machine that stands still makes it late once, not three times.
+  // A stalled machine makes it late once, not three times.
   auto took = time_to_tell_of_a_death();
   for (int more = 0; more < 2 && took >= seconds(1); ++more) took = time_to_tell_of_a_death();
   EXPECT_LT(took, seconds(1));
@@ -351,7 +351,7 @@ TEST(TcpStoreTest, TheEndOfTheServerIsAnErrorAtOnce) {
   EXPECT_THAT(error, AllOf(HasSubstr("'never'"), HasSubstr("connection broke")));
 }
 
-// A store in a process of its own, which can be stopped: it is silent then, and its connections stay open.
+// A store in a separate process, which can be stopped: then it is silent, and its connections stay open.
 class StoppableStore {
  public:
   StoppableStore() {
@@ -381,7 +381,7 @@ class StoppableStore {
   HostPort address() const { return {"127.0.0.1", port_}; }
   void stop() {
     kill(child_, SIGSTOP);
-    waitpid(child_, nullptr, WUNTRACED);  // until it stands still
+    waitpid(child_, nullptr, WUNTRACED);  // until it is stopped
   }
   void go_on() { kill(child_, SIGCONT); }
 
@@ -439,7 +439,7 @@ TEST(TcpStoreTest, AnInterruptEndsTheSearchForAServerThatIsNotUp) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(20));
 }
 
-// How a client says goodbye without waiting: what it said last is read before the end of its connection.
+// How a client leaves without waiting: the server reads its last request before the end of its connection.
 TEST(TcpStoreTest, ASilentStoreHeedsLaterWhatItWasToldBeforeAClientLeft) {
   StoppableStore host;
   TcpStore base(host.address());

@@ -23,10 +23,10 @@ using store_wire::Status;
 using store_wire::Writer;
 using StoreClock = std::chrono::steady_clock;
 
-// The server answers a wait at its deadline; this much later a client stops believing that it will.
+// The server answers a wait at its deadline. A client gives up this much later.
 constexpr std::chrono::milliseconds kAnswerGrace{5'000};
-// What is answered at once is not waited for as long as what waits for others: a server that is stopped must not hold
-// up a rank that is about to give up.
+// Requests that the server answers at once have a shorter timeout than waits: a stopped server must not delay a rank
+// that is about to give up.
 constexpr std::chrono::milliseconds kPromptAnswer{15'000};
 
 }  // namespace
@@ -51,7 +51,7 @@ std::shared_ptr<Store> TcpStore::clone() const {
 }
 
 UniqueFd TcpStore::connect(std::chrono::milliseconds timeout) const {
-  // A server to which many come at once may turn one away before it has greeted it.
+  // A server with many simultaneous connections may drop one before its handshake.
   constexpr int kAttempts = 5;
   const auto start = StoreClock::now();
   for (int attempt = 1;; ++attempt) {
@@ -70,7 +70,7 @@ UniqueFd TcpStore::connect(std::chrono::milliseconds timeout) const {
 std::string TcpStore::ask_on(int fd, const std::string& frame, Milliseconds timeout, const std::string& what) const {
   const auto deadline = StoreClock::now() + std::min(timeout, Milliseconds(store_wire::kMaxTimeoutMs)) + kAnswerGrace;
   std::string payload;
-  // A call that would be answered at once never waits, so it looks first.
+  // A call that is answered at once never waits, so it checks for the interrupt first.
   IoResult result = interrupt_.is_due() ? IoResult::interrupted : send_all(fd, frame, deadline, &interrupt_);
   if (result == IoResult::done) {
     std::uint32_t length = 0;

@@ -1,19 +1,20 @@
-// TcpStore: a Store shared by processes. One process hosts the server, all (that one too) connect as clients.
+// TcpStore: a Store shared by processes. One process hosts the server. All processes (that one too) connect as clients.
 //
 // Contract
-// - The server listens on loopback unless told otherwise, on a port of the system's choice when port is 0. One thread
-//   serves. Its destructor ends it; clients then get a CommError.
-// - With a secret (job_secret.h) server and client prove to each other, on every connection, that they know it. Who
-//   does not is refused and logged with its address and the reason, at most ten a minute; the others notice nothing. So
-//   is a stranger who sends nothing, or anything else than the protocol; it costs the server 76 bytes, one of
-//   max_unauthenticated places and hello_timeout at most. A client that is refused for its secret, or finds a store
-//   without one, gets a ConfigError that says so. Nothing is encrypted.
-// - A client connects when made, waiting up to its connect timeout for a server that is not up yet. It keeps one
-//   connection per call in progress, so a blocked get() on one thread holds up no other thread. A connection that
-//   breaks is a CommError naming the server's address and what was asked for. Only the first connection looks up the
-//   server's name and waits for it to come up: later ones, and clones', go where that one went, and if the server
-//   refuses them, it has ended.
-// - A client whose process dies loses its connections, and the server then sets its set_when_lost keys.
+// - The server listens on loopback unless told otherwise. If port is 0 the system chooses the port. One thread serves.
+//   The destructor ends the server; clients then get a CommError.
+// - With a secret (job_secret.h) server and client prove to each other, on every connection, that they know it. Nothing
+//   is encrypted.
+// - A client that does not know the secret is refused. So is a connection that sends nothing, or anything but the
+//   protocol. The server logs the address and the reason, at most ten a minute; other clients are not affected. Such a
+//   connection costs the server at most 76 bytes, one of max_unauthenticated entries and hello_timeout.
+// - A client that is refused for its secret, or finds a store without one, gets a ConfigError that says so.
+// - A client connects in its constructor. It waits up to its connect timeout for a server that is not up yet.
+// - A client uses one connection per call in progress, so a blocked get() on one thread delays no other thread. A
+//   connection that breaks is a CommError that names the server's address and the request.
+// - Only the first connection resolves the server's name and waits for the server. Later connections, and those of
+//   clones, use the resolved address. If the server refuses them, it has ended.
+// - A client whose process dies loses its connections. The server then sets its set_when_lost keys.
 //
 //   TcpStoreServer server;                                        // 127.0.0.1, any port
 //   auto store = std::make_shared<TcpStore>(server.address());    // in any process
@@ -34,11 +35,11 @@
 namespace phalanx {
 
 struct TcpStoreServerOptions {
-  std::string host = "127.0.0.1";                   // "*": every interface
-  std::uint16_t port = 0;                           // 0: any free port
-  std::string secret;                               // empty: whoever reaches the port is let in
-  std::chrono::milliseconds hello_timeout{10'000};  // a connection that has not greeted (and proved) by then is dropped
-  std::size_t max_unauthenticated = 1024;           // connections that are still greeting; the oldest goes first
+  std::string host = "127.0.0.1";                      // "*": every interface
+  std::uint16_t port = 0;                              // 0: any free port
+  std::string secret;                                  // empty: every client that reaches the port is accepted
+  std::chrono::milliseconds hello_timeout{10'000};     // a connection without a complete handshake by then is dropped
+  std::size_t max_unauthenticated = 1024;              // connections still in their handshake; the oldest goes first
   std::function<void(const std::string&)> on_refusal;  // on the server's thread; default: log::warn
 };
 
@@ -57,8 +58,8 @@ class TcpStoreServer {
 };
 
 struct TcpStoreOptions {
-  std::chrono::milliseconds timeout{300'000};          // of every call that is given none
-  std::chrono::milliseconds connect_timeout{300'000};  // for the server to come up
+  std::chrono::milliseconds timeout{300'000};          // of every call without a timeout argument
+  std::chrono::milliseconds connect_timeout{300'000};  // for the server to start
   std::string secret;                                  // the server's; empty: none
 };
 
@@ -83,14 +84,14 @@ class TcpStore final : public Store {
   void do_set_when_lost(const std::string& key, const std::optional<std::string>& value) override;
   void do_interrupt(std::chrono::steady_clock::time_point at) noexcept override { interrupt_.at(at); }
 
-  Milliseconds prompt() const;  // for what is answered at once
+  Milliseconds prompt() const;  // the timeout of calls that return at once
   UniqueFd connect(std::chrono::milliseconds timeout) const;
-  // Sends a frame and returns the answer's payload. `what` says what was asked for ("get of key 'a'").
+  // Sends a frame and returns the answer's payload. `what` names the request ("get of key 'a'").
   std::string ask(const std::string& frame, Milliseconds timeout, const std::string& what);
   std::string ask_on(int fd, const std::string& frame, Milliseconds timeout, const std::string& what) const;
 
   HostPort server_;
-  std::optional<HostPort> reached_;  // the same in numbers, once there has been a connection
+  std::optional<HostPort> reached_;  // the numeric address, once a connection has been made
   TcpStoreOptions options_;
   SocketInterrupt interrupt_;
   std::mutex mutex_;

@@ -38,9 +38,9 @@ constexpr std::size_t kReadChunk = 64 * 1024;
 
 struct StoreConnection {
   UniqueFd fd;
-  std::unique_ptr<StoreHandshake> handshake;  // until it is welcome
+  std::unique_ptr<StoreHandshake> handshake;  // until it is accepted
   std::string peer;                           // its address, until then
-  std::string input;                          // at most one frame: a client asks one thing at a time
+  std::string input;                          // at most one frame: a client sends one request at a time
   std::string output;                         // what the socket has not taken yet
   std::size_t sent = 0;
   // The wait in progress, if any.
@@ -53,10 +53,10 @@ struct StoreConnection {
   bool is_waiting() const { return waiting != ServerOperation::set; }
 };
 
-// Words the refusals; whoever knocks in a loop shall not fill the log.
+// Formats the refusals and limits their rate, so that a client that retries in a loop does not fill the log.
 class RefusalLog {
  public:
-  /// The line to log, or nothing where this minute has had its share.
+  /// The line to log, or nullopt if this minute's limit is reached.
   std::optional<std::string> line(const std::string& store, const std::string& peer, const std::string& reason) {
     constexpr int kPerMinute = 10;
     const auto now = ServerClock::now();
@@ -144,7 +144,7 @@ class TcpStoreServer::Impl {
     }
   }
 
-  // A few at a time, so that those who were accepted get on with their greeting before they are the oldest.
+  // Accepts a few at a time, so that accepted connections advance their handshake before they are the oldest.
   void accept_some() {
     for (int accepted = 0; accepted < 64; ++accepted) {
       sockaddr_storage peer{};
@@ -155,7 +155,7 @@ class TcpStoreServer::Impl {
         if (errno == EINTR || errno == ECONNABORTED) continue;
         if (errno != EMFILE && errno != ENFILE) return;
         if (errno == EMFILE && raise_descriptor_limit()) continue;
-        // Out of descriptors: turn the caller away with the spare one, else the listener stays readable for ever.
+        // Out of descriptors: refuse the client with the spare one, else the listener stays readable for ever.
         spare_.reset();
         UniqueFd(accept(listener_.get(), nullptr, nullptr)).reset();
         log_refusal("a client", with_remedy(std::strerror(EMFILE)));
@@ -164,7 +164,7 @@ class TcpStoreServer::Impl {
       }
       const int on = 1, idle_s = 5, interval_s = 1, probes = 5;
       setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-      // A machine that vanishes without a word is noticed after 10 s.
+      // A node that disappears silently is noticed after 10 s.
       setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
       setsockopt(fd.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
       setsockopt(fd.get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
@@ -181,7 +181,7 @@ class TcpStoreServer::Impl {
     }
   }
 
-  // A server of thousands of ranks needs more descriptors than most systems give at first, and may have them.
+  // A server of thousands of ranks needs more descriptors than the usual soft limit, and may raise it.
   static bool raise_descriptor_limit() {
     rlimit limit{};
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return false;
@@ -226,13 +226,13 @@ class TcpStoreServer::Impl {
   bool receive(std::uint64_t id, StoreConnection& connection) {
     char chunk[kReadChunk];
     for (;;) {
-      // Before it is welcome nothing but the greeting's bytes is taken in: strangers cost no memory.
+      // Before it is accepted only the handshake's bytes are read: unauthenticated clients cost no memory.
       const std::size_t room = connection.handshake ? connection.handshake->wanted() : sizeof chunk;
       const ssize_t got = recv(connection.fd.get(), chunk, room, 0);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return true;
       if (got <= 0) {
-        // Who only looked whether the port is open is not worth a line.
+        // A client that only checked whether the port is open is not logged.
         if (connection.handshake && connection.handshake->has_begun())
           log_refusal(connection.peer, "it left in the middle of the greeting");
         return false;
@@ -249,7 +249,7 @@ class TcpStoreServer::Impl {
 
   bool greet(std::uint64_t id, StoreConnection& connection, std::string_view bytes) {
     std::string answer = connection.handshake->take(bytes);
-    // Logged before it is told: whoever has been refused can point to the line.
+    // Logged before the answer is sent, so the line exists when the client learns of its refusal.
     const bool is_refused = connection.handshake->state() == StoreHandshake::State::refused;
     if (is_refused) log_refusal(connection.peer, connection.handshake->refusal());
     // The few bytes of a refusal fit any socket's buffer, so closing right after it loses nothing.
@@ -265,7 +265,7 @@ class TcpStoreServer::Impl {
   }
 
   bool parse(std::uint64_t id, StoreConnection& connection) {
-    // One request at a time: whoever sends more before the answer does not speak the protocol.
+    // One request at a time: a client that sends more before the answer violates the protocol.
     if (connection.is_waiting() || !connection.output.empty()) return false;
     std::string& input = connection.input;
     if (input.size() < 4) return true;
@@ -371,7 +371,7 @@ class TcpStoreServer::Impl {
     return progress_wait(id, connection);
   }
 
-  // Answers if the wait is over; else enters the keys that are missing now into waiters_.
+  // Answers if the wait is over; else adds the keys that are missing now to waiters_.
   bool progress_wait(std::uint64_t id, StoreConnection& connection) {
     std::vector<const std::string*> missing;
     const bool any = connection.waiting == ServerOperation::wait_any;
@@ -425,7 +425,7 @@ class TcpStoreServer::Impl {
 
   void assign(const std::string& key, std::string value) {
     table_[key] = std::move(value);
-    // The waiters of this key leave the index before any of them goes on: going on may enter it again.
+    // The waiters of this key leave the index before any of them continues: continuing may add one again.
     std::vector<std::uint64_t> woken;
     auto [begin, end] = waiters_.equal_range(key);
     for (auto it = begin; it != end; ++it) woken.push_back(it->second);
@@ -440,12 +440,12 @@ class TcpStoreServer::Impl {
     }
   }
 
-  // A client may have gone between its request and this, hence the answer's fate is only known from send().
+  // A client may have disconnected since its request, so only send() shows whether the answer can be delivered.
   bool reply(std::uint64_t id, StoreConnection& connection, std::string bytes) {
     if (connection.output.empty())
       connection.output = std::move(bytes);
     else
-      connection.output += bytes;  // a greeting that is still on its way
+      connection.output += bytes;  // a handshake that is still being sent
     return flush(id, connection);
   }
 
@@ -513,7 +513,7 @@ class TcpStoreServer::Impl {
   std::unordered_multimap<std::string, std::uint64_t> waiters_;
   std::set<std::pair<ServerClock::time_point, std::uint64_t>> deadlines_;
   std::vector<std::uint64_t> lost_;
-  std::set<std::uint64_t> handshake_;  // connections that are not welcome yet, oldest first
+  std::set<std::uint64_t> handshake_;  // connections that are not accepted yet, oldest first
   RefusalLog refusals_;
   std::thread thread_;
 };

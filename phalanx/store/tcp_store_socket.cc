@@ -44,7 +44,7 @@ void set_no_delay(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-// Until the descriptor is ready; -1: until the deadline. Calls cut short by signals go on.
+// Waits until the descriptor is ready; -1: until the deadline. Calls interrupted by signals are repeated.
 IoResult wait_ready(int fd, short events, SocketClock::time_point deadline, const SocketInterrupt* interrupt) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SocketClock::now()).count();
@@ -73,7 +73,7 @@ int connect_once(const addrinfo& address, SocketClock::time_point deadline, cons
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
     if (error != 0) return error;
   }
-  // A connect to a free port of this machine's ephemeral range may meet itself (TCP simultaneous open): that is nobody.
+  // A connect to a free port of this node's ephemeral range may connect to itself (TCP simultaneous open): no server.
   sockaddr_storage mine{}, theirs{};
   socklen_t mine_size = sizeof mine, theirs_size = sizeof theirs;
   if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&mine), &mine_size) == 0 &&
@@ -100,7 +100,7 @@ void SocketInterrupt::at(SocketClock::time_point time) noexcept {
   const std::lock_guard lock(mutex_);
   if (time >= time_) return;
   time_ = time;
-  // The steady clock is the timer's, and its zero time, which would disarm the timer, is when the machine started.
+  // The timer uses the steady clock, whose zero is the boot time. A zero time would disarm the timer.
   const auto since = std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
   itimerspec spec{};
   spec.it_value.tv_sec = since / 1'000'000'000;
@@ -145,7 +145,7 @@ UniqueFd listen_on(const HostPort& address) {
       error = errno;
       continue;
     }
-    // A port whose last user has just ended may be taken again at once; one that is being listened on may not.
+    // SO_REUSEADDR: a port whose last user has just ended may be bound again at once; a port in use may not.
     const int on = 1;
     setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 && listen(fd.get(), SOMAXCONN) == 0) return fd;
@@ -175,7 +175,7 @@ UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, 
   const auto deadline = SocketClock::now() + timeout;
   const auto list = resolve_host(address, /*passive=*/false);
   auto pause = std::chrono::milliseconds(2);
-  int told = 0;  // by the last attempt that was not cut short by our own deadline
+  int told = 0;  // errno of the last attempt that our own deadline did not end
   for (int attempts = 1;; ++attempts) {
     int error = options.interrupt && options.interrupt->is_due() ? ECANCELED : 0;
     for (const addrinfo* entry = list.get(); entry != nullptr && error != ECANCELED; entry = entry->ai_next) {

@@ -1,4 +1,4 @@
-// Stream sockets as comm/ and launch/ use them: resolve, listen, connect with retries. Errors say which address.
+// Stream sockets for store/ and launch/: resolve, listen, connect with retries. Errors name the address.
 #pragma once
 
 #include <sys/socket.h>
@@ -13,7 +13,7 @@
 
 namespace phalanx {
 
-/// A file descriptor that is closed with its owner.
+/// Owns a file descriptor and closes it.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -33,13 +33,13 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-/// A time, set by any thread, at which whoever waits for a socket gives up.
+/// A point in time, set by any thread, at which threads that wait for a socket give up.
 class SocketInterrupt {
  public:
-  SocketInterrupt();                                             // throws CommError: no descriptor is left
+  SocketInterrupt();                                             // throws CommError if no descriptor is left
   void at(std::chrono::steady_clock::time_point time) noexcept;  // the earliest counts
   bool is_due() const noexcept;
-  /// To be polled beside the socket: readable from that time on.
+  /// Poll it together with the socket: it is readable from that time on.
   int fd() const noexcept { return timer_.get(); }
 
  private:
@@ -57,30 +57,30 @@ struct HostPort {
 /// Parses "host:port" or "[v6]:port"; throws ConfigError naming `what`.
 HostPort parse_host_port(const std::string& text, const std::string& what);
 
-/// A listening socket. host: a name or an address of this machine, or "*" for every interface; port 0: any free one.
-/// Throws CommError: does not resolve, not an address of this machine, port in use.
+/// A listening socket. host: a name or an address of this node, or "*" for every interface. port 0: any free one.
+/// Throws CommError if the name does not resolve, the address is not of this node, or the port is in use.
 UniqueFd listen_on(const HostPort& address);
 std::uint16_t local_port(int fd);
 
 struct ConnectOptions {
-  bool was_up = false;  // the server: if it refuses now, it has ended
+  bool was_up = false;  // the server was up before: a refusal means that it has ended
   const SocketInterrupt* interrupt = nullptr;
 };
-/// Connects, trying again with short, growing pauses while the connection is refused: the server may just be starting.
-/// Throws CommError after the timeout, when interrupted, at once if the name does not resolve. `what` names the server
-/// in errors. Nothing interrupts the look-up of a name.
+/// Connects. While the connection is refused it retries, with short, growing pauses: the server may just be starting.
+/// Throws CommError after the timeout, when interrupted, or at once if the name does not resolve. Errors name the
+/// server by `what`. Name resolution cannot be interrupted.
 UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, const std::string& what,
                     ConnectOptions options = {});
 
-/// Sends or receives that many bytes on a non-blocking socket: done; closed by the peer (or broken); late, at the
-/// deadline; or interrupted before it.
+/// Sends or receives exactly that many bytes on a non-blocking socket. The result: done; closed by the peer (or
+/// broken); late, at the deadline; interrupted before the deadline.
 enum class IoResult { done, closed, late, interrupted };
 IoResult send_all(int fd, std::string_view bytes, std::chrono::steady_clock::time_point deadline,
                   const SocketInterrupt* interrupt = nullptr);
 IoResult receive_all(int fd, char* data, std::size_t size, std::chrono::steady_clock::time_point deadline,
                      const SocketInterrupt* interrupt = nullptr);
 
-/// The address at the other end of a connection, in numbers; nothing if it has been closed.
+/// The numeric address of the other end of a connection; nullopt if it has been closed.
 std::optional<HostPort> peer_address(int fd);
 
 /// "10.0.0.3:41522", for the log.
@@ -89,7 +89,7 @@ std::string peer_name(const sockaddr_storage& address);
 /// True if the host's name resolves to an address in 127/8 or to ::1.
 bool is_loopback(const std::string& host);
 
-/// The address that this machine uses towards another; nothing is sent. Throws CommError.
+/// The address that this node uses to reach `other`. Sends nothing. Throws CommError.
 std::string address_towards(const HostPort& other);
 
 }  // namespace phalanx

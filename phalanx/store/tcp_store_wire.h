@@ -3,16 +3,16 @@
 //   client hello   "PHXSTORE" u16 version u8 secret (0 I have none, 1 I have one) u8 0
 //   server hello   "PHXSTORE" u16 version u8 verdict u8 authentication (0 none, 1 HMAC-SHA256), and with 1, if the
 //                  verdict is welcome, 32 random bytes
-//   client proof   32 random bytes, 32 bytes HMAC                 } only with authentication 1; store_proof.h says what
-//   server proof   u8 verdict, 32 bytes HMAC (zeros: refused)     } the HMAC is taken of
-//   frame          u32 payload length, payload; the client asks, the server answers each request once, in order
+//   client proof   32 random bytes, 32 bytes HMAC                 } only with authentication 1; store_proof.h defines
+//   server proof   u8 verdict, 32 bytes HMAC (zeros: refused)     } the HMAC
+//   frame          u32 payload length, payload; the server answers each of the client's requests once, in order
 //   request        u8 operation, fields        string = u32 length, bytes        optional = u8 present, string
 //   answer         u8 status (0 ok, 1 timed out, 2 error), fields; an error carries its text, a timeout the missing
 //                  keys
 //
-// The client proves first; a client with a secret leaves a server that does not ask for it. Nothing is encrypted, and
-// nothing after the greeting is authenticated: who can change packets on their way can take a connection over. Both
-// sides reject a frame above kMaxFrame or with fields that do not fill it exactly.
+// The client sends its proof first. A client with a secret leaves a server that does not ask for it. Nothing is
+// encrypted, and nothing after the handshake is authenticated: an attacker who can change packets in transit can take
+// over a connection. Both sides reject a frame above kMaxFrame, or with fields that do not fill it exactly.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ inline constexpr std::size_t kMaxFrame = Store::kMaxValueBytes * 2 + (std::size_
 inline constexpr std::uint64_t kMaxTimeoutMs = 1000ULL * 3600 * 24 * 365;
 
 enum class Verdict : std::uint8_t {
-  welcome = 0,  // or go on
+  welcome = 0,  // or: continue
   other_version,
   secret_needed,
   no_secret_here,
@@ -67,7 +67,7 @@ class Writer {
     return value ? string(*value) : *this;
   }
   std::size_t payload_size() const { return bytes_.size() - 4; }
-  /// The frame, its length filled in.
+  /// Returns the frame, with its length filled in.
   std::string take() {
     const auto length = static_cast<std::uint32_t>(payload_size());
     std::memcpy(bytes_.data(), &length, 4);

@@ -1,14 +1,14 @@
-// Random numbers that are a pure function of (key, element index): the core of layout-independent initialisation.
+// Random numbers that are a pure function of (key, element index): the basis of layout-independent initialisation.
 //
-// Element i of a stream needs no other element, so any range [begin, end) of a large tensor is filled by whoever holds
-// it and equals that slice of the whole bit for bit. The generator is Philox4x32-10 with the element index / 4 as its
-// counter; normals come from Box-Muller with polynomials of our own in plain IEEE arithmetic, so the bits depend
-// neither on the C library nor on the instruction set.
+// Element i of a stream does not depend on any other element. So the rank that holds a range [begin, end) of a large
+// tensor can fill it alone, and gets that slice of the whole bit for bit. The generator is Philox4x32-10 with the
+// element index / 4 as its counter. Normals use Box-Muller with our own polynomials in plain IEEE arithmetic, so the
+// bits depend neither on the C library nor on the instruction set.
 //
 //   std::vector<float> shard(end - begin);
 //   fill_normal(stream_key(seed, "layers.0.attention.wq.weight"), begin, shard, 0.0f, 0.02f);
 //
-// Knows no tensor; see init.h for that.
+// Torch-free; see init.h for tensors.
 #pragma once
 
 #include <cstdint>

@@ -15,8 +15,8 @@ namespace {
 
 using observe::MemoryCategory;
 
-// Its own end is where a block can say something about itself: the beginning must be aligned, and has to be what
-// libtorch gets back (raw_deallocate() knows nothing but the address).
+// A block stores its category at its end: its beginning must be aligned, and must be the address that libtorch gets
+// back (raw_deallocate() knows only the address).
 std::uint8_t& last_byte(void* block) { return static_cast<std::uint8_t*>(block)[malloc_usable_size(block) - 1]; }
 
 void free_block(void* block) {

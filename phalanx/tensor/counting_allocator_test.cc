@@ -34,7 +34,7 @@ class CountingAllocatorTest : public ::testing::Test {
   observe::MemoryCounts before_;
 };
 
-// The heap rounds up, by less than this.
+// The heap rounds sizes up, by less than this.
 constexpr std::int64_t kSlack = 4096;
 
 TEST_F(CountingAllocatorTest, TensorsCountWhileTheyLive) {
@@ -83,8 +83,7 @@ TEST_F(CountingAllocatorTest, WhatItIsForCanBeFoundOutLater) {
   EXPECT_EQ(taken(MemoryCategory::gradients), 0);
 }
 
-// The whole of what was asked for belongs to whoever asked, at libtorch's alignment, also where only an address is
-// known.
+// The caller may use all the requested bytes, at libtorch's alignment, even if only an address is known.
 TEST_F(CountingAllocatorTest, BlocksAreAsLibtorchExpectsThem) {
   for (std::size_t bytes = 1; bytes < 5000; bytes += bytes < 200 ? 1 : 61) {
     c10::DataPtr block = c10::GetCPUAllocator()->allocate(bytes);
@@ -108,7 +107,7 @@ TEST_F(CountingAllocatorTest, MemoryThatIsNotThereIsLibtorchsError) {
   EXPECT_EQ(observe::memory_allocated().bytes, before_.bytes);
 }
 
-// The heap is for good, and so is its place below this allocator: in a process of their own.
+// The shared heap is permanent, and so is its place below this allocator: hence a separate process.
 TEST_F(CountingAllocatorTest, TensorsInTheSharedHeapCountAsShared) {
   const std::string error = run_forked_ranks(1, [](int) {
     const auto require = [](bool holds, const char* what) {

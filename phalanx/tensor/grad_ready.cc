@@ -17,9 +17,9 @@ struct GradReadySubscription::Registry {
   std::vector<std::shared_ptr<GradReadyListener>> listeners;
   at::Tensor buffer;
   std::weak_ptr<at::Tensor> borrower;
-  bool added = false;      // the backward pass under way: a layer has added to the gradient itself
-  bool arrived = false;    // the backward pass under way brought a gradient
-  bool is_frozen = false;  // nothing sees what arrives: every gradient was unexpected
+  bool added = false;      // in the current backward pass, a layer has added to the gradient itself
+  bool arrived = false;    // the current backward pass has brought a gradient
+  bool is_frozen = false;  // no hook sees what arrives: every gradient was unexpected
   int expected = 0;        // gradients to come from outside autograd
   int holds = 0;
 
@@ -39,7 +39,7 @@ namespace {
 // A tensor has room for one such hook, so this one serves all listeners. The registry is found again through it.
 struct GradReadyHook final : torch::autograd::PostAccumulateGradHook {
   std::shared_ptr<GradReadySubscription::Registry> registry = std::make_shared<GradReadySubscription::Registry>();
-  std::unique_ptr<torch::autograd::PostAccumulateGradHook> earlier;  // somebody else's
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook> earlier;  // other code's hook
 
   void operator()(const at::Tensor& parameter) override {
     if (earlier) (*earlier)(parameter);
@@ -47,9 +47,9 @@ struct GradReadyHook final : torch::autograd::PostAccumulateGradHook {
   }
 };
 
-// Autograd calls the hook above even where a node returned no gradient for the parameter: a layer that defers its
-// weight gradient, a recomputed block. This one runs before the accumulation and sees what arrives. It sits on the
-// accumulating node, because Tensor::register_hook() throws away what others put on the tensor itself.
+// Autograd calls the hook above even if a node returned no gradient for the parameter: a layer that defers its weight
+// gradient, a recomputed block. This hook runs before the accumulation and sees what arrives. It is on the accumulating
+// node, because Tensor::register_hook() removes hooks that other code put on the tensor itself.
 struct ArrivalHook final : torch::autograd::FunctionPreHook {
   explicit ArrivalHook(std::shared_ptr<GradReadySubscription::Registry> registry) : registry(std::move(registry)) {}
   std::shared_ptr<GradReadySubscription::Registry> registry;
@@ -104,8 +104,9 @@ GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListen
     throw Error("on_grad_ready: expected a leaf tensor that requires grad");
   }
   const GradReadyHook* hook = ensure_hook(parameter);
-  // Tensors refer to their accumulating node weakly: it must be kept, or its hook is lost. Not in the registry, which
-  // the tensor owns: the node owns the tensor. Its pointer type differs between versions of libtorch.
+  // Tensors refer to their accumulating node weakly: without an owner the node, and its hook, would be lost. The
+  // registry cannot own it, because the tensor owns the registry and the node owns the tensor. Its pointer type differs
+  // between versions of libtorch.
   using NodePointer = decltype(torch::autograd::Edge::function);
   const auto node = std::make_shared<NodePointer>(torch::autograd::impl::grad_accumulator(parameter));
   watch_arrivals(**node, hook->registry);
@@ -141,7 +142,7 @@ void expect_gradient(const at::Tensor& parameter) {
 
 void expected_gradient_came(const at::Tensor& parameter, bool came) {
   const GradReadyHook* hook = grad_ready_hook_of(parameter);
-  if (hook == nullptr || hook->registry->expected == 0) return;  // who listens came later
+  if (hook == nullptr || hook->registry->expected == 0) return;  // the listeners came later
   --hook->registry->expected;
   if (came) hook->registry->fire_unless_held(parameter);
 }

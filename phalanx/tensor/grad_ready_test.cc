@@ -57,7 +57,7 @@ TEST(GradReady, AListenerMayEndItsOwnSubscriptionAndReplaceTheGradient) {
 
 TEST(GradReady, CanBeFiredByHand) {
   const auto w = at::ones({1}).requires_grad_();
-  fire_grad_ready(w);  // nobody listens: nothing happens
+  fire_grad_ready(w);  // no listener: nothing happens
   int calls = 0;
   const auto subscription = on_grad_ready(w, [&](const at::Tensor& p) {
     EXPECT_TRUE(p.is_same(w));
@@ -67,7 +67,7 @@ TEST(GradReady, CanBeFiredByHand) {
   EXPECT_EQ(calls, 1);
 }
 
-// w * x, but its backward keeps w's gradient for later.
+// w * x, but its backward function saves w's gradient for later.
 struct DeferredProduct : torch::autograd::Function<DeferredProduct> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x, const at::Tensor& w) {
     return x.mul(w);
@@ -86,7 +86,7 @@ TEST(GradReady, AnUndefinedGradientIsNotOne) {
   EXPECT_EQ(calls, 0);
   w.sum().backward();
   EXPECT_EQ(calls, 1);
-  DeferredProduct::apply(x, w).backward();  // w.grad() is there from before
+  DeferredProduct::apply(x, w).backward();  // w.grad() already exists
   EXPECT_EQ(calls, 1);
   DeferredProduct::apply(x, w).add(w).sum().backward();
   EXPECT_EQ(calls, 2);

@@ -16,8 +16,8 @@
 namespace phalanx {
 namespace {
 
-constexpr std::int64_t kFillGrain = 1 << 16;   // elements a thread takes at least
-constexpr std::int64_t kFillStage = 16 << 20;  // elements staged at once where the values are not written in place
+constexpr std::int64_t kFillGrain = 1 << 16;   // minimum elements per thread
+constexpr std::int64_t kFillStage = 16 << 20;  // elements staged at once if the values are not written in place
 
 void fill_range(std::span<float> out, const Init& init, std::uint64_t key, std::int64_t begin) {
   const auto first = static_cast<std::uint64_t>(begin);
@@ -87,7 +87,7 @@ void fill_box(const at::Tensor& local, const Init& init, std::uint64_t seed, std
   const at::Tensor floats = in_place ? local : at::empty(box.shape, at::TensorOptions(at::kFloat));
   float* const out = floats.mutable_data_ptr<float>();
   const std::uint64_t key = stream_key(seed, name);
-  const std::int64_t length = ranges.front().length;  // of all of them alike
+  const std::int64_t length = ranges.front().length;  // the same for all ranges
   const auto count = static_cast<std::int64_t>(ranges.size());
   at::parallel_for(0, count, std::max<std::int64_t>(1, kFillGrain / length), [&](std::int64_t from, std::int64_t to) {
     for (std::int64_t i = from; i < to; ++i)

@@ -133,7 +133,7 @@ TEST(Init, ConstantsAreTheirValue) {
   EXPECT_TRUE(at::equal(filled({3}, Init::constant(0.25), 1, "w"), at::empty({3}).fill_(0.25)));
 }
 
-/// Largest distance between the sample's distribution and `cdf`, times sqrt(n); above 1.63 in 1 % of honest samples.
+/// Largest distance between the sample's distribution and `cdf`, times sqrt(n); above 1.63 in 1 % of correct samples.
 template <class Cdf>
 double kolmogorov_smirnov(const at::Tensor& sample, const Cdf& cdf) {
   std::vector<float> v(sample.const_data_ptr<float>(), sample.const_data_ptr<float>() + sample.numel());
@@ -182,8 +182,8 @@ TEST(Init, TheSmallestDrawHasAFiniteLogarithm) {
 }
 
 TEST(Init, ASeedsStreamsStayWhatTheyAre) {
-  // Computed apart from this code: FNV-1a of the name, splitmix64's finaliser, Philox. Another value here would change
-  // the initial weights of every run.
+  // Computed independently of this code: FNV-1a of the name, splitmix64's finaliser, Philox. Another value here would
+  // change the initial weights of every run.
   EXPECT_EQ(phalanx::stream_key(1, "tok_embeddings.weight"), 0xfb4566e32431c138U);
   const auto values = filled({4}, Init::uniform(0, 1), 1, "tok_embeddings.weight");
   const std::uint32_t words[] = {0xcd1d86a5, 0x50ae95f9, 0x65865c7a, 0xd20adb4c};

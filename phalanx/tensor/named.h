@@ -1,11 +1,11 @@
-// A tensor with its global name, the unit in which parameters, optimizer state and checkpoints are spoken of.
+// NamedTensor: a tensor with its global name, the common form of parameters, optimizer state and checkpoint entries.
 //
-// The name is fully qualified and the same on every rank and in every layout ("layers.0.attention.wq.weight"); the
-// tensor is a handle to live storage, never a copy. Without a shard it is the whole tensor, and every rank that has it
-// holds the same values. With one, it is what a rank holds of a global tensor of that name, which may be nothing: every
-// rank of the mesh lists it all the same.
+// The name is fully qualified and the same on every rank and in every layout ("layers.0.attention.wq.weight"). The
+// tensor is a handle to live storage, never a copy. Without a shard it is the whole tensor, and all ranks that have it
+// hold the same values. With a shard it is the part that this rank holds of the global tensor of that name. The part
+// may be empty: every rank of the mesh lists it nevertheless.
 //
-//   NamedTensor p{"wq.weight", rows, std::make_shared<Shard>(spec, mesh.rank())};   // rows.sizes() == p.shard->box()
+//   NamedTensor p{"wq.weight", rows, std::make_shared<Shard>(spec, mesh.rank())};   // rows has p.shard->box().shape
 //   p.global_shape();                                                               // {4096, 4096}
 #pragma once
 
@@ -25,7 +25,7 @@ struct Shard {
   ShardSpec spec;
   int rank = 0;  // in the spec's mesh
   Box box() const { return spec.local_box(rank); }
-  /// Whether of all ranks with these elements this is the one that writes, counts or sums them.
+  /// Whether this rank, of all ranks with these elements, is the one that writes, counts or sums them.
   bool is_first_holder() const { return spec.is_first_holder(rank); }
 };
 
@@ -37,7 +37,8 @@ struct NamedTensor {
   std::vector<std::int64_t> global_shape() const { return shard ? shard->spec.shape() : tensor.sizes().vec(); }
 };
 
-/// Everything under `prefix` + name, in the same order; handles, not copies. A shard's spec keeps the bare name.
+/// The same tensors (handles, not copies) under `prefix` + name, in the same order. A shard's spec keeps the name
+/// without the prefix.
 inline std::vector<NamedTensor> with_prefix(const std::string& prefix, const std::vector<NamedTensor>& tensors) {
   std::vector<NamedTensor> result;
   result.reserve(tensors.size());

@@ -31,10 +31,10 @@ Counts counts_of(const std::vector<Box>& boxes) {
 
 std::int64_t sum_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
 
-/// Whether the part's elements are neighbours where the whole lies row-major.
+/// Whether the part's elements are contiguous in the row-major whole.
 bool lies_flat(const Box& part, const Box& whole) {
   if (part.empty()) return true;
-  bool outside = false;  // of the innermost dimension that is cut
+  bool outside = false;  // outside the innermost dimension that is cut
   for (std::size_t d = part.shape.size(); d-- > 0;) {
     if (outside && part.shape[d] != 1) return false;
     outside = outside || part.shape[d] != whole.shape[d];
@@ -78,7 +78,7 @@ class RedistributeRun {
   }
 
  private:
-  /// The ranks that a step's communicator joins, in its order: along one axis, or all.
+  /// The ranks of a step's communicator, in its order: along one axis, or all.
   std::vector<int> members_of(const RedistributeStep& step) const {
     std::vector<int> members;
     if (step.axis.empty()) {
@@ -101,7 +101,7 @@ class RedistributeRun {
     return boxes;
   }
 
-  /// Of the ranks that hold a value alike only the first keeps it; one that holds a part alone keeps that.
+  /// Of the ranks that hold the same value, only the first keeps it. A rank that is the only holder of a part keeps it.
   at::Tensor addend(const RedistributeStep& step, const at::Tensor& local, const Box& had, const Box& gets) const {
     at::Tensor result = at::zeros(gets.shape, at::TensorOptions(local.scalar_type()).device(local.device()));
     for (std::size_t axis = 0; axis < own_.size(); ++axis) {
@@ -151,8 +151,8 @@ class RedistributeRun {
     return result;
   }
 
-  /// Everybody has one source for each element: the rank that holds it and stands where the receiver does along all
-  /// axes that do not cut. So the load is spread over those who hold the same, and addends stay apart.
+  /// Every rank has one source for each element: the holder with the receiver's coordinates along all axes that do not
+  /// cut. So the load is spread over the ranks that hold the same, and addends stay apart.
   at::Tensor all_to_all(const RedistributeStep& step, const at::Tensor& local, const Box& had, const Box& gets) const {
     const std::vector<int> members = members_of(step);
     std::vector<Box> sent, received;
@@ -182,7 +182,7 @@ class RedistributeRun {
     return true;
   }
 
-  /// The parts one after the other, each row-major.
+  /// Concatenates the parts, each row-major.
   static at::Tensor pack(const at::Tensor& local, const Box& held, const std::vector<Box>& parts) {
     at::Tensor packed = new_tensor(local, {sum_of(counts_of(parts))});
     std::int64_t at = 0;

@@ -1,18 +1,20 @@
-// redistribute: brings a tensor from one placement on a mesh to another, by the collectives that cost least.
+// redistribute: converts a tensor from one placement on a mesh to another, by the cheapest sequence of collectives.
 //
 // Contract
-// - Collective over the mesh: every rank of it calls, with the same specs and its own local tensor, which has the shape
-//   of from.local_box(mesh.rank()) and the spec's dtype (Error otherwise); any strides. The mesh is the one of the
-//   specs (ConfigError). CPU and CUDA tensors; on CUDA the result is ready on the current stream, as after any verb.
+// - Collective over the mesh: every rank calls with the same specs and its own local tensor. `local` has the shape of
+//   from.local_box(mesh.rank()) and the spec's dtype (Error otherwise), with any strides. The mesh is the one of the
+//   specs (ConfigError). CPU and CUDA tensors. On CUDA the result is ready on the current stream, as after any
+//   collective.
 // - The result is contiguous, has the shape of to.local_box(mesh.rank()) and shares no storage with `local`, which may
-//   be freed; only where nothing has to change, `local` itself is returned. `local` is not modified.
-// - Ranks that hold the same box get the same bits; after a sum only where the backend sums in rank order (local, shm:
-//   communicator.h), for replicas along another axis add in communicators of their own. Several axes are summed one
-//   after the other, as the plan has them.
-// - Not differentiable: the result has no grad_fn. For what must be, see the autograd pairs of the parallel folder.
-// - A partial target along an axis that was not partial before gets zeros where another rank has the value.
-// - Beside local and result, a step allocates at most one buffer of what it sends (in an exchange each receiver's copy
-//   counts) and one of what it receives.
+//   be freed. If nothing has to change, `local` itself is returned. `local` is not modified.
+// - Ranks that hold the same box get the same bits. After a sum, this holds only if the backend sums in rank order
+//   (local, shm: communicator.h), because replicas along another axis sum in separate communicators. Several axes are
+//   summed one after the other, in the plan's order.
+// - Not differentiable: the result has no grad_fn. The parallel folder has differentiable pairs of collectives.
+// - A partial target along an axis that was not partial before: a rank gets zeros where another rank supplies the
+//   value.
+// - Beside `local` and the result, a step allocates at most one buffer for what it sends (in an exchange, one copy per
+//   receiver) and one for what it receives.
 //
 //   // Column-parallel under FSDP -> whole, for a checkpoint's reader:
 //   at::Tensor w = redistribute(local, spec, spec.with({}), mesh);
@@ -31,14 +33,15 @@ namespace phalanx {
 
 at::Tensor redistribute(const at::Tensor& local, const ShardSpec& from, const ShardSpec& to, const DeviceMesh& mesh);
 
-/// The same in two parts, for who moves many tensors alike, or wants to see what will be done.
+/// The same in two steps: to convert many tensors alike, or to look at the plan first.
 RedistributePlan plan_redistribute(const ShardSpec& from, const ShardSpec& to, const DeviceMesh& mesh);
 at::Tensor redistribute(const at::Tensor& local, const RedistributePlan& plan, const DeviceMesh& mesh);
 
 /// The plan's text (redistribute_plan.h). Not collective.
 std::string explain_redistribute(const ShardSpec& from, const ShardSpec& to, const DeviceMesh& mesh);
 
-/// A local tensor's part, as a view: `part` and `held` are boxes of the global tensor, `local` holds the latter.
+/// Returns a part of a local tensor as a view. `part` and `held` are boxes of the global tensor, and `local` holds the
+/// latter.
 at::Tensor view_of(const at::Tensor& local, const Box& held, const Box& part);
 
 }  // namespace phalanx

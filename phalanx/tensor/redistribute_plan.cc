@@ -17,19 +17,19 @@ namespace {
 
 using StepKind = RedistributeStep::Kind;
 
-constexpr std::int64_t kCollectiveCost = 64 * 1024;  // a rank
+constexpr std::int64_t kCollectiveCost = 64 * 1024;  // per rank
 
-/// What a step costs, in bytes that move. An exchange is packed and unpacked, and what several ranks need is sent to
-/// each of them, so its bytes count more than a gather's, and most where every rank may have to do with every other.
+/// A step's cost in bytes that move. An exchange packs and unpacks its data and sends a copy to each rank that needs
+/// it. So its bytes count more than a gather's, and most over the whole mesh, where every rank may exchange with every
+/// other.
 std::int64_t cost_of(StepKind kind, bool over_mesh, std::int64_t bytes, int ranks) {
   if (kind == StepKind::slice || kind == StepKind::addend) return 1;  // one more copy here
   if (over_mesh) return bytes + bytes / 2 + 2 * kCollectiveCost * ranks;
   return bytes + (kind == StepKind::all_to_all ? bytes / 4 : 0) + kCollectiveCost * ranks;
 }
 
-/// A placement on the way. Along each dimension the cuts that stand are the first `count` of the source's, or of the
-/// target's; a beginning that both have in common counts as the target's. An axis that neither cuts nor is partial
-/// replicates.
+/// An intermediate placement. Along each dimension, its cuts are the first `count` cuts of the source or of the target.
+/// A prefix that both have in common counts as the target's. An axis that neither cuts nor is partial replicates.
 struct Waypoint {
   struct Cuts {
     bool of_target = false;
@@ -54,8 +54,8 @@ struct Way {
   std::int64_t bytes = 0;
 };
 
-/// The cheapest way among placements (Dijkstra's algorithm). Whatever can be cut for good is cut first, which costs
-/// nothing and makes the rest smaller; what remains are a handful of placements.
+/// Finds the cheapest path among placements (Dijkstra's algorithm). Cuts of the target that are possible at once are
+/// made first: they cost nothing and make the rest smaller. Only a handful of placements remain.
 class RedistributeSearch {
  public:
   RedistributeSearch(const ShardSpec& from, const ShardSpec& to, RedistributePlanOptions options)
@@ -111,7 +111,7 @@ class RedistributeSearch {
     return place.partial == goal_partial_;
   }
 
-  /// The next of the target's cuts of the dimension, if what stands is the beginning of the target's.
+  /// The target's next cut of the dimension, if the current cuts are a prefix of the target's.
   const ShardSpec::Cut* next_cut(const Waypoint& place, std::size_t dim) const {
     const auto& cuts = place.cuts[dim];
     return cuts.of_target && cuts.count < to_.cuts(dim).size() ? &to_.cuts(dim)[cuts.count] : nullptr;
@@ -124,7 +124,7 @@ class RedistributeSearch {
     return place;
   }
 
-  /// With all of the target's cuts that replicated axes can make.
+  /// Adds all of the target's cuts that replicated axes can make.
   Waypoint cut_up(Waypoint place) const {
     for (bool changed = true; changed;) {
       changed = false;
@@ -207,7 +207,7 @@ class RedistributeSearch {
     std::size_t cut_axes = 0;
     for (std::size_t d = 0; d < place.cuts.size(); ++d) {
       cut_axes += place.cuts[d].count;
-      if (place.cuts[d].of_target || place.cuts[d].count == 0) continue;  // what stands may stay
+      if (place.cuts[d].of_target || place.cuts[d].count == 0) continue;  // the current cuts may stay
       const std::size_t axis = cuts_of(place, d)[place.cuts[d].count - 1].axis;
       const Waypoint gathered = without_last_cut(place, d);
       if (goal_partial_[axis]) {
@@ -219,7 +219,7 @@ class RedistributeSearch {
       const bool is_gather = exchanged == gathered;
       go(index, is_gather ? StepKind::all_gather : StepKind::all_to_all, axis, std::move(exchanged));
     }
-    // Over the whole mesh everything can change at once, but for addends: they stay with their ranks.
+    // Over the whole mesh everything can change at once, except addends: they stay on their ranks.
     if (whole_mesh_ && !sums_pending && cut_axes > 1) {
       Waypoint exchanged = place;
       for (std::size_t d = 0; d < place.cuts.size(); ++d) exchanged.cuts[d] = {true, to_.cuts(d).size()};
@@ -243,7 +243,7 @@ class RedistributeSearch {
   const std::vector<MeshAxis>& axes_;
   Waypoint start_;
   std::vector<bool> goal_partial_;
-  std::vector<std::size_t> common_;  // by dimension: of how many first cuts source and target agree
+  std::vector<std::size_t> common_;  // by dimension: length of the common prefix of source and target cuts
   std::vector<Way> ways_;
   std::set<Waypoint> done_;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> open_;

@@ -50,7 +50,7 @@ const MeshShape kFour({{"dp", 4}});
 const MeshShape kSquare({{"dp", 2}, {"tp", 2}});
 
 TEST(RedistributePlanTest, OneAxisTakesTheCollectiveOfItsKind) {
-  // 8 x 6 floats are 192 bytes. Over 4 ranks each needs three quarters from others: 4 * 144.
+  // 8 x 6 floats are 192 bytes. Each of 4 ranks needs three quarters from the others: 4 * 144.
   EXPECT_THAT(steps_of(plan_of(kFour, {8, 6}, "dp:S(0)", "replicated")),
               ElementsAre("all_gather over dp: dp:S(0) -> replicated, 576 B"));
   EXPECT_THAT(steps_of(plan_of(kFour, {8, 6}, "replicated", "dp:S(1)")), ElementsAre("slice: replicated -> dp:S(1)"));
@@ -58,7 +58,7 @@ TEST(RedistributePlanTest, OneAxisTakesTheCollectiveOfItsKind) {
               ElementsAre("reduce_scatter over dp: dp:P -> dp:S(0), 576 B"));
   EXPECT_THAT(steps_of(plan_of(kFour, {8, 6}, "dp:P", "replicated")),
               ElementsAre("all_reduce over dp: dp:P -> replicated, 1.12 KiB"));
-  // Rows to columns: 2 x 6 are held, 8 x 2 or 8 x 1 wanted; what is in both stays.
+  // Rows to columns: a rank holds 2 x 6 and wants 8 x 2 or 8 x 1. The intersection stays.
   EXPECT_THAT(steps_of(plan_of(kFour, {8, 6}, "dp:S(0)", "dp:S(1)")),
               ElementsAre("all_to_all over dp: dp:S(0) -> dp:S(1), 144 B"));
   // Two rows move down by one rank each.
@@ -68,28 +68,28 @@ TEST(RedistributePlanTest, OneAxisTakesTheCollectiveOfItsKind) {
   EXPECT_THAT(steps_of(plan_of(kFour, {8, 6}, "dp:S(0)", "dp:P")), ElementsAre("addend: dp:S(0) -> dp:P"));
   EXPECT_EQ(plan_of(kFour, {8, 6}, "dp:P", "dp:P").text(),
             "'w' float32[8, 6] on (dp=4): dp:P -> dp:P: nothing to do\n");
-  // The even parts said in numbers, and an axis of one rank, change nothing either.
+  // The even parts given as sizes, and an axis of one rank, change nothing either.
   EXPECT_TRUE(plan_of(kFour, {8, 6}, "dp:S(0)", "dp:S(0){2, 2, 2, 2}").steps.empty());
   EXPECT_TRUE(plan_of(MeshShape({{"dp", 1}}), {8, 6}, "dp:S(0)", "dp:P").steps.empty());
 }
 
 TEST(RedistributePlanTest, SeveralAxesTakeTheCheapestSequence) {
-  // What can be cut is cut before anything moves.
+  // Everything that can be cut is cut before anything moves.
   EXPECT_EQ(plan_of(kSquare, {8, 6}, "dp:S(0)", "tp:S(1)").text(),
             "'w' float32[8, 6] on (dp=2, tp=2): dp:S(0) -> tp:S(1): 192 B over all ranks\n"
             "  1. slice: dp:S(0) -> dp:S(0), tp:S(1)\n"
             "  2. all_gather over dp: dp:S(0), tp:S(1) -> tp:S(1), 192 B\n");
-  // From dp's rows to tp's: half of the ranks have theirs already, the others need all of it.
+  // From dp's rows to tp's: half of the ranks already have theirs, the others need all of it.
   EXPECT_THAT(steps_of(plan_of(kSquare, {8, 6}, "dp:S(0)", "tp:S(0)")),
               ElementsAre("all_to_all over dp: dp:S(0) -> tp:S(0), 192 B"));
   // FSDP's shards of a tensor-parallel weight, gathered along dp only.
   EXPECT_THAT(steps_of(plan_of(kSquare, {8, 6}, "tp:S(0), dp:S(0)", "tp:S(0)")),
               ElementsAre("all_gather over dp: tp:S(0), dp:S(0) -> tp:S(0), 192 B"));
-  // Gathered whole: axis by axis, which moves as much as an exchange over the mesh and packs nothing.
+  // Gathered whole, axis by axis: this moves as much as an exchange over the mesh and packs nothing.
   EXPECT_THAT(steps_of(plan_of(kSquare, {8, 6}, "tp:S(0), dp:S(0)", "replicated")),
               ElementsAre("all_gather over dp: tp:S(0), dp:S(0) -> tp:S(0), 192 B",
                           "all_gather over tp: tp:S(0) -> replicated, 384 B"));
-  // Gradients: summed over one axis, kept apart along the other.
+  // Gradients: summed over one axis, separate along the other.
   EXPECT_THAT(steps_of(plan_of(kSquare, {8, 6}, "tp:S(0), dp:P", "tp:S(0), dp:S(0)")),
               ElementsAre("reduce_scatter over dp: tp:S(0), dp:P -> tp:S(0), dp:S(0), 192 B"));
   EXPECT_THAT(steps_of(plan_of(kSquare, {8, 6}, "dp:P, tp:P", "dp:S(0), tp:P")),
@@ -275,9 +275,9 @@ class RedistributeModel {
     return part_of(addends_[static_cast<std::size_t>(addend_number(from_, rank))], from_, rank);
   }
 
-  /// Compares the results of all ranks with the model; the text of the first difference, or "".
+  /// Compares the results of all ranks with the model. Returns the text of the first difference, or "".
   std::string difference(const std::vector<at::Tensor>& results) const {
-    std::map<std::vector<int>, int> first_with;  // the first rank of those that must hold the very same
+    std::map<std::vector<int>, int> first_with;  // the first of the ranks that must hold the same bits
     for (int rank = 0; rank < mesh_.size(); ++rank) {
       const auto& result = results[static_cast<std::size_t>(rank)];
       std::vector<int> role = mesh_.coordinates_of(rank);
@@ -314,7 +314,7 @@ class RedistributeModel {
       if (is_partial(placement, mesh_.axes()[axis].name)) number = number * mesh_.axes()[axis].size + coordinates[axis];
     return number;
   }
-  bool is_peer(int rank, int other) const {  // they differ along partial axes only
+  bool is_peer(int rank, int other) const {  // they differ only along partial axes
     const auto a = mesh_.coordinates_of(rank), b = mesh_.coordinates_of(other);
     for (std::size_t axis = 0; axis < a.size(); ++axis)
       if (a[axis] != b[axis] && !is_partial(to_, mesh_.axes()[axis].name)) return false;
@@ -355,7 +355,7 @@ TEST_P(RedistributeOnMesh, AnyPlacementToAnyOtherIsWhatOneProcessHas) {
     const DeviceMesh whole_mesh(world, axes);
     for (std::uint64_t i = 0; i < kCases; ++i) {
       const std::uint64_t seed = first_seed * 1000 + i;
-      // Every third case of three axes on a part of the mesh, which has no communicator of its own.
+      // Every third case of three axes uses a part of the mesh, which has no communicator of its own.
       const DeviceMesh mesh = axes.size() == 3 && i % 3 == 0 ? whole_mesh.sub_mesh({"b", "c"}) : whole_mesh;
       const RedistributeModel model(seed, mesh.shape());
       results[static_cast<std::size_t>(world->rank())] =
@@ -438,7 +438,7 @@ std::shared_ptr<Communicator> shm_world(const std::shared_ptr<Store>& store, int
 std::shared_ptr<Communicator> gloo_world(const std::shared_ptr<Store>& store, int rank, int size) {
   return make_gloo_communicator(store, rank, size);
 }
-// The even ranks are one machine, the odd ones another.
+// The even ranks are one node, the odd ones another.
 std::shared_ptr<Communicator> hierarchical_world(const std::shared_ptr<Store>& store, int rank, int size) {
   HierarchicalOptions options;
   for (int r = 0; r < size; ++r) options.nodes.push_back(r % 2);

@@ -95,7 +95,7 @@ void ShardSpec::cut(std::size_t split_number) {
       if (sizes.empty()) continue;
       const std::int64_t size = sizes[first + part];
       if (size < 0) throw ConfigError(fmt::format("{}: {} has the size {}", described(), split.text(), size));
-      // Too large is as wrong as any other sum; compared so that nothing overflows.
+      // A size that is too large is reported like any other wrong sum. The comparison cannot overflow.
       sum = size > length - sum ? length + 1 : sum + size;
       if (sum > length) break;
     }

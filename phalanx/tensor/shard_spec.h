@@ -1,15 +1,15 @@
-// ShardSpec: where each element of a global tensor lives on a mesh. Knows no torch and no communicator.
+// ShardSpec: which rank of a mesh holds which elements of a global tensor. Torch-free; needs no communicator.
 //
-// The one description that initialisation, sharding, tensor parallelism, optimizers, clipping and checkpoints use:
-// global name, shape, dtype, the mesh's axes, and a Placement (placement.h). From it follows the box of every rank, so
-// a reader of a file needs no running job to know who had what.
+// Initialisation, sharding, tensor parallelism, optimizers, clipping and checkpoints all use this one description:
+// global name, shape, dtype, the mesh's axes, and a Placement (placement.h). The box of every rank follows from it, so
+// a reader of a file needs no running job to know which rank had which part.
 //
 // Contract
-// - A value: immutable, made once, cheap to copy beside a tensor. Every rank makes the same one by itself.
-// - All that a rank holds is one box. Ranks are numbers, or coordinates, in the spec's mesh (mesh_shape.h); for a
-//   sub-mesh these are not the ranks of the world (DeviceMesh::rank() is the right one).
-// - The constructor checks everything and throws ConfigError: an unknown axis, one used twice, a dimension out of range
-//   (a tensor without dimensions cannot be split), sizes that do not add up, a negative shape, a partial bool.
+// - A value type: immutable and cheap to copy. Every rank constructs the same one by itself.
+// - A rank holds exactly one box. Ranks are numbers, or coordinates, in the spec's mesh (mesh_shape.h). For a sub-mesh
+//   these are not the ranks of the world: use DeviceMesh::rank().
+// - The constructor checks everything and throws ConfigError: an unknown axis, an axis used twice, a dimension out of
+//   range (a tensor without dimensions cannot be split), sizes that do not add up, a negative shape, a partial bool.
 //
 //   const ShardSpec spec("wq.weight", {10, 6}, DataType::f32, MeshShape({{"dp", 2}, {"tp", 2}}),
 //                        {.splits = {{"tp", 0}, {"dp", 0}}});
@@ -42,33 +42,35 @@ class ShardSpec {
   const Placement& placement() const noexcept { return placement_; }
   std::int64_t numel() const noexcept { return global_box().numel(); }
   Box global_box() const;
-  /// The same tensor on the same mesh, placed otherwise.
+  /// The same tensor on the same mesh with another placement.
   ShardSpec with(Placement placement) const;
 
   Box local_box(int rank) const;
   Box local_box(const std::vector<int>& coordinates) const;
-  /// Ranks whose box contains the whole box, and ranks whose box shares an element with it, ascending. An element is a
-  /// box of ones. Nobody holds an empty box. Along a partial axis every rank counts: each has an addend of it.
+  /// Ranks whose box contains the whole `box`, and ranks whose box shares an element with it, ascending. An element is
+  /// a box with all sizes 1. No rank holds an empty box. Along a partial axis every rank counts: each has an addend of
+  /// the box.
   std::vector<int> ranks_holding(const Box& box) const;
   std::vector<int> ranks_touching(const Box& box) const;
-  /// Whether this is the first of the ranks that hold the same elements. The boxes of these ranks together are the
-  /// tensor, each element once: who is to write, count or sum it. (Of a partial tensor: its first addend.)
+  /// Whether this is the first of the ranks that hold the same elements. The boxes of the first holders together cover
+  /// the tensor, each element once. So the first holders write, count or sum the elements. (Of a partial tensor: they
+  /// hold the first addend.)
   bool is_first_holder(int rank) const;
 
-  /// One cut of a dimension: part i of the dimension is [starts[i], starts[i + 1]). Of the axes that cut it, outer
-  /// first, the coordinates number the parts row-major. Axes of one rank are left out: they cut nothing.
+  /// One cut of a dimension: part i of the dimension is [starts[i], starts[i + 1]). The coordinates along the axes that
+  /// cut the dimension, outer first, number the parts row-major. Axes of one rank are left out: they cut nothing.
   struct Cut {
     std::size_t axis = 0;
-    std::size_t split = 0;  // which of placement().splits
+    std::size_t split = 0;  // index into placement().splits
     std::vector<std::int64_t> starts;
   };
   const std::vector<Cut>& cuts(std::size_t dim) const { return cuts_[dim]; }
   bool is_partial(std::size_t axis) const noexcept;
 
-  /// Whether every rank holds the same box under both, and the same axes are partial: nothing has to move.
+  /// Whether every rank holds the same box under both specs and the same axes are partial: nothing has to move.
   bool same_layout(const ShardSpec& other) const;
   std::string text() const;
-  /// Reads what text() wrote. Throws ConfigError that shows the place, or what the constructor throws.
+  /// Parses text()'s output. Throws a ConfigError that shows the position of the fault, or what the constructor throws.
   static ShardSpec parse(std::string_view text);
   bool operator==(const ShardSpec& other) const;
 

@@ -46,7 +46,7 @@ TEST(ShardSpecBoxes, TensorParallelFirstThenShardedOnWhatIsLeft) {
   // The other nesting gives other boxes.
   EXPECT_THAT(boxes_of(spec_of({10, 6}, {.splits = {{"dp", 0}, {"tp", 0}}})),
               ElementsAre("[0:3, 0:6]", "[3:5, 0:6]", "[5:8, 0:6]", "[8:10, 0:6]"));
-  // Along different dimensions the order says nothing.
+  // Along different dimensions the order does not matter.
   EXPECT_THAT(boxes_of(spec_of({10, 6}, {.splits = {{"tp", 1}, {"dp", 0}}})),
               ElementsAre("[0:5, 0:3]", "[0:5, 3:6]", "[5:10, 0:3]", "[5:10, 3:6]"));
   EXPECT_THAT(boxes_of(spec_of({10, 6}, {.splits = {{"tp", 1}}, .partial = {"dp"}})),
@@ -70,10 +70,10 @@ TEST(ShardSpecBoxes, BoundariesAsOneListOrOnePerBlock) {
   const MeshShape four({{"dp_shard", 4}});
   EXPECT_THAT(boxes_of(spec_of({256}, {.splits = {{"dp_shard", 0, {0, 0, 100, 156}}}}, four)),
               ElementsAre("[0:0]", "[0:0]", "[0:100]", "[100:256]"));
-  // One list for both blocks of tp, which are equally long.
+  // One list for both blocks of tp, which have equal length.
   EXPECT_THAT(boxes_of(spec_of({8}, {.splits = {{"tp", 0}, {"dp", 0, {1, 3}}}})),
               ElementsAre("[0:1]", "[4:5]", "[1:4]", "[5:8]"));
-  // A list for each: blocks of 4 and 3.
+  // One list per block: blocks of 4 and 3.
   EXPECT_THAT(boxes_of(spec_of({7}, {.splits = {{"tp", 0}, {"dp", 0, {1, 3, 3, 0}}}})),
               ElementsAre("[0:1]", "[4:7]", "[1:4]", "[7:7]"));
 }

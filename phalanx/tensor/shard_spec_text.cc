@@ -1,4 +1,4 @@
-// The text forms of placements and specs, and reading them back.
+// Writes and parses the text forms of placements and specs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kReplicated = "replicated";
 
-/// Goes through a text from left to right; what does not fit is an error that shows the place.
+/// Parses a text from left to right. An error shows the position.
 class SpecScanner {
  public:
   explicit SpecScanner(std::string_view text, std::size_t position = 0) : text_(text), at_(position) {}
@@ -54,7 +54,7 @@ class SpecScanner {
     return value;
   }
 
-  /// Numbers with ", " between them, up to the closing bracket, which is taken too.
+  /// Numbers separated by ", ", up to and including the closing bracket.
   std::vector<std::int64_t> numbers_until(std::string_view closing) {
     std::vector<std::int64_t> numbers;
     if (take(closing)) return numbers;
@@ -66,7 +66,7 @@ class SpecScanner {
 
   Placement placement() {
     Placement placement;
-    if (text_.substr(at_) == kReplicated) {  // and no axis of that name
+    if (text_.substr(at_) == kReplicated) {  // and not an axis of that name
       at_ = text_.size();
       return placement;
     }
@@ -142,7 +142,7 @@ std::string ShardSpec::text() const {
 }
 
 ShardSpec ShardSpec::parse(std::string_view text) {
-  // No quote can follow the name, so its last one ends it, whatever the name holds.
+  // No quote can follow the name, so the last quote ends it, whatever the name contains.
   const std::size_t quote = text.rfind('\'');
   if (!text.starts_with('\'') || quote == 0 || quote == std::string_view::npos)
     SpecScanner(text).fail("a name between quotes: 'name'");

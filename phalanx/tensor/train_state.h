@@ -1,12 +1,12 @@
-// The whole state of a training run: named tensors plus a few integers. All of it is checkpointed, nothing else is.
+// TrainState: the whole state of a training run, as named tensors plus a few integers. A checkpoint contains all of it
+// and nothing else.
 //
-// The tensors are handles to live storage: saving reads them, loading copies into them in place, so whoever collected
-// the state needs no second step after a load. Integers are values: after a load their owners read them back by name.
+// The tensors are handles to live storage. Saving reads them, and loading copies into them in place, so nothing remains
+// to be done after a load. Integers are values: after a load their owners read them back by name.
 //
-// Names: "model.<fqn>", "optimizer.<fqn>.exp_avg", "optimizer.<fqn>.exp_avg_sq", "optimizer.<fqn>.step", and of a
-// 16-bit parameter its float32 "optimizer.<fqn>.master"; integers such as "step", "data.position", "seed". What belongs
-// to the way the run is laid out, and not to what is trained, is named "layout.<...>": a load into another layout
-// passes over it.
+// Names: "model.<fqn>", "optimizer.<fqn>.exp_avg", "optimizer.<fqn>.exp_avg_sq", "optimizer.<fqn>.step", and for a
+// 16-bit parameter its float32 "optimizer.<fqn>.master". Integers are for example "step", "data.position", "seed".
+// Names "layout.<...>" belong to the layout of the run, not to what is trained: a load into another layout skips them.
 //
 //   TrainState state;
 //   for (auto& p : model->named_parameters()) state.tensors.push_back({"model." + p.key(), p.value()});
@@ -28,12 +28,12 @@ inline bool is_of_layout(std::string_view name) { return name.starts_with("layou
 
 inline constexpr std::string_view kOfParameters = "model.", kOfOptimizer = "optimizer.", kMaster = ".master";
 
-/// "optimizer.<fqn>.master" of "model.<fqn>"; "" of what is no parameter.
+/// Maps "model.<fqn>" to "optimizer.<fqn>.master". Returns "" if the name is not a parameter's.
 inline std::string master_of(std::string_view parameter) {
   if (!parameter.starts_with(kOfParameters)) return {};
   return std::string(kOfOptimizer).append(parameter.substr(kOfParameters.size())).append(kMaster);
 }
-/// "model.<fqn>" of "optimizer.<fqn>.master"; "" of what is no master.
+/// Maps "optimizer.<fqn>.master" to "model.<fqn>". Returns "" if the name is not a master's.
 inline std::string parameter_of_master(std::string_view name) {
   if (!name.starts_with(kOfOptimizer) || !name.ends_with(kMaster)) return {};
   name.remove_prefix(kOfOptimizer.size());

@@ -13,7 +13,7 @@
 namespace phalanx {
 namespace {
 
-// The offered buffer as the place for the next contribution, if it may be that.
+// Returns the offered buffer if the next contribution may go there.
 std::optional<WeightGradient> offered_buffer(const at::Tensor& weight) {
   const at::Tensor buffer = grad_buffer(weight);
   if (!buffer.defined() || !has_memory(buffer)) return std::nullopt;
@@ -38,7 +38,7 @@ std::optional<WeightGradient> in_buffer(const at::Tensor& weight) {
 
 bool is_only_accumulated(const at::Tensor& weight) {
   if (at::GradMode::is_enabled()) return false;  // create_graph: the gradient has a history
-  // Not empty in a pass that was asked for the gradients of certain tensors only.
+  // Not empty in a pass that was asked only for the gradients of certain tensors.
   const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
   return asked_for != nullptr && asked_for->empty() && torch::autograd::impl::hooks(weight).empty();
 }
@@ -46,7 +46,7 @@ bool is_only_accumulated(const at::Tensor& weight) {
 void add_weight_gradient(const at::Tensor& weight, const std::function<void(const WeightGradient&)>& write) {
   const at::NoGradGuard no_grad;
   if (const auto found = offered_buffer(weight)) return write(*found);
-  // As autograd adds: the product by itself first, so that the bits are the same.
+  // As autograd adds: the product is computed separately first, so that the bits are the same.
   at::Tensor made = at::empty_like(weight);
   write({made, 0.0, made});
   at::Tensor& grad = weight.mutable_grad();
@@ -65,7 +65,7 @@ EarlyWeightGradient::EarlyWeightGradient(const at::Tensor& weight)
 }
 
 at::Tensor EarlyWeightGradient::deliver(float factor) {
-  // The only reference, if it is a tensor of its own: autograd takes over what is returned only then.
+  // Hand out the only reference, if it is a separate tensor: only then autograd takes over the returned tensor.
   at::Tensor made = *std::exchange(buffer_, nullptr);
   if (factor != 1.0F) made.mul_(factor);
   const at::Tensor buffer = grad_buffer(weight_);

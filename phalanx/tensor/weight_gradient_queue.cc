@@ -38,7 +38,7 @@ void WeightGradientQueue::flush(Key key) {
   std::size_t computed = 0;
   try {
     for (; computed < all.size(); ++computed) {
-      // Its tensors are let go of before the next is computed.
+      // Its tensors are freed before the next gradient is computed.
       add_weight_gradient(all[computed].weight, std::exchange(all[computed].write, nullptr));
       expected_gradient_came(all[computed].weight);
     }

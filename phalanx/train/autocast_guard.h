@@ -1,4 +1,5 @@
-// Matrix products in a 16-bit type for as long as the object lives: libtorch's autocast on one device type, per thread.
+// AutocastGuard runs matrix products in a 16-bit type for as long as the object lives. It sets libtorch's autocast for
+// one device type, on the calling thread.
 // No 16-bit copy of a weight outlives its use (kernels/autocast.h).
 //
 //   {
@@ -19,7 +20,7 @@ namespace phalanx::train {
 
 class AutocastGuard {
  public:
-  /// Without a type it does nothing.
+  /// Does nothing if `dtype` is not set.
   AutocastGuard(c10::DeviceType device, std::optional<c10::ScalarType> dtype) {
     if (dtype) scope_.emplace(device, kernels::AutocastState{.enabled = true, .dtype = *dtype});
   }

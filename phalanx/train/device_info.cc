@@ -20,7 +20,7 @@
 namespace phalanx::train {
 namespace {
 
-// The text behind "key   :" of the first line that starts with key, in files such as /proc/cpuinfo.
+// The text after "key   :" in the first line that starts with key, in files such as /proc/cpuinfo.
 std::string field_of(const std::filesystem::path& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -65,7 +65,7 @@ std::uint64_t host_memory_bytes() {
 
 DeviceInfo describe_device(c10::Device device) {
   if (device.is_cuda()) {
-    at::globalContext().lazyInitDevice(device.type());  // an allocator that nobody has used yet knows no device
+    at::globalContext().lazyInitDevice(device.type());  // an allocator that was never used knows no device
     const auto [free_bytes, total_bytes] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
     (void)free_bytes;
     return {cuda_device_name(device.index()), total_bytes};

@@ -21,8 +21,8 @@ GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicato
                            mine.save_ended ? 1.0 : 0.0};
   constexpr std::int64_t kFields = std::ssize(fields);
   const int size = world.size();
-  // On the host, also where the device is a GPU: so whatever went wrong between the ranks in this step is thrown here,
-  // before anybody looks at what the device has computed since.
+  // On the host, even if the device is a GPU. So an error between the ranks in this step is thrown here, before
+  // anything that the device has computed since is read.
   const at::Tensor host = at::empty({size, kFields}, at::TensorOptions(at::kDouble));
   world.all_gather(host, at::tensor(at::ArrayRef<double>(fields, kFields), at::TensorOptions(at::kDouble)));
   GlobalStepMetrics totals{.max_loss = -std::numeric_limits<double>::infinity()};

@@ -1,7 +1,9 @@
-// What the ranks tell each other about a step, in one small collective, and what all of them make of it.
+// Exchanges the metrics of a step between the ranks, in one small collective, and combines them.
 //
-//   const GlobalStepMetrics totals = exchange_step_metrics({.loss = loss, .should_stop = asked}, *world);      // collective
-//   if (totals.stop) ...
+//   const GlobalStepMetrics totals = exchange_step_metrics({.loss = loss, .should_stop = stop_asked}, *world);
+//   if (totals.stop) return;
+//
+// Collective.
 #pragma once
 
 #include <vector>
@@ -10,25 +12,25 @@
 
 namespace phalanx::train {
 
-/// Of one rank.
+/// The metrics of one rank.
 struct RankStepMetrics {
   double loss = 0;
   bool should_stop = false;
-  bool save_ended = false;  // its part of an asynchronous checkpoint is written, or has failed
+  bool save_ended = false;  // this rank's part of an asynchronous checkpoint is written, or has failed
   double data_seconds = 0;
   double memory_gib = 0;
-  double cpu_seconds = 0;  // processor time, from the same point of the step before
-  // Of this step, and of the exchange of these figures in the step before.
-  double comm_seconds = 0;     // with an operation under way
-  double exposed_seconds = 0;  // in which the rank did nothing but wait for one
-  double wall_seconds = 0;     // all of it, by this rank's clock
+  double cpu_seconds = 0;  // processor time, since the same point of the previous step
+  // Of this step, and of the exchange of these metrics in the previous step.
+  double comm_seconds = 0;     // with an operation in flight
+  double exposed_seconds = 0;  // in which the rank only waited for an operation
+  double wall_seconds = 0;     // total, by this rank's clock
 };
 
 /// The same on every rank.
 struct GlobalStepMetrics {
-  double loss = 0;                                                                           // mean over ranks
-  double max_loss = 0;                                                                       // over ranks
-  bool stop = false;                                                                         // some rank wants to
+  double loss = 0;                                                                           // mean over the ranks
+  double max_loss = 0;                                                                       // over the ranks
+  bool stop = false;                                                                         // some rank wants to stop
   bool save_ended = true;                                                                    // on all ranks
   double data_seconds = 0;                                                                   // of the slowest rank
   std::vector<double> memory_gib, cpu_seconds, comm_seconds, exposed_seconds, wall_seconds;  // by rank

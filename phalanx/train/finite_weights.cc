@@ -12,7 +12,8 @@
 namespace phalanx::train {
 namespace {
 
-/// The name of the first that is not finite. Largest magnitudes, for which no tensor is copied; one wait for all.
+/// The name of the first weight that is not finite. It computes largest magnitudes, which copies no tensor, and waits
+/// once for all of them.
 std::string first_not_finite(const std::vector<NamedTensor>& weights) {
   std::vector<at::Tensor> largest;
   std::vector<const std::string*> names;

@@ -1,6 +1,7 @@
-// Weights that hold an infinity or a NaN are no model, and whoever went on from them would lose the sound ones before.
+// Checks that no weight holds an infinity or a NaN. A run that saved and continued from such weights would lose the
+// good ones before them.
 //
-//   require_finite_weights(*world, model.weights(), "step 200");   // before they are saved
+//   require_finite_weights(*world, model.weights(), "step 200", "lower the learning rate");   // before they are saved
 #pragma once
 
 #include <string>
@@ -11,8 +12,9 @@
 
 namespace phalanx::train {
 
-/// Error, on all ranks, that names the first such tensor of the first rank that has one; `when` begins it, `advice`
-/// ends it. Collective. Reads each rank's parts once and waits for its device.
+/// Collective. Reads each rank's shards once and waits for its device.
+/// Throws Error on all ranks if a weight is not finite. It names the first such tensor of the first rank that has one;
+/// `when` begins the message, `advice` ends it.
 void require_finite_weights(Communicator& world, const std::vector<NamedTensor>& weights, const std::string& when,
                             const std::string& advice);
 

@@ -15,7 +15,7 @@
 namespace phalanx::train {
 namespace {
 
-/// What each of three ranks is told where `spoil` changes the weights of rank 1 alone.
+/// The error of each of three ranks, where `spoil` changes only the weights of rank 1.
 std::vector<std::string> told(at::ScalarType dtype, const std::function<void(at::Tensor)>& spoil) {
   std::vector<std::string> messages(3);
   run_local_ranks(3, [&](const std::shared_ptr<Communicator>& world) {

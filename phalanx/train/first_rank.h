@@ -1,4 +1,4 @@
-// Work that one rank does for all, or each for itself, and that ends on all of them alike.
+// Runs work on one rank for all, or on each rank for itself, so that it ends the same way on every rank.
 //
 //   on_first_rank(*world, [&] { make_folder(); });               // collective
 //   on_every_rank(world, [&] { tokens = open_my_files(); });     // collective
@@ -11,12 +11,12 @@
 
 namespace phalanx::train {
 
-/// What fails there is the same error on every rank, not a peer that was lost.
+/// Collective. If `work` throws, every rank throws the same error; it is not reported as a lost peer.
 void on_first_rank(Communicator& world, const std::function<void()>& work);
 
-/// The same for work that each rank does, and that sends nothing: files that are missing or damaged on one machine. The
-/// error names the rank where not all have the same one. An exception that is none of Phalanx's (no memory) is rethrown
-/// where it happened.
+/// Collective. The same for work that every rank does and that sends nothing, for example opening files that may be
+/// missing or damaged on one node. Where the ranks do not all have the same error, it names the rank. An exception that
+/// is not one of Phalanx's (for example out of memory) is rethrown on the rank where it happened.
 void on_every_rank(const std::shared_ptr<Communicator>& world, const std::function<void()>& work);
 
 }  // namespace phalanx::train

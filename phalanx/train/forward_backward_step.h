@@ -1,10 +1,11 @@
-// One step's gradients: forward and backward passes over this rank's share of the global batch, accumulated, and
-// averaged over the ranks by the last of them.
+// Computes the gradients of one step: forward and backward passes over this rank's share of the global batch. Gradients
+// are accumulated over the passes; the last pass averages them over the ranks.
 //
-//   const ForwardBackwardResult pass = forward_backward_step(model, update, batches, {.plan = plan, .rank = world->rank()}, step);
-//   ... parameters' gradients are those of the mean loss over the global batch (in float16 times the loss scale) ...
+//   const ForwardBackwardResult result =
+//       forward_backward_step(model, optimizer_step, dataloader, {.plan = plan, .rank = world->rank()}, step);
+//   // Now the parameters' gradients are those of the mean loss over the global batch (float16: times the loss scale).
 //
-// Collective over the ranks of the model. The loss is on the device: nothing waits for it here.
+// Collective over the ranks of the model. The loss stays on the device: this function does not wait for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +29,7 @@ struct ForwardBackwardOptions {
 };
 
 struct ForwardBackwardResult {
-  at::Tensor loss_sum;  // 0-dim, over the accumulated passes of this rank
+  at::Tensor loss_sum;  // 0-dim, sum over the accumulated passes of this rank
   double data_seconds = 0;
 };
 

@@ -1,6 +1,6 @@
-// Sharded training on a real GPU, of which there may be one: two ranks share it, and exchange data through host memory.
-// Built for every flavour; without a GPU each test says that it is skipped. Everything runs in forked ranks, since CUDA
-// does not survive a fork: this process itself never touches the device.
+// Sharded training on a real GPU; one is enough: two ranks share it, and exchange data through host memory. Built for
+// every flavour; without a GPU each test reports that it is skipped. Everything runs in forked ranks, because CUDA does
+// not survive a fork: this process itself never touches the device.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -60,7 +60,7 @@ TEST_F(GpuShardingTest, LossesAreThoseOfTheCpu) {
     const auto found = losses_of(config_of(layout, gpu), gpu, layout.ranks, kGpu);
     ASSERT_EQ(found.size(), expected.size());
     ASSERT_GE(found.size(), 12U);
-    // Other kernels sum in another order; over these steps that is amplified to no more than 1e-4.
+    // Other kernels sum in another order. Over these steps the difference grows to at most 1e-4.
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-4 * expected[i]) << i;
   }
 }
@@ -75,9 +75,9 @@ TEST_F(GpuShardingTest, SixteenBitsLearn) {
   }
 }
 
-// Slow kernels in front of each layer, forward and backward: the host, and the stream of communication, run far ahead
-// of the computations. A unit's buffer that is gathered into again, or given back, before the kernels that use it have
-// run gives other numbers than without them.
+// Slow kernels before each layer, forward and backward: the host, and the communication stream, run far ahead of the
+// computation. If a unit's buffer is overwritten by an all-gather, or released, before the kernels that use it have
+// run, the numbers differ from those of a run without slow kernels.
 TEST_F(GpuShardingTest, NoBufferIsUsedAgainTooEarly) {
   constexpr int kUnits = 6, kSteps = 3;
   constexpr std::int64_t kSide = 512, kSlow = 4096;

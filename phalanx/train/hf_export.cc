@@ -19,7 +19,7 @@ at::ScalarType type_of_export(const std::string& name) {
 std::vector<std::filesystem::path> export_in_hf(const std::filesystem::path& folder, const models::LlamaConfig& model,
                                                 const std::vector<NamedTensor>& weights,
                                                 const HfExportOptions& options) {
-  // Read first: the folder may be the one that they are in.
+  // Read before the folder is written: it may be the folder that they are in.
   const auto texts = hf_files(model, options.dtype, options.assets);
   compare_end_tokens(texts, options.metadata);
   const std::string told = options.metadata.empty() ? metadata_of_model(model) : metadata_for_weights(options.metadata);

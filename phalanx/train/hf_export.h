@@ -1,4 +1,4 @@
-// A trained model as a directory that transformers reads.
+// Exports a trained model as a directory that Hugging Face transformers can read.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,15 @@
 namespace phalanx::train {
 
 struct HfExportOptions {
-  std::filesystem::path assets;                  // of the tokenizer's files; empty: none
-  std::string metadata = {};                     // a checkpoint's: what of it may go out goes into the files' headers
+  std::filesystem::path assets;                  // folder of the tokenizer's files; empty: none
+  std::string metadata = {};                     // of a checkpoint; its publishable part goes into the files' headers
   std::string dtype = "float32";                 // of the weights: float32, bfloat16, float16
-  std::uint64_t max_file_bytes = 5'000'000'000;  // more than that: several files and their index
+  std::uint64_t max_file_bytes = 5'000'000'000;  // if the weights are larger: several files and their index
 };
 
-/// Writes the weights and what stands beside them (checkpoint/files/hf_files.h) to the folder, which is made; the paths of
-/// the weights. Whole tensors, by the model's names.
+/// Creates the folder and writes the weights and the files that accompany them (checkpoint/files/hf_files.h). Returns
+/// the paths of the weight files.
+/// REQUIRES: `weights` are full tensors, named as in the model.
 std::vector<std::filesystem::path> export_in_hf(const std::filesystem::path& folder, const models::LlamaConfig& model,
                                                 const std::vector<NamedTensor>& weights,
                                                 const HfExportOptions& options = {});

@@ -46,9 +46,9 @@ double seconds_of(const TrainConfig& config, const models::LlamaConfig& model, c
     } else {
       built.forward(x).backward(dy);
     }
-    if (!device.is_cpu()) x.grad().sum().item();  // until the device is through
+    if (!device.is_cpu()) x.grad().sum().item();  // waits until the device is done
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (run > 0) least = std::min(least, seconds);  // the first makes buffers and tables
+    if (run > 0) least = std::min(least, seconds);  // the first run allocates buffers and tables
   }
   return least;
 }
@@ -60,7 +60,7 @@ std::vector<double> measure_layer_costs(const TrainConfig& config, const models:
   std::vector<double> costs(static_cast<std::size_t>(2 * model.n_layers + 1));
   on_first_rank(world, [&] {
     const std::int64_t every = recompute_every(config);
-    std::map<std::pair<bool, std::int64_t>, double> known;  // whether it is computed again, and which half
+    std::map<std::pair<bool, std::int64_t>, double> known;  // whether it is recomputed, and which half
     for (std::int64_t half = 0; half < 2 * model.n_layers; ++half) {
       const auto [entry, is_new] = known.try_emplace({every > 0 && half / 2 % every == 0, half % 2}, 0.0);
       if (is_new) {

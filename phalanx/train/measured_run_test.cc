@@ -1,5 +1,5 @@
-// What runs take, on ranks that are processes with counts of their own: state, and the most at a time, against the
-// prediction for each rank. scripts/memory_table.py does the same for more layouts.
+// Compares the memory of real runs with the prediction for each rank: state, and the peak. The ranks are processes with
+// their own counters. scripts/memory_table.py does the same for more layouts.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ struct MeasuredCase {
 
 class MeasuredRunTest : public TrainerTest {
  protected:
-  /// Of the stages that a rank of a pipeline has.
+  /// Of the stages of a pipeline rank.
   static double stage_parameters(const plan::TrainingShape& shape, std::size_t rank) {
     std::int64_t sum = 0;
     for (const int stage : shape.pipeline->schedule.stages_of(static_cast<int>(rank))) {
@@ -83,9 +83,9 @@ class MeasuredRunTest : public TrainerTest {
         const std::string name(observe::name_of(category));
         const double found = bytes(name.c_str());
         const auto expected = static_cast<double>(predicted.peak[category]);
-        // Shards of gradients come as activations go: of two moments with about as much of both either may be the
-        // highest.
-        // So it is in a pipeline with replicas, whose gradients are averaged when the last activation has gone.
+        // Shards of gradients appear as activations are freed. If two moments have about as much of both, either may be
+        // the peak. The same holds in a pipeline with replicas, whose gradients are averaged after the last activation
+        // is freed.
         const bool is_made = category == gradients || category == activations;
         if (is_made && (shape.shards > 1 || (shape.pipeline && shape.replicas > 1))) {
           found_made += found;
@@ -96,7 +96,7 @@ class MeasuredRunTest : public TrainerTest {
       }
       expect_near(found_made, expected_made, "gradients and activations");
       if (shape.pipeline && shape.shards > 1 && shape.zero_stage > 1 && plan.parallel.pp > 1 && !one.reshards) {
-        // Whole gradients until the step ends, and whole parameters: 4 bytes each of every parameter of the stage.
+        // Full gradients until the step ends, and full parameters: 4 bytes each of every parameter of the stage.
         expect_near(bytes("buffers"), bytes("parameters"), "gradients between micro-batches, 4 bytes a parameter");
         expect_near(bytes("parameters"), 4.0 * stage_parameters(shape, stage_rank), "4 bytes a parameter");
       }
@@ -141,7 +141,7 @@ TEST_F(MeasuredRunTest, ShardedStagesTakeWhatIsPredicted) {
   for (const MeasuredCase& one : cases) expect_as_predicted(one);
 }
 
-// What families have beside Llama: tied embeddings, whose gradients two stages add up, norms of queries and keys,
+// What other families add to Llama: tied embeddings, whose gradients two stages sum, norms of queries and keys,
 // experts.
 TEST_F(MeasuredRunTest, OtherFamiliesTakeWhatIsPredicted) {
   const nlohmann::json like_llama = {
@@ -168,12 +168,13 @@ TEST_F(MeasuredRunTest, OtherFamiliesTakeWhatIsPredicted) {
   }
 }
 
-// What a run measures of the machine (the processor's speed, with matrices of 2.3 MiB) is not the run's memory.
+// Memory that a run needs to measure the node (the processor's speed, with matrices of 2.3 MiB) is not the run's
+// memory.
 TEST_F(MeasuredRunTest, OfSmallModelsNothingElseIsCounted) {
   const std::vector<std::string> small = {"--model.flavor=debug", "--model.n_layers=4", "--training.seq_len=64"};
   MeasuredCase one{.name = "debug", .keys = small, .hardly_any = 1e5};
   expect_as_predicted(one);
-  // Nor is what replicas are compared with.
+  // Neither is the memory for comparing replicas.
   one.name = "debug_replica_check";
   one.keys.emplace_back("--debug.replica_check_freq=1");
   expect_as_predicted(one);

@@ -35,7 +35,7 @@ std::string id_of(const nlohmann::json& run) {
   return id != run.end() && id->is_string() ? id->get<std::string>() : std::string();
 }
 
-/// run.json goes last: what an interruption leaves, the next start sees by it.
+/// run.json is moved last: from it the next start sees what an interruption left.
 void move_run_files(const std::filesystem::path& from, const std::filesystem::path& to) {
   FileSystem& fs = posix_file_system();
   for (const char* name : {"metrics.jsonl", "run.json"}) {
@@ -49,14 +49,14 @@ std::filesystem::path earlier_folder(const std::filesystem::path& folder, int nu
   return folder / fmt::format("earlier-{}", number);
 }
 
-/// The first that is not there.
+/// The first number that is not used.
 int free_earlier_number(const std::filesystem::path& folder) {
   int number = 1;
   while (std::filesystem::exists(earlier_folder(folder, number))) ++number;
   return number;
 }
 
-/// Moves the files of another run away, and those of this one back if they were moved so once. What is to be said.
+/// Moves the files of another run away, and moves those of this run back if they were moved before. Returns log lines.
 std::vector<std::string> make_room(const std::filesystem::path& folder, const MetricsLoggerOptions& options) {
   const auto run_path = folder / "run.json";
   if (options.id.empty() ||
@@ -81,7 +81,7 @@ std::vector<std::string> make_room(const std::filesystem::path& folder, const Me
   return notes;
 }
 
-/// Whether a metrics.jsonl leads to the step that the run goes on from; one without any step leads everywhere.
+/// Whether a metrics.jsonl leads to the resumed step. One without any step leads to every step.
 bool leads_to_step(const std::filesystem::path& metrics, const MetricsLoggerOptions& options) {
   bool has_step = false;
   std::istringstream lines(read_file(metrics));
@@ -95,7 +95,7 @@ bool leads_to_step(const std::filesystem::path& metrics, const MetricsLoggerOpti
   return !has_step;
 }
 
-/// Puts a curve of another branch away, and the one that leads to this step, where one is kept, in its place.
+/// Moves a curve of another branch away, and replaces it by the stored curve that leads to this step, if there is one.
 std::vector<std::string> make_room_for_curve(const std::filesystem::path& folder, const MetricsLoggerOptions& options) {
   const auto metrics = folder / "metrics.jsonl";
   if (!options.resumed_step || !options.resumed_loss || !std::filesystem::exists(metrics)) return {};
@@ -147,7 +147,7 @@ class MetricsLogger::Impl {
     if (!options.tensorboard_folder.empty()) {
       board = std::make_unique<observe::TensorBoardWriter>(
           folder / options.tensorboard_folder,
-          // All points there are another run's.
+          // All points there belong to another run.
           observe::TensorBoardOptions{.resumed_step = notes.empty() ? options.resumed_step : std::nullopt});
     }
     if (options.resumed_step && std::filesystem::exists(run_path)) {
@@ -156,7 +156,7 @@ class MetricsLogger::Impl {
         run = before;
       else
         set_aside();
-      // The results of steps that are no longer this run's.
+      // The results of steps that no longer belong to this run.
       const auto done = run.find("steps_done");
       if (done != run.end() && done->is_number_integer() && done->get<std::int64_t>() > *options.resumed_step) {
         for (const char* key : {"steps_done", "validation_loss", "sample"}) run.erase(key);
@@ -165,7 +165,7 @@ class MetricsLogger::Impl {
     if (!options.id.empty()) run["id"] = options.id;
   }
 
-  // What cannot be read is another's to look at, and not this run's to write over.
+  // A file that cannot be read is moved aside, not overwritten, so that the user can look at it.
   void set_aside() const {
     const std::filesystem::path aside = run_path.string() + ".damaged";
     std::filesystem::rename(run_path, aside);

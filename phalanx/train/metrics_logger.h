@@ -1,15 +1,19 @@
-// What a run leaves in its folder for people and programs: run.json, metrics.jsonl, TensorBoard files.
+// MetricsLogger writes what a run leaves in its folder for people and programs: run.json, metrics.jsonl and TensorBoard
+// files.
 //
-// Rank 0 owns one; torch-free. metrics.jsonl and the TensorBoard files go on when a run continues, and are flushed line
-// by line, so that a killed run keeps what it did. What belongs to steps after the one that a run continues from is
-// dropped; files of another run, which its id in run.json tells, are moved to earlier-1/ (the next ones to earlier-2/),
-// so that no curve is of two runs; and back, when that run goes on. The same of a metrics.jsonl that has another loss
-// of the step that the run continues from, or none: it is of another branch. "time" is in seconds since the epoch, at
-// the end of the step.
+// Rank 0 owns one. It does not use torch. Files are flushed line by line, so a killed run keeps what it wrote. In
+// metrics.jsonl, "time" is in seconds since the epoch, at the end of the step.
 //
-//   MetricsLogger files(config.job.dump_folder, {.tensorboard_folder = "tb"});
-//   files.describe({{"status", "running"}, {"steps", 100}});        // merged into run.json
-//   files.write_step({.step = 1, .loss = 8.3, ...});
+// When a run is resumed:
+// - metrics.jsonl and the TensorBoard files are continued. Lines of steps after the resumed step are dropped.
+// - Files of another run (recognised by its id in run.json) are moved to earlier-1/ (the next ones to earlier-2/), so
+//   that no curve mixes two runs. They are moved back when that run resumes.
+// - A metrics.jsonl that has another loss at the resumed step, or no loss there, belongs to another branch. It is moved
+//   in the same way.
+//
+//   MetricsLogger logger(config.job.dump_folder, {.tensorboard_folder = "tb"});
+//   logger.describe({{"status", "running"}, {"steps", 100}});        // merged into run.json
+//   logger.write_step({.step = 1, .loss = 8.3}, /*to_tensorboard=*/true);
 #pragma once
 
 #include <cstdint>
@@ -21,7 +25,7 @@
 
 namespace phalanx::train {
 
-/// One training step, as metrics.jsonl has it; all ranks' tokens, averages over ranks.
+/// One training step, as in metrics.jsonl: tokens summed and averages taken over all ranks.
 struct StepMetrics {
   std::int64_t step = 0;
   double loss = 0;
@@ -34,10 +38,10 @@ struct StepMetrics {
   double tps = 0;  // of one device
   double tflops = 0;
   std::optional<double> mfu_percent;
-  std::optional<double> loss_scale;                   // float16 alone
-  bool skipped = false;                               // its gradients were not finite: the weights are as before
+  std::optional<double> loss_scale;                   // only in float16
+  bool skipped = false;                               // gradients were not finite: the weights are unchanged
   std::vector<double> memory_gib;                     // peak, per rank
-  std::vector<double> comm_seconds, exposed_seconds;  // per rank, see exchange_step_metrics.h; empty on a rank alone
+  std::vector<double> comm_seconds, exposed_seconds;  // per rank, see exchange_step_metrics.h; empty on a single rank
   double exposed_percent = 0;                         // of the ranks' time
   std::vector<double> cpu_seconds;                    // processor time of the step, per rank
 };
@@ -50,24 +54,24 @@ struct ValidationMetrics {
 };
 
 struct MetricsLoggerOptions {
-  std::string id = {};                       // of the run (run_identity.h); empty: not known, and not compared
+  std::string id = {};                       // of the run (run_identity.h); empty: unknown, not compared
   std::string tensorboard_folder;            // empty: no TensorBoard files
   std::optional<std::int64_t> resumed_step;  // unset: a new run
-  std::optional<double> resumed_loss = {};   // of that step, as it was saved; unset: not known, and not compared
-  std::string checkpoint_folder = {};        // where a rollback keeps curves (run_rollback.h); empty: nowhere
+  std::optional<double> resumed_loss = {};   // of resumed_step, as saved; unset: unknown, not compared
+  std::string checkpoint_folder = {};        // where a rollback saves curves (run_rollback.h); empty: nowhere
 };
 
-/// Mean over the ranks of a figure that each of them has; 0 for none.
+/// The mean over the ranks of a value that each of them has; 0 if `by_rank` is empty.
 double mean_of(const std::vector<double>& by_rank);
 
 class MetricsLogger {
  public:
-  /// Makes the folder; an Error says which file cannot be written and why.
+  /// Creates the folder. Throws Error that says which file cannot be written and why.
   MetricsLogger(std::string folder, MetricsLoggerOptions options);
   ~MetricsLogger();
 
   const std::string& folder() const noexcept { return folder_; }
-  /// For the log: where run.json and metrics.jsonl have gone that stood there, if they were another run's.
+  /// For the log: where another run's run.json and metrics.jsonl were moved to, if there were any.
   const std::vector<std::string>& notes() const noexcept;
   void describe(const nlohmann::json& values);
   /// Appends to a list in run.json.

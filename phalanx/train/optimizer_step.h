@@ -1,12 +1,12 @@
-// The end of a training step: gradients are clipped, the optimizer steps with the learning rate of the step; in float16
-// with dynamic loss scaling (optim/loss_scaler.h).
+// OptimizerStep ends a training step: it clips the gradients and steps the optimizer with the learning rate of the
+// step. In float16 it also does dynamic loss scaling (optim/loss_scaler.h).
 //
-//   OptimizerStep update(config, model.parameters(), model.grad_norm_group());
-//   update.scaled(loss).backward();
-//   const auto result = update.apply(step);
-//   if (!result.stepped) ...                       // the gradients were not finite; nothing was changed
+//   OptimizerStep optimizer_step(config, model.parameters(), model.grad_norm_group());
+//   optimizer_step.scaled(loss).backward();
+//   const OptimizerStep::Result result = optimizer_step.apply(step);
+//   if (!result.stepped) log::warn("gradients were not finite; no weight was changed");
 //
-// apply() is collective where parameters are sharded, and its result the same on every rank.
+// apply() is collective where parameters are sharded. Its result is the same on every rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,28 +28,29 @@ namespace phalanx::train {
 
 class OptimizerStep {
  public:
-  /// `grad_norm_group`: who adds up the gradient norm with this rank; null: each rank has it all. It outlives this.
+  /// `grad_norm_group`: the group that sums the gradient norm; null: each rank has all gradients.
+  /// REQUIRES: `grad_norm_group` outlives this object.
   OptimizerStep(const TrainConfig& config, std::vector<NamedTensor> parameters, Communicator* grad_norm_group);
 
   double lr_at(std::int64_t step) const { return schedule_.lr_at(step); }
-  /// What backward() is called on: the loss, in float16 times the scale.
+  /// The tensor to call backward() on: the loss, in float16 times the loss scale.
   at::Tensor scaled(const at::Tensor& loss) const { return scaler_ ? scaler_->scaled(loss) : loss; }
 
-  /// 1 without one.
+  /// 1 without loss scaling.
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }
 
   struct Result {
     bool stepped = true;
-    double grad_norm = 0;              // without the scale, before clipping
-    std::optional<double> loss_scale;  // of this step; float16 alone has one
+    double grad_norm = 0;              // without the loss scale, before clipping
+    std::optional<double> loss_scale;  // of this step; only in float16
     std::optional<double> next_loss_scale;
   };
-  /// `step` counts from 0. Gradients are undefined afterwards. Where the norm is not finite nothing else is changed,
-  /// but the scale. Spans go to `tracing`, which may be null.
+  /// `step` counts from 0. Spans go to `tracing`, which may be null.
+  /// ENSURES: the gradients are undefined afterwards. If the norm is not finite, only the loss scale has changed.
   Result apply(std::int64_t step, observe::TraceRecorder* tracing = nullptr);
 
-  /// The optimizer's state and the scale. A run may continue in another precision: the scale is named as what belongs
-  /// to the way a run is laid out is, and passed over where it is not wanted.
+  /// Appends the optimizer's state and the loss scale. A run may be resumed in another precision. So the loss scale is
+  /// named "layout...", as what depends on the layout of a run; a load that does not want it passes over it.
   void collect_state(TrainState& state) const;
 
  private:

@@ -78,7 +78,7 @@ std::vector<NamedTensor> ParallelModel::full_weights_on_rank0() const {
   for (const auto& [name, tensor, shard] : weights()) {
     at::Tensor whole = tensor;
     if (shard) {
-      // Each element has one addend that is not zero.
+      // Each element is non-zero on one rank only.
       whole = at::zeros(shard->spec.shape(), tensor.options());
       at::Tensor part = whole;
       const Box box = shard->box();

@@ -38,17 +38,17 @@ schedule::Schedule forward_schedule(const schedule::Schedule& training) {
   return forward;
 }
 
-/// Cut over the stages first: all rows are those of the ranks at `owner` of `pp`; then as these cut them.
+/// First cut over the stages: all rows belong to the ranks at `owner` of `pp`. Then cut as those ranks cut them.
 Placement over_stages(const Placement& held, const MeshShape& mesh, std::int64_t rows, int owner, int pp) {
   Split of_stages{.axis = "pp", .dim = 0, .sizes = std::vector<std::int64_t>(static_cast<std::size_t>(pp))};
   of_stages.sizes[static_cast<std::size_t>(owner)] = rows;
   Placement placement{.splits = {std::move(of_stages)}};
-  std::size_t blocks = 1;  // of rows, by the splits before
+  std::size_t blocks = 1;  // of rows, by the splits so far
   for (Split split : held.splits) {
     if (split.dim == 0) {
       const auto parts = static_cast<std::size_t>(mesh.axes()[mesh.index_of(split.axis)].size);
       if (!split.sizes.empty()) {
-        // For each stage and each block; other stages have no rows to cut.
+        // For each stage and each block; other stages have no rows.
         std::vector<std::int64_t> sizes(static_cast<std::size_t>(pp) * blocks * parts);
         for (std::size_t i = 0; i < blocks * parts; ++i) {
           sizes[static_cast<std::size_t>(owner) * blocks * parts + i] = split.sizes[i % split.sizes.size()];
@@ -62,7 +62,7 @@ Placement over_stages(const Placement& held, const MeshShape& mesh, std::int64_t
   return placement;
 }
 
-/// What a rank at `owner` of the pipeline holds, in the mesh of all.
+/// The shard of a rank at `owner` of the pipeline, in the mesh of all ranks.
 ShardSpec spec_over_stages(const NamedTensor& held, const DeviceMesh& mesh, int owner) {
   const int pp = mesh.size("pp");
   const std::vector<std::int64_t> shape = held.global_shape();
@@ -70,13 +70,13 @@ ShardSpec spec_over_stages(const NamedTensor& held, const DeviceMesh& mesh, int 
     return {held.name, shape, data_type_of(held.tensor.scalar_type()), mesh.shape(),
             over_stages({}, mesh.shape(), shape[0], owner, pp)};
   }
-  // Rows alone are cut over the data ranks' mesh; what tensor parallelism has cut, over one that has the stages, too.
+  // Without tensor parallelism rows are cut over the data-parallel mesh; else over a mesh that includes the stages.
   const ShardSpec& spec = held.shard->spec;
   const MeshShape& whole = spec.mesh().has("pp") ? spec.mesh() : mesh.shape();
   return {held.name, shape, spec.dtype(), whole, over_stages(spec.placement(), spec.mesh(), shape[0], owner, pp)};
 }
 
-/// Records the passes of a step where it ends, however that is.
+/// Records the passes of a step when it ends, normally or by an exception.
 class PassSpans {
  public:
   PassSpans(observe::TraceRecorder* trace, const PipelineStatistics& statistics)
@@ -137,7 +137,7 @@ std::vector<PipelineStage> PipelinedModel::stages() const {
     PipelineStage& stage = stages.back();
     if (!sharded_.empty()) stage.sharding = sharded_[i]->in_pipeline();
     if (!autocast_) continue;
-    // Around forward passes alone: the backward pass takes each operation's types from these.
+    // Only around forward passes: the backward pass takes each operation's types from them.
     stage.forward = [this, run = std::move(stage.forward)](const at::Tensor& input) {
       const AutocastGuard autocast(device_.type(), autocast_);
       return run(input);
@@ -165,7 +165,7 @@ std::vector<NamedTensor> PipelinedModel::list_weights() {
   const auto rank_of = [&](int stage) { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; };
 
   std::map<std::pair<std::string, int>, NamedTensor> here;  // by stage
-  std::string mine;                                         // the specs of what this rank owns, a line each
+  std::string mine;                                         // the specs of what this rank owns, one per line
   for (std::size_t i = 0; i < models_.size(); ++i) {
     for (const NamedTensor& held : held_by(i)) {
       here[{held.name, numbers_[i]}] = held;
@@ -173,7 +173,7 @@ std::vector<NamedTensor> PipelinedModel::list_weights() {
       mine += spec_over_stages(held, mesh_, ranks_->rank()).text() + "\n";
     }
   }
-  // Which rows a rank of another stage has depends on that stage's units.
+  // The rows of a rank of another stage depend on the units of that stage.
   std::map<std::string, ShardSpec> specs;
   for (const std::string& text : ranks_->all_gather_bytes(mine)) {
     std::istringstream lines(text);
@@ -272,7 +272,7 @@ double PipelinedModel::train(const TokenBatch& batch, double loss_scale, observe
   for (const auto& [name, tensor, shard] : weights_) {
     if (tensor.numel() == 0) tensor.mutable_grad() = at::empty_like(tensor);
   }
-  // No optimizer steps copies, so none resets their gradients.
+  // The optimizer does not step copies, so it does not reset their gradients.
   for (const Copied& one : copied_) {
     if (one.copy.defined()) one.copy.mutable_grad().reset();
   }

@@ -87,7 +87,7 @@ void Profiler::show(const observe::FlightEntry& one, const std::string& name, co
                                          {"state", std::string(observe::name_of(one.state))},
                                          {"seq", std::to_string(one.seq)}}});
   if (one.wait_until_us == 0) return;
-  // The recorder's times are the wall clock's, the thread's row has the steady one's.
+  // The recorder uses the wall clock, the thread's row the steady clock.
   const auto steady = TraceClock::now();
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
   const auto at = [&](std::int64_t us) {
@@ -118,7 +118,7 @@ void Profiler::close() noexcept {
     }
     take_operations(/*of_buckets=*/false);
     write();
-  } catch (...) {  // a trace is not worth a run
+  } catch (...) {  // a failed trace must not end the run
   }
   recorder_.reset();
 }

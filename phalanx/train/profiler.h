@@ -1,19 +1,19 @@
-// The traces of [profiling]: which steps are traced, what is in them, and their files.
+// Profiler writes the traces of [profiling]: which steps are traced, what each trace holds, and its file.
 //
 // Every rank writes job.dump_folder/profiling.save_traces_folder/iteration_<N>/rank<R>_trace.json (torchtitan's layout)
-// after the steps that are multiples of profile_freq; it holds the profiler_active steps up to N, with the validation
-// and the save that follow them. A file appears whole or not at all; what was recorded of a step that was not finished
-// (an error, a stop) is written too. A file that cannot be written is a warning.
+// after each step N that is a multiple of profile_freq. The file holds the profiler_active steps up to N, with the
+// validation and the save that follow them. A file appears whole or not at all. What was recorded of an unfinished step
+// (an error, a stop) is written too. A file that cannot be written is only a warning.
 //
-// Spans nest on the row of the thread that made them; the operations of the communicators are taken from their flight
-// recorders and stand on rows of their own, from issue to end, so that their overlap with computing is seen; "wait for
-// ..." on the thread's row is where it did nothing but wait for one of them. When off, or between traced steps,
-// recorder() is null and all costs a branch.
+// Spans nest on the row of the thread that made them. The operations of the communicators come from their flight
+// recorders. They have separate rows, from issue to end, which shows their overlap with computation. A span
+// "wait for ..." on the thread's row is time in which the thread only waited for an operation. When profiling is off,
+// or between traced steps, recorder() is null and everything costs one branch.
 //
-//   Profiler trace(config, world);
-//   trace.begin(step);
-//   { const observe::TraceSpan span(trace.recorder(), "forward", "train"); ... }
-//   trace.end(step);
+//   Profiler profiler(config, world);
+//   profiler.begin(step);
+//   { const observe::TraceSpan span(profiler.recorder(), "forward", "train"); run_forward(); }
+//   profiler.end(step);
 #pragma once
 
 #include <chrono>
@@ -38,16 +38,16 @@ class Profiler {
   bool enabled() const noexcept { return enabled_; }
   observe::TraceRecorder* recorder() noexcept { return recorder_.get(); }
 
-  /// Step numbers begin at 1. Validation and saving belong to the step before them.
+  /// Step numbers begin at 1. Validation and saving belong to the step they follow.
   void begin(std::int64_t step);
-  /// The path of the file, if one was written.
+  /// Returns the path of the file, if one was written.
   std::string end(std::int64_t step);
-  /// The run is over; what has been recorded since the last file is written.
+  /// Ends the run: writes what has been recorded since the last file.
   void close() noexcept;
 
-  /// Those whose operations are shown; the world alone if this is not called. Before the first step.
+  /// Sets the communicators whose operations are shown; the default is the world alone. Call it before the first step.
   void watch(std::vector<std::shared_ptr<Communicator>> communicators);
-  /// The all-reduces since the last call were those of the buckets of one backward pass.
+  /// Marks the all-reduces since the last call as the buckets of one backward pass.
   void backward_done();
 
  private:
@@ -60,10 +60,10 @@ class Profiler {
   const std::string folder_;
   const std::shared_ptr<Communicator> world_;
   std::unique_ptr<observe::TraceRecorder> recorder_;
-  std::int64_t step_ = 0;  // under way or just done
+  std::int64_t step_ = 0;  // in progress or just done
   bool step_is_under_way_ = false;
   std::vector<std::shared_ptr<Communicator>> communicators_;
-  std::vector<std::uint64_t> next_operations_;  // by communicator: the first that has not been taken
+  std::vector<std::uint64_t> next_operations_;  // by communicator: the first operation not yet read
   std::chrono::steady_clock::time_point step_begin_;
 };
 

@@ -37,7 +37,7 @@ std::string values_on_ranks(const std::map<std::string, std::vector<int>>& ranks
   return text;
 }
 
-/// Lines of keys that differ among those ranks that have them; where `all_must_have` is set, also not having is a
+/// Lines for keys that differ among the ranks that have them. With `all_must_have` a missing key also counts as a
 /// value.
 std::string differences_between(const std::vector<nlohmann::json>& documents, bool all_must_have,
                                 std::size_t max_lines = kMaxLines) {
@@ -64,7 +64,7 @@ std::string differences_between(const std::vector<nlohmann::json>& documents, bo
   return lines;
 }
 
-/// A path in it need not be valid UTF-8.
+/// A path in the document may not be valid UTF-8.
 std::string text_of_document(const nlohmann::json& document) {
   return document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -81,7 +81,7 @@ std::string hash_of_values(const at::Tensor& tensor) {
   constexpr std::int64_t kSampled = 4096;
   const at::NoGradGuard no_grad;
   const at::Tensor values = tensor.detach().reshape({-1});
-  // An odd stride meets every column of a matrix of even width.
+  // With an odd stride every column of a matrix of even width is sampled.
   const std::int64_t stride = values.numel() <= kSampled ? 1 : (values.numel() / kSampled) | 1;
   const at::Tensor sample = values.slice(0, 0, values.numel(), stride).contiguous().cpu();
   return format_hash(hash_block(std::as_bytes(
@@ -99,8 +99,8 @@ void require_same_on_ranks(Communicator& world, const std::string& what, const n
 
 void require_same_weights(Communicator& world, const std::vector<NamedTensor>& weights) {
   if (world.size() == 1) return;
-  // Ranks with other parts have other names; those with the same names must have the same hashes. Whole tensors stand
-  // apart, for ranks that cut matrices in different places hold the same norms.
+  // Ranks with different parts have different names; those with the same names must have the same hashes. Full tensors
+  // are separate, because ranks that cut matrices in different places hold the same norms.
   nlohmann::json whole = nlohmann::json::object(), parts = nlohmann::json::object();
   for (const auto& [name, tensor, shard] : weights) {
     const bool is_whole = !shard || shard->box().shape == shard->spec.shape();

@@ -20,7 +20,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// What each of so many ranks is told; "" where all is well.
+/// The error of each rank; "" if there is none.
 template <class E>
 std::vector<std::string> told(int ranks, const std::function<void(Communicator&)>& body) {
   std::vector<std::string> messages(static_cast<std::size_t>(ranks));
@@ -66,7 +66,7 @@ TEST(RankAgreement, OtherWeightsOnARankAreNamed) {
   }
 }
 
-// Of a pipeline: ranks with other tensors are compared with nobody.
+// In a pipeline: ranks with other tensors are not compared.
 TEST(RankAgreement, RanksWithOtherPartsMayHoldOtherValues) {
   const auto stages = [](Communicator& world, int odd) {
     const int stage = world.rank() / 2;

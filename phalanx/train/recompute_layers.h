@@ -1,4 +1,4 @@
-// Which layers of a model, or of a part of one, compute their activations again in the backward pass.
+// Chooses which layers of a model, or of a part of one, recompute their activations in the backward pass.
 #pragma once
 
 #include "phalanx/config/config.h"
@@ -6,7 +6,7 @@
 
 namespace phalanx::train {
 
-/// As [activation_checkpoint] says, by the layers' numbers in the whole model.
+/// Follows [activation_checkpoint], by the layers' numbers in the full model.
 void recompute_layers(models::Llama& model, const TrainConfig& config);
 
 }  // namespace phalanx::train

@@ -10,7 +10,7 @@ using ::testing::HasSubstr;
 
 class ReplicaCheckRunTest : public TrainerTest {
  protected:
-  /// What the run says, in which `rank` flips a bit of its part of `name` before a step, from 1.
+  /// The error of a run in which `rank` flips a bit of its part of `name` before a step, from 1.
   std::string message_of_run(const TrainConfig& config, int ranks, int rank, const std::string& name, int step = 1) {
     std::string message;
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
@@ -64,7 +64,7 @@ TEST_F(ReplicaCheckRunTest, EveryLayoutPassesAndTellsAFlippedBit) {
   }
 }
 
-// Of the optimizer, too: its moments decide all steps to come. Nothing else differs yet.
+// Also a bit of the optimizer state: its moments decide all later steps. Nothing else differs yet.
 TEST_F(ReplicaCheckRunTest, TheOptimizersStateIsCompared) {
   for (const std::string state : {"exp_avg", "exp_avg_sq"}) {
     const std::string name = "optimizer.layers.0.attention.wo.weight." + state;

@@ -35,7 +35,7 @@ using Clock = std::chrono::steady_clock;
 
 double elapsed_seconds(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-/// Found out before the first step: otherwise all steps up to the first save would be lost.
+/// Checked before the first step: otherwise all steps up to the first save would be lost.
 void check_can_save(const std::string& folder) {
   posix_file_system().make_directory(folder);
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
@@ -48,10 +48,10 @@ constexpr std::string_view kOneFolder =
     "by "
     "[job] dump_folder or [checkpoint] folder; a relative path begins at each rank's working directory";
 
-/// All ranks see what the first one writes to the folder: told now, and not by the first save. Collective.
+/// Collective. Checks now, and not at the first save, that all ranks see what the first rank writes to the folder.
 void require_one_folder(const std::string& folder, const std::shared_ptr<Communicator>& world) {
   if (world->size() == 1) return;
-  constexpr auto kPatience = std::chrono::seconds(3);  // of a network file system
+  constexpr auto kPatience = std::chrono::seconds(3);  // delay of a network file system
   const auto path = std::filesystem::path(folder) / ".phalanx.seen_by_all";
   std::string word;
   on_first_rank(*world, [&] {
@@ -99,7 +99,8 @@ std::filesystem::path chosen_step(const std::string& folder, std::int64_t step) 
                   path.string(), there.empty() ? "none" : there, aside));
 }
 
-/// The same for the same settings, however their paths are written, and whatever is said of what changes no number.
+/// The hash is the same for the same settings, however their paths are written. Settings that change no number are left
+/// out.
 std::string hash_of_settings(TrainConfig config) {
   for (std::string* path :
        {&config.model.hf_assets_path, &config.training.dataset_path, &config.validation.dataset_path}) {
@@ -119,7 +120,7 @@ void load_initial_weights(const TrainConfig& config, const std::vector<NamedTens
   const std::filesystem::path path = initial_weights_path(config);
   const models::LlamaConfig model = model_config(config);
   const bool in_hf = config.checkpoint.initial_load_in_hf;
-  // A stage of a pipeline leaves to the others what is theirs.
+  // A pipeline stage does not read the weights of the other stages.
   LoadWeightsOptions options;
   if (in_hf) {
     options = hf_weights_of_part(model);
@@ -171,7 +172,7 @@ bool RunCheckpoints::follows_its_branch() const {
   return true;
 }
 
-/// Rank 0: after the state was loaded from there, so that what cannot be loaded moves nothing.
+/// On rank 0, after the state was loaded from there: so a checkpoint that cannot be loaded moves nothing.
 void RunCheckpoints::begin_its_branch() {
   const SetAside aside = roll_back({.checkpoints = folder_, .run = run_folder_},
                                    {.step = config_.load_step, .command = command_, .job = job_.name});

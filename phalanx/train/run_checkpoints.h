@@ -1,15 +1,15 @@
-// The checkpoints of a run: what it starts from, what it continues from, what it saves.
+// The checkpoints of a run: what it starts from, what it resumes from, what it saves.
 //
 // Contract
-// - All of it is collective, but for resumes(), saved_step() and has_ended_save(). What goes wrong is the same
-//   error on every rank. Rank 0 looks for all: files that the others see otherwise change nothing.
+// - All of it is collective, except has_checkpoint(), resumes(), saved_step() and has_ended_save(). A failure is the
+//   same error on every rank. Only rank 0 looks at the files: what other ranks see on their disks changes nothing.
 // - From decide() on the run's lock is held (run_lock.h), so that no other process changes the answer.
-// - Where [checkpoint] enable is off, load() finds nothing, and save() and finish() do nothing.
+// - If [checkpoint] enable is off, load() finds nothing, and save() and finish() do nothing.
 //
-//   RunCheckpoints checkpoints(config, world, say);
+//   RunCheckpoints checkpoints(config, world, log_info);
 //   checkpoints.decide();
-//   if (!checkpoints.resumes()) start_with_weights(config, model, say) or model.initialise(seed);
-//   if (const auto step = checkpoints.load(state)) ...
+//   if (!checkpoints.resumes()) model.initialise(seed);   // or load_initial_weights(config, model.weights(), log_info)
+//   if (const auto loaded = checkpoints.load(state)) step = *loaded;
 //   checkpoints.save(state, step, metadata);
 //   checkpoints.finish();
 #pragma once
@@ -32,7 +32,7 @@ namespace phalanx::train {
 
 using LogFunction = std::function<void(const std::string&)>;  // a line for the log
 
-/// Fills the weights with the initial ones (initial_weights.h), each rank its part of the files.
+/// Fills the weights with the initial ones (initial_weights.h). Each rank reads its part of the files.
 void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights,
                           const LogFunction& log_info);
 
@@ -40,23 +40,24 @@ class RunCheckpoints {
  public:
   RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, LogFunction log_info, RunJob job = {});
 
-  /// Whether there is something to go on from now, as rank 0 sees it.
+  /// Whether there is a checkpoint to resume from now, as rank 0 sees it.
   bool has_checkpoint() const;
-  /// The same, once and for all: load() finds something exactly where there was something then, or is a
-  /// CheckpointError.
+  /// Decides this once and for all.
+  /// ENSURES: load() finds a checkpoint exactly if there was one now, or throws CheckpointError.
   void decide();
   bool resumes() const noexcept { return resumes_; }  // after decide()
-  /// The step of what was loaded, if anything was: the newest complete one, or [checkpoint] load_step, from which a
-  /// branch begins (checkpoint/files/branch.h): newer steps are set aside. The same command again, and a job's later
-  /// attempts, go on with the newest step of the branch that they have begun. To be called once, before save(), with
-  /// all that save() is going to be given. `check` looks at the checkpoint first.
+  /// Loads a checkpoint and returns its step; nothing if there is none. It is the newest complete step, or [checkpoint]
+  /// load_step. From load_step a branch begins (checkpoint/files/branch.h): newer steps are set aside. The same command
+  /// again, and a job's later attempts, resume from the newest step of the branch that they have begun. `check` sees
+  /// the checkpoint first.
+  /// REQUIRES: called once, before save(), with everything that save() will be given.
   std::optional<std::int64_t> load(TrainState& state, const LoadCheck& check = {});
-  /// `metadata`: a JSON object, kept with it. A step that has just been saved is not saved again.
+  /// `metadata`: a JSON object, stored with the checkpoint. A step that has just been saved is not saved again.
   void save(const TrainState& state, std::int64_t step, const std::string& metadata);
-  /// This rank's part of an asynchronous save has ended, well or not: finish() will not wait for it.
+  /// Whether this rank's part of an asynchronous save has ended, successfully or not: finish() will not wait for it.
   bool has_ended_save() const { return manager_ && manager_->has_ended(); }
-  /// Waits for the asynchronous save under way, if there is one, and says or throws what became of it. The run is not
-  /// over before its last checkpoint is on the disk.
+  /// Waits for the asynchronous save in flight, if there is one, and reports its success or throws its error. The run
+  /// is not over before its last checkpoint is on disk.
   void finish();
 
   bool enabled() const noexcept { return config_.enable; }

@@ -1,4 +1,4 @@
-// What a run is, in words and in JSON: the lines at its start, the report's table, run.json, a checkpoint's metadata.
+// Describes a run in words and in JSON: the lines at its start, the report's table, run.json, a checkpoint's metadata.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -18,7 +18,8 @@ namespace phalanx::train {
 
 using DescriptionLines = std::vector<std::pair<std::string, std::string>>;
 
-/// The parts of a run; they outlive this.
+/// The parts of a run.
+/// REQUIRES: they outlive this object.
 struct RunParts {
   const TrainConfig& config;
   const RunPlan& plan;
@@ -27,15 +28,15 @@ struct RunParts {
   const DeviceInfo& device_info;
   const ParallelModel& model;
   const TrainingData& data;
-  const DescriptionLines& more;  // lines of whoever started the run
+  const DescriptionLines& more;  // lines from the caller that started the run
 };
 
 DescriptionLines describe_run(const RunParts& run);
-/// What run.json says from the start of the run on; the lines are its "environment".
+/// The contents of run.json from the start of the run on. The lines are its "environment".
 nlohmann::json run_record(const RunParts& run, const DescriptionLines& lines);
 
-/// {"model": {...}, "hf_assets_path": ..., "run": {...}}: enough to build the model again, and what the state belongs
-/// to (run_identity.h).
+/// {"model": {...}, "hf_assets_path": ..., "run": {...}}: enough to build the model again and to know what the state
+/// belongs to (run_identity.h).
 nlohmann::json checkpoint_metadata(const models::LlamaConfig& model, const TrainConfig& config,
                                    const nlohmann::json& identity);
 

@@ -16,7 +16,7 @@ bool lies_in(const std::filesystem::path& path, const std::filesystem::path& fol
   return std::ranges::mismatch(folder, path).in1 == folder.end();
 }
 
-/// One path of a folder, whatever links lead there; what is not there yet is taken as it is named.
+/// One path for a folder, whichever links lead to it. A folder that does not exist yet keeps its name.
 std::filesystem::path real_path(const std::filesystem::path& path) {
   std::error_code error;
   const auto real = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
@@ -26,7 +26,7 @@ std::filesystem::path real_path(const std::filesystem::path& path) {
 }  // namespace
 
 RunLock::RunLock(const TrainConfig& config, Communicator& world, const RunLockOptions& options) {
-  // The other ranks wait for this one meanwhile.
+  // Meanwhile the other ranks wait for this one.
   const auto lock_timeout = std::min<std::chrono::milliseconds>(
       options.lock_timeout, std::chrono::milliseconds(500 * config.comm.init_timeout_seconds));
   on_first_rank(world, [&] {
@@ -39,11 +39,11 @@ RunLock::RunLock(const TrainConfig& config, Communicator& world, const RunLockOp
     };
     const std::filesystem::path checkpoints = in_dump_folder(config, config.checkpoint.folder);
     if (config.checkpoint.enable)
-      posix_file_system().make_directory(checkpoints);  // told before a run's folder is made
+      posix_file_system().make_directory(checkpoints);  // an error here comes before a run's folder is made
     take(config.job.dump_folder, "[job] dump_folder");
     const auto real = real_path(checkpoints), run = real_path(config.job.dump_folder);
     if (!config.checkpoint.enable || lies_in(real, run)) return;
-    // Elsewhere: perhaps within another run's folder, which that run holds.
+    // Another folder, perhaps inside another run's folder, which that run holds.
     std::error_code error;
     for (auto owner = real.parent_path(); owner != owner.parent_path(); owner = owner.parent_path()) {
       if (std::filesystem::exists(owner / kFolderLockName, error)) take(owner, "[checkpoint] folder");

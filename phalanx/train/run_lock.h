@@ -1,9 +1,10 @@
-// RunLock: one run at a time writes to a run's folders (base/folder_lock.h).
+// RunLock lets one run at a time write to a run's folders (base/folder_lock.h).
 //
-// Rank 0 holds it for as long as the object lives; another process that trains into [job] dump_folder, or into the same
-// [checkpoint] folder, is refused on all ranks with the holder's host and process, unless that ends within `lock_timeout`.
+// Rank 0 holds the lock for as long as the object lives. Another process that trains into [job] dump_folder, or into
+// the same [checkpoint] folder, fails on all ranks with the holder's host and process, unless the holder ends within
+// `lock_timeout`.
 //
-//   const RunLock lock(config, *world, {.lock_timeout = 2s, .log_info = say});       // collective
+//   const RunLock lock(config, *world, {.lock_timeout = 2s, .log_info = log_info});       // collective
 #pragma once
 
 #include <chrono>

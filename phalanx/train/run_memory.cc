@@ -36,7 +36,7 @@ using nlohmann::json;
 using observe::MemoryCategory;
 using observe::MemoryCounts;
 
-// On a device the host's limits hardly matter: everything large is there.
+// On a device the host's limits hardly matter, because everything large is on the device.
 std::vector<MemoryLimit> limits_here(c10::Device device, const std::filesystem::path& root) {
   if (device.is_cpu()) return memory_limits(root);
   at::globalContext().lazyInitDevice(device.type());
@@ -45,7 +45,7 @@ std::vector<MemoryLimit> limits_here(c10::Device device, const std::filesystem::
            total, total - free, domain_of_card(device)}};
 }
 
-// What OMP_STACKSIZE says ("16M", "512 k", without a unit kibibytes), or what any thread gets.
+// The value of OMP_STACKSIZE ("16M", "512 k", without a unit kibibytes), or the default of any thread.
 std::int64_t thread_stack_bytes() {
   if (const char* given = std::getenv("OMP_STACKSIZE")) {
     char* end = nullptr;
@@ -101,7 +101,7 @@ MemoryCounts counts_from(const json& object) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-// libtorch's begins with the place in its sources.
+// libtorch's text begins with the location in its sources.
 std::string reason_of(const std::exception& error) {
   const std::string text = first_line(error.what());
   const std::size_t begin = text.find("DefaultCPUAllocator");
@@ -135,7 +135,7 @@ bool is_memory_failure(const std::exception& error) {
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
   if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
     return system->code() == std::errc::not_enough_memory ||
-           system->code() == std::errc::resource_unavailable_try_again;  // a thread that has no room for its stack
+           system->code() == std::errc::resource_unavailable_try_again;  // a thread without memory for its stack
   }
   const std::string text = error.what();
   const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
@@ -169,7 +169,7 @@ std::vector<RunMemory::RankLimits> RunMemory::exchange_limits() const {
   }
   std::vector<json> told;
   std::map<std::string, std::int64_t> takers;
-  std::set<std::string> of_first;  // rank 0 takes from
+  std::set<std::string> of_first;  // limits that rank 0 is under
   for (const std::string& text : world_->all_gather_bytes(mine.dump())) {
     told.push_back(json::parse(text));
     for (const json& limit : told.back()["limits"]) {
@@ -215,7 +215,7 @@ std::string RunMemory::remedies_text(const std::function<bool(const plan::Traini
 
 void RunMemory::check() const {
   if (!checks_) return;
-  // Every rank knows all limits; that one of them decides keeps the ranks together whatever else differs.
+  // Every rank knows all limits. One rank decides, so that the ranks agree whatever else differs.
   std::string message;
   if (const auto worst = worst_shortage(predicted_); worst && world_->rank() == 0) {
     message = fmt::format(
@@ -238,7 +238,7 @@ void RunMemory::explain_failures(const std::function<void()>& body) const {
     if (!is_memory_failure(error)) throw;
     reason = reason_of(error);
   }
-  // What the limits say now, with whatever is left of the run's tensors.
+  // What the limits say now, including what is left of the run's tensors.
   std::string limits;
   for (const MemoryLimit& limit : limits_here(device_, root_)) limits += fmt::format("\n  limit: {}", limit.text());
   const auto worst = worst_shortage(predicted_);
@@ -254,7 +254,7 @@ void RunMemory::explain_failures(const std::function<void()>& body) const {
                                 })));
 }
 
-// The device's allocator knows how much there was at most, and the run what it keeps; the rest came and went.
+// The device's allocator knows the peak, and the run knows what it holds; the rest was temporary.
 MemoryCounts RunMemory::peak(const MemoryCounts& held) const {
   MemoryCounts counts = observe::max_memory_allocated();
   if (!device_.is_cpu()) {
@@ -283,7 +283,7 @@ RunMemory::Report RunMemory::finish(const MemoryCounts& held) const {
   Report report;
   const MemoryCounts first = counts_from(measured[0]);
   report.lines.push_back(fmt::format("peak memory: {}", first.text()));
-  // Ranks of a pipeline differ, and the prediction is of the fullest.
+  // Ranks of a pipeline differ; the prediction is for the one with the most memory.
   const std::int64_t compared = shape_.pipeline ? total_of(*fullest) : first.total();
   report.lines.push_back(fmt::format(
       "  predicted{}: {} ({:+.1f} %)", shape_.pipeline ? ", of the fullest rank" : "", predicted_.peak.text(),

@@ -1,13 +1,13 @@
-// The memory of a training run: predicted and held against what there is before anything is allocated, counted while it
-// trains, and explained where it runs out all the same. docs/memory.md.
+// RunMemory predicts the memory of a training run and compares it with what is available before anything is allocated.
+// It counts memory while the run trains, and explains an allocation that fails nevertheless. See docs/memory.md.
 //
 //   RunMemory memory(config, plan, world, device, /*resumes=*/false);   // counts from here on
 //   memory.check();                                     // MemoryError on every rank, with the same text
 //   memory.explain_failures([&] { train(); });
 //   for (const std::string& line : memory.finish(held).lines) log::info(line);
 //
-// Collective: the constructor, check() and finish(). The counters are the process's: where ranks are threads of one,
-// each is given its part of their sum.
+// The constructor, check() and finish() are collective. The counters belong to the process. If the ranks are threads of
+// one process, each rank gets an equal share of the sum.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -31,15 +31,16 @@
 
 namespace phalanx::train {
 
-/// training_shape.h's, with what is known where it runs.
+/// The shape of training_shape.h, completed with what is known where the run runs.
 plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& plan, const Communicator& world,
                                    c10::Device device, bool resumes);
 
-/// Of a card, the same to ranks that see different ones: `visible` is CUDA_VISIBLE_DEVICES, empty if it is not set.
+/// The name of a card, the same for ranks that see different sets of cards. `visible` is CUDA_VISIBLE_DEVICES; empty if
+/// it is not set.
 std::string card_name(c10::Device device, std::string_view visible);
 
-/// Of an allocation that failed: libtorch's and the standard library's exceptions, and ours where shared memory or a
-/// thread could not be had.
+/// Whether the error is a failed allocation: libtorch's and the standard library's exceptions, and Phalanx's own if
+/// shared memory or a thread could not be had.
 bool is_memory_failure(const std::exception& error);
 
 class RunMemory {
@@ -49,19 +50,19 @@ class RunMemory {
             bool resumes, std::filesystem::path root = "/");
 
   const plan::TrainingMemory& predicted() const noexcept { return predicted_; }
-  /// What limits any rank, as it was at the beginning.
+  /// The memory limits of a rank, as they were at the beginning.
   struct RankLimits {
     std::string process;  // ranks of the same one are its threads
     std::vector<plan::LimitOfRanks> limits;
   };
 
-  /// Throws MemoryError if some rank has not enough; not if memory.check is off.
+  /// Throws MemoryError if some rank does not have enough memory. Does nothing if memory.check is off.
   void check() const;
-  /// Runs it. What is thrown because an allocation failed becomes a MemoryError that says what is missing.
+  /// Runs `body`. An exception because of a failed allocation becomes a MemoryError that says what is missing.
   void explain_failures(const std::function<void()>& body) const;
 
-  /// The peak of every rank, for people and for run.json. `held` (on a device only, whose allocator knows no purposes)
-  /// is what this rank holds by category, activations left out.
+  /// The peak of every rank, for people and for run.json. `held` is what this rank holds by category, without
+  /// activations; it is used only on a device, whose allocator does not know what memory is for.
   struct Report {
     std::vector<std::string> lines;  // rank 0 only
     std::shared_ptr<nlohmann::json> record;

@@ -1,4 +1,4 @@
-// What the trainer does with the prediction and the limits. Real limits of real processes: cli/memory_test.cc.
+// How the trainer uses the prediction and the limits. For real limits of real processes see cli/memory_test.cc.
 #include "phalanx/train/run_memory.h"
 
 #include <ATen/Parallel.h>
@@ -51,7 +51,7 @@ std::string message_of(const std::function<void()>& body) {
 }
 
 TEST_F(RunMemoryTest, WhatCannotFitIsRefusedOnEveryRankInTheSameWords) {
-  // 19 TiB of state: more than any machine that runs this test has.
+  // 19 TiB of state: more than any node that runs this test has.
   const auto huge = config("huge", {"--model.flavor=llama3_70b", "--model.n_layers=1500"});
   std::vector<std::string> messages(2);
   with_memory(huge, 2, [&](const RunMemory& memory, Communicator& world) {
@@ -121,7 +121,7 @@ TEST_F(RunMemoryTest, AFailedAllocationIsExplained) {
     EXPECT_THAT(by_libtorch, HasSubstr("\n  it would fit with "));
     EXPECT_THAT(message_of([&] { memory.explain_failures([] { throw std::bad_alloc(); }); }),
                 StartsWith("not enough memory: an allocation failed on rank 0: std::bad_alloc"));
-    // What has been explained stays as it is, and what is no such failure, too.
+    // An error that was already explained stays as it is. So does an error that is no failed allocation.
     EXPECT_EQ(message_of([&] { memory.explain_failures([] { throw MemoryError("told already"); }); }), "told already");
     EXPECT_THROW(memory.explain_failures([] { throw CommError("rank 3 has died"); }), CommError);
     bool done = false;
@@ -190,7 +190,8 @@ TEST_F(RunMemoryTest, CardsAreToldApartWhateverARankSees) {
 
 TEST_F(RunMemoryTest, ARunTellsWhatItTook) {
   const TrainConfig run = config("run", {"--training.steps=3", "--parallelism.data_parallel_shard_degree=2"});
-  // Processes: of two threads, counted together, the highest moments coincide or not, as cores are free or busy.
+  // Processes, because two threads are counted together: their peaks coincide or not, depending on how busy the cores
+  // are.
   TcpStoreServer server;
   ASSERT_EQ(run_forked_ranks(2,
                              [&](int rank) {
@@ -212,7 +213,8 @@ TEST_F(RunMemoryTest, ARunTellsWhatItTook) {
       EXPECT_NEAR(found, predicted, 0.05 * predicted + 20'000) << categories[0] << ", " << rank.dump();
     };
     for (const char* category : {"parameters", "optimizer", "buffers"}) expect_near({category});
-    // Shards of gradients come as activations go: of two moments with about as much of both either may be the highest.
+    // Shards of gradients appear as activations are freed. If two moments have about as much of both, either may be the
+    // peak.
     expect_near({"gradients", "activations"});
     EXPECT_GT(rank["pss"].get<std::int64_t>(), rank["total"].get<std::int64_t>());
   }

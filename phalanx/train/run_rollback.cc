@@ -12,8 +12,8 @@
 namespace phalanx::train {
 namespace {
 
-/// Beside the steps that were set aside, the metrics with theirs, before the run's own are cut back. Whole or not at
-/// all; after an interruption again.
+/// Stores the metrics beside the steps that were set aside, before the run's own metrics are cut back. The file is
+/// written completely or not at all; after an interruption it is written again.
 void keep_curve(const std::filesystem::path& run_folder, const std::filesystem::path& into, FileSystem& fs) {
   const auto metrics = run_folder / "metrics.jsonl";
   std::error_code error;
@@ -25,7 +25,7 @@ void keep_curve(const std::filesystem::path& run_folder, const std::filesystem::
   }
 }
 
-/// Once, also where an interruption makes it happen twice.
+/// Records the rollback once, even if an interruption makes this run twice.
 void record(const std::filesystem::path& run_folder, const std::filesystem::path& into, const Branch& branch,
             bool interrupted, FileSystem& fs) {
   const auto path = run_folder / "run.json";

@@ -1,13 +1,14 @@
-// The rollback of a run ([checkpoint] load_step): newer checkpoints are set aside (checkpoint/files/branch.h), beside them
-// the curve as it was, and run.json lists it under "branches":
+// Rolls a run back to an earlier step ([checkpoint] load_step). Newer checkpoints are set aside
+// (checkpoint/files/branch.h) together with the metrics curve as it was, and run.json lists it under "branches":
 //
 //   {"step": 4, "set_aside": ["step-8", "step-12"], "into": "outputs/checkpoint/abandoned-1", "time": 1764093600.0}
 //
-// Crash-safe as a whole: interrupted at any file operation it has not begun, or the next start completes it, and the
-// entry is there once, then with "interrupted": true. One process at a time calls (run_lock.h).
+// A rollback is crash-safe as a whole. If it is interrupted at any file operation, either it has not begun or the next
+// start completes it. The entry is then there once, with "interrupted": true. Only one process at a time may call
+// (run_lock.h).
 //
 //   const SetAside aside = roll_back({.checkpoints = folder, .run = dump_folder}, {.step = 4, .command = hash});
-//   if (const auto left = finish_rollback(folders)) say(...);          // at the next start, first of all
+//   if (const auto aside = finish_rollback(folders)) log_info("completed");          // first thing at the next start
 #pragma once
 
 #include <filesystem>
@@ -25,7 +26,7 @@ struct RollbackFolders {
 
 SetAside roll_back(const RollbackFolders& folders, Branch branch, FileSystem& fs = posix_file_system());
 
-/// What an interrupted one set aside, all of it; nothing where none was interrupted.
+/// Completes an interrupted rollback and returns everything it set aside; nothing if none was interrupted.
 std::optional<SetAside> finish_rollback(const RollbackFolders& folders, FileSystem& fs = posix_file_system());
 
 }  // namespace phalanx::train

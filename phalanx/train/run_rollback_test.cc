@@ -23,7 +23,7 @@ class RunRollbackTest : public TrainerTest {
     std::filesystem::remove_all(path(run));
     std::filesystem::copy(path("source"), path(run), std::filesystem::copy_options::recursive);
   }
-  /// The next command, which asks for nothing, does one step.
+  /// The next command, without load_step, does one step.
   void start(const std::string& run) { train(config(run, {"--training.steps=14"}), 1, stop_after_first_step()); }
   nlohmann::json branches_of(const std::string& run) const {
     return nlohmann::json::parse(std::ifstream(path(run) + "/run.json")).value("branches", nlohmann::json::array());
@@ -39,7 +39,7 @@ class RunRollbackTest : public TrainerTest {
   }
 };
 
-// Interrupted at any file operation: not begun, or completed by the next start, with the entry once.
+// A rollback interrupted at any file operation has not begun, or is completed by the next start, with one entry.
 TEST_F(RunRollbackTest, TheNextStartCompletesItAndTheRecordSaysSoWhateverWasInterrupted) {
   std::int64_t operations = 0;
   {
@@ -63,11 +63,11 @@ TEST_F(RunRollbackTest, TheNextStartCompletesItAndTheRecordSaysSoWhateverWasInte
       } catch (const FileError&) {
         failed = true;
       }
-      // The curve beside the steps is worth a warning, and no failure.
+      // If the curve beside the steps cannot be stored, that is a warning, not a failure.
       EXPECT_TRUE(failed || kind == Fault::error);
       const auto record = read_branch(path("run/checkpoint"));
       const bool interrupted = record && !record->being_set_aside.empty();
-      // What a start does first of all; now and then a whole one.
+      // Only the first thing that a start does; now and then a complete start.
       const bool starts = kind == Fault::crash && n % 7 == 0;
       if (starts) {
         start("run");
@@ -118,7 +118,7 @@ TEST_F(RunRollbackTest, ARollbackAfterAnInterruptedOneLosesNeither) {
   EXPECT_FALSE(branches[1].contains("interrupted"));
 }
 
-// A branch is known by the settings that began it and by those that it was gone on with last.
+// A branch is identified by the settings that began it and by those that continued it last.
 TEST_F(RunRollbackTest, TheBranchKnowsWhatWentOnWithItLast) {
   copy_run("run");
   const auto back = [&](std::vector<std::string> more = {}) {

@@ -1,4 +1,4 @@
-// How a run shards its model, from the configuration.
+// The options for sharding a run's model, from the configuration.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace phalanx::train {
 
-/// What the module returns is in float32, where it is the loss or nobody else's input.
+/// The module's outputs are in float32 where they are the loss or no other module's input.
 FullyShardOptions shard_options(const TrainConfig& config);
 
 /// "ZeRO-3 (gathered until the backward pass)"

@@ -10,7 +10,7 @@
 namespace phalanx::train {
 namespace {
 
-// Signals belong to the process, so this cannot belong to an object.
+// Signals belong to the process, so this cannot be a member of an object.
 volatile std::sig_atomic_t received_signal = 0;
 volatile std::sig_atomic_t asked_by_user = 0;
 volatile std::sig_atomic_t is_in_steps = 1;
@@ -64,7 +64,7 @@ StopSignal::StopSignal(const StopSignalOptions& options) {
   exit_message[std::min(options.exit_message.size(), sizeof exit_message - 1)] = '\0';
   struct sigaction action {};
   action.sa_handler = note_signal;
-  action.sa_flags = SA_RESTART;  // writes and waits of the step under way go on
+  action.sa_flags = SA_RESTART;  // writes and waits of the current step continue
   sigemptyset(&action.sa_mask);
   for (const int number : options.signals) {
     struct sigaction before {};

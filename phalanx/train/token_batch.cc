@@ -10,7 +10,7 @@ namespace phalanx::train {
 namespace {
 
 TokenBatch on_host(std::int64_t rows, std::int64_t seq_len, at::Device device) {
-  // Pinned, so that the copy to a GPU need not wait for the step before it.
+  // Pinned, so that the copy to a GPU need not wait for the previous step.
   const auto options = at::TensorOptions(at::kLong).pinned_memory(device.is_cuda());
   return {at::empty({rows, seq_len}, options), at::empty({rows, seq_len}, options)};
 }

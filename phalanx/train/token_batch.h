@@ -9,12 +9,12 @@ namespace phalanx::train {
 
 struct TokenBatch {
   at::Tensor inputs;  // int64 [rows, seq_len]
-  at::Tensor labels;  // the same, one token further
+  at::Tensor labels;  // same type and shape, one token further
 };
 
 TokenBatch load_batch(const data::DataLoader& dataloader, std::int64_t step, data::RowRange rows, at::Device device);
 
-/// Samples [first, first + rows) of the range in the file's order.
+/// Samples [first, first + rows) of the range, in the file's order.
 TokenBatch load_samples(const data::DataLoader& dataloader, std::int64_t first, std::int64_t rows, at::Device device);
 
 }  // namespace phalanx::train

@@ -85,7 +85,7 @@ TEST(StopSignalTest, HearsEachSignalOnceAndGivesThemBack) {
     std::raise(number);
     EXPECT_TRUE(stop.requested());
     EXPECT_EQ(stop.signal_number(), number);
-    std::raise(number);  // the terminal's and the launcher's come together: still one wish
+    std::raise(number);  // the terminal's and the launcher's signal come together: still one request
     EXPECT_TRUE(stop.requested());
   }
   for (std::size_t i = 0; i < before.size(); ++i) EXPECT_EQ(handler_of(numbers[i]), before[i]);
@@ -193,7 +193,7 @@ TEST(MetricsLoggerTest, NoCurveIsOfTwoRuns) {
   EXPECT_THAT(begin("", 2, 3), IsEmpty()) << "an older checkpoint does not say whose it is";
   EXPECT_THAT(begin("b", std::nullopt, 1), ElementsAre(HasSubstr("kept in " + (folder.path() / "earlier-1").string())));
   EXPECT_THAT(text_of_run_files(folder.path() / "earlier-1"), AllOf(HasSubstr("\"a\""), HasSubstr("\"step\":3")));
-  // The first goes on from its step 2: what the second left is none of its steps.
+  // The first run resumes from its step 2: what the second run left is none of its steps.
   EXPECT_THAT(begin("a", 2, 4), ElementsAre(HasSubstr("kept in " + (folder.path() / "earlier-2").string()),
                                             HasSubstr("back from " + (folder.path() / "earlier-1").string())));
   EXPECT_THAT(text_of_run_files(folder.path() / "earlier-2"), AllOf(HasSubstr("\"b\""), HasSubstr("\"step\":1")));
@@ -204,7 +204,7 @@ TEST(MetricsLoggerTest, NoCurveIsOfTwoRuns) {
   EXPECT_THAT(text_of_run_files(folder.path()), AllOf(HasSubstr("\"step\":1"), Not(HasSubstr("\"step\":4"))));
 }
 
-// The same run, but another branch of it: after a step was moved back, or checkpoints that two folders share.
+// The same run, but another branch of it: after a step was moved back, or if two folders share checkpoints.
 TEST(MetricsLoggerTest, NoCurveIsOfTwoBranches) {
   using ::testing::AllOf, ::testing::ElementsAre, ::testing::HasSubstr, ::testing::IsEmpty, ::testing::Not;
   const TempDirectory folder;
@@ -273,7 +273,7 @@ TEST(MetricsLoggerTest, TensorBoardHasTorchtitansTags) {
   for (const auto& [tag, value] : expected) EXPECT_THAT(board_values(tb, tag), ::testing::ElementsAre(value)) << tag;
 }
 
-// A machine that went down left it empty, or somebody has changed it.
+// A node that crashed left it empty, or a user has changed it.
 TEST(MetricsLoggerTest, ADamagedDescriptionOfTheRunIsSetAsideAndSaid) {
   for (const std::string text : {"", "{\"history\": [", "[]", "{\"history\": 3}"}) {
     const TempDirectory folder;

@@ -50,7 +50,7 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::format("{:.5g}", value); }
 
-/// Before anything that the ranks do together depends on it.
+/// Compared before any collective operation depends on it.
 TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
   require_same_on_ranks(world, "configuration", settings_of_all_ranks(config),
                         "start every rank with the same configuration");
@@ -58,7 +58,7 @@ TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
   return config;
 }
 
-/// The same configuration may name a directory that is another, or missing, on one rank's machine.
+/// The same configuration may name a directory that differs, or is missing, on the node of one rank.
 RunPlan plan_on_every_rank(const TrainConfig& config, const std::shared_ptr<Communicator>& world) {
   std::optional<RunPlan> plan;
   on_every_rank(world, [&] { plan = plan_run(config, world->size()); });
@@ -96,7 +96,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   }
   models::LlamaConfig model;
   on_every_rank(context_.world, [&] {
-    model = model_config(config_);  // wrong numbers are told before anything is read or written
+    model = model_config(config_);  // wrong dimensions are an error before anything is read or written
     data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
   });
   for (const std::string& line : data_.lines) log_info(line);
@@ -111,7 +111,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
                         "give every rank the same files");
   result_.unigram_entropy = data_.unigram_entropy;
   device_ = describe_device(context_.device);
-  // What refuses a new run is told before its folder is made; whether it is one is decided once it holds the lock.
+  // A new run is refused before its folder is made. Whether it is a new run is decided only when it holds the lock.
   if (!checkpoints_.has_checkpoint()) check_new_run();
   lock_ = std::make_unique<RunLock>(config_, *context_.world,
                                     RunLockOptions{.lock_timeout = context_.job.lock_timeout,
@@ -120,7 +120,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   if (!checkpoints_.resumes()) {
     for (const std::string& line : check_new_run()) log_info(line);
   }
-  // Before memory is counted: the matrices that it multiplies are not the run's, and gone when the run begins.
+  // Before memory is counted: the matrices multiplied here are not the run's, and are freed when the run begins.
   if (is_first_rank()) peak_tflops_ = device_peak_tflops(context_.device, device_.name);
   identity_["id"] = run_id(config_, identity_);
   memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.resumes());
@@ -149,7 +149,7 @@ void Trainer::log_info(const std::string& line) const {
   if (!context_.quiet && is_first_rank()) log::info(line);
 }
 
-/// What there is to say of its weights, in lines.
+/// Returns log lines about the run's weights.
 std::vector<std::string> Trainer::check_new_run() const {
   std::vector<std::string> lines;
   on_every_rank(context_.world, [&] {
@@ -171,7 +171,7 @@ void Trainer::compare_with_saved(const std::filesystem::path& step_directory, co
   const auto id = saved.find("id");  // not in older checkpoints
   identity_["id"] = id != saved.end() && id->is_string() ? *id : nlohmann::json("");
   auto comparison = compare_identities(saved, identity_, config_);
-  // What this run does not say is still what its weights were trained with.
+  // If this run does not know its tokenizer, its weights were still trained with the saved one.
   const nlohmann::json before = saved.value("tokenizer", nlohmann::json::object());
   nlohmann::json& tokenizer = identity_["tokenizer"];
   if (!data::are_other_tokenizers(before.value("fingerprint", ""), tokenizer.value("fingerprint", ""))) {
@@ -186,7 +186,7 @@ void Trainer::compare_with_saved(const std::filesystem::path& step_directory, co
   resumed_ = std::make_unique<ResumedState>(ResumedState{step_directory, std::move(comparison), std::move(data), loss});
 }
 
-/// In the log, and in the history of run.json, to which every continuation adds an entry.
+/// Writes to the log and to the history of run.json, to which every resume adds an entry.
 void Trainer::say_changes() {
   if (!resumed_ || !metrics_logger_) return;
   const auto& [step_directory, comparison, data, loss] = *resumed_;
@@ -223,7 +223,7 @@ void Trainer::make_model() {
       });
     }
   }
-  // Before one rank's values are sent to all.
+  // Checked before one rank's values are sent to all.
   if (!checkpoints_.resumes()) require_same_weights(*context_.world, model_->weights());
   model_->values_were_loaded();
   optimizer_step_ = std::make_unique<OptimizerStep>(config_, model_->parameters(), model_->grad_norm_group());
@@ -300,7 +300,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   return outcome;
 }
 
-// Before the update copies of tied weights are still those that this step was computed with.
+// Before the optimizer step, copies of tied weights are still those that this step was computed with.
 void Trainer::check_replicas_before(std::int64_t step) {
   const std::int64_t freq = config_.debug.replica_check_freq;
   if (freq == 0 || (step + 1) % freq != 0) return;
@@ -366,7 +366,7 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
   }
   if (!to_log) return;
 
-  // The line's speed is that of all steps since the line before.
+  // The speed in a log line is that of all steps since the previous line.
   const double tps = static_cast<double>(interval_tokens_) / plan_.world_size / interval_seconds_;
   const double tflops = tps * flops / 1e12;
   const double memory = outcome.totals.memory_gib[0];
@@ -391,7 +391,7 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
   interval_tokens_ = 0;
 }
 
-// Collective. Whoever is asked first decides for all.
+// Collective. If any rank was asked to stop, all ranks stop.
 bool Trainer::any_asked_to_stop() const {
   if (!context_.stop_requested) return false;
   const at::Tensor asked = at::full({1}, context_.stop_requested() ? 1 : 0, at::kInt);
@@ -436,9 +436,9 @@ void Trainer::require_finite() const {
 }
 
 std::string Trainer::saved_metadata() const {
-  // A path in it need not be valid UTF-8.
+  // A path in the metadata may not be valid UTF-8.
   nlohmann::json metadata = checkpoint_metadata(model_->model().config(), config_, identity_);
-  if (std::isfinite(result_.loss)) metadata["loss"] = result_.loss;  // what metrics.jsonl has of this step
+  if (std::isfinite(result_.loss)) metadata["loss"] = result_.loss;  // the loss of this step in metrics.jsonl
   return metadata.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -523,7 +523,7 @@ void Trainer::run_steps() {
   while (step_ < steps && !result_.stopped) {
     const double lr = optimizer_step_->lr_at(step_);
     profiler_.begin(step_ + 1);
-    if (between_steps) comm_timer_->take();  // of a validation or a save: no step's
+    if (between_steps) comm_timer_->take();  // of a validation or a save: it belongs to no step
     between_steps = false;
     const StepOutcome outcome = train_step(step_);
     ++step_;
@@ -535,7 +535,7 @@ void Trainer::run_steps() {
     interval_exposed_ += mean_of(outcome.totals.exposed_seconds);
     interval_tokens_ += plan_.global_batch_size * config_.training.seq_len;
     if (metrics_logger_) log_step(outcome, lr);
-    if (outcome.totals.save_ended) checkpoints_.finish();  // one that failed ends the run here
+    if (outcome.totals.save_ended) checkpoints_.finish();  // a failed save ends the run here
     if (first) {
       context_.world->mark_started();
       first = false;
@@ -561,7 +561,7 @@ void Trainer::run_steps() {
   bar.finish();
   checkpoints_.finish();
   tell_of_steps(false);
-  profiler_.close();  // a stop may have come in the middle of what one file was to hold
+  profiler_.close();  // a stop may have come in the middle of a file's steps
   if (result_.stopped) {
     log_info(
         checkpoints_.enabled()

@@ -1,23 +1,23 @@
-// Trainer: trains a Llama with data parallelism, whole or sharded, as a TrainConfig says, from start or from the newest
-// checkpoint, of whatever layout.
+// Trainer trains a Llama as a TrainConfig says: with data parallelism, whole or sharded, from the start or from the
+// newest checkpoint of any layout.
 //
 // Contract
-// - Every rank makes one with the same configuration and calls run() once; construction and run() are collective.
-// - All ranks have the same configuration (but for what setting_rules.h leaves to each), versions, model, data and
-//   initial weights: compared before the first step, a difference is an error on every rank.
-// - A checkpoint of another model or optimizer is refused; other settings that were changed since are said, and kept in
-//   run.json (run_identity.h).
-// - A run that is stopped and continued gives the same bits as one that never stopped: weights, optimizer, bucket order
-//   and the few integers are checkpointed, learning rate and batches are functions of the step.
-// - The wish to stop (context.stop_requested) is heard on any rank and acted on by all after the same step: a
-//   checkpoint is saved and run() returns with `stopped`. A validation is cut short for it, and after a save no step is
-//   begun.
-// - A run whose predicted memory is not there is a MemoryError on every rank, before it is taken; an allocation that
-//   fails is one on the rank that it fails on (run_memory.h).
-// - A loss or gradient norm that is not finite is an Error on every rank, before any weight is touched by it. Under
-//   loss scaling (float16) a step whose gradients are not finite is skipped on every rank.
-// - One run at a time has the run's folder: another is refused with the holder's host and process (run_lock.h).
-// - Rank 0 writes the run's folder (metrics_logger.h) and the log; with profiling every rank writes traces (profiler.h).
+// - Every rank makes one with the same configuration and calls run() once. Construction and run() are collective.
+// - All ranks must have the same configuration (except settings that setting_rules.h leaves to each rank), versions,
+//   model, data and initial weights. They are compared before the first step; a difference is an error on every rank.
+// - A checkpoint of another model or optimizer is refused. Other settings that have changed since are logged, and
+//   recorded in run.json (run_identity.h).
+// - A run that is stopped and resumed gives the same bits as one that never stopped. Weights, optimizer, bucket order
+//   and a few integers are checkpointed; learning rate and batches are functions of the step.
+// - Any rank may request a stop (context.stop_requested). All ranks act on it after the same step: a checkpoint is
+//   saved and run() returns with `stopped`. A validation is cut short for it, and no step begins after the save.
+// - If a run's predicted memory is not available, every rank throws MemoryError before allocating it. If an allocation
+//   fails, the rank on which it fails throws MemoryError (run_memory.h).
+// - A loss or gradient norm that is not finite is an Error on every rank, before any weight is changed. With loss
+//   scaling (float16) a step whose gradients are not finite is skipped on every rank.
+// - One run at a time holds the run's folder. Another is refused with the holder's host and process (run_lock.h).
+// - Rank 0 writes the run's folder (metrics_logger.h) and the log. With profiling every rank writes traces
+//   (profiler.h).
 //
 //   Trainer trainer(config, {.world = world, .device = device});
 //   const TrainResult result = trainer.run();
@@ -53,19 +53,19 @@
 namespace phalanx::train {
 
 struct TrainerContext {
-  std::shared_ptr<Communicator> world;  // a world of one too
+  std::shared_ptr<Communicator> world;  // required, also for a single rank
   at::Device device = at::kCPU;
-  std::function<bool()> stop_requested;  // asked between steps, and in a validation; unset on all ranks: never
-  std::function<void(bool)> on_steps;    // told true before the first step, false when the last save is on the disk
+  std::function<bool()> stop_requested;  // called between steps and in a validation; unset on all ranks: never stop
+  std::function<void(bool)> on_steps;    // true before the first step, false when the last save is on disk
   std::vector<std::pair<std::string, std::string>> environment;  // more lines for the start and the report
   bool quiet = false;                                            // no log lines and no progress bar
   RunJob job;                                                    // which attempt of which job this is
 };
 
 struct TrainResult {
-  std::int64_t step = 0;       // steps done, those before a resume included
+  std::int64_t step = 0;       // steps done, including those before a resume
   bool stopped = false;        // on request, before the last step
-  bool asked_to_stop = false;  // also where there was no step left
+  bool asked_to_stop = false;  // also if no step was left
   double loss = 0;             // of the last step of this run; NaN if there was none
   std::optional<double> validation_loss;
   std::optional<double> unigram_entropy;  // of the validation tokens
@@ -81,15 +81,15 @@ class Trainer {
   TrainResult run();
 
   models::Llama& model() { return model_->model(); }
-  /// Whether all ranks must run the model together, because none has all of it.
+  /// Whether all ranks must run the model together, because no rank has all of it.
   bool is_model_sharded() const { return model_->is_model_sharded(); }
-  /// Collective: the model as one rank has it, on rank 0; null elsewhere. Its weights are copies where it is cut.
+  /// Collective. The full model on rank 0; null elsewhere. If the model is cut, its weights are copies.
   std::shared_ptr<models::Llama> full_model() const;
-  /// What this rank holds of the weights.
+  /// This rank's shards of the weights.
   std::vector<NamedTensor> weights() const { return model_->weights(); }
-  /// All that a checkpoint holds: handles to what this rank has of weights and optimizer, and the run's numbers.
+  /// Everything that a checkpoint holds: handles to this rank's weights and optimizer state, and the run's integers.
   TrainState collect_state() const;
-  /// Whether matrices are cut over ranks, so that model() is for training alone.
+  /// Whether matrices are cut over ranks, so that model() is only for training.
   bool uses_model_parallelism() const { return plan_.parallel.uses_model_parallelism(); }
   MetricsLogger* metrics_logger() { return metrics_logger_.get(); }  // rank 0 only; null elsewhere
   const RunPlan& plan() const { return plan_; }
@@ -108,7 +108,7 @@ class Trainer {
   void require_finite() const;
   [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;
   void log_step(const StepOutcome& outcome, double lr);
-  bool validate(bool is_asked_to_stop);  // false: cut short, all are to stop
+  bool validate(bool is_asked_to_stop);  // false: cut short, all ranks must stop
   bool any_asked_to_stop() const;
   void save_checkpoint();
   void save_in_hf();
@@ -120,7 +120,7 @@ class Trainer {
 
   TrainConfig config_;
   TrainerContext context_;
-  std::unique_ptr<RunLock> lock_;  // let go after all that writes
+  std::unique_ptr<RunLock> lock_;  // released after all members that write
   RunPlan plan_;
   Profiler profiler_;
   RunCheckpoints checkpoints_;
@@ -134,7 +134,7 @@ class Trainer {
   std::unique_ptr<ParallelModel> model_;
   std::unique_ptr<OptimizerStep> optimizer_step_;
   std::unique_ptr<observe::CommunicationTimer> comm_timer_;
-  observe::CommunicationTime comm_carry_;  // of a step's end, counted in the next one
+  observe::CommunicationTime comm_carry_;  // of the end of a step, counted in the next step
   double tail_seconds_ = 0;                // of that end
 
   std::int64_t step_ = 0;  // done

@@ -1,4 +1,4 @@
-// What a run saves, and how another goes on from it.
+// What a run saves, and how another run resumes from it.
 #include <ATen/ops/tensor.h>
 
 #include <unistd.h>
@@ -49,9 +49,9 @@ TEST_F(TrainerCheckpointTest, AResumedRunHasTheSameBitsAsOneThatNeverStopped) {
   }
 }
 
-// The backends sum in rank order, so the bits of a run do not show where a gradient lay in its bucket; NCCL's and MPI's
-// would. So the order itself is looked at: first what the trainer saves, then one that it has to take over, because no
-// backward pass would lead to it.
+// The backends here sum in rank order, so the bits of a run do not show where a gradient was in its bucket; NCCL's and
+// MPI's would. So the order itself is checked: first the order that the trainer saves, then an order that it must
+// adopt, because no backward pass would lead to it.
 TEST_F(TrainerCheckpointTest, TheBucketOrderIsSavedAndTakenOver) {
   const std::vector<std::string> keys = {"--training.steps=4", "--model.dim=128"};  // two buckets
   const Weights whole = train(config("whole", keys), 2);
@@ -135,22 +135,22 @@ TEST_F(TrainerCheckpointTest, ARollbackBeginsABranchThatWhatComesNextFollows) {
   EXPECT_EQ(back(), 5);
   EXPECT_THAT(steps_in(""), ElementsAre(5, 4));
   EXPECT_THAT(steps_in("/abandoned-1"), ElementsAre(12, 8));
-  // One history in one curve; the other goes with its steps.
+  // The curve holds one history; the other one is moved away with its steps.
   EXPECT_THAT(trained_steps(lines_with("run", "loss")), ElementsAre(1, 2, 3, 4, 5));
   EXPECT_EQ(read_file(path("run/checkpoint/abandoned-1/metrics.jsonl")).find("\"step\":12") != std::string::npos, true);
   auto run = nlohmann::json::parse(std::ifstream(path("run/run.json")));
   EXPECT_EQ(run["branches"][0]["step"], 4);
   EXPECT_FALSE(run.contains("validation_loss")) << "it was of step 12";
-  // The same command goes on; so does one that asks for no step.
+  // The same command continues the branch; so does one without load_step.
   EXPECT_EQ(back(), 6);
   train(config("run", every), ranks, stop_after_first_step());
   EXPECT_EQ(result_.step, 7);
-  // Asked for again after that, or with other settings, the step begins another branch.
+  // If load_step is given again after that, or with other settings, another branch begins.
   EXPECT_EQ(back(), 5);
   EXPECT_THAT(steps_in("/abandoned-2"), ElementsAre(7, 6, 5));
   EXPECT_EQ(back({"--optimizer.lr=1e-3"}), 5);
   EXPECT_THAT(steps_in("/abandoned-3"), ElementsAre(5));
-  // Not so for the later attempts of a job, whatever has become of the file with its settings.
+  // This does not hold for later attempts of a job, even if the file with its settings has changed.
   job_ = {.name = "job 7", .is_restart = false};
   EXPECT_EQ(back(), 5);
   job_.is_restart = true;
@@ -165,7 +165,7 @@ TEST_F(TrainerCheckpointTest, ARollbackBeginsABranchThatWhatComesNextFollows) {
   EXPECT_EQ(losses("run").at(3), losses_before.at(3));
 }
 
-// What changes neither state nor losses makes no other branch, nor does the same file by another path.
+// Settings that change neither state nor losses make no other branch, nor does the same file under another path.
 TEST_F(TrainerCheckpointTest, ABranchIsThatOfTheSettingsThatCount) {
   train(config("run", {"--checkpoint.interval=4", "--training.steps=8"}), 1);
   const auto back = [&](std::vector<std::string> more) {
@@ -180,7 +180,7 @@ TEST_F(TrainerCheckpointTest, ABranchIsThatOfTheSettingsThatCount) {
   EXPECT_EQ(back({"--training.max_norm=3"}), 5);
 }
 
-// A step that was set aside is moved back by hand: metrics.jsonl is of the branch, that step of the run before it.
+// A step that was set aside is moved back by hand: metrics.jsonl belongs to the branch, the step to the run before it.
 TEST_F(TrainerCheckpointTest, AStepThatIsMovedBackBringsItsCurve) {
   train(config("run", {"--checkpoint.interval=2", "--training.steps=6"}), 1);
   const auto before = losses("run");
@@ -203,7 +203,7 @@ TEST_F(TrainerCheckpointTest, ARollbackThatCannotBeLoadedMovesNothing) {
   EXPECT_FALSE(std::filesystem::exists(path("run/checkpoint/branch.json")));
 }
 
-// The branch's beginning was interrupted after its record was written.
+// begin_branch() was interrupted after branch.json was written.
 TEST_F(TrainerCheckpointTest, AnInterruptedRollbackIsCompletedByTheNextCommand) {
   train(config("run", {"--checkpoint.interval=4"}), 1);
   const std::string folder = path("run/checkpoint");
@@ -224,14 +224,14 @@ TEST_F(TrainerCheckpointTest, ASecondRunInTheSameFolderIsRefused) {
   {
     const FolderLock other(path("run"));
     for (const int ranks : {1, 2}) EXPECT_THAT(refusal<Error>(config("run"), ranks), in_use(path("run")));
-    // Into the other run's checkpoints, from a folder of its own.
+    // Uses the other run's checkpoint folder, but its own dump folder.
     EXPECT_THAT(refusal<Error>(config("new", {"--checkpoint.folder=" + path("run/checkpoint")})), in_use(path("run")));
   }
   {
     const FolderLock other(path("shared"));
     EXPECT_THAT(refusal<Error>(config("new", {"--checkpoint.folder=" + path("shared")})), in_use(path("shared")));
   }
-  // However it is named: in a folder below, through links, from a run whose own folder links there.
+  // Under any name: in a folder below, through links, from a run whose own folder links there.
   {
     const FolderLock other(path("run"));
     std::filesystem::create_directory_symlink(path("run/checkpoint"), path("link"));
@@ -255,7 +255,7 @@ TEST_F(TrainerCheckpointTest, ASecondRunInTheSameFolderIsRefused) {
     const RunLock lock(config("x"), *world, {});
     EXPECT_THAT(refusal<Error>(config("y")), in_use(path("y/checkpoint")));
   });
-  // One that is about to end is waited for.
+  // A run that is about to end is waited for.
   auto before = std::make_unique<FolderLock>(path("run"));
   run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
     std::string said;
@@ -280,12 +280,12 @@ TEST_F(TrainerCheckpointTest, AStoppedRunSaysSoAndKeepsWhatItSaidBefore) {
   run = nlohmann::json::parse(std::ifstream(file));
   EXPECT_EQ(run["status"], "finished");
   EXPECT_EQ(run["note"], "kept");
-  // A wish that comes with the last step stops nothing.
+  // A request that comes with the last step stops nothing.
   train(config("one", {"--training.steps=1"}), 1, stop_after_first_step());
   EXPECT_FALSE(result_.stopped);
 }
 
-// The seed orders the data: with another one the saved position means nothing.
+// The seed orders the data: with another seed the saved position is meaningless.
 TEST_F(TrainerCheckpointTest, AnotherSeedOnResumeIsRefusedUnlessAskedFor) {
   train(config("run"), 1, stop_after_first_step());
   EXPECT_THAT(refusal<CheckpointError>(config("run", {"--debug.seed=5"}), 2),
@@ -296,7 +296,7 @@ TEST_F(TrainerCheckpointTest, AnotherSeedOnResumeIsRefusedUnlessAskedFor) {
   EXPECT_THAT(record.at("history").dump(), HasSubstr("they begin at their beginning"));
 }
 
-// A state whose moments were saved in 16 bits: refused, and on request the same as their values in 32.
+// A state whose moments were saved in 16 bits is refused. On request it is loaded with the same values in 32 bits.
 TEST_F(TrainerCheckpointTest, TypesAreConvertedOnRequest) {
   const auto moments_in = [&](const std::string& run, at::ScalarType type) {
     train(config(run), 1, stop_after_first_step());
@@ -322,7 +322,7 @@ TEST_F(TrainerCheckpointTest, TypesAreConvertedOnRequest) {
   EXPECT_EQ(narrow, train(config("wide"), 2));
 }
 
-// 5 steps of 8 sequences, then batches of 16, then of 8 again: what is read follows on what was read.
+// 5 steps of 8 sequences, then batches of 16, then of 8 again: each run reads on after what was read.
 TEST_F(TrainerCheckpointTest, DataGoOnWhereTheyWereWhenTheGlobalBatchChanges) {
   const auto position_after = [&](std::int64_t step) {
     return CheckpointReader(path("run") + fmt::format("/checkpoint/step-{}", step))
@@ -384,7 +384,7 @@ TEST_F(TrainerCheckpointTest, AnExportIsOfTheTypeAndInFilesOfTheSizeAskedFor) {
     EXPECT_EQ(weights.find(name)->dtype, safetensors::Dtype::bf16) << name;
   }
   EXPECT_GE(files.size(), 2U);
-  // A run that goes on writes over it.
+  // A resumed run overwrites it.
   train(config("run", {"--checkpoint.last_save_in_hf", "--training.steps=2"}), 1);
   EXPECT_FALSE(std::filesystem::exists(hf + "/model.safetensors.index.json"));
   EXPECT_TRUE(std::filesystem::exists(hf + "/model.safetensors"));
@@ -392,7 +392,7 @@ TEST_F(TrainerCheckpointTest, AnExportIsOfTheTypeAndInFilesOfTheSizeAskedFor) {
 
 class TrainerFamilyTest : public TrainerCheckpointTest, public ::testing::WithParamInterface<models::LlamaFamily> {};
 
-// A model of another family, with what a file may hold beside the parameters, in two files.
+// A model of another family, in two files, with other tensors that such a file may hold.
 TEST_P(TrainerFamilyTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
   using enum models::LlamaFamily;
   const std::string source = path("model");
@@ -436,7 +436,7 @@ TEST_P(TrainerFamilyTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
         std::string(static_cast<const char*>(parameter.tensor.const_data_ptr()), parameter.tensor.nbytes());
   }
   EXPECT_EQ(train(config("one", with({"--optimizer.lr=0"})), 1), expected);
-  // Every layout starts from it; sharded, tensor-parallel, in stages.
+  // Every layout starts from it: sharded, tensor-parallel, in pipeline stages.
   const std::vector<std::vector<std::string>> layouts = {
       {"--parallelism.data_parallel_shard_degree=2", "--parallelism.tensor_parallel_degree=2"},
       {"--parallelism.pipeline_parallel_degree=2", "--parallelism.data_parallel_shard_degree=2"}};
@@ -449,7 +449,7 @@ TEST_P(TrainerFamilyTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
     train(config(run, keys), 4);
     EXPECT_NEAR(losses(run).at(0), whole.at(0), 1e-5) << run;
   }
-  // What it leaves is such a directory, of the same shape.
+  // The run writes such a directory too, of the same shape.
   std::ifstream left(path("one") + "/hf/config.json");
   const std::string text(std::istreambuf_iterator<char>(left), {});
   EXPECT_EQ(models::llama_config_from_hf(text, "config.json"), shape);
@@ -490,7 +490,7 @@ TEST_F(TrainerCheckpointTest, ACheckpointFolderStandsForItsNewestStepAsInitialWe
               HasSubstr(path("empty") + "/checkpoint holds no complete checkpoint"));
 }
 
-// The folder is lost after training has begun: the save in the background fails, long before the next one.
+// The folder is lost after training has begun: the background save fails, long before the next save.
 TEST_F(TrainerCheckpointTest, AnAsynchronousSaveThatFailsEndsTheRunInTheNextSteps) {
   for (const int ranks : {1, 2}) {
     const std::string name = "lost" + std::to_string(ranks);
@@ -505,7 +505,7 @@ TEST_F(TrainerCheckpointTest, AnAsynchronousSaveThatFailsEndsTheRunInTheNextStep
           std::filesystem::remove_all(path(name) + "/checkpoint");
           write_file(path(name) + "/checkpoint", "no folder");
         }
-        // Until the next save there is time enough for the thread that saves, however busy the machine is.
+        // Until the next save the saving thread has enough time, however busy the node is.
         if (calls > 60 * ranks) std::this_thread::sleep_for(std::chrono::milliseconds(100));
         return false;
       });
@@ -518,7 +518,7 @@ TEST_F(TrainerCheckpointTest, AnAsynchronousSaveThatFailsEndsTheRunInTheNextStep
   }
 }
 
-// The wish comes when the step is done: in its validation, after its save, or where no step is left.
+// The stop request comes when the step is done: in its validation, after its save, or when no step is left.
 TEST_F(TrainerCheckpointTest, AWishToStopInAValidationOrASaveIsNotHeardAStepLater) {
   const auto stop_after_the_step = [] {
     return [calls = std::make_shared<std::atomic<int>>(0)](int rank) { return rank == 0 && calls->fetch_add(1) > 0; };

@@ -1,4 +1,4 @@
-// A run that goes on reads on: which data, from which token, and of which tokenizer.
+// A resumed run continues its data: which data, from which token, and with which tokenizer.
 #include <fmt/format.h>
 
 #include "phalanx/base/error.h"
@@ -27,7 +27,7 @@ class TrainerDataTest : public TrainerTest {
   }
 };
 
-// The second and third resume, inside the second epoch, on other numbers of ranks and micro-batches each time.
+// The second and third run resume inside the second epoch, each with another number of ranks and micro-batches.
 TEST_F(TrainerDataTest, ThreeResumesInARowReadWhatOneRunReads) {
   train(small("whole", 13), 1);
   train(small("parts", 4), 1);
@@ -54,7 +54,7 @@ TEST_F(TrainerDataTest, AnotherSequenceLengthGoesOnWhereThePlaceIsDefined) {
   EXPECT_EQ(losses("shuffled").size(), 6u);
 }
 
-// They change no weight, but the curve: another one is said, and kept.
+// Validation data change no weight, but the curve: a change is logged and recorded.
 TEST_F(TrainerDataTest, OtherValidationDataAreSaidAndKept) {
   write_tokens("held_out.bin", {tokens_.begin() + 2000, tokens_.begin() + 3000});
   const auto with = [&](int steps, const std::string& file) {
@@ -93,7 +93,7 @@ TEST_F(TrainerDataTest, OtherDataAreRefusedUnlessAskedFor) {
   train(small("run", 4, {"--training.dataset_path=" + path("moved/other.bin")}), 1);
   EXPECT_EQ(tokens_after("run", 4), 4 * 8 * 32);
   train(small("run", 6, {"--training.dataset_path=" + path("tokens.bin"), "--checkpoint.allow_data_mismatch"}), 1);
-  EXPECT_EQ(tokens_after("run", 6), 2 * 8 * 32);  // of the new ones, from their beginning
+  EXPECT_EQ(tokens_after("run", 6), 2 * 8 * 32);  // of the new tokens, from their beginning
 }
 
 TEST_F(TrainerDataTest, TokenFilesThatDoNotFitAreRefusedBeforeAnyStep) {

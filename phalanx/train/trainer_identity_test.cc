@@ -39,7 +39,7 @@ class TrainerIdentityTest : public TrainerTest {
     return config(run, keys);
   }
 
-  /// What each rank is told where rank 1 has a key of its own.
+  /// The error of each rank, where only rank 1 has an extra key.
   std::vector<std::string> told_with(const std::string& key, int ranks = 2) {
     std::vector<std::string> messages(static_cast<std::size_t>(ranks), "accepted");
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
@@ -113,12 +113,12 @@ TEST_F(TrainerIdentityTest, RanksWithOtherSettingsAreToldBeforeTheFirstStep) {
   }
 }
 
-// Two copies of a model, one of which is another: their config.json is the same.
+// Two copies of a model, one of them with other weights: their config.json is the same.
 TEST_F(TrainerIdentityTest, RanksWithOtherInitialWeightsAreToldBeforeTheFirstStep) {
   const std::string one = hugging_face_model();
   train(small("other", {"--debug.seed=5", "--training.steps=1", "--checkpoint.last_save_in_hf"}), 1);
   const std::string other = path("other") + "/hf";
-  // Sharded and cut in stages no rank holds what another does: the sources themselves are compared.
+  // When sharded or cut in stages, no two ranks hold the same part: the source files themselves are compared.
   for (const char* degree : {"replicate", "shard"}) {
     for (const std::string pipeline : {"1", "2"}) {
       if (pipeline == "2" && std::string(degree) == "shard") continue;
@@ -144,17 +144,17 @@ TEST_F(TrainerIdentityTest, RanksWithOtherInitialWeightsAreToldBeforeTheFirstSte
   }
 }
 
-/// Ranks of several machines that do not share the run's folder: rank 1 has a working directory of its own.
+/// Ranks of several nodes that do not share the run's folder: rank 1 has its own working directory.
 class UnsharedFolderTest : public TrainerIdentityTest {
  protected:
-  /// What the ranks are told by a run whose folder is "run" below the working directory, that of rank 1 is `other`.
+  /// The errors of a run whose folder is "run" below the working directory; that of rank 1 is `other`.
   std::string told(const std::string& other, const std::vector<std::string>& more = {}) {
     std::vector<std::string> messages(2, "accepted");
     const auto home = std::filesystem::current_path();
     std::filesystem::create_directories(path(other));
     std::filesystem::create_directories(path("first"));
     run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
-      // From now on this thread's working directory is its own.
+      // From now on this thread has its own working directory.
       EXPECT_EQ(::unshare(CLONE_FS), 0) << std::strerror(errno);
       std::filesystem::current_path(path(world->rank() == 1 ? other : "first"));
       std::vector<std::string> keys = {"--job.dump_folder=run", "--training.local_batch_size=4"};
@@ -178,16 +178,16 @@ TEST_F(UnsharedFolderTest, IsToldBeforeTheFirstStep) {
   EXPECT_THAT(told("second"), AllOf(HasSubstr("rank 1"), HasSubstr("what rank 0 writes there is not seen by this rank"),
                                     HasSubstr("expected one folder for all ranks")));
   EXPECT_FALSE(std::filesystem::exists(path("first/run/metrics.jsonl")));
-  EXPECT_EQ(told("third", {"--checkpoint.no-enable"}), "accepted");  // rank 0 alone writes
+  EXPECT_EQ(told("third", {"--checkpoint.no-enable"}), "accepted");  // only rank 0 writes
 }
 
 TEST_F(UnsharedFolderTest, OtherCheckpointsOnAnotherMachineAreNotGoneOnFrom) {
   ASSERT_EQ(told("first", {"--training.steps=1"}), "accepted");
   std::filesystem::copy(path("first"), path("second"), std::filesystem::copy_options::recursive);
-  // Rank 1 alone has some: rank 0 would begin anew.
+  // Only rank 1 has checkpoints: rank 0 would begin anew.
   std::filesystem::remove_all(path("first"));
   EXPECT_THAT(told("second"), HasSubstr("rank 1: run/checkpoint: what rank 0 writes there is not seen by this rank"));
-  // Both have, of other runs.
+  // Both have checkpoints, of other runs.
   ASSERT_EQ(told("first", {"--training.steps=1", "--optimizer.lr=1e-4"}), "accepted");
   EXPECT_THAT(
       told("second", {"--parallelism.data_parallel_shard_degree=2"}),
@@ -243,7 +243,7 @@ TEST_F(TrainerIdentityTest, ChangedSettingsAreSaidAndKept) {
   EXPECT_THAT(history[0]["changes"], SizeIs(6));
   EXPECT_THAT(history[0]["from"].get<std::string>(), HasSubstr("step-2"));
 
-  // The next continuation compares with what was saved last.
+  // The next resumed run compares with what was saved last.
   EXPECT_THAT(log_of(small("run", {"--training.steps=4", "--optimizer.lr=1e-3", "--optimizer.beta2=0.9",
                                    "--lr_scheduler.warmup_steps=1", "--training.max_norm=2",
                                    "--training.mixed_precision_param=bfloat16"})),
@@ -291,7 +291,7 @@ TEST_F(TrainerIdentityTest, ARunInTheFolderOfAnotherKeepsItsCurve) {
   EXPECT_THAT(steps("run/earlier-1"), ElementsAre(1, 2, 3));
   EXPECT_THAT(steps("run"), ElementsAre(1, 2));
   EXPECT_THAT(log_of(small("run", other)), Not(HasSubstr("of another run"))) << "the same command is the same run";
-  // The first goes on, with no line of the other's.
+  // The first run continues, without a line of the other run.
   const auto longer = small("run", {"--training.steps=5"});
   EXPECT_THAT(log_of(longer),
               AllOf(HasSubstr("kept in " + path("run/earlier-2")), HasSubstr("back from " + path("run/earlier-1"))));
@@ -316,7 +316,7 @@ TEST_F(TrainerIdentityTest, ACheckpointWithoutTheDocumentLoadsAndOneLineSaysSo) 
   EXPECT_THAT(log, AllOf(HasSubstr("nothing to compare of"), HasSubstr("settings"), Not(HasSubstr("changed since")),
                          HasSubstr("; of its data it goes on after"), Not(HasSubstr("could not be compared"))));
   EXPECT_EQ(run_json("run")["steps_done"], 3);
-  // Its model is compared as ever.
+  // Its model is still compared.
   CheckpointManager(folder).save(state_in("run", 2), 4, metadata.dump());
   EXPECT_THAT(refusal<CheckpointError>(small("run", {"--model.norm_eps=1e-6", "--training.steps=5"})),
               HasSubstr("norm_eps"));
@@ -340,13 +340,13 @@ TEST_F(TrainerIdentityTest, WeightsOfAnotherModelThanConfigJsonSaysAreRefused) {
                     HasSubstr("norm_eps"), HasSubstr("rope.scaling"), HasSubstr("allow_model_mismatch")));
   EXPECT_THAT(log_of(from(other, {"--checkpoint.allow_model_mismatch"})),
               AllOf(HasSubstr("although"), HasSubstr("rope.theta: 500000.0, and this model 10000.0")));
-  // A key that says otherwise than the directory is another model too.
+  // A key that differs from the directory is another model too.
   EXPECT_THAT(refusal<CheckpointError>(from(same, {"--model.norm_eps=1e-3"})), HasSubstr("norm_eps"));
   EXPECT_THAT(refusal<CheckpointError>(small("tuned", {"--checkpoint.initial_load_path=" + same})),
               HasSubstr("is a Hugging Face directory, for it has config.json: initial_load_in_hf = true loads it"));
-  // One file of that directory is of the same model.
+  // A single file of that directory is of the same model.
   EXPECT_THAT(refusal<CheckpointError>(from(other + "/model.safetensors")), HasSubstr("rope.theta"));
-  // Without it the header of what Phalanx exported says it still.
+  // Without config.json the header of Phalanx's export still describes it.
   std::filesystem::remove(other + "/config.json");
   EXPECT_THAT(refusal<CheckpointError>(from(other, {"--model.norm_eps=1e-3"})), HasSubstr("model.safetensors:"));
 }
@@ -408,7 +408,7 @@ TEST_F(TrainerIdentityTest, WeightsOfAnotherTokenizerThanTheDatasAreRefused) {
   }
 }
 
-// Of a Hugging Face directory that somebody else made.
+// For a Hugging Face directory that another program made.
 TEST_F(TrainerIdentityTest, TheTokenizerBesideWeightsIsTheirs) {
   const data::BpeTokenizer theirs = data::small_tokenizer("the cat sat on the mat. "),
                            other = data::small_tokenizer("abcdefg");
@@ -484,7 +484,7 @@ TEST_F(TrainerIdentityTest, AModelDirectoryWithoutAWordOnWeightsIsRefused) {
   EXPECT_THAT(log_of(run("random", {"--checkpoint.initial_random_weights"})),
               HasSubstr("initial weights: random, of [debug] seed 0"));
   EXPECT_THAT(log_of(run("loaded", {"--checkpoint.initial_load_in_hf"})), Not(HasSubstr("random")));
-  // A run that goes on has weights of its own.
+  // A resumed run has its own weights.
   EXPECT_EQ(refusal<ConfigError>(run("loaded", {"--training.steps=3"})), "accepted");
   try {
     run("both", {"--checkpoint.initial_load_in_hf", "--checkpoint.initial_random_weights"});

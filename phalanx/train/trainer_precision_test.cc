@@ -100,7 +100,7 @@ TEST_F(TrainerPrecisionTest, StagesOfAPipelineInSixteenBits) {
       EXPECT_NE(found, exact);
     }
   }
-  // Copies of a tied matrix, whose gradients are added up between stages in float32.
+  // Copies of a tied matrix, whose gradients are summed between stages in float32.
   const std::vector<std::string> tied = {"--training.steps=10", "--model.tie_embeddings"};
   train(config("tied", tied), 1);
   auto stages = tied;
@@ -128,7 +128,7 @@ TEST_F(TrainerPrecisionTest, AnOverflowOfOneShardSkipsTheStepOnAllRanks) {
   const Weights untouched = train(config("start", still), 2);
   EXPECT_EQ(train(config("one", huge), 2), untouched);
   EXPECT_EQ(skipped_steps("one"), std::vector<std::int64_t>{1});
-  huge[1] = "--training.steps=12";  // and training begins once the scale is low enough
+  huge[1] = "--training.steps=12";  // training begins when the scale is low enough
   EXPECT_NE(train(config("many", huge), 2), untouched);
   EXPECT_LT(skipped_steps("many").size(), 12U);
 }
@@ -154,7 +154,7 @@ TEST_F(TrainerPrecisionTest, ARunGoesOnWithTheScaleThatItHad) {
   EXPECT_EQ(result_.step, 5);
   EXPECT_EQ(train(config("parts", keys), 2), whole);
   EXPECT_EQ(values_of("parts", "loss_scale"), values_of("whole", "loss_scale"));
-  // Another precision takes over everything else.
+  // A run in another precision loads everything else.
   train(config("parts", {"--training.steps=13"}), 1);
   EXPECT_EQ(result_.step, 13);
   train(config("parts", in_float16({"--training.steps=14"})), 1);

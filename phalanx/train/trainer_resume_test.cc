@@ -1,4 +1,4 @@
-// A run goes on from a checkpoint: on the same layout with the same bits, on any other with the same losses.
+// A run resumes from a checkpoint: on the same layout with the same bits, on any other layout with the same losses.
 #include <fstream>
 #include <iterator>
 
@@ -11,10 +11,10 @@ constexpr int kHalf = 3;
 
 class TrainerResumeTest : public TrainerTest {
  protected:
-  /// Both halves of a run without a stop, each of which leaves a checkpoint.
+  /// Runs both halves of a run without a stop; each leaves a checkpoint.
   Weights run_both_halves(const Layout& layout) { return train(config_in_halves(layout, layout.name), layout.ranks); }
 
-  /// The second half alone, in a folder with nothing but what run_both_halves(from) saved in its middle.
+  /// Runs only the second half, in a folder that holds only what run_both_halves(from) saved in its middle.
   Weights run_second_half(const Layout& from, const Layout& to, const std::string& run) {
     const std::string step = "/checkpoint/step-" + std::to_string(kHalf);
     std::filesystem::create_directories(path(run) + "/checkpoint");
@@ -25,7 +25,7 @@ class TrainerResumeTest : public TrainerTest {
     return weights;
   }
 
-  /// What metrics.jsonl has of the second half.
+  /// The lines of the second half in metrics.jsonl.
   std::vector<double> second_half(const std::string& run, const std::string& key) const {
     std::vector<double> values;
     for (const auto& line : lines_with(run, key)) {
@@ -34,7 +34,8 @@ class TrainerResumeTest : public TrainerTest {
     return values;
   }
 
-  /// Name and bytes of every file of the last checkpoint: weights, optimizer state, integers, who saved which part.
+  /// Name and bytes of every file of the last checkpoint: weights, optimizer state, integers, which rank saved which
+  /// part.
   std::map<std::string, std::string> files_at_the_end(const std::string& run) const {
     std::map<std::string, std::string> files;
     for (const auto& entry :

@@ -109,7 +109,7 @@ TEST_F(TrainerShardedTest, WholeWeightsAreWrittenForOthers) {
   EXPECT_EQ(a.tensors().size(), b.tensors().size());
   EXPECT_EQ(std::filesystem::file_size(path("ddp") + "/hf/model.safetensors"),
             std::filesystem::file_size(path("sharded") + "/hf/model.safetensors"));
-  // And so does whoever makes them from the checkpoint.
+  // So does a tool that makes them from the checkpoint.
   SavedState saved(path("sharded") + "/checkpoint/step-12");
   consolidate_for_hf(saved, path("consolidated") + "/hf");
   const auto text_of = [&](const std::string& of) {

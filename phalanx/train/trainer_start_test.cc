@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 
 class TrainerStartTest : public TrainerTest {
  protected:
-  /// What each rank is told, and by which error, where each has a configuration of its own.
+  /// The error of each rank, where each has another configuration.
   std::vector<std::string> told(int ranks, const std::function<TrainConfig(int rank)>& config) {
     std::vector<std::string> messages(static_cast<std::size_t>(ranks), "accepted");
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
@@ -48,7 +48,7 @@ class TrainerStartTest : public TrainerTest {
   }
 };
 
-/// Reads what is written to standard error, and does something once, as soon as a text is in it.
+/// Reads what is written to standard error, and runs an action once, as soon as a text appears in it.
 class WatchedErrors {
  public:
   WatchedErrors(std::string text, std::function<void()> act) : kept_(::dup(STDERR_FILENO)) {
@@ -86,7 +86,7 @@ class WatchedErrors {
   std::thread reader_;
 };
 
-// What the holder of the folder saves while another run waits for it decides what that one is.
+// What the run that holds the folder saves while another run waits for it decides whether that run resumes.
 TEST_F(TrainerStartTest, ARunThatWaitsForItsFolderGoesOnFromWhatTheHolderLeaves) {
   train(config("other", {"--training.steps=3"}), 1);
   auto holder = std::make_unique<FolderLock>(path("run"));
@@ -103,7 +103,7 @@ TEST_F(TrainerStartTest, ARunThatWaitsForItsFolderGoesOnFromWhatTheHolderLeaves)
   EXPECT_EQ(losses("run").size(), 1u);
 }
 
-// As on a network file system whose other nodes do not see yet, or see no more, what rank 0 does.
+// As on a network file system whose other nodes do not see yet, or no longer see, what rank 0 does.
 TEST_F(TrainerStartTest, OneRankLooksForAll) {
   train(config("run", {"--training.steps=1"}), 1);
   for (const bool first_sees : {true, false}) {
@@ -116,7 +116,7 @@ TEST_F(TrainerStartTest, OneRankLooksForAll) {
   }
 }
 
-// Weights of neither a checkpoint nor a new run are no beginning.
+// A folder with weights neither of a checkpoint nor of a new run cannot be started from.
 TEST_F(TrainerStartTest, CheckpointsThatComeOrGoWhileARunStartsAreAnError) {
   train(config("run", {"--training.steps=1"}), 1);
   for (const bool there : {true, false}) {
@@ -140,7 +140,7 @@ TEST_F(TrainerStartTest, CheckpointsThatComeOrGoWhileARunStartsAreAnError) {
   }
 }
 
-// A rank reads its own part of the files, so it alone may find what is wrong with them.
+// A rank reads its own part of the files, so it may be the only one that finds an error in them.
 TEST_F(TrainerStartTest, ATiedMatrixThatDiffersInOneRanksPartIsTheSameErrorOnAll) {
   train(config("tied", {"--model.tie_embeddings", "--training.steps=1", "--checkpoint.last_save_in_hf"}), 1);
   const std::string folder = path("tied") + "/hf";
@@ -196,7 +196,7 @@ TEST_F(TrainerStartTest, FilesThatOneRankAloneCannotReadAreTheSameErrorOnAll) {
   }
 }
 
-// A copy on each machine, wherever it lies there.
+// A copy on each node, under different paths.
 TEST_F(TrainerStartTest, DataAreTheSameOnAllRanksByTheirContent) {
   write_tokens("copy.bin", tokens_);
   auto changed = tokens_;
@@ -222,7 +222,7 @@ TEST_F(TrainerStartTest, DataAreTheSameOnAllRanksByTheirContent) {
   }
 }
 
-// What rank 0 alone writes before the first step.
+// What only rank 0 writes before the first step.
 TEST_F(TrainerStartTest, ARecordThatCannotBeWrittenIsTheSameErrorOnAll) {
   std::filesystem::create_directories(path("run/run.json"));
   const auto messages = told(2, [&](int) { return config("run"); });

@@ -1,4 +1,4 @@
-// Training with cut matrices and in stages: the run of one rank.
+// Training with cut matrices and in pipeline stages gives the run of one rank.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 
@@ -93,7 +93,7 @@ TEST_F(TrainerTensorTest, TiedEmbeddingsGoOnInAnotherLayout) {
        .pp = 2,
        .keys = {"--model.tie_embeddings", "--parallelism.data_parallel_shard_degree=2"}},
       {.name = "one", .keys = tied}};
-  // Nothing but the steps themselves asks whether to stop.
+  // Only the steps themselves ask whether to stop.
   const std::vector<std::string> steps_alone = {"--training.steps=12", "--validation.freq=100",
                                                 "--checkpoint.interval=100"};
   std::int64_t step = 4;
@@ -130,7 +130,7 @@ TEST_F(TrainerTensorTest, LayersAreMeasuredOnceForAllRanks) {
       EXPECT_EQ(costs[i], costs[i - 2]);  // built alike
     }
   }
-  EXPECT_NE(recomputing_costs[0][0], recomputing_costs[0][2]);  // every second one is not computed again
+  EXPECT_NE(recomputing_costs[0][0], recomputing_costs[0][2]);  // every second one is not recomputed
   EXPECT_EQ(recomputing_costs[0], recomputing_costs[1]);
 }
 

@@ -31,7 +31,7 @@ TEST_F(TrainerTest, LearnsAndValidates) {
   const auto run = nlohmann::json::parse(std::ifstream(path("run") + "/run.json"));
   EXPECT_EQ(run["status"], "finished");
   EXPECT_EQ(run["pss_mib"].size(), 1U);
-  // The effective configuration in run.json is one that reads back.
+  // The effective configuration in run.json can be read back.
   EXPECT_EQ(parse_config(run["config"].get<std::string>(), "run.json", {}).model.dim, 64);
 }
 
@@ -47,7 +47,7 @@ TEST_F(TrainerTest, TheNumberOfRanksAndOfAccumulatedPartsDoesNotChangeTheRun) {
   }
 }
 
-// Each key of the optimizer and the data must reach what it is about: another value, other weights.
+// Each key of the optimizer and the data must have an effect: another value gives other weights.
 TEST_F(TrainerTest, EveryKeyOfOptimizerAndDataCounts) {
   int runs = 0;
   const auto weights = [&](std::vector<std::string> flags) {
@@ -103,7 +103,7 @@ TEST_F(TrainerTest, AStepIsTakenAtTheRateThatIsLogged) {
   for (std::size_t i = 0; i < rates.size(); ++i) {
     EXPECT_DOUBLE_EQ(rates[i], schedule.lr_at(static_cast<std::int64_t>(i))) << i;
   }
-  // The first step of a warm-up over four is one at a quarter of the rate.
+  // The first step of a warm-up over four is like one step at a quarter of the rate.
   const Weights warming =
       train(config("warming", {"--training.steps=8", "--lr_scheduler.warmup_steps=4", "--optimizer.lr=4e-3"}), 1,
             stop_after_first_step());
@@ -132,8 +132,8 @@ TEST_F(TrainerTest, MetricsAgreeWithEachOtherAndWithTheProcess) {
       EXPECT_NEAR(tflops, tps * model.flops_per_token(32) / 1e12, 1e-6 * tflops);
       EXPECT_GT(line["grad_norm"].get<double>(), 0.0);
       EXPECT_NE(line["grad_norm"], line["loss"]);
-      // Of the slowest rank, whose step may have begun before that of rank 0: a machine that stands still just then is
-      // seen in one step.
+      // Of the slowest rank, whose step may have begun before that of rank 0: a node that stalls just then is visible
+      // in one step.
       steps_of_data_only += line["data_seconds"].get<double>() >= seconds ? 1 : 0;
       ASSERT_EQ(line["memory_gib"].size(), static_cast<std::size_t>(ranks));
       EXPECT_LE(line["memory_gib"][0].get<double>(), static_cast<double>(peak_resident_bytes()) / (1 << 30));
@@ -265,7 +265,7 @@ TEST_F(TrainerTest, WritesTracesOfTheStepsThatProfilingNames) {
     EXPECT_EQ(bucket["pid"], rank);
     EXPECT_THAT(bucket["args"]["call"].get<std::string>(), HasSubstr("avg"));
     EXPECT_EQ(bucket["args"]["state"], "finished");
-    EXPECT_GT(begin(bucket), begin(events["backward"][1]) - 10);  // the recorder's clock counts microseconds
+    EXPECT_GT(begin(bucket), begin(events["backward"][1]) - 10);  // the recorder's clock has microseconds
     EXPECT_LT(end(bucket), end(events["backward"][1]) + 10);
     for (const auto& [what, spans] : events) {
       if (what != "forward" && what != "validation" && what != "optimizer") continue;
@@ -312,7 +312,7 @@ TEST_F(TrainerTest, ATraceThatIsCutShortIsWrittenAllTheSame) {
     }
   }
   EXPECT_EQ(unfinished, 1);
-  // A folder that cannot be made costs the trace, not the run.
+  // If the folder cannot be created, the trace is lost, not the run.
   std::ofstream(path("taken")) << "";
   std::vector<std::string> nowhere = profiling;
   nowhere.push_back("--profiling.save_traces_folder=" + path("taken"));
@@ -320,7 +320,7 @@ TEST_F(TrainerTest, ATraceThatIsCutShortIsWrittenAllTheSame) {
   EXPECT_EQ(result_.step, 12);
 }
 
-// The loss of the step before is finite, and there is no step after it that would tell.
+// The loss of the previous step is finite, and there is no later step that would show it.
 TEST_F(TrainerTest, WeightsThatAreNotFiniteAreNotSaved) {
   int number = 0;
   for (const char* layout : {"", "--parallelism.data_parallel_shard_degree=2", "--parallelism.tensor_parallel_degree=2",

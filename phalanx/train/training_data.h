@@ -1,9 +1,9 @@
-// The data of a training run: the batches to train on and, with validation, what is held out.
+// Opens the data of a training run: the training data and, with validation, the held-out data.
 //
-//   const TrainingData data = open_training_data(config, plan, device, rank);      // every rank; nothing is sent
-//   data.dataloader->...; if (data.validator) data.validator->run(...);
+//   const TrainingData data = open_training_data(config, plan, device, rank);      // on every rank; nothing is sent
+//   if (data.validator) data.validator->run(model, *world, step);
 //
-// A data set that is not set is a ConfigError; files that do not fit are DataErrors, before any step.
+// Throws ConfigError if a data set is not set, and DataError if files do not fit, before any step.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -24,7 +24,7 @@ struct TrainingData {
   std::unique_ptr<data::DataLoader> dataloader;
   std::unique_ptr<Validator> validator;   // null without validation
   std::optional<double> unigram_entropy;  // of the held-out tokens; counted by rank 0
-  // What they are, by content, for run_identity.h: objects; empty where nothing is known.
+  // They identify the data by content, for run_identity.h: objects; empty if nothing is known.
   nlohmann::json identity = nlohmann::json::object();
   nlohmann::json validation = nlohmann::json::object();
   nlohmann::json tokenizer = nlohmann::json::object();

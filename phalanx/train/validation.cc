@@ -39,7 +39,7 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
     const std::int64_t mine = first + options_.data_parallel_rank * options_.local_batch_size;
     const std::int64_t rows = std::min(options_.local_batch_size, samples - mine);
     if (rows <= 0) {
-      // Nothing left for this rank, while others still need its part of the model.
+      // This rank has no samples left, but other ranks still need its part of the model.
       const TokenBatch any = load_samples(dataloader_, 0, 1, options_.device);
       if (model.is_model_sharded()) model.loss(any.inputs, any.labels);
       continue;
@@ -52,8 +52,8 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
   model.model().train(was_training);
 
   const at::Tensor host = sums.to(at::kCPU);
-  // On the host: an error is thrown here, and not a later operation's. Ranks that share a batch count it as often as
-  // each other.
+  // On the host, so that an error is thrown here and not by a later operation. Ranks that share a batch all count it
+  // equally often.
   world.all_reduce(host);
   const auto* values = host.const_data_ptr<double>();
   return ValidationMetrics{.step = step,

@@ -1,10 +1,11 @@
-// The loss on held-out tokens: the mean over all samples of a range, each visited once, shared out over the ranks.
+// Validator computes the loss on held-out tokens: the mean over all samples of a range. Each sample is visited once;
+// the data-parallel ranks share them.
 //
-// The result is the same on every rank and, up to rounding, for every number of ranks: sample i goes to the rank whose
-// turn it is, the last round may be short, and sums rather than means are added up.
+// The result is the same on every rank and, up to rounding, for every number of ranks. The samples go to the ranks in
+// turn, the last round may be short, and sums rather than means are added up.
 //
-//   Validator validator(held_out_batches, {.local_batch_size = 8, .steps = -1});
-//   ValidationMetrics result = *validator.run(*model, *world, step);    // collective
+//   Validator validator(held_out_dataloader, {.local_batch_size = 8, .steps = -1});
+//   const ValidationMetrics result = *validator.run(model, *world, step);    // collective
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ namespace phalanx::train {
 
 struct ValidatorOptions {
   std::int64_t local_batch_size = 8;
-  std::int64_t steps = -1;              // forward passes per rank at most; -1: all samples
-  std::int64_t data_parallel_rank = 0;  // of those that have batches of their own
+  std::int64_t steps = -1;              // at most this many forward passes per rank; -1: all samples
+  std::int64_t data_parallel_rank = 0;  // among the ranks that have different batches
   std::int64_t data_parallel_size = 1;
   std::optional<at::ScalarType> autocast;  // unset: none
   at::Device device = at::kCPU;
@@ -30,8 +31,9 @@ struct ValidatorOptions {
 class Validator {
  public:
   Validator(data::DataLoader dataloader, ValidatorOptions options);
-  /// Where no rank has the whole model every one goes through as many forward passes as the others. `is_cut_short` is
-  /// asked before each, and is to say the same on all ranks: once true there is no result. Unset: never.
+  /// If no rank has the whole model, every rank runs as many forward passes as the others. `is_cut_short` is called
+  /// before each pass; once it returns true there is no result. Unset: never cut short.
+  /// REQUIRES: `is_cut_short` returns the same on all ranks.
   std::optional<ValidationMetrics> run(ParallelModel& model, Communicator& world, std::int64_t step,
                                        const std::function<bool()>& is_cut_short = {}) const;
   std::int64_t sample_count() const;  // of one run()

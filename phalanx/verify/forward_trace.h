@@ -1,14 +1,16 @@
-// What forward passes hand from module to module, and the weights that they use on the way: for finding where two runs
-// of one model part.
+// ForwardTrace records what forward passes send from module to module, and the weights they use, to find where two runs
+// of one model diverge.
 //
-//   ForwardTrace trace(model);                     // attaches to the modules, for good
-//   trace.start(rows);                             // forgets what it has
-//   ... forward and backward passes ...
-//   for (const auto& seen : trace.seen()) ...      // in the order of use
+//   ForwardTrace trace(model);                                  // attaches hooks to the modules, permanently
+//   trace.start(rows);                                          // clears what was recorded
+//   run_forward_and_backward();
+//   for (const ForwardTrace::ModuleRecord& record : trace.seen()) compare(record);   // in the order of use
 //
-// Contract: a module of Phalanx's that is run by call(). Fused kernels step aside for the hooks, so that a traced pass
-// rounds otherwise than others do. Layers that a backward pass runs again are not seen again. What is seen is copied
-// to the host in float64. The model must not be run after the trace is gone.
+// - The modules are Phalanx's own and are run by call().
+// - Fused kernels are disabled by the hooks, so a traced pass rounds differently from other passes.
+// - Layers that a backward pass recomputes are not recorded again.
+// - Records are copied to the host in float64.
+// - REQUIRES: the model is not run after the trace is destroyed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,23 +29,23 @@ class ForwardTrace {
  public:
   struct ModuleRecord {
     std::string module;                  // "layers.0.attention.wq"
-    bool has_weight = false;             // its own: else it hands its input on to modules inside
+    bool has_weight = false;             // has its own weight; else it passes its input on to submodules
     std::vector<at::Tensor> inputs;      // of the calls so far
-    std::int64_t rows = 0;               // of them all
-    at::Tensor weight;                   // this rank's part, whole where it was gathered; as in the first call
-    at::Tensor backward_weight;          // the same when the first gradient of its output comes
-    std::shared_ptr<const Shard> shard;  // which part; null: all
-    at::Tensor input() const;            // one after the other along the first dimension; undefined: not seen
+    std::int64_t rows = 0;               // of all inputs
+    at::Tensor weight;                   // this rank's part, full if it was unsharded; as in the first call
+    at::Tensor backward_weight;          // the same when the first gradient of its output arrives
+    std::shared_ptr<const Shard> shard;  // which part; null: all of it
+    at::Tensor input() const;            // `inputs` concatenated along the first dimension; undefined: none recorded
   };
 
   explicit ForwardTrace(nn::Module& model);
   ForwardTrace(const ForwardTrace&) = delete;
   ForwardTrace& operator=(const ForwardTrace&) = delete;
 
-  /// Of each module inputs are kept until they are `rows` long.
+  /// Clears the records. The inputs of each module are recorded until they have `rows` rows.
   void start(std::int64_t rows);
-  /// After the passes: takes down the weights of modules that were not called, such as a tied embedding on the stage
-  /// that only multiplies by it. They have no inputs.
+  /// After the passes: records the weights of modules that were not called, such as a tied embedding on the stage that
+  /// only multiplies by it. They have no inputs.
   void note_uncalled();
   const std::vector<ModuleRecord>& seen() const noexcept { return seen_; }
   const ModuleRecord* find(const std::string& module) const;
@@ -54,7 +56,7 @@ class ForwardTrace {
   void note_weight(const std::string& module, nn::Module& of, at::Tensor ModuleRecord::*where);
 
   std::int64_t wanted_rows_ = 0;
-  std::vector<std::pair<std::string, nn::Module*>> with_weight_;  // those attached to
+  std::vector<std::pair<std::string, nn::Module*>> with_weight_;  // the modules with hooks and a weight
   std::vector<ModuleRecord> seen_;
 };
 

@@ -1,7 +1,7 @@
-// Which communicators a rank uses, and in which order: a device may run the kernels of all its communicators one after
-// the other, as they were issued. Then ranks that have two communicators in common must issue them in one order, or
-// wait for ever. Every layout trains and validates on such devices, over a double of NCCL, whose messages have no tags
-// and wait for their receives (comm/testing/nccl_ranks.h), and comes to the numbers that it comes to elsewhere.
+// Which communicators a rank uses, and in which order. A device may run the kernels of all its communicators one after
+// the other, as they were issued. Then ranks that share two communicators must issue their operations in one order, or
+// they wait forever. Every layout trains and validates on such devices and gives the same numbers as elsewhere. They
+// use a double of NCCL, whose messages have no tags and wait for their receives (comm/testing/nccl_ranks.h).
 // docs/communication.md lists the communicators.
 #include <ATen/Parallel.h>
 
@@ -102,7 +102,7 @@ TEST_F(KernelOrderTest, OfAllAtOnce) {
   expect_one_order(8, {pp, replicas, shards, "parallelism.pipeline_parallel_schedule=ZB1P"});
 }
 
-// The double tells ranks that differ from ranks that do not.
+// The double detects ranks whose orders differ.
 TEST_F(KernelOrderTest, AnotherOrderOnOneRankWaitsForEver) {
   const auto body = [](const NcclRank& rank) {
     const auto one = rank.comm->split(0, rank.comm->rank()), other = rank.comm->split(0, rank.comm->rank());

@@ -59,7 +59,7 @@ std::optional<std::string> own_guess(const SuspectValue& value, const DeviceMesh
   return std::nullopt;
 }
 
-/// Each part along a dimension is right, but some are in others' places.
+/// Each part along a dimension is right, but some are in each other's places.
 std::optional<std::string> moved_guess(const at::Tensor& found, const at::Tensor& expected, const char* of_what) {
   for (std::int64_t dim = 0; dim < found.dim(); ++dim) {
     for (std::int64_t parts = 2; parts <= 8; ++parts) {
@@ -85,7 +85,7 @@ std::optional<std::string> moved_guess(const at::Tensor& found, const at::Tensor
   return std::nullopt;
 }
 
-/// Where all that is wrong is one block of rows: what has happened to these.
+/// If only one block of rows is wrong: what has happened to them.
 std::optional<std::string> rows_guess(const SuspectValue& value, const DeviceMesh& mesh) {
   const std::int64_t rows = value.found.dim() > 0 ? value.found.size(0) : 0;
   const auto is_right = [&](std::int64_t row) {
@@ -170,14 +170,14 @@ std::string likely_cause(const SuspectValue& value, const DeviceMesh& mesh, Comm
   if (is_here && guess.empty() && value.found.dim() > 1) {
     guess = moved_guess(value.found.flatten(), value.expected.flatten(), "all elements, dimension").value_or("");
   }
-  // What the ranks of an axis have together; they have the same part where the axis does not cut it.
+  // What the ranks of an axis have together; they have the same part if the axis does not cut it.
   for (const auto& axis : mesh.axes()) {
     if (axis.size == 1) continue;
     const auto& ranks = mesh.communicator(axis.name);
     const std::string mine = is_here ? value.part : "nothing";
     bool alike = is_here;
     for (const std::string& other : ranks->all_gather_bytes(mine)) alike = alike && other == mine;
-    // All of them decide alike: one that has nothing makes its whole group pass.
+    // All ranks of the group decide alike: if one has nothing, all skip.
     if (!alike) continue;
     const at::Tensor sum = value.found.clone(at::MemoryFormat::Contiguous);
     ranks->all_reduce(sum);

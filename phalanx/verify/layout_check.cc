@@ -39,11 +39,11 @@ constexpr const char* kUnlikePlain =
     "recomputation: the same layout without it has other bits. What is computed again is not what was computed, or "
     "leaves something behind that the next step uses, such as a copy of a weight";
 
-constexpr int kMaxHalvings = 17;  // of the loss's scale: from twice the usual one to 1
-// Where a row is cut over two ranks, three numbers are rounded in place of one: two sums and their sum. So the layout
-// is up to three times as far from float32 as one rank, and from one rank four times.
+constexpr int kMaxHalvings = 17;  // of the loss scale: from twice the usual one to 1
+// If a row is cut over two ranks, three numbers are rounded instead of one: two sums and their sum. So the layout
+// is up to three times as far from float32 as one rank, and up to four times as far from one rank.
 constexpr double kRoundingOfBoth = 4;
-constexpr double kLittleToSay = 0.5;  // of a gradient's norm: with so much rounding a wrong value may pass
+constexpr double kLittleToSay = 0.5;  // of a gradient's norm: with so much rounding a wrong value may go unnoticed
 
 at::Tensor gradient_of(const NamedTensor& parameter) { return parameter.tensor.grad(); }
 at::Tensor weight_of(const NamedTensor& parameter) { return parameter.tensor.detach(); }
@@ -90,7 +90,7 @@ class Comparison {
   }
 
  private:
-  /// The largest difference from the same layout without recomputation: there must be none.
+  /// The largest difference from the same layout without recomputation, which must be none.
   std::optional<LayoutFinding> unlike_plain(std::int64_t step, const std::string& what, const ValueOf& value) {
     const std::vector<ParameterCheck> checks = parts_->compare_same_parts(plain_->model->parameters(), value);
     const auto relative = [](const ParameterCheck& check) { return check.difference.relative; };
@@ -106,7 +106,7 @@ class Comparison {
                          .cause = kUnlikePlain};
   }
 
-  /// What recomputation has changed is the finding, or the cause of what was found.
+  /// A difference made by recomputation is the finding, or the cause of what was found.
   void add_unlike_plain(std::optional<LayoutFinding> unlike) {
     if (!unlike) return;
     if (!result_.finding) {
@@ -118,8 +118,8 @@ class Comparison {
     }
   }
 
-  /// Of the parameters that are further off than `tolerance` the first one, or, where `order` is known, the one that
-  /// the forward pass uses last: the backward pass comes to it first. With the likely cause, for which all ranks meet.
+  /// Of the parameters that differ by more than `tolerance`, finds the first one or, if `order` is known, the one that
+  /// the forward pass uses last, because the backward pass comes to it first. Collective, for the likely cause.
   void find_wrong(std::int64_t step, const std::string& what, const std::vector<ParameterCheck>& checks,
                   double tolerance, const ValueOf& value, const std::vector<std::string>& order = {},
                   bool loss_is_right = true) {
@@ -166,13 +166,13 @@ class Comparison {
     }
   }
 
-  /// Where the forward pass is wrong already all gradients are: then what it begins with is the finding.
+  /// If the forward pass is already wrong, all gradients are wrong: then the start of the error is the finding.
   void find_wrong_gradients(const StepCheck& check, double tolerance) {
     const std::int64_t step = check.step;
     const std::vector<ParameterCheck>& checks = check.gradients;
     const auto is_wrong = [&](const ParameterCheck& p) { return p.difference.unexplained() > tolerance; };
     if (std::ranges::none_of(checks, is_wrong)) return;
-    std::map<const void*, at::Tensor> gradients;  // as they are lost
+    std::map<const void*, at::Tensor> gradients;  // saved, because find_origin() loses them
     std::map<std::string, at::Tensor> weights_before;
     const auto save = [&](const NamedTensor& p) {
       gradients[p.tensor.unsafeGetTensorImpl()] = p.tensor.grad().defined() ? p.tensor.grad().clone() : at::Tensor();
@@ -213,7 +213,7 @@ class Comparison {
                                     .cause = origin.cause.empty() ? kNoSimpleCause : origin.cause};
   }
 
-  /// The reference's value at the step before, as `keep` kept it.
+  /// The reference's value at the previous step, as `keep` saved it.
   at::Tensor send_before(std::size_t index, const std::string& what) {
     const auto& kept = what == "gradient" ? gradients_before_ : weights_before_;
     const at::Tensor before =
@@ -244,7 +244,7 @@ class Comparison {
         .cause = cause};
   }
 
-  /// On every rank.
+  /// Called on every rank.
   [[noreturn]] static void fail_diverged(const std::string& what) {
     throw Error(
         fmt::format("verify: on one rank {}: there is nothing to compare a layout with; try a lower [optimizer] lr "
@@ -274,7 +274,7 @@ class Comparison {
     return number.item<double>();
   }
 
-  /// Of float16: the first parameter whose gradient is not finite, and where; the same on every rank.
+  /// For float16: the first parameter whose gradient is not finite, and where. The same on every rank.
   std::string overflow() {
     const std::string on_one = world_->broadcast_bytes(reference_ ? reference_->first_not_finite() : "");
     if (!on_one.empty()) return fmt::format("'{}' on one rank", on_one);
@@ -294,9 +294,9 @@ class Comparison {
     }
   }
 
-  /// Both losses into `check`; returns that without recomputation, where there is one. Where float16 overflows on
-  /// either side the step is run again with half the loss's scale on all, as a run would go on. What no scale mends is
-  /// no overflow of it: the step is compared as it was.
+  /// Writes both losses to `check`; returns the loss without recomputation, if there is one. If float16 overflows on
+  /// either side, the step is run again with half the loss scale on all sides, as a run would do. If no loss scale
+  /// helps, it is not an overflow: the step is compared as it was.
   double forward_backward(StepCheck& check) {
     double plain_loss = 0;
     const double first_scale = parallelized_.optimizer_step->loss_scale();
@@ -330,7 +330,7 @@ class Comparison {
     }
   }
 
-  /// What rounding to 16 bits alone does to this step on one rank; known to all ranks.
+  /// The effect of rounding to 16 bits alone on this step on one rank; known to all ranks.
   void measure_rounding(const StepCheck& check) {
     if (!rounds_products_) return;
     json told;
@@ -432,12 +432,12 @@ class Comparison {
   std::function<void(std::int64_t, const std::vector<NamedTensor>&)> observer_;
   LayoutSide parallelized_;
   std::unique_ptr<LayoutSide> reference_;  // on rank 0
-  std::unique_ptr<LayoutSide> plain_;      // the layout without recomputation, where it has some and bits are the same
+  std::unique_ptr<LayoutSide> plain_;      // the layout without recomputation, if the bits must be the same
   bool is_recomputed_ = false, scaled_ = false, rounds_products_ = false;
   std::unique_ptr<ParameterComparison> parts_;
   UpdateBound bound_;
   double max_norm_;
-  LayoutSide::Rounding rounding_;  // of the step; nothing where the layout's products are one rank's
+  LayoutSide::Rounding rounding_;  // of the step; nothing if the layout's products are those of one rank
   std::vector<at::Tensor> gradients_before_, weights_before_, weights_older_;  // on rank 0: the reference's
   LayoutCheck result_;
 };
@@ -449,7 +449,7 @@ LayoutCheck check_layout(const TrainConfig& config, const LayoutCheckContext& co
   TrainConfig parallelized = config;
   parallelized.validation.enable = false;
   parallelized.checkpoint.enable = false;
-  // One global batch for both sides, also where the configuration leaves it to the number of ranks.
+  // Both sides have the same global batch, even if the configuration derives it from the number of ranks.
   parallelized.training.global_batch_size = plan_run(parallelized, context.world->size()).global_batch_size;
   return Comparison(parallelized, context, options).run();
 }

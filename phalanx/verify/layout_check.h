@@ -1,23 +1,27 @@
-// Proves a layout: trains the same model on the same data once on one rank and once as the configuration lays it out,
-// side by side, and compares the losses, every gradient and every weight after every step. `phalanx verify`.
+// Verifies a layout: trains the same model on the same data once on one rank and once in the configuration's layout,
+// side by side. It compares the losses, every gradient and every weight after every step. Used by `phalanx verify`.
 //
 // Rank 0 has the reference: the whole model in the same precision, no recomputation, gradients accumulated over the
-// whole global batch. What it finds goes to all ranks, and each compares the part that it has, copies included: a wrong
-// value is found wherever it is. Both start from the same values, which must be equal to the bit. The layout is then
-// left alone; the reference takes its weights over after every step, so that each step begins at equal weights. Once
-// gradients are wrong the step is run again to see where it begins (layout_origin.h).
+// whole global batch. Rank 0 sends its values to all ranks, and each rank compares the part it has, copies included. So
+// a wrong value is found wherever it is. Both sides start from the same values, which must be equal to the bit. From
+// then on the layout runs undisturbed. The reference takes the layout's weights after every step, so that each
+// step begins at equal weights. If gradients are wrong, the step is run again to see where the error begins
+// (layout_origin.h).
 //
-// Tolerances, the same at every step and learning rate. In float32 sums are rounded in another order: gradients may
-// differ by 1e-5 of their 2-norm, losses by 2e-5 relatively. In 16 bits beside a sharded layout the reference holds a
-// copy of the model in that type (LayoutSide::compute_in), so that both round alike; under tensor parallelism gradients
-// may differ by four times what rounding does to the same step on one rank, which is measured (LayoutSide::Rounding).
-// Weights may differ by 2e-5 of their norm and by what the gradients' own differences account for (update_bound.h): as
-// AdamW moves a weight by the learning rate whatever its gradient's size, those near zero may go the other way.
+// Tolerances are the same at every step and learning rate.
+// - In float32 sums are rounded in another order. Gradients may differ by 1e-5 of their 2-norm, losses by 2e-5
+//   relatively.
+// - In 16 bits with a sharded layout the reference holds a copy of the model in that type (LayoutSide::compute_in), so
+//   that both round alike. With tensor parallelism gradients may differ by four times the effect of rounding on the
+//   same step on one rank, which is measured (LayoutSide::Rounding).
+// - Weights may differ by 2e-5 of their norm plus what the gradients' own differences explain (update_bound.h). AdamW
+//   moves a weight by the learning rate whatever the size of its gradient, so a weight whose gradient is near zero may
+//   move the other way.
 //
-// Recomputation computes the same on the same ranks, so there the tolerance is none: a layout that recomputes is held
-// against the same layout that does not, too, and must have the same bits (one rank: against that rank). This is what
-// finds a copy of a weight that outlives the optimizer's step, however small the step. On the host only, over backends
-// that sum in the order of ranks: elsewhere two runs of one layout differ by rounding.
+// Recomputation computes the same on the same ranks, so its tolerance is zero. A layout that recomputes is also
+// compared with the same layout without recomputation, and must have the same bits (on one rank: with that rank). This
+// finds a copy of a weight that outlives the optimizer's step, however small the step. It is done only on the host,
+// over backends that sum in the order of ranks: elsewhere two runs of one layout differ by rounding.
 //
 //   const LayoutCheck check = check_layout(config, {.world = world}, {.steps = 3});     // collective
 //   if (check.finding) log::error(check.finding->text());
@@ -42,16 +46,16 @@ struct LayoutSide;
 struct LayoutTolerance {
   double loss = 2e-5;
   double gradient = 1e-5;
-  double weight = 2e-5;         // after an update, beside what the gradients' differences account for (update_bound.h)
-  double weight_in_use = 2e-5;  // by a pass: where it was cast to 16 bits it is rounded
-  double activation = 2e-4;     // of what a layer hands on, where the origin of a wrong gradient is looked for
+  double weight = 2e-5;         // after an update, plus what the gradients' differences explain (update_bound.h)
+  double weight_in_use = 2e-5;  // of a weight as a pass uses it: if it was cast to 16 bits it is rounded
+  double activation = 2e-4;     // of a layer's output, when looking for the origin of a wrong gradient
 };
 
-/// What this layout may differ by from one rank in the same precision: by nothing where it is one rank on the host.
+/// How far this layout may differ from one rank in the same precision: by nothing if it is one rank on the host.
 LayoutTolerance tolerance_for(const TrainConfig& config, std::int64_t ranks, at::Device device);
-/// The same for people: one line. Layouts that are allowed the same for the same reason have the same one.
+/// The tolerance in words: one line. Layouts with the same tolerance for the same reason have the same line.
 std::string tolerance_text(const TrainConfig& config, std::int64_t ranks, const LayoutTolerance& tolerance);
-/// Whether products are in 16 bits and not those of one rank, but of parts of rows.
+/// Whether matrix products are in 16 bits and are computed over parts of rows, unlike those of one rank.
 bool rounds_its_own_products(const TrainConfig& config, std::int64_t ranks);
 
 struct LayoutCheckOptions {
@@ -59,7 +63,7 @@ struct LayoutCheckOptions {
   std::optional<LayoutTolerance> tolerance;  // unset: by the precision of the configuration
 };
 
-/// What is further off than it may be, of whatever came first.
+/// The first value that differs by more than its tolerance.
 struct LayoutFinding {
   std::int64_t step = 0;  // from 1; 0: before the first
   std::string what;       // "initial value", "loss", "gradient", "gradient norm", "weight", or of layout_origin.h
@@ -68,11 +72,11 @@ struct LayoutFinding {
   TensorDifference difference;
   double tolerance = 0;
   std::int64_t others = 0;  // parameters that were wrong at the same time
-  std::string cause;        // the likely one, in words
+  std::string cause;        // the likely cause, in words
   std::string text() const;
 };
 
-/// One parameter at one step, on the rank where it is furthest off.
+/// One parameter at one step, on the rank with the largest difference.
 struct ParameterCheck {
   std::string name;
   int rank = 0;
@@ -90,22 +94,22 @@ struct StepCheck {
 struct LayoutCheck {
   std::string layout;
   LayoutTolerance tolerance;
-  std::vector<std::string> notes;  // what was met on the way and is nobody's fault: float16 that overflowed
-  std::vector<StepCheck> steps;    // up to the first one that is wrong
+  std::vector<std::string> notes;  // events that are not errors of the layout, such as an overflow in float16
+  std::vector<StepCheck> steps;    // up to the first wrong one
   std::optional<LayoutFinding> finding;
 };
 
 struct LayoutCheckContext {
   std::shared_ptr<Communicator> world;
-  std::shared_ptr<Communicator> layout_world = nullptr;  // what the layout talks over, where that is another one
+  std::shared_ptr<Communicator> layout_world = nullptr;  // what the layout communicates over; null: `world`
   at::Device device = at::kCPU;
-  /// Shown what the layout trains on this rank: once it has its values (step 0), and whenever a step has its gradients.
+  /// Called with the layout's parameters on this rank: when they have values (step 0), and when a step has gradients.
   std::function<void(std::int64_t step, const std::vector<NamedTensor>& parameters)> observer = nullptr;
-  /// Given the layout's side on this rank before the first step, so that a test can spoil it.
+  /// Called with the layout's side on this rank before the first step, so that a test can corrupt it.
   std::function<void(LayoutSide& side)> prepare = nullptr;
 };
 
-/// The layout is the configuration's, over all ranks of the world. Throws what a run of it would.
+/// Collective. Checks the configuration's layout over all ranks of the world. Throws what a run of it would throw.
 LayoutCheck check_layout(const TrainConfig& config, const LayoutCheckContext& context,
                          const LayoutCheckOptions& options = {});
 

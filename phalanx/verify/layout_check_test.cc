@@ -1,4 +1,5 @@
-// Layouts held against one rank: none is found wrong that is right. layout_mutations_test.cc: what is wrong is found.
+// Layouts are compared with one rank, and no correct layout is found wrong. For wrong ones see
+// layout_mutations_test.cc.
 #include "phalanx/verify/layout_check.h"
 
 #include <ATen/TensorOperators.h>
@@ -111,7 +112,7 @@ class LayoutCheckTest : public TrainerTest {
   }
 };
 
-/// Names of those that differ at all.
+/// The names of the parameters that differ at all.
 std::vector<std::string> names_of_different(const std::vector<ParameterCheck>& checks) {
   std::vector<std::string> names;
   for (const ParameterCheck& check : checks) {
@@ -125,7 +126,7 @@ TEST_F(LayoutCheckTest, RaisesNoAlarmWhereAllIsRight) {
     const LayoutCheck found = check(layout, 5);
     EXPECT_FALSE(found.finding) << layout.name << ": " << found.finding->text();
     ASSERT_EQ(found.steps.size(), 5U);
-    // Where gradients differ by rounding, so do weights: what is shown is of ranks that have the parameter.
+    // If gradients differ by rounding, so do weights. The values shown are of ranks that have the parameter.
     if (!names_of_different(found.steps[2].gradients).empty()) {
       EXPECT_THAT(names_of_different(found.steps[2].weights), ::testing::Not(::testing::IsEmpty())) << layout.name;
     }
@@ -137,7 +138,7 @@ TEST_F(LayoutCheckTest, RaisesNoAlarmWhereAllIsRight) {
   }
 }
 
-// How far two runs come apart is decided by the learning rate and the model; a layout answers for one step at a time.
+// How far two runs diverge depends on the learning rate and the model; a layout is checked one step at a time.
 TEST_F(LayoutCheckTest, NoLearningRateRaisesAnAlarm) {
   const auto in = [](const std::string& type, const std::string& lr, std::vector<std::string> more) {
     more.push_back("--training.mixed_precision_param=" + type);
@@ -167,7 +168,7 @@ TEST_F(LayoutCheckTest, NoLearningRateRaisesAnAlarm) {
   expect_none(sgd, "bfloat16", "1e-1");
 }
 
-// With that much rounding even a gradient of zeros would pass: it is not passed over in silence.
+// With so much rounding even a gradient of zeros would pass: this is reported.
 TEST_F(LayoutCheckTest, AStepThatRoundingDecidesIsSaidToSayLittle) {
   const auto notes_at = [&](const std::string& lr) {
     const Layout tp{"tp", 2, tensor(2, {"--training.mixed_precision_param=bfloat16", "--optimizer.lr=" + lr})};
@@ -182,7 +183,7 @@ TEST_F(LayoutCheckTest, AStepThatRoundingDecidesIsSaidToSayLittle) {
                   "rank by [0-9.e-]+ of its norm, so this step says little of it: a lower .optimizer. lr")));
 }
 
-// A weight that one rank alone moves wrongly, after gradients that are right.
+// Only one rank updates a weight wrongly, after correct gradients.
 TEST_F(LayoutCheckTest, AWrongUpdateIsFoundAtEveryLearningRate) {
   for (const Layout& layout :
        {Layout{"ddp", 4}, Layout{"zero3 tp", 4, tensor(2, degrees(1, 2))}, Layout{"pp tp", 4, tensor(2, pipeline(2))},
@@ -213,7 +214,7 @@ TEST_F(LayoutCheckTest, AWrongUpdateIsFoundAtEveryLearningRate) {
   }
 }
 
-// Vocabulary parallelism with all in float16: 65536 times a loss is infinite there, so a run skips its first step.
+// Vocabulary parallelism all in float16: 65536 times a loss is infinite there, so a run skips its first step.
 TEST_F(LayoutCheckTest, AnOverflowOfFloat16IsANoteWithStepParameterAndScale) {
   Layout layout{"zero3 tp", 4, tensor(2, degrees(1, 2))};
   layout.keys.insert(layout.keys.end(), {"--training.mixed_precision_param=float16", "--training.local_batch_size=4"});
@@ -229,7 +230,7 @@ TEST_F(LayoutCheckTest, AnOverflowOfFloat16IsANoteWithStepParameterAndScale) {
 
 class RecomputedLayoutTest : public LayoutCheckTest {
  protected:
-  /// The weight of layers.0's way out of attention goes through `use` in the layout alone, which is told the step.
+  /// In the layout only, the output projection of the attention of layers.0 goes through `use`, which gets the step.
   using Use = std::function<at::Tensor(const at::Tensor& weight, std::int64_t step)>;
   LayoutCheck check_spoilt(const Layout& layout, const Use& use) const {
     LayoutCheck result;
@@ -286,7 +287,8 @@ TEST_F(RecomputedLayoutTest, WhatRecomputationAloneChangesIsFoundHoweverSmall) {
   }
 }
 
-// A scale cannot mend this: no overflow of scaled gradients, but a wrong value, named as in any other precision.
+// No loss scale can fix this: it is not an overflow of scaled gradients but a wrong value, named as in other
+// precisions.
 TEST_F(RecomputedLayoutTest, WhatIsNotFiniteAtAnyScaleIsWrong) {
   const LayoutCheck found = check_spoilt({"ddp", 2, in("float16")}, [](const at::Tensor& weight, std::int64_t step) {
     return step >= 2 && inside_backward() ? weight / 0.0 : weight;
@@ -299,8 +301,8 @@ TEST_F(RecomputedLayoutTest, WhatIsNotFiniteAtAnyScaleIsWrong) {
               ::testing::HasSubstr("is not finite with the loss scaled by 65536, nor by anything down to 0.5"));
 }
 
-// In 16 bits, too, and where rounding counts most. Tensor parallelism rounds what is handed on, so a small change of it
-// is seen in the gradients alone, and a large one where it begins.
+// The same in 16 bits, where rounding matters most. Tensor parallelism rounds activations between ranks, so a small
+// change shows only in the gradients, and a large one where it begins.
 TEST_F(RecomputedLayoutTest, AWeightThatIsUsedWronglyIsFoundIn16BitsAtEveryLearningRate) {
   struct Case {
     Layout layout;

@@ -1,6 +1,6 @@
-// The layout check, checked: what is spoilt on its way from rank to rank is found, the right parameter is named, and so
-// is what has happened. Mutations times classes of parameters times layouts; every so-manieth of them, or all with
-// PHALANX_ALL_MUTATIONS=1 (make test-all).
+// Checks the layout check: a value that is corrupted on its way from rank to rank is found, and the right parameter and
+// the fault are named. It combines mutations, classes of parameters and layouts, and tests a sample of them, or all
+// with PHALANX_ALL_MUTATIONS=1 (make test-all).
 #include <fmt/format.h>
 
 #include <chrono>
@@ -18,7 +18,7 @@ namespace {
 
 struct ParameterClass {
   std::string name;
-  std::string parameter;             // that stands for it
+  std::string parameter;             // a representative of the class
   std::vector<std::string> members;  // how the names of its parameters end
 };
 
@@ -37,13 +37,13 @@ const std::vector<ParameterClass>& classes() {
 constexpr const char* kTied = "tied embedding";
 constexpr std::int64_t kLayers = 2, kDim = 64;
 
-/// What is brought from rank to rank of what a layer hands on, and which class that layer is of.
+/// A delivery of a layer's output between ranks, and the class of that layer.
 struct Activation {
   DeliveryKey key;
   std::string class_name;
 };
 
-/// In the order in which tensor parallelism with sequence parallelism gathers and scatters in a step.
+/// In the order in which tensor parallelism with sequence parallelism all-gathers and reduce-scatters in a step.
 std::vector<std::string> classes_of_activations() {
   std::vector<std::string> names = {"embedding"};
   for (std::int64_t layer = 0; layer < kLayers; ++layer) {
@@ -65,7 +65,7 @@ class LayoutMutationsTest : public TrainerTest {
     std::string what;
     Mutation mutation = Mutation::dropped;
     std::optional<Site> site;
-    std::string parameter;             // that has to be named
+    std::string parameter;             // must be named
     std::vector<std::string> members;  // or one of these
     int one_rank = 0;
   };
@@ -103,13 +103,13 @@ class LayoutMutationsTest : public TrainerTest {
          "--training.dataset_path=" + path("tokens.bin"), "--training.seq_len=32", "--training.local_batch_size=8",
          "--training.global_batch_size=8", "--training.steps=10", "--lr_scheduler.warmup_steps=1",
          "--optimizer.lr=3e-3", "--parallelism.pipeline_parallel_microbatch_size=1",
-         // Whole tensors come at once then, of which it is known what they are.
+         // Then full tensors arrive at once, and it is known which they are.
          "--parallelism.no-enable_async_tensor_parallel"});
   }
 
   void exclude(const std::string& reason, std::int64_t count = 1) { excluded_[reason] += count; }
 
-  /// Rank 0's result; all ranks must agree. `other`: the last rank's configuration, where it is another.
+  /// Rank 0's result; all ranks must agree. `other`: the last rank's configuration, if it differs.
   template <class Way, class Observer>
   LayoutCheck check(const TrainConfig& config, int ranks, const Way& way, const Observer& observer,
                     const TrainConfig* other = nullptr) const {
@@ -170,7 +170,7 @@ class LayoutMutationsTest : public TrainerTest {
     return cases;
   }
 
-  /// The communicator of an axis: an only one is the world's. Nobody's, where the layout has none such.
+  /// The communicator of an axis: if it is the only axis, the world's. Null if the layout does not have the axis.
   static std::string group_of(const std::string& axis, const std::string& layout) {
     int axes = 0;
     for (const char* one : {"dp_replicate=", "dp_shard=", "tp=", "pp="}) {
@@ -188,8 +188,8 @@ class LayoutMutationsTest : public TrainerTest {
     return holder;
   }
 
-  /// Of each class one activation on its way forward and one gradient on its way back; of norms the sum of their
-  /// gradients.
+  /// For each class one activation in the forward pass and one gradient in the backward pass; for norms the sum of
+  /// their gradients.
   std::vector<Site> tensor_sites_of(const std::string& layout, const ParameterClass& one, const LayoutProbe& probe) {
     std::vector<Site> sites;
     if (one.name == kTied) return sites;  // as the embedding's and the output's
@@ -204,7 +204,7 @@ class LayoutMutationsTest : public TrainerTest {
       if (names[i] == one.name) sites.push_back({.kind = Site::Kind::activation, .key = keys[i]});
     }
     if (one.name != "norm") return sites;
-    // Each layer's two norms meet once, attention_norm first.
+    // The gradients of each layer's two norms are summed once, attention_norm first.
     const auto sums = probe.keys_of(group_of("tp", layout), {Verb::all_reduce}, 2 * kDim);
     if (is_pipeline || sums.empty()) return sites;
     EXPECT_EQ(std::ssize(sums), kLayers);
@@ -218,11 +218,11 @@ class LayoutMutationsTest : public TrainerTest {
     return sites;
   }
 
-  /// What goes from stage to stage, if a layer of this class is what it comes from.
+  /// Transfers between stages, if a layer of this class produces them.
   static std::optional<Site> pipeline_site_of(const std::string& layout, const ParameterClass& one,
                                               const LayoutProbe& probe) {
     if (probe.keys_of(group_of("pp", layout), {Verb::recv}).empty()) return std::nullopt;
-    // The last stage begins with the layer whose norm is the first one that it has.
+    // The last stage begins with the layer whose norm is its first one.
     const auto& last = probe.record(probe.ranks() - 1).parameters;
     const bool cut_in_a_layer = last.at("layers.1.attention_norm.weight").count == 0;
     const bool is_it = one.name == (cut_in_a_layer ? "attention out" : "feed-forward out");
@@ -230,7 +230,7 @@ class LayoutMutationsTest : public TrainerTest {
     return Site{.kind = Site::Kind::activation, .key = {group_of("pp", layout), Verb::recv, -1}};
   }
 
-  /// The first stage has a copy of the last one's tied embedding: it gets its values, and sends its gradient.
+  /// The first stage has a copy of the last stage's tied embedding: it receives its values, and sends its gradient.
   static std::vector<Site> tied_sites_of(const std::string& layout, const ParameterClass& one,
                                          const LayoutProbe& probe) {
     std::map<DeliveryKey, Site> sites;
@@ -240,7 +240,7 @@ class LayoutMutationsTest : public TrainerTest {
       bool has_values = false;
       for (const auto& d : probe.record(rank).delivered) {
         if (d.key.group != group_of("pp", layout) || d.key.verb != Verb::recv || d.output_count != count) continue;
-        // Nobody steps the copy: the gradient that comes to it after its values is let go.
+        // No optimizer steps the copy: the gradient that comes to it after its values is dropped.
         if (p.count == 0 && std::exchange(has_values, true)) continue;
         Site& site = sites[d.key];
         site.kind = p.count > 0 ? Site::Kind::gradient : Site::Kind::weight;
@@ -300,7 +300,7 @@ class LayoutMutationsTest : public TrainerTest {
         std::ranges::any_of(mutant.members, [&](const std::string& end) { return finding.parameter.ends_with(end); });
     const bool is_passing = finding.cause.find("differs from run to run") != std::string::npos;
     EXPECT_TRUE(is_passing || mutant.mutation != Mutation::once) << finding.text();
-    // What lay in the memory before is not the same each time, either.
+    // The previous contents of the memory are not the same each time either.
     if (is_passing && (mutant.mutation == Mutation::once || mutant.mutation == Mutation::dropped)) return;
     EXPECT_TRUE(mutant.parameter.empty() ? is_member : finding.parameter == mutant.parameter) << finding.text();
     EXPECT_FALSE(finding.cause.empty());

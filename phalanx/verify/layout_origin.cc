@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-/// What one side had in its hands during a step.
+/// What one side used during a step.
 struct Path {
   std::vector<std::unique_ptr<ForwardTrace>> traces;  // of the stages that this rank has
   at::Tensor tokens;                                  // [rows, seq_len + 1], float64
@@ -44,7 +44,7 @@ struct Path {
     return nullptr;
   }
 
-  /// What was used next; "": nothing.
+  /// The module used next; "": none.
   std::string after(const std::string& module) const {
     for (const auto& trace : traces) {
       const auto& seen = trace->seen();
@@ -56,7 +56,7 @@ struct Path {
 };
 
 struct Verdict {
-  int rank = -1;  // of the world; nobody is off
+  int rank = -1;  // of the world; -1: no rank differs
   TensorDifference difference;
 };
 
@@ -100,7 +100,7 @@ class Search {
       last = module;
       if (!path.origin) path.origin = weight_of_module(module, &ForwardTrace::ModuleRecord::weight);
     }
-    // Where units are gathered once more for the backward pass.
+    // For units that are unsharded again for the backward pass.
     for (auto step = steps.rbegin(); step != steps.rend() && !path.origin; ++step) {
       if ((*step)["weight"])
         path.origin = weight_of_module((*step)["module"], &ForwardTrace::ModuleRecord::backward_weight);
@@ -109,7 +109,7 @@ class Search {
   }
 
  private:
-  /// Rank 0's tensor on every rank; undefined on all where it has none.
+  /// Rank 0's tensor on every rank; undefined on all ranks if it has none.
   at::Tensor shared(const at::Tensor& of_reference) {
     json shape;
     if (of_reference.defined()) shape = of_reference.sizes().vec();
@@ -122,7 +122,7 @@ class Search {
     return sent;
   }
 
-  /// The rank that is furthest off, if any is by more than `tolerance` of the whole's norm.
+  /// The rank with the largest difference, if it is more than `tolerance` of the full norm.
   Verdict worst_of_ranks(const SuspectValue& value, const std::vector<std::int64_t>& offset, double norm,
                          double tolerance) {
     TensorDifference mine;
@@ -162,8 +162,8 @@ class Search {
     return origin;
   }
 
-  /// Its part of what a module is given, and from where: along the tokens' rows by data rank, along another dimension
-  /// by tensor rank where it is that much shorter. Nothing where it is of no such shape.
+  /// This rank's part of a module's input, and its offset: cut along the tokens' rows by data-parallel rank, and along
+  /// another dimension by tensor-parallel rank if it is that much shorter. Nothing if its shape does not fit.
   std::optional<std::pair<at::Tensor, std::vector<std::int64_t>>> own_part(const at::Tensor& whole,
                                                                            const at::Tensor& found) const {
     const data::RowRange rows = parallelized_.rows();
@@ -187,7 +187,7 @@ class Search {
                                        double tolerance) {
     const at::Tensor whole = shared(reference_ ? reference_->find(module)->input() : at::Tensor());
     if (!whole.defined() || from.empty()) return std::nullopt;
-    // A stage may have the end of a layer alone: what it is given then is not what the whole layer is given.
+    // A stage may have only the end of a layer: its input is then not the input of the whole layer.
     const auto* seen = mine_.find(module);
     if (seen && !seen->has_weight && mine_.after(module) != next_) seen = nullptr;
     SuspectValue value;
@@ -201,15 +201,15 @@ class Search {
     return judge(value, offset, whole.norm().item<double>(), tolerance, what, from + ".weight");
   }
 
-  /// Where what `module` is given is wrong, though the weights up to `last` are right: whether the reference gives it,
-  /// too, or something much closer to it, with weights of the step before. Then a copy of them is out of date.
+  /// The input of `module` is wrong, although the weights up to `last` are right. Tests whether the reference gives it
+  /// too, or something much closer to it, with the previous step's weights. Then a copy of them is out of date.
   std::string stale_copy(const std::vector<std::string>& parameters, const std::string& module, const std::string& last,
                          double tolerance) {
     if (last.empty()) return "";
     if (!shared(options_.weights_before.empty() ? at::Tensor() : at::Tensor(mine_.tokens)).defined()) return "";
     const auto may_be_stale = [&](const NamedTensor& p, bool alone) {
       if (p.name == last + ".weight") return true;
-      // Of an embedding rows are read: nothing of it is copied.
+      // Rows of an embedding are read: no copy is made of it.
       const bool is_matrix = p.tensor.dim() == 2 && p.name.find("embeddings") == std::string::npos;
       return !alone && is_matrix &&
              std::ranges::find(parameters, p.name) < std::ranges::find(parameters, last + ".weight");
@@ -223,7 +223,7 @@ class Search {
           now.emplace_back(p.tensor, p.tensor.clone());
           p.tensor.copy_(options_.weights_before.at(p.name));
         }
-        spent_.push_back(std::move(reference_));  // its hooks stay where they are
+        spent_.push_back(std::move(reference_));  // its hooks stay on the modules
         {
           const at::AutoGradMode with_gradients(true);
           reference_ = std::make_unique<Path>(*reference_side_, options_.step);
@@ -261,13 +261,13 @@ class Search {
   }
 
   LayoutSide& parallelized_;
-  LayoutSide* reference_side_;  // with the reference
+  LayoutSide* reference_side_;  // on the rank with the reference
   Communicator& world_;
   const LayoutPathOptions& options_;
   Path mine_;
   std::unique_ptr<Path> reference_;
   std::vector<std::unique_ptr<Path>> spent_;
-  std::string next_;  // what the reference uses after the module that is looked at
+  std::string next_;  // the module that the reference uses after the current one
 };
 
 }  // namespace

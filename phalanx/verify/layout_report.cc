@@ -57,13 +57,13 @@ nlohmann::json to_record(const ParameterCheck& check) {
           {"ulps", check.difference.ulps}};
 }
 
-constexpr double k16Bits = 0x1p-8;  // twice what rounding to bfloat16 changes a number by at most
+constexpr double k16Bits = 0x1p-8;  // twice the largest relative error of rounding to bfloat16
 
 bool is_float32(const TrainConfig& config) {
   return config.training.mixed_precision_param == "float32" && config.training.mixed_precision_reduce == "float32";
 }
 
-/// Every product of the layout is one of the reference's, with as many rows: what differs is the order of sums.
+/// Every product of the layout is one of the reference's, with as many rows: only the order of sums differs.
 bool has_products_of_one_rank(const TrainConfig& config, std::int64_t ranks) {
   return plan_run(config, ranks).parallel.tp == 1;
 }

@@ -1,4 +1,4 @@
-// A layout check for people and for programs.
+// Formats the result of a layout check, as text and as JSON.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,7 +8,8 @@
 
 namespace phalanx::train {
 
-/// Per step the losses, and per parameter the largest differences of gradient and weight with rank, element and ulps.
+/// For each step the losses; for each parameter the largest differences of gradient and weight with rank, element,
+/// ulps.
 std::string layout_table(const LayoutCheck& check);
 
 /// "dp_shard=2  ok  loss 1.2e-07  gradient 6.1e-08 (layers.0.attention.wq.weight)  weight 3e-07 (...)  1.2 s"

@@ -115,7 +115,7 @@ LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double
       off = (rounded[i].to(at::kDouble) - exact).norm().item<double>();
     }
     grad = rounded[i];
-    // What is not finite says nothing of rounding.
+    // A value that is not finite says nothing about rounding.
     const bool is_measured = norm > 0 && std::isfinite(norm) && std::isfinite(off);
     result.gradients.push_back(is_measured ? off / norm : 0);
     if (!is_measured) continue;
@@ -128,7 +128,7 @@ LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double
 }
 
 TrainConfig reference_config(TrainConfig config) {
-  // The rows that the layout has in one product, so that sums over rows are rounded to 16 bits alike.
+  // As many rows as in one product of the layout, so that sums over rows are rounded to 16 bits alike.
   if (config.parallelism.pipeline_parallel_degree > 1) {
     config.training.local_batch_size = config.parallelism.pipeline_parallel_microbatch_size;
   }

@@ -1,8 +1,7 @@
-// One of the two runs that a layout check holds beside each other: a model with its optimizer and data, laid out
-// somehow.
+// One of the two runs that a layout check compares: a model with its optimizer and data, in some layout.
 //
-//   LayoutSide side(config, world, device);            // collective; with its starting values
-//   const double loss = side.forward_backward(step);     // of this rank's rows
+//   LayoutSide side(config, world, device);            // collective; has its initial values
+//   const double loss = side.forward_backward(step);   // of this rank's rows
 //   side.optimizer_step->apply(step);
 #pragma once
 
@@ -20,27 +19,28 @@ namespace phalanx::train {
 struct LayoutSide {
   LayoutSide(const TrainConfig& config, const std::shared_ptr<Communicator>& world, at::Device device);
 
-  /// From here on every pass is that of a model whose weights are all of this type, copies of `model`'s; their
-  /// gradients are summed over micro-batches in float32. What a sharded layout computes, by other means. One rank only.
+  /// From here on every pass uses a model whose weights are all of this type, copies of `model`'s. Their gradients are
+  /// summed over micro-batches in float32. A sharded layout computes the same, by other means.
+  /// REQUIRES: there is only one rank.
   void compute_in(const TrainConfig& config, at::ScalarType dtype);
-  /// What the passes go through: of `model`, or the copy in another type.
+  /// The modules that the passes run: those of `model`, or of the copy in another type.
   std::vector<nn::Module*> modules() const;
   /// The mean loss over this rank's rows.
   double forward_backward(std::int64_t step);
-  /// The rows of the global batch that this rank's data rank has.
+  /// The rows of the global batch that belong to this rank's data-parallel rank.
   data::RowRange rows() const;
 
   void drop_gradients();
-  /// The parameter whose gradient is not finite on this rank, the first one; empty: none is.
+  /// The name of the first parameter whose gradient is not finite on this rank; empty: none.
   std::string first_not_finite() const;
-  void scale_loss(double factor);  // times the scale that it has
-  /// What rounding to 16 bits alone does to loss and gradients at the weights as they are: how far those that are
-  /// there, found with `loss`, are from the same in float32, relative to their size.
+  void scale_loss(double factor);  // multiplies the current loss scale
+  /// The effect of rounding to 16 bits alone on loss and gradients at the current weights: how far the current
+  /// gradients, found with `loss`, are from those in float32, relative to their size.
   struct Rounding {
     double loss = 0, norm = 0;
     std::vector<double> gradients;  // in the model's order
   };
-  Rounding rounding_of_gradients(std::int64_t step, double loss);  // gradients stay
+  Rounding rounding_of_gradients(std::int64_t step, double loss);  // leaves the gradients as they are
 
   RunPlan plan;
   TrainingData data;
@@ -51,7 +51,7 @@ struct LayoutSide {
  private:
   double forward_backward_in_cast(std::int64_t step);
 
-  std::shared_ptr<models::Llama> cast_;  // the model in another type; null: there is none
+  std::shared_ptr<models::Llama> cast_;  // the model in another type; null: none
 };
 
 }  // namespace phalanx::train

@@ -60,7 +60,7 @@ void ParameterComparison::share_names() {
   }
 }
 
-/// Each element of each parameter is one rank's own: the first one's that has it.
+/// Each element of each parameter belongs to one rank: the first one that has it.
 void ParameterComparison::find_own_parts() {
   json parts = json::array();
   for (const NamedTensor& part : mine_) {

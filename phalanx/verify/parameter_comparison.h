@@ -1,11 +1,11 @@
-// The parameters of a layout beside those of one rank: each rank compares the part that it has, copies included, and
-// all learn where each parameter is furthest off.
+// Compares the parameters of a layout with those of one rank. Each rank compares the part it has, copies included. Then
+// all ranks learn where each parameter differs most.
 //
-// Rank 0 has the reference, and sends it one parameter at a time: whole, in float32, on the host. All calls are
-// collective, and done when they return.
+// Rank 0 has the reference and sends it one parameter at a time: full, in float32, on the host. All calls are
+// collective and synchronous.
 //
-//   ParameterComparison parts(laid_out, rank == 0 ? &reference : nullptr, *world, fail);
-//   for (const ParameterCheck& check : parts.compare(gradient_of)) ...                     // in the model's order
+//   ParameterComparison comparison(parallelized, rank == 0 ? &reference : nullptr, *world, fail);
+//   for (const ParameterCheck& check : comparison.compare(gradient_of)) report(check);     // in the model's order
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,31 +23,32 @@
 
 namespace phalanx::train {
 
-/// What of a parameter is compared: its gradient, its weight. Undefined: zeros.
+/// Selects what is compared of a parameter: its gradient, its weight. Undefined: zeros.
 using ValueOf = std::function<at::Tensor(const NamedTensor&)>;
-/// Of parameter `index`, of this rank's part: how far off it may be beside a tolerance, relative to the whole's norm.
+/// For this rank's part of parameter `index`: how far it may differ beyond the tolerance, relative to the full norm.
 using Explain =
     std::function<double(std::size_t index, const at::Tensor& found, const at::Tensor& expected, double norm)>;
 
 class ParameterComparison {
  public:
-  /// Both sides, and the world, must outlive it. `not_finite` throws; it is called on every rank with the name of a
-  /// parameter whose value on one rank is not finite. Error where the layout has a parameter that one rank has not.
+  /// REQUIRES: both sides and the world outlive this object; `not_finite` throws. `not_finite` is called on every rank
+  /// with the name of a parameter whose value on one rank is not finite. Throws Error if the layout has a parameter
+  /// that the reference lacks.
   ParameterComparison(LayoutSide& parallelized, LayoutSide* reference, Communicator& world,
                       std::function<void(const std::string& name)> not_finite);
 
   const std::vector<std::string>& names() const noexcept { return names_; }
-  const std::vector<std::int64_t>& shape(std::size_t index) const { return shapes_[index]; }  // of the whole
-  const NamedTensor* here(std::size_t index) const;  // this rank's part; null: another stage's
+  const std::vector<std::int64_t>& shape(std::size_t index) const { return shapes_[index]; }  // of the full parameter
+  const NamedTensor* here(std::size_t index) const;  // this rank's part; null: it is on another stage
 
-  /// Rank 0's whole value, on every rank; undefined on all where it has none.
+  /// Rank 0's full value, on every rank; undefined on all ranks if it has none.
   at::Tensor send(std::size_t index, const ValueOf& value) const;
-  /// Of each parameter the rank that is furthest off.
+  /// Returns, for each parameter, the rank with the largest difference.
   std::vector<ParameterCheck> compare(const ValueOf& value, const Explain& explain = nullptr) const;
-  /// Held against parameters that are laid out alike, on each rank against its own.
+  /// Compares with parameters in the same layout; each rank compares with its own.
   std::vector<ParameterCheck> compare_same_parts(const std::vector<NamedTensor>& others, const ValueOf& value) const;
-  /// From here on both sides have the layout's weights, so that each step is compared by itself: how far two runs come
-  /// apart over several steps is decided by the model and the learning rate, not by the layout.
+  /// ENSURES: both sides have the layout's weights, so that each step is compared by itself. How far two runs diverge
+  /// over several steps depends on the model and the learning rate, not on the layout.
   void take_weights_of_layout() const;
 
  private:
@@ -61,8 +62,8 @@ class ParameterComparison {
   std::function<void(const std::string&)> not_finite_;
   std::vector<std::string> names_;
   std::vector<std::vector<std::int64_t>> shapes_;
-  std::vector<NamedTensor> mine_;  // by index; without a name where there is none
-  std::set<std::size_t> own_;      // those parts that this rank is the first to have
+  std::vector<NamedTensor> mine_;  // by index; without a name if this rank has no part
+  std::set<std::size_t> own_;      // parts of which this rank is the first holder
 };
 
 }  // namespace phalanx::train

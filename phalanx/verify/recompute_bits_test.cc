@@ -1,6 +1,7 @@
-// Recomputation changes no bit: ten steps in 16 bits, by every kind of layout and of recomputation, beside the same ten
-// steps without it. A copy of a weight that outlives its update shows from the second step on. Each layout has one kind
-// of recomputation here, the first two have all; with PHALANX_ALL_MUTATIONS=1 (make mutations) every layout has.
+// Recomputation changes no bit. Ten steps in 16 bits, with every kind of layout and of recomputation, are compared with
+// the same ten steps without it. A copy of a weight that outlives its update shows from the second step on. Each layout
+// has one kind of recomputation here, the first two have all; with PHALANX_ALL_MUTATIONS=1 (make mutations) every one
+// has.
 #include <cstdlib>
 #include <string>
 #include <tuple>
@@ -51,7 +52,7 @@ std::vector<BitsLayout> layouts_of_bits() {
 
 class RecomputeBitsTest : public TrainerTest {
  protected:
-  /// What a rank has seen and has at the end.
+  /// What a rank received and what it has at the end.
   using Bits = std::pair<std::vector<double>, std::map<std::string, std::string>>;
 
   TrainConfig config_of(const BitsLayout& layout, const std::string& type,
@@ -117,7 +118,7 @@ class RecomputeBitsTest : public TrainerTest {
 };
 
 TEST_F(RecomputeBitsTest, InBfloat16) { expect_same_bits("bfloat16", /*is_rare=*/false); }
-// By half of the layouts: on most processors it is slow.
+// Only for half of the layouts: on most processors it is slow.
 TEST_F(RecomputeBitsTest, InFloat16) { expect_same_bits("float16", /*is_rare=*/true); }
 
 }  // namespace

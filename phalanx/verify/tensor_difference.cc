@@ -14,7 +14,7 @@ using nlohmann::json;
 
 std::int64_t ulps_between(float a, float b) {
   if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<std::int64_t>::max();
-  // Neighbouring numbers have neighbouring places, 0 and -0 the same one.
+  // Adjacent floats have adjacent integers; 0 and -0 have the same.
   const auto place = [](float value) {
     const auto bits = std::bit_cast<std::int32_t>(value);
     return bits < 0 ? static_cast<std::int64_t>(std::numeric_limits<std::int32_t>::min()) - bits
@@ -63,7 +63,7 @@ TensorDifference difference_of(const at::Tensor& found, const at::Tensor& expect
 }
 
 std::string to_text(const TensorDifference& d) {
-  // Numbers that are not finite have no place in JSON; these are written as text.
+  // JSON has no numbers that are not finite; these are written as text.
   const auto number = [](double value) { return std::isfinite(value) ? json(value) : json(fmt::format("{}", value)); };
   const json object = {{"relative", number(d.relative)},
                        {"explained", number(d.explained)},

@@ -48,7 +48,7 @@ double UpdateBound::of(const std::string& name, double lr) const {
   if (found == sums_.end()) return 0;
   const Sums& sums = found->second;
   if (is_sgd()) return lr * (l2_norm(sums.difference) + norm_difference_ * l2_norm(sums.expected));
-  // 0 / 0: neither side has a gradient, nor moves.
+  // 0 / 0: neither side has a gradient, so neither moves.
   const at::Tensor ratio = (sums.difference / at::minimum(sums.found, sums.expected)).sqrt_().nan_to_num_(0);
   const double by_element = l2_norm(ratio.mul_(2).clamp_max_(2));
   return lr * (by_element + 2 * norm_difference_ * std::sqrt(static_cast<double>(ratio.numel())));

@@ -29,7 +29,7 @@ TEST(UpdateBound, OfEqualGradientsIsNothingAndOfOppositeOnesTwoRates) {
   EXPECT_EQ(bound.of("same", 0.5), 0);
   EXPECT_DOUBLE_EQ(bound.of("opposite", 0.5), 0.5 * 2 * std::sqrt(2.0));
   EXPECT_EQ(bound.of("of which nothing is known", 0.5), 0);
-  // The norm's own difference counts through clipping.
+  // The difference of the norm counts through clipping.
   UpdateBound clipped(TrainConfig::Optimizer{.name = "AdamW"});
   clipped.add("same", g, g);
   clipped.end_step({.found = 1.01, .expected = 1});
@@ -44,11 +44,11 @@ TEST(UpdateBound, OfSgdIsTheDifferenceTimesTheRate) {
   EXPECT_DOUBLE_EQ(bound.of("w", 0.1), 0.1 * 0.125 * 2);
   bound.add("w", g, g);
   bound.end_step({.found = 1, .expected = 1, .factor = 0.5});
-  EXPECT_DOUBLE_EQ(bound.of("w", 0.1), 0.1 * 0.125 * 0.5 * 2);  // what momentum has kept of it
+  EXPECT_DOUBLE_EQ(bound.of("w", 0.1), 0.1 * 0.125 * 0.5 * 2);  // what momentum has left of it
 }
 
-// Two optimizers whose gradients differ by rounding, at weights that are made equal after each step: never further
-// apart than the bound, at any learning rate, and at large ones not far below it.
+// Two optimizers whose gradients differ by rounding, at weights that are made equal after each step. Their weights
+// never diverge by more than the bound, at any learning rate; at large rates they come close to it.
 TEST(UpdateBound, HoldsForTheOptimizersThemselves) {
   constexpr std::int64_t kCount = 4000;
   for (const std::string name : {"AdamW", "SGD"}) {

@@ -9,7 +9,7 @@
 
 namespace phalanx {
 
-/// The message of the E that `body` throws; "" where it throws nothing.
+/// The message of the E that `body` throws; "" if it throws nothing.
 template <class E = Error, class Body>
 std::string error_text(Body&& body) {
   try {

@@ -1,6 +1,6 @@
-// XML as tests look into it: elements with their attributes and text, of a document that is well-formed. Another one is
-// an Error that says where it is not. No comments, CDATA, declarations or processing instructions: the program writes
-// none into its pictures.
+// A small XML parser for tests: elements with their attributes and text. A document that is not well-formed is an Error
+// that says where. Comments, CDATA, declarations and processing instructions are not supported, since the program's
+// pictures have none.
 //
 //   const XmlElement svg = parse_xml(picture);
 //   for (const XmlElement* box : elements_of(svg, "rect")) sum += box->number("width");
@@ -21,7 +21,7 @@ namespace phalanx {
 struct XmlElement {
   std::string name;
   std::map<std::string, std::string> attributes;
-  std::string text;  // its own, not that of the elements in it; entities resolved
+  std::string text;  // this element's own text, without that of its children; entities are resolved
   std::vector<XmlElement> children;
 
   double number(const std::string& attribute) const { return std::stod(attributes.at(attribute)); }
@@ -73,7 +73,7 @@ class XmlReader {
     return std::string(text_.substr(begin, at_ - begin));
   }
 
-  /// Up to `end`, which is not taken.
+  /// Reads up to `end`, which is not consumed.
   std::string characters(char end) {
     static const std::map<std::string, char, std::less<>> kEntities = {
         {"&amp;", '&'}, {"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&#39;", '\''}};

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#define XXH_INLINE_ALL  // the header alone: nothing to link, nothing to ship
+#define XXH_INLINE_ALL  // header only: nothing to link, nothing to ship
 #include <xxhash.h>
 
 namespace phalanx {

@@ -1,7 +1,7 @@
-// The hash that guards a checkpoint file: XXH3 (64 bits) of each 1 MiB block, the last one shorter.
+// The hash that protects a checkpoint file: XXH3 (64 bits) of each 1 MiB block; the last block may be shorter.
 //
-// Per block rather than per file or per tensor, so that whoever reads a part of a file verifies exactly the blocks it
-// touches, headers included. It detects damage (a flipped bit, a torn write), not forgery.
+// There is one hash per block, not per file or per tensor. So a reader of a part of a file verifies exactly the blocks
+// it touches, headers included. The hash detects damage (a flipped bit, a torn write), not forgery.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,12 @@ namespace phalanx {
 inline constexpr std::uint64_t kHashBlockBytes = 1 << 20;
 
 std::uint64_t hash_block(std::span<const std::byte> bytes);
-/// Block `block` of the file's bytes, which must have so many.
+/// The bytes of block `block` of the file.
+/// REQUIRES: the file has that block.
 std::span<const std::byte> bytes_of_block(std::span<const std::byte> file, std::uint64_t block);
-/// 16 hexadecimal digits.
+/// Formats a hash as 16 hexadecimal digits.
 std::string format_hash(std::uint64_t hash);
-/// That of a short text, as one block.
+/// The hash of a short text, as one block.
 std::string hash_of_text(std::string_view text);
 
 }  // namespace phalanx

@@ -1,4 +1,4 @@
-// Writes a file from front to back in blocks of 1 MiB and hashes each block on its way, while it is in the cache.
+// BlockWriter writes a file from front to back in blocks of 1 MiB. It hashes each block while it is in the CPU cache.
 //
 //   BlockWriter writer(fs, folder / "a.safetensors");
 //   writer.append_header(safetensors::format_header(header));
@@ -22,7 +22,8 @@ class BlockWriter {
  public:
   BlockWriter(FileSystem& fs, const std::filesystem::path& path);
 
-  /// First of all, if at all: the safetensors header, which gets a hash of its own besides.
+  /// Appends the safetensors header, which also gets its own hash.
+  /// REQUIRES: it is the first call, if it is called.
   void append_header(std::string_view header);
   void append(std::span<const std::byte> bytes);
   ManifestFile finish();

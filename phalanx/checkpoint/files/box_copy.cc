@@ -13,7 +13,7 @@ std::uint64_t copy_overlap(const Box& source_box, std::span<const std::byte> sou
 
 std::uint64_t copy_part(const Box& part, const Box& source_box, std::span<const std::byte> source,
                         const Box& target_box, std::span<std::byte> target, std::size_t element_size) {
-  // Both lists run through the same elements in the same order, in runs as long as each side allows.
+  // Both lists cover the same elements in the same order, in runs as long as each side allows.
   const auto from = flat_ranges(relative_to(part, source_box), source_box.shape);
   const auto to = flat_ranges(relative_to(part, target_box), target_box.shape);
   std::size_t f = 0, t = 0;
@@ -42,7 +42,7 @@ Box rows_of_box(const Box& box, std::int64_t begin, std::int64_t end) {
 void for_each_chunk(const Box& box, std::int64_t max_elements, const std::function<void(const Box&)>& use) {
   if (box.empty()) return;
   if (box.numel() <= max_elements) return use(box);
-  // Dimensions before the first of more than one element make no order; one index of it has `inner` elements.
+  // Leading dimensions of size 1 do not affect the order. One index of dimension d has `inner` elements.
   std::size_t d = 0;
   while (box.shape[d] == 1) ++d;
   const std::int64_t inner = box.numel() / box.shape[d], count = std::max<std::int64_t>(1, max_elements / inner);

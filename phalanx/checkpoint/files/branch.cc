@@ -42,7 +42,7 @@ bool branch_entry_exists(const std::filesystem::path& path) {
   return std::filesystem::exists(path, error);
 }
 
-/// The first that is not there, or that an interruption has left empty.
+/// The first name that does not exist, or that an interruption has left empty.
 std::string free_name(const std::filesystem::path& folder) {
   for (int number = 1;; ++number) {
     const std::string name = fmt::format("{}{}", kAbandoned, number);
@@ -51,7 +51,7 @@ std::string free_name(const std::filesystem::path& folder) {
   }
 }
 
-/// Moves what branch.json names, and says there that it is done.
+/// Moves what branch.json names, and records there that it is done.
 SetAside move_aside(const std::filesystem::path& folder, Branch branch, FileSystem& fs, const KeepBeside& keep) {
   SetAside moved{.names = branch.being_set_aside, .into = folder / branch.set_aside_in};
   for (const auto& name : moved.names) {

@@ -1,17 +1,17 @@
-// The branch of a run that [checkpoint] load_step begins: newer steps are set aside, so that what comes next follows
-// it.
+// A branch of a run, which [checkpoint] load_step begins: newer steps are set aside, so that the next steps follow
+// load_step.
 //
-//   FOLDER/branch.json               which step it began from, and what asked for it
+//   FOLDER/branch.json               the step that the branch began from, and the command that asked for it
 //   FOLDER/abandoned-1/step-120      a step that was newer then; a checkpoint folder like any other
 //
-// Crash-safe at every file operation: branch.json, replaced in one rename, first names what is to be set aside, then
-// the renames follow. From that rename on list_checkpoints() passes over what it names, so that every reader follows
-// the branch; finish_branch() does what an interruption has left. Before it, nothing has changed.
+// It is crash-safe at every file operation. First branch.json, replaced in one rename, names what is to be set aside;
+// then the steps are renamed. Before the first rename nothing has changed. After it list_checkpoints() skips the named
+// steps, so that every reader follows the branch, and finish_branch() completes an interrupted begin_branch().
 //
 //   begin_branch(folder, {.step = 100, .command = hash, .job = "..."});
-//   const auto branch = read_branch(folder);             // of a later command, to see whether it asks for the same
+//   const auto branch = read_branch(folder);             // in a later command, to see whether it asks for the same
 //
-// One process at a time calls (train/run_lock.h). Knows no torch.
+// Only one process at a time may call (train/run_lock.h). It does not use torch.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +28,15 @@ namespace phalanx {
 inline constexpr const char* kBranchName = "branch.json";
 
 struct Branch {
-  std::int64_t step = 0;                          // it began from
-  double time = 0;                                // when, in seconds since the epoch; filled in by begin_branch()
-  std::string command = {};                       // what asked for it: the hash of its settings
-  std::string job = {};                           // which launcher's or scheduler's job did; empty: none
-  std::string last_command = {};                  // what went on with it last, where that was another one
-  std::string last_job = {};                      // likewise
-  std::string base = {};                          // which state step-N was; filled in by begin_branch()
+  std::int64_t step = 0;                          // where the branch began
+  double time = 0;                                // when, in seconds since the epoch; set by begin_branch()
+  std::string command = {};                       // the command that asked for it: the hash of its settings
+  std::string job = {};                           // the launcher's or scheduler's job of that command; empty: none
+  std::string last_command = {};                  // the last command that continued it, if it was another one
+  std::string last_job = {};                      // the job of that command
+  std::string base = {};                          // identifies the state of step-N; set by begin_branch()
   std::string set_aside_in = {};                  // "abandoned-1"; empty: there were no newer steps
-  std::vector<std::string> being_set_aside = {};  // names; empty when that is done
+  std::vector<std::string> being_set_aside = {};  // names; empty when all are set aside
 };
 
 struct SetAside {
@@ -44,26 +44,29 @@ struct SetAside {
   std::filesystem::path into;
 };
 
-/// CheckpointError where the file is malformed.
+/// Returns nothing if there is no branch. Throws CheckpointError if the file is malformed.
 std::optional<Branch> read_branch(const std::filesystem::path& folder);
 
-/// Puts beside the steps that were set aside, in the folder that it is given, what else belongs to them, and records
-/// them (branch.being_set_aside). Called before branch.json says that all is done; after an interruption once more.
+/// Stores other data that belongs to the steps being set aside (branch.being_set_aside) in the folder `into`, and
+/// records them. It is called before branch.json says that all is done, and again after an interruption.
 using KeepBeside = std::function<void(const std::filesystem::path& into, const Branch& branch)>;
 
-/// Begins a branch from step-`branch.step`, which must be there. Returns what was set aside.
+/// Begins a branch from step-`branch.step`. Returns what was set aside.
+/// REQUIRES: that step exists.
 SetAside begin_branch(const std::filesystem::path& folder, Branch branch, FileSystem& fs = posix_file_system(),
                       const KeepBeside& keep = {});
-/// Completes one whose beginning was interrupted. Returns all that it set aside, before and now.
+/// Completes an interrupted begin_branch(). Returns everything it set aside, before and now.
 SetAside finish_branch(const std::filesystem::path& folder, FileSystem& fs = posix_file_system(),
                        const KeepBeside& keep = {});
-/// The branch is gone on with by this command, of this job (empty: of none, which changes nothing).
+/// Records that this command, of this job, continues the branch. Without a job (empty) the recorded job does not
+/// change.
 void renew_branch(const std::filesystem::path& folder, const std::string& command, const std::string& job,
                   FileSystem& fs = posix_file_system());
-/// A command that asks for no branch goes on with the newest step: the next that asks for one begins it anew.
+/// For a command that asks for no branch and continues from the newest step: the next command that asks for a branch
+/// begins it anew.
 void forget_branch(const std::filesystem::path& folder, FileSystem& fs = posix_file_system());
 
-/// Whether step-`branch.step` is the state that the branch began from, or is there no more (keep_latest_k).
+/// Whether step-`branch.step` is still the state that the branch began from, or no longer exists (keep_latest_k).
 bool has_same_base(const std::filesystem::path& folder, const Branch& branch);
 
 }  // namespace phalanx

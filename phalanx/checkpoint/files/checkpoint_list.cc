@@ -115,7 +115,7 @@ std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
     }
     return newest.path;
   }
-  // Of a run's folder, what is wrong below it.
+  // For a run's folder: what is wrong below it.
   if (const auto below = path / "checkpoint"; list.skipped.empty() && std::filesystem::is_directory(below, error)) {
     folder = below;
     list = list_checkpoints(folder);

@@ -1,8 +1,8 @@
-// Finds the checkpoints in a folder and says which are whole.
+// Lists the checkpoints in a folder and which of them are complete.
 //
-// A checkpoint is a directory step-N. `step-N.tmp` is one whose saving or removal did not finish, never read again;
-// `step-N.replaced` is the former step-N for the moment in which another takes its place, and as good as it. Steps that
-// a rollback has begun to set aside (branch.h) are none.
+// A checkpoint is a directory step-N. `step-N.tmp` is one whose save or removal did not finish; it is never read.
+// `step-N.replaced` is the former step-N during its replacement by another, and is as good as it. Steps that a rollback
+// has begun to set aside (branch.h) do not count.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ namespace phalanx {
 struct FoundCheckpoint {
   std::filesystem::path path;
   std::int64_t step = 0;
-  std::string damage = {};  // why it is not complete; empty: it is
+  std::string damage = {};  // why it is not complete; empty: it is complete
 };
 
 struct CheckpointList {
-  std::vector<FoundCheckpoint> complete;  // newest first: manifest sound, every file there in its size
+  std::vector<FoundCheckpoint> complete;  // newest first: the manifest is intact, every file exists and has its size
   std::vector<FoundCheckpoint> damaged;   // step directories that are not complete
-  std::vector<std::string> skipped;       // one line for each directory passed over, with the reason
+  std::vector<std::string> skipped;       // one line for each skipped directory, with the reason
 };
 
 /// Reads names, manifests and file sizes, not the tensors. A folder that does not exist has no checkpoints.
@@ -34,12 +34,12 @@ std::optional<std::int64_t> step_of_name(std::string_view name);
 
 std::filesystem::path step_directory(const std::filesystem::path& folder, std::int64_t step);
 
-/// The folder of checkpoints that is meant by `path`: itself, or where it is a run's folder the one below that has
-/// complete steps (CheckpointError where several have).
+/// The folder of checkpoints for `path`: `path` itself, or if it is a run's folder the subfolder that has complete
+/// steps (CheckpointError if several have).
 std::filesystem::path checkpoint_folder(const std::filesystem::path& path);
 
-/// `path` itself if it is a step directory, else the newest complete one in the folder or run, with a warning where a
-/// newer one is damaged; CheckpointError if there is none.
+/// `path` itself if it is a step directory, else the newest complete step in the folder or run. Warns if a newer one is
+/// damaged. Throws CheckpointError if there is none.
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 
 }  // namespace phalanx

@@ -33,7 +33,7 @@ class Comparison {
  public:
   Comparison(SavedState& a, SavedState& b) : a_(a), b_(b) {}
 
-  /// Nothing where all bits are the same.
+  /// Returns nothing if all bits are the same.
   std::optional<TensorDifference> compare(const SavedTensor& a, const SavedTensor& b,
                                           const std::function<void(std::uint64_t)>& progress) {
     TensorDifference difference{&a, &b, 0, 0, {}};
@@ -73,7 +73,7 @@ class Comparison {
       if (numbers_a == 2 || numbers_b == 2)
         apart = std::max(
             apart, distance(numbers_a == 2 ? values_a_[2 * i + 1] : 0, numbers_b == 2 ? values_b_[2 * i + 1] : 0));
-      // Zeros of two signs, or two NaNs, are no distance apart and still not the same.
+      // Zeros of two signs, or two NaNs, have no distance and still differ in their bits.
       if (apart == 0 && !(same_dtype && std::memcmp(&bytes_a_[i * size], &bytes_b_[i * size], size) != 0)) continue;
       ++difference.elements;
       if (apart > difference.largest || difference.largest_at.empty()) {

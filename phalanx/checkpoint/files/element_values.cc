@@ -29,7 +29,7 @@ std::uint16_t half_bits(float value) {
   if (bits > 0x7f800000U) return sign | 0x7e00U;   // NaN
   if (bits >= 0x477ff000U) return sign | 0x7c00U;  // 65520 and more round to infinity
   if (bits < 0x38800000U) {
-    // Below 2^-14: adding 1/2 leaves the float's last bit at 2^-24, and rounds as the addition does.
+    // Below 2^-14: adding 1/2 puts the float's last bit at 2^-24, and rounds as the addition does.
     const float shifted = std::bit_cast<float>(bits) + 0.5F;
     return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000U));
   }

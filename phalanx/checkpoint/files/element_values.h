@@ -1,7 +1,7 @@
-// Values of the elements in a file, without torch: to compare tensors and to convert their dtype.
+// Decodes and encodes the elements in a file, without torch: to compare tensors and to convert their dtype.
 //
-// Conversions round to nearest even and give torch's bits: float64 goes to 16 bits by way of float32, overflow becomes
-// infinity, NaN a quiet NaN.
+// Conversions round to nearest even and give the same bits as torch: float64 is converted to 16 bits by way of float32,
+// overflow becomes infinity, NaN a quiet NaN.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@
 
 namespace phalanx {
 
-bool is_floating_point(safetensors::Dtype dtype);  // float8 included; complex numbers not
+bool is_floating_point(safetensors::Dtype dtype);  // includes float8, but not complex numbers
 
-/// Fills `values` (one for each element, two for a complex one) from the elements' bytes. Exact, but for 64-bit
+/// Fills `values` (one for each element, two for a complex one) from the elements' bytes. Exact, except for 64-bit
 /// integers beyond 2^53.
 void decode_elements(safetensors::Dtype dtype, std::span<const std::byte> bytes, std::span<double> values);
 

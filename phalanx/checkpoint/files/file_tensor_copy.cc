@@ -18,13 +18,13 @@ Box turned(Box box) {
   return box;
 }
 
-// A box of the tensor among all parts, not turned yet.
+// The position of a box of the tensor among all parts, before transposing.
 Box among_parts(const FileTensorView::Form& form, const std::vector<std::int64_t>& shape, Box box) {
   if (form.parts > 1) box.offsets[0] += form.part * shape[0];
   return box;
 }
 
-// As copy_overlap(), where source_box is turned: a row of it is a column of the target.
+// Like copy_overlap(), but source_box is transposed: its rows are columns of the target.
 std::uint64_t copy_overlap_transposed(const Box& source_box, std::span<const std::byte> source, const Box& target_box,
                                       std::span<std::byte> target, std::size_t element_size) {
   const auto common = intersect(turned(source_box), target_box);

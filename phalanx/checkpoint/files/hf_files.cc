@@ -49,7 +49,7 @@ std::optional<data::BpeTokenizer> tokenizer_of(const std::filesystem::path& fold
   }
 }
 
-/// Of each role ("bos", "eos", "pad") the token, a list of several, or null.
+/// The token of each role ("bos", "eos", "pad"), a list of several, or null.
 class RoleTokens {
  public:
   RoleTokens(const json& config, const json& generation, const std::optional<data::BpeTokenizer>& tokenizer,
@@ -93,14 +93,14 @@ class RoleTokens {
   std::map<std::string, json> tokens_;
 };
 
-/// The token's text, for tokenizer_config.json: of several the first's.
+/// The token's text, for tokenizer_config.json; if there are several, the first one's.
 json text_of(const json& token, const data::BpeTokenizer& tokenizer) {
   const json& first = token.is_array() && !token.empty() ? token.front() : token;
   if (!first.is_number_integer()) return nullptr;
   for (const data::AddedToken& added : tokenizer.model().added_tokens) {
     if (added.id == first.get<std::int64_t>()) return added.content;
   }
-  return nullptr;  // no token that text may hold
+  return nullptr;  // no token that a text may contain
 }
 
 json parsed(const std::string& text, const std::filesystem::path& file) {
@@ -160,7 +160,7 @@ std::map<std::string, std::string> hf_files(const models::LlamaConfig& config, c
   for (const char* role : kRoles) {
     const std::string key = fmt::format("{}_token_id", role);
     description[key] = tokens.of(role);
-    const json own = generation.value(key, json());  // may be another one than config.json's
+    const json own = generation.value(key, json());  // may differ from config.json's
     if (own.is_null() || !RoleTokens::are_tokens(own, config.vocab_size)) generation[key] = tokens.of(role);
   }
   texts[kConfig] = description.dump(2) + "\n";

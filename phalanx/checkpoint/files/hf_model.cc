@@ -76,7 +76,7 @@ std::string torch_name(Dtype dtype) {
   }
 }
 
-/// Where the run's tokenizer is: beside the checkpoint, in the run's folder, or where the run was told to find it.
+/// The run's tokenizer: beside the checkpoint, in the run's folder, or where the run's configuration said.
 std::filesystem::path assets_of_run(const SavedState& saved) {
   const auto metadata = nlohmann::json::parse(saved.manifest().metadata);
   const auto entry = metadata.find("hf_assets_path");
@@ -90,7 +90,7 @@ std::filesystem::path assets_of_run(const SavedState& saved) {
   for (const auto& folder : places) {
     if (std::filesystem::is_regular_file(folder / "tokenizer.json", error)) return folder;
   }
-  if (!told.empty() && std::filesystem::exists(named, error)) return named;  // hf_files() says what is not there
+  if (!told.empty() && std::filesystem::exists(named, error)) return named;  // hf_files() reports what is missing
   if (!told.empty()) {
     log::warn(
         fmt::format("{}, where the run had its tokenizer (model.hf_assets_path), is not there: written without "
@@ -100,15 +100,15 @@ std::filesystem::path assets_of_run(const SavedState& saved) {
   return {};
 }
 
-/// The tokenizer that goes beside the weights must be the one that they were trained with. What is not known on either
-/// side is said.
+/// The tokenizer that is exported with the weights must be the one they were trained with. If either is unknown, this
+/// is logged.
 void require_own_tokenizer(const SavedState& saved, const std::filesystem::path& assets, bool allow_mismatch) {
   const auto folder = assets.filename() == "tokenizer.json" ? assets.parent_path() : assets;
   const auto path = folder / "tokenizer.json";
   std::error_code error;
   if (assets.empty() || !std::filesystem::is_regular_file(path, error)) return;
   const std::string trained = tokenizer_in_metadata(saved.manifest().metadata);
-  const std::string found = data::fingerprint_of_file(path);  // "": hf_files() says why
+  const std::string found = data::fingerprint_of_file(path);  // if "", hf_files() reports why
   if (!data::are_other_tokenizers(trained, found)) {
     if (found != trained) {
       log::info(fmt::format("the tokenizer of {} ({}) could not be compared with that of the checkpoint ({})",

@@ -1,4 +1,4 @@
-// Gathers the differences between the tensors that a model wants and those that a file has, for one readable error.
+// Collects the differences between the tensors that a model needs and those in a file, for one readable error.
 //
 //   Mismatches differences;
 //   if (!found) differences.missing(wanted);
@@ -20,7 +20,7 @@ class Mismatches {
   void differs(const safetensors::TensorInfo& wanted, const safetensors::TensorInfo& found);
   void other(std::string line);
 
-  /// CheckpointError: the headline with the first few lines and the number of the rest; then what may be done about it.
+  /// Throws CheckpointError with the headline, the first few lines, the number of the others, and then the advice.
   void throw_if_any(const std::string& headline, const std::string& advice = "") const;
 
  private:

@@ -32,8 +32,8 @@ struct Part {
   FileTensorView::Form form;
 };
 
-/// A box of a saved tensor on its way into a file, under a name and a dtype that may differ; or of a tensor that
-/// several of them are parts of, in the file's form.
+/// A box of a saved tensor that is written to a file, under a name and a dtype that may differ. Or a tensor of the file
+/// that several saved tensors are parts of, in the file's form.
 struct Output {
   std::vector<Part> parts;
   TensorInfo info;
@@ -141,7 +141,7 @@ std::vector<Output> choose(const SavedState& saved, const ConsolidateOptions& op
   return outputs;
 }
 
-/// In the order of their names, a new file wherever the next tensor would make the last one too large.
+/// In the order of their names. A new file begins when the next tensor would make the last one too large.
 std::vector<std::vector<Output>> split(std::vector<Output> outputs, std::uint64_t max_bytes) {
   std::vector<std::vector<Output>> files(1);
   std::uint64_t bytes = 0;
@@ -160,7 +160,7 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.parent_path().empty() ? std::filesystem::path(".") : path.parent_path();
 }
 
-/// Runs `write`, which fills `temporary`, and moves it to `out`; a failure removes what is there of it.
+/// Runs `write`, which fills `temporary`, and moves it to `out`. After a failure nothing of it is left.
 void put_in_place(FileSystem& fs, const std::filesystem::path& temporary, const std::filesystem::path& out,
                   const std::function<void()>& write) {
   try {
@@ -222,7 +222,7 @@ WrittenFiles consolidate(SavedState& saved, const std::filesystem::path& path, c
   fs.make_directory(folder_of(out));
   FileRewriter rewriter(saved, fs, options.progress);
   std::map<std::string, std::string> header = {{"format", "pt"}};
-  // Of a program that says nothing of its model there is nothing to say.
+  // If the saving program did not describe its model, nothing is written about it.
   if (const std::string told = metadata_for_weights(saved.manifest().metadata); told != "{}") {
     header.emplace(kMetadataInHeader, told);
   }

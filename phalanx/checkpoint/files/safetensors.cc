@@ -45,8 +45,8 @@ constexpr std::array<DtypeName, 16> kDtypes{{{Dtype::boolean, "BOOL", 1},
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-/// Receives the header's JSON token by token and accepts only its two-level form; never recurses, and keeps no more
-/// than a constant times the header's own length.
+/// Receives the header's JSON token by token and accepts only its two-level form. It never recurses, and its memory is
+/// at most a constant times the header's own length.
 class HeaderHandler {
  public:
   explicit HeaderHandler(const std::string& file) : file_(file) {}
@@ -259,7 +259,7 @@ void check_ranges(const std::string& file, std::vector<TensorInfo>& tensors, std
                                       file, position, data_size));
 }
 
-/// Of a header's length whose bytes are letters, as of a web page that was saved in the file's place.
+/// A hint for a file whose header length consists of letters, such as a web page saved instead of the file.
 std::string text_hint(std::span<const std::byte> begin) {
   const std::string_view text(reinterpret_cast<const char*>(begin.data()), begin.size());
   if (!std::ranges::all_of(text, [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r'; }) ||
@@ -292,7 +292,7 @@ std::string quote_name(std::string_view name) {
 }
 
 std::optional<std::uint64_t> byte_size(Dtype dtype, std::span<const std::int64_t> shape) {
-  // A zero dimension makes an empty tensor; the others must not overflow all the same.
+  // A zero dimension makes an empty tensor, but the other dimensions must not overflow either.
   std::uint64_t bytes = element_size(dtype);
   bool empty = false;
   for (const std::int64_t dimension : shape) {
@@ -324,7 +324,7 @@ Header parse_header(const std::string& file, std::span<const std::byte> bytes, s
 
   std::string_view text(reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, length);
   if (text.empty() || text.front() != '{') fail("the header does not begin with '{'");
-  // The JSON library takes a zero byte for the end of its input and would leave what follows unread.
+  // The JSON library takes a zero byte for the end of its input and would not read what follows.
   if (text.find('\0') != std::string_view::npos) fail("the header contains a zero byte");
   HeaderHandler handler(file);
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &handler)) fail("the header is not valid JSON");

@@ -47,7 +47,7 @@ SavedState::SavedState(std::filesystem::path folder, Manifest manifest)
 }
 
 void SavedState::collect() {
-  files_.reserve(manifest_.files.size());  // what a box points at stays where it is
+  files_.reserve(manifest_.files.size());  // so that pointers of boxes stay valid
   for (const auto& entry : manifest_.files) files_.emplace_back(folder_, entry);
   for (std::size_t f = 0; f < files_.size(); ++f) {
     auto offsets = parse_saved_offsets(files_[f].path(), files_[f].header());
@@ -86,8 +86,8 @@ void SavedState::check_complete(const SavedTensor& tensor) const {
     throw DamagedError(
         fmt::format("{}: tensor {}: {}", folder_.string(), safetensors::quote_name(tensor.name), reason));
   };
-  // Where no two boxes overlap, counting elements tells whether there is a hole. They are in the order of their first
-  // rows, so that each need be compared only with those that have begun and not ended.
+  // If no two boxes overlap, the number of elements shows whether there is a gap. Boxes are in the order of their first
+  // rows, so each must be compared only with those that have begun and not ended.
   const auto whole = tensor.whole();
   std::vector<const SavedBox*> open;
   std::int64_t elements = 0;

@@ -1,9 +1,9 @@
-// A step directory opened for reading: which global tensors it holds, and where their boxes lie in its files. Knows no
-// torch tensor, no mesh and no communicator: a tool reads with it what any run has saved.
+// SavedState opens a step directory for reading: which global tensors it holds, and where their boxes are in its files.
+// It uses no torch tensor, no mesh and no communicator: a tool can read what any run has saved.
 //
-// A tensor may be spread over any number of boxes in any files; its global shape is the extent of these boxes. Opening
-// verifies the headers of all files; read() verifies the blocks that it touches, and no others (verified_file.h).
-// What is wrong with the files is a DamagedError that names file and tensor. Not thread-safe.
+// A tensor may be spread over any number of boxes in any files. Its global shape is the extent of these boxes. Opening
+// verifies the headers of all files. read() verifies the blocks that it touches, and no others (verified_file.h).
+// An error in the files is a DamagedError that names file and tensor. Not thread-safe.
 //
 //   SavedState saved("run/checkpoint/step-100");
 //   for (const auto& tensor : saved.tensors()) print(tensor.name, tensor.shape, tensor.boxes.size());
@@ -26,7 +26,7 @@
 namespace phalanx {
 
 struct SavedBox {
-  std::size_t file = 0;  // which of files()
+  std::size_t file = 0;  // index in files()
   const safetensors::TensorInfo* info = nullptr;
   Box box;  // in the global tensor
 };
@@ -41,14 +41,14 @@ struct SavedTensor {
   std::uint64_t bytes() const { return static_cast<std::uint64_t>(whole().numel()) * safetensors::element_size(dtype); }
 };
 
-/// The manifest of a step directory, after a look at the disk: a DamagedError if there is none, if it is damaged, or if
-/// a file that it names is not there in its size.
+/// Reads the manifest of a step directory and checks the files. Throws DamagedError if there is no manifest, if it is
+/// damaged, or if a file that it names is missing or has another size.
 Manifest read_step_manifest(const std::filesystem::path& folder);
 
 class SavedState {
  public:
   explicit SavedState(std::filesystem::path folder);
-  SavedState(std::filesystem::path folder, Manifest manifest);  // as read_step_manifest() gave it
+  SavedState(std::filesystem::path folder, Manifest manifest);  // a manifest from read_step_manifest()
   SavedState(SavedState&&) = default;
 
   const std::filesystem::path& folder() const { return folder_; }
@@ -57,11 +57,11 @@ class SavedState {
   const std::vector<SavedTensor>& tensors() const { return tensors_; }  // by name
   const SavedTensor* find(const std::string& name) const;               // nullptr if there is none
 
-  /// A DamagedError unless the tensor's boxes hold each of its elements exactly once.
+  /// Throws DamagedError unless the tensor's boxes hold each of its elements exactly once.
   void check_complete(const SavedTensor& tensor) const;
   /// Copies the tensor's elements in `wanted` to `target`, row-major in the shape of `wanted`. Returns their bytes.
   std::uint64_t read(const SavedTensor& tensor, const Box& wanted, std::span<std::byte> target);
-  /// Bytes of all blocks that have been read from the disk and checked so far, headers included.
+  /// Bytes of all blocks that have been read from disk and checked so far, including headers.
   std::uint64_t verified_bytes() const;
 
  private:

@@ -25,7 +25,7 @@ std::uint64_t bytes_of(const safetensors::TensorInfo& tensor) {
   return *size;
 }
 
-/// The row nearest to the point where `part` of `parts` of all bytes are passed: (tensor, row), row < rows of tensor.
+/// The row nearest to the point after `part` of `parts` of all bytes: (tensor, row), row < rows of tensor.
 std::pair<std::size_t, std::int64_t> cut(const std::vector<safetensors::TensorInfo>& tensors, std::uint64_t total,
                                          int part, int parts) {
   if (part == 0) return {0, 0};
@@ -57,7 +57,7 @@ std::vector<ShardPart> plan_shard(const std::vector<safetensors::TensorInfo>& te
   for (std::size_t i = first; i < tensors.size() && i <= last; ++i) {
     const std::int64_t begin = i == first ? first_row : 0;
     const std::int64_t end = i == last ? last_row : rows_of(tensors[i]);
-    // A tensor without elements is still written, by the rank whose range passes it.
+    // A tensor without elements is still written, by the rank whose range includes it.
     if (begin < end || (i < last && begin == 0)) parts.push_back({i, begin, end});
   }
   return parts;
@@ -84,7 +84,7 @@ SavedOffsets parse_saved_offsets(const std::string& file, const safetensors::Hea
     auto& offsets = result[tensor.name];
     try {
       for (const auto& offset : info.at(tensor.name).at(kSavedOffsetsKey).get_ref<const nlohmann::json::array_t&>()) {
-        // The library would make an integer of a float as well. A number that is too large comes out below 0.
+        // The library would convert a float to an integer too. A number that is too large becomes negative.
         offsets.push_back(offset.get_ref<const nlohmann::json::number_integer_t&>());
       }
     } catch (const nlohmann::json::exception&) {

@@ -11,7 +11,7 @@
 namespace phalanx {
 namespace {
 
-/// Whether every bit of the header is as it was written. Without a hash of its own: whether all its blocks are.
+/// Whether every bit of the header is as it was written. Without a hash of the header: whether all its blocks are.
 bool header_is_sound(const ManifestFile& entry, std::span<const std::byte> file) {
   std::uint64_t length = 0;
   if (file.size() < sizeof length) return false;
@@ -25,7 +25,7 @@ bool header_is_sound(const ManifestFile& entry, std::span<const std::byte> file)
   return true;
 }
 
-/// "tensor "a" and tensor "b"", "... and 7 more": those with bytes in [begin, end) of the file.
+/// "tensor "a" and tensor "b"", "... and 7 more": the tensors with bytes in [begin, end) of the file.
 std::string name_tensors(const safetensors::Header& header, std::uint64_t begin, std::uint64_t end) {
   constexpr std::size_t kShown = 4;
   std::vector<std::string> names;
@@ -110,7 +110,7 @@ std::string describe_damage(const ManifestFile& entry, std::span<const std::byte
   if (header_is_sound(entry, file)) {
     try {
       return text + "they hold " + name_tensors(safetensors::parse_header(entry.name, file, file.size()), begin, end);
-    } catch (const CheckpointError&) {  // it was written like that: no better than a damaged one
+    } catch (const CheckpointError&) {  // it was written like that: treated like a damaged file
     }
   }
   return text + (entry.header_hash || begin > 0

@@ -1,8 +1,9 @@
-// A safetensors file of a checkpoint, read with every touched block checked against the manifest's hashes.
+// VerifiedFile reads a safetensors file of a checkpoint and checks every block it touches against the manifest's
+// hashes.
 //
-// Opening checks the size and verifies the blocks of the header before a byte of it is interpreted; bytes() verifies
-// the blocks of what it returns, each block once. Damage is a DamagedError that names file, block and tensors; where
-// the header itself is damaged, that, as the names in it are not to be trusted.
+// Opening checks the size and verifies the blocks of the header before any byte of the header is interpreted. bytes()
+// verifies the blocks of what it returns, each block once. Damage is a DamagedError that names file, block and tensors.
+// If the header itself is damaged, the error says only that, because the names in it cannot be trusted.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,8 @@
 
 namespace phalanx {
 
-/// Something is wrong with the files themselves, so that an older checkpoint may serve; as opposed to a sound
-/// checkpoint of another model.
+/// The files themselves are damaged, so that an older checkpoint may be used instead. An intact checkpoint of another
+/// model is a different error.
 class DamagedError : public CheckpointError {
  public:
   using CheckpointError::CheckpointError;
@@ -35,9 +36,9 @@ class VerifiedFile {
   const ManifestFile& entry() const { return entry_; }
   const safetensors::Header& header() const { return header_; }
   std::span<const std::byte> bytes(const safetensors::TensorInfo& info);
-  /// All bytes of the tensor, of which only those of `part` (a box in the tensor as it lies here) have been verified.
+  /// All bytes of the tensor, of which only those of `part` (a box in the tensor as stored in this file) are verified.
   std::span<const std::byte> bytes_around(const safetensors::TensorInfo& info, const Box& part);
-  /// Asks the system for that part where it is whole rows, without waiting: bytes_around() finds it in memory.
+  /// Asks the system to read that part, if it is whole rows, without waiting: bytes_around() will find it in memory.
   void will_need(const safetensors::TensorInfo& info, const Box& part) const;
   std::uint64_t verified_bytes() const { return verified_bytes_; }
 
@@ -52,7 +53,7 @@ class VerifiedFile {
   safetensors::Header header_;
 };
 
-/// What is wrong with block `block` of a file, whose bytes do not match its hash: "bytes 0 to 4096 do not match their
+/// Describes block `block` of a file, whose bytes do not match its hash: "bytes 0 to 4096 do not match their
 /// hash; they hold tensor "a" and tensor "b"", "... and 7 more", or "...; the header is damaged, ...".
 std::string describe_damage(const ManifestFile& entry, std::span<const std::byte> file, std::uint64_t block);
 

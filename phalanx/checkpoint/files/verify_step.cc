@@ -60,7 +60,7 @@ std::vector<Damage> verify_step(const std::filesystem::path& folder,
     found.push_back({"", fmt::format("{}: its manifest is of step {}: no run takes it under this name", folder.string(),
                                      manifest.step)});
   if (!found.empty()) return found;
-  // Every byte is as it was written; was it written by one save, with every tensor whole?
+  // Every byte is as it was written. Now: was it written by one save, with every tensor complete?
   try {
     const SavedState saved(folder, manifest);
     for (const auto& tensor : saved.tensors()) {

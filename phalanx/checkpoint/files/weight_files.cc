@@ -38,7 +38,7 @@ WeightFiles files_of_index(const std::filesystem::path& index) {
   return files;
 }
 
-/// Those that load_weights() would read from, of a checkpoint, too.
+/// The files that load_weights() would read, also of a checkpoint.
 std::vector<std::filesystem::path> files_of(const std::filesystem::path& path) {
   if (!has_file(path / kManifestName)) return weight_files(path).paths;
   std::vector<std::filesystem::path> files;
@@ -51,7 +51,7 @@ std::vector<std::filesystem::path> files_of(const std::filesystem::path& path) {
 
 WeightFiles weight_files(const std::filesystem::path& path) {
   std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) return {.paths = {path}};  // opening it says what is wrong with it
+  if (!std::filesystem::is_directory(path, error)) return {.paths = {path}};  // opening it reports what is wrong
   require_one_model(path);
   if (has_file(path / kWeightIndexName)) return files_of_index(path / kWeightIndexName);
   if (has_file(path / kSingleWeightsName)) return {.paths = {path / kSingleWeightsName}};
@@ -74,7 +74,7 @@ void refuse_more_parameters_than_bytes(const std::filesystem::path& path, std::i
     if (!error) bytes += size;
   }
   if (parameters >= 0 && static_cast<std::uint64_t>(parameters) <= bytes) return;
-  for (const auto& file : files) const safetensors::File is_whole(file.string());  // or says what is wrong with it
+  for (const auto& file : files) const safetensors::File is_whole(file.string());  // throws if it is not
   throw CheckpointError(fmt::format(
       "{}: tells of a model of {} parameters, but the weights in {} have {} bytes: they are not of this model, or not "
       "whole",

@@ -41,7 +41,7 @@ void require_one_model(const std::filesystem::path& folder) {
   const auto index = folder / kWeightIndexName;
   if (!std::filesystem::exists(index, error) || !std::filesystem::exists(folder / kSingleWeightsName, error)) return;
   for (const auto& [tensor, file] : parse_weight_index(index.string(), read_file(index, kMaxWeightIndexBytes))) {
-    // What is not there is told by whoever reads the index.
+    // The reader of the index reports missing files.
     if (file == kSingleWeightsName || !std::filesystem::exists(folder / file, error)) return;
   }
   throw CheckpointError(fmt::format(

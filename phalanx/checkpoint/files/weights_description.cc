@@ -25,7 +25,7 @@ bool is_weights_file(const std::filesystem::path& path) {
   return path.extension() == ".safetensors" && std::filesystem::is_regular_file(path, error);
 }
 
-/// Of several files of one model any says the same.
+/// Any one of several files of one model will do: all have the same description.
 std::optional<std::filesystem::path> any_weights_file(const std::filesystem::path& folder) {
   std::error_code error;
   std::vector<std::filesystem::path> files;
@@ -36,7 +36,7 @@ std::optional<std::filesystem::path> any_weights_file(const std::filesystem::pat
   return first == files.end() ? std::nullopt : std::optional(*first);
 }
 
-/// "{}" also of a file that cannot be read: whoever loads it says so, and better.
+/// "{}" also for a file that cannot be read: the code that loads it reports the error better.
 std::string metadata_in_header(const std::filesystem::path& file) {
   try {
     const safetensors::File weights(file.string());
@@ -60,7 +60,7 @@ std::optional<models::LlamaConfig> model_in_metadata(const std::string& metadata
   const auto model = json.find("model");
   if (model == json.end()) return std::nullopt;
   if (!model->is_object()) throw CheckpointError(fmt::format("{}: metadata.model is not an object", where));
-  // Whatever saved it may have said less than `phalanx train` does.
+  // Another program may have saved less than `phalanx train` does.
   if (!model->contains("dim") || !model->contains("rope_theta")) return std::nullopt;
   const models::LlamaConfig config = models::llama_from_metadata(*model, where + ": metadata.model");
   try {

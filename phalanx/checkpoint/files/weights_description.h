@@ -1,10 +1,11 @@
-// What weights on the disk say of the model that they belong to.
+// Reads which model weights on disk belong to.
 //
-//   for (const auto& told : describe_weights("Qwen3-0.6B")) compare(told.model, wanted);   // told.source:
-//   ".../config.json"
+//   for (const WeightsDescription& told : describe_weights("Qwen3-0.6B")) {
+//     compare(told.model, wanted);                                     // told.source: ".../config.json"
+//   }
 //
-// Sources: a step directory's manifest, what an export or `consolidate` writes into the header of its files, and
-// config.json in the same directory. Knows no torch tensor.
+// The sources are a step directory's manifest, the header of files that an export or `consolidate` wrote, and
+// config.json in the same directory. It does not use torch.
 #pragma once
 
 #include <cstdint>
@@ -17,30 +18,31 @@
 
 namespace phalanx {
 
-/// The key in a safetensors header's __metadata__ that holds what metadata_for_weights() leaves of a checkpoint's.
+/// The key in a safetensors header's __metadata__ that holds the result of metadata_for_weights().
 inline constexpr const char* kMetadataInHeader = "phalanx";
 
 struct WeightsDescription {
-  std::string source;           // the file that says it
+  std::string source;           // the file with the description
   models::LlamaConfig model;    // validated
-  std::string metadata = "{}";  // a JSON object: the checkpoint's, or of a header what it has; of config.json none
+  std::string metadata = "{}";  // a JSON object: the checkpoint's, or what a header has of it; empty for config.json
 };
 
-/// `path`: a step directory, a directory with safetensors files, or one such file. Of a directory with files of several
-/// models the first counts. Empty where nothing is said. CheckpointError names the file and key of what is malformed.
+/// `path`: a step directory, a directory with safetensors files, or one such file. In a directory with files of several
+/// models the first counts. Empty if there is no description. Throws CheckpointError that names the malformed file and
+/// key.
 std::vector<WeightsDescription> describe_weights(const std::filesystem::path& path);
 
-/// Of a checkpoint's metadata, {"model": {...}, ...}; nothing if it says no model. `where` begins the messages.
+/// The model in a checkpoint's metadata, {"model": {...}, ...}; nothing if there is none. `where` begins the messages.
 std::optional<models::LlamaConfig> model_in_metadata(const std::string& metadata, const std::string& where);
-/// The fingerprint of the tokenizer that the weights were trained with (data/tokenizer/tokenizer_fingerprint.h), of a
-/// checkpoint's metadata or of metadata_for_weights(); "" where they do not say it.
+/// The fingerprint of the tokenizer that the weights were trained with (data/tokenizer/tokenizer_fingerprint.h), from a
+/// checkpoint's metadata or from metadata_for_weights(); "" if it is not there.
 std::string tokenizer_in_metadata(const std::string& metadata);
-/// The id that ended the documents that they were trained on (data/token_file.h), likewise.
+/// Likewise, the id that ended the documents of the training data (data/token_file.h).
 std::optional<std::int64_t> document_end_in_metadata(const std::string& metadata);
-/// The text of metadata that says the model alone.
+/// The text of metadata that describes only the model.
 std::string metadata_of_model(const models::LlamaConfig& model);
-/// Of a checkpoint's metadata what may go out with its weights: the model and the tokenizer's fingerprint, no paths and
-/// nothing of the data.
+/// The part of a checkpoint's metadata that may be published with its weights: the model and the tokenizer's
+/// fingerprint, no paths and nothing about the data.
 std::string metadata_for_weights(const std::string& metadata);
 
 }  // namespace phalanx

@@ -23,7 +23,7 @@ namespace {
 constexpr std::uint64_t kWholeFileBytes = 64 << 20;
 constexpr std::size_t kSamples = 8, kSampleBytes = 4096;
 
-/// Hashes one after the other, made one in the end.
+/// Collects hashes and combines them into one at the end.
 class HashChain {
  public:
   void add(std::uint64_t hash) { text_ += format_hash(hash); }
@@ -62,7 +62,7 @@ std::vector<std::filesystem::path> safetensors_files(const std::filesystem::path
 
 void add_samples(std::span<const std::byte> bytes, HashChain& chain) {
   if (bytes.size() <= kSamples * kSampleBytes) return chain.add(bytes);
-  for (std::size_t i = 0; i < kSamples; ++i) {  // the first begins with it, the last ends with it
+  for (std::size_t i = 0; i < kSamples; ++i) {  // the first sample is at the start, the last at the end
     chain.add(bytes.subspan((bytes.size() - kSampleBytes) / (kSamples - 1) * i, kSampleBytes));
   }
   chain.add(bytes.last(kSampleBytes));

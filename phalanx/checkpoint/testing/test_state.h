@@ -16,7 +16,7 @@
 
 namespace phalanx::checkpoint_testing {
 
-/// Values are a function of `number`: `first + number` in order, cast to each dtype.
+/// Values count up in order from `number`, cast to each dtype.
 inline TrainState make_state(std::int64_t number, std::int64_t rows = 7) {
   const auto counted = [&](at::IntArrayRef shape, at::ScalarType dtype) {
     std::int64_t count = 1;

@@ -1,5 +1,5 @@
-// On a real GPU; built for the CUDA flavour only. Everything runs in forked ranks, since CUDA does not survive a fork:
-// this process itself never touches the device.
+// On a real GPU; built only for CUDA. Everything runs in forked ranks. CUDA does not survive a fork, so this process
+// itself never touches the device.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -111,7 +111,7 @@ void use_cuda_tensors(Communicator& comm) {
     require_filled(x, world * (world + 1), "broadcast");
   }
   at::Tensor host = at::full({5}, 1.0F);
-  comm.all_reduce(host);  // CPU tensors go beside it
+  comm.all_reduce(host);  // CPU tensors do not go through NCCL
   require_filled(host, world, "all_reduce of a CPU tensor");
   comm.barrier();
 }

@@ -19,12 +19,12 @@ namespace {
 
 void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  (void)cudaGetLastError();  // not left behind for a later call to report
+  (void)cudaGetLastError();  // clears it, so that no later call reports it
   throw CommError(fmt::format("CUDA: {}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status)));
 }
 
-// Frees something. Not from another device, which would make a context there that costs hundreds of megabytes; and at
-// the very end of a process the driver may be gone before us: then there is nothing to free.
+// Frees something on its own device: another current device would get a context, which costs hundreds of megabytes. At
+// the very end of a process the driver may already be gone; then there is nothing to free.
 template <class Free>
 void on_device(c10::DeviceIndex device, Free free) noexcept {
   try {
@@ -90,7 +90,7 @@ class CudaStreams final : public DeviceStreams {
     return std::make_shared<c10::cuda::CUDAStreamGuard>(
         c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), static_cast<c10::DeviceIndex>(device_)));
   }
-  // c10 has a pool of 32 for everybody: of 33 communicators two would share one, and hold each other up.
+  // c10 has one pool of 32 streams: of 33 communicators two would share a stream and delay each other.
   DeviceStream make_stream() override {
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_));
     int least = 0, greatest = 0;

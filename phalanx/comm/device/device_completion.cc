@@ -17,7 +17,7 @@ bool DeviceCompletion::is_done() const noexcept {
   try {
     return end->is_done();
   } catch (const CommError&) {
-    return true;  // the device has failed: whoever drives the operation finds out, too
+    return true;  // the device has failed: the operation's driver finds out, too
   }
 }
 

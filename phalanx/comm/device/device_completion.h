@@ -1,4 +1,4 @@
-// DeviceCompletion: how far a device is with an operation. Shared by the operation and whoever waits for it.
+// DeviceCompletion: how far the device is with one operation. The operation and its waiters share it.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ class DeviceCompletion final : public StreamCompletion {
   bool join_current_stream() override;
   bool is_done() const noexcept override;
 
-  void set(std::shared_ptr<DeviceEvent> event);  // all of the operation is in a stream; the event marks its end
+  void set(std::shared_ptr<DeviceEvent> event);  // the whole operation is enqueued; the event marks its end
   std::shared_ptr<DeviceEvent> event() const;    // nullptr: not yet
 
  private:

@@ -1,4 +1,4 @@
-// In place of cuda_streams.cc where libtorch is a CPU build.
+// Replaces cuda_streams.cc if libtorch is a CPU build.
 #include <fmt/format.h>
 
 #include "phalanx/base/error.h"

@@ -13,7 +13,7 @@ namespace {
 
 using Pinned = std::shared_ptr<std::byte>;
 
-// Pinned memory is slow to make: blocks, of powers of two, are used again.
+// Pinned memory is slow to allocate, so blocks (of power-of-two sizes) are reused.
 class PinnedPool {
  public:
   explicit PinnedPool(std::shared_ptr<DeviceStreams> streams) : streams_(std::move(streams)) {}
@@ -135,7 +135,7 @@ class StagedOperation final : public Operation {
   bool retire() noexcept override {
     if (operation_ && !operation_->retire()) return false;
     try {
-      // Our own copies, too, must be through.
+      // Our own copies must be complete, too.
       return arrived_->is_done() && (!completion_->event() || completion_->is_done());
     } catch (const std::exception&) {
       return true;  // the device has failed
@@ -166,7 +166,7 @@ class StagedOperation final : public Operation {
   OperationDescription on_host_;
   std::vector<Piece> pieces_;
   std::shared_ptr<DeviceCompletion> completion_;
-  std::shared_ptr<DeviceEvent> arrived_;  // what is read is in pinned memory
+  std::shared_ptr<DeviceEvent> arrived_;  // the input is in pinned memory
   std::unique_ptr<Operation> operation_;
 };
 

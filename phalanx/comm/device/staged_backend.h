@@ -1,9 +1,12 @@
-// Staged: CUDA tensors over a backend that moves host memory only (shm, gloo, local), through pinned host memory.
+// Staged backend: CUDA tensors over a backend that moves host memory only (shm, gloo, local), through pinned host
+// memory.
 //
-// For ranks that share a GPU, which NCCL refuses, and where NCCL is not to be had. Stream-ordered: a verb waits on the
-// device for what the caller's stream has in hand, and the current stream waits for the result; but since the host
-// moves the data in between, Work::wait() (and a synchronous verb) returns only when the host's part is done.
-// CPU tensors, byte objects and barriers go straight to the backend below. Results, checks and errors are its own.
+// For ranks that share a GPU, which NCCL refuses, and for nodes without NCCL. It is stream-ordered: the device waits
+// for the work queued on the caller's stream before an operation, and the current stream waits for the result. But the
+// host moves the data in between, so Work::wait() (and a synchronous verb) returns only when the host's part is done.
+//
+// CPU tensors, byte objects and barriers go directly to the backend below. Results, checks and errors are that
+// backend's.
 //
 //   auto comm = Communicator(make_staged_backend(make_shm_backend(...), 0), options);
 #pragma once
@@ -15,9 +18,10 @@
 
 namespace phalanx {
 
-/// `host` must not be used by anybody else from then on. ConfigError if there is no such device.
+/// Throws ConfigError if there is no such device.
+/// REQUIRES: nobody else uses `host` from then on.
 std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> host, int cuda_device);
-/// The same over any streams; cuda_device -1: tensors are in host memory (tests).
+/// The same over any streams. cuda_device -1: tensors are in host memory (tests).
 std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> host, int cuda_device,
                                              std::shared_ptr<DeviceStreams> streams);
 

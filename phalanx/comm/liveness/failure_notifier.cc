@@ -12,9 +12,9 @@ namespace phalanx {
 namespace {
 
 constexpr char kSeparator = '\n';
-// The watch's thread asks anew so often, so that it does not wait for ever on a connection that has gone silent.
+// The thread repeats its request after this time, so it never waits for ever on a connection that has gone silent.
 constexpr std::chrono::milliseconds kWatchSlice{2'000};
-// That the store is given to take note that this rank leaves. A slow one reads what it was sent a little later.
+// The store has this long to record that this rank leaves. A slow store reads what it was sent a little later.
 constexpr std::chrono::milliseconds kGoodbye{300};
 
 std::vector<std::string> split_event(const std::string& event, std::size_t fields) {
@@ -49,7 +49,7 @@ FailureNotifier::~FailureNotifier() {
   try {
     store_->interrupt(kGoodbye);
     if (!is_store_lost()) {
-      // Sent before the connection closes, so the end of the connection says "left" even if nobody answers in time.
+      // Sent before the connection closes, so its end means "left" even if the store does not answer in time.
       store_->set_when_lost(lost_key(rank_), "left");
       store_->set(lost_key(rank_), "left");
     }
@@ -60,7 +60,8 @@ FailureNotifier::~FailureNotifier() {
   thread_.join();
 }
 
-// The next free number, looked for: a count would leave a hole if who took it were killed before it had written.
+// Searches for the next free number. A counter would leave a gap if the rank that took a number were killed before it
+// wrote.
 void FailureNotifier::post_event(const std::string& text) {
   for (std::uint64_t number = next_event_.load();; ++number)
     if (store_->compare_and_set(event_key(number), std::nullopt, text) == text) return;
@@ -127,14 +128,14 @@ void FailureNotifier::handle_event(const std::string& event) {
 }
 
 void FailureNotifier::announce_abort(const Group& group, const std::string& reason) noexcept {
-  if (is_store_lost()) return;  // there is nobody to tell
+  if (is_store_lost()) return;  // no rank can be told
   try {
     {
       const std::lock_guard lock(mutex_);
       if (!announced_.emplace(group.id, true).second) return;
     }
     post_event(fmt::format("abort{}{}{}{}", kSeparator, group.id, kSeparator, reason));
-  } catch (...) {  // the peers then learn it from their connections to this one
+  } catch (...) {  // the peers then learn it from their connections to this rank
   }
 }
 
@@ -186,7 +187,7 @@ std::vector<int> FailureNotifier::behind(const Group& group, std::uint64_t seque
     try {
       store_->wait(keys, kPatience);
     } catch (const Error&) {
-      // Whoever is silent is behind.
+      // A silent rank is behind.
     }
     for (const int member : group.members) {
       if (member == rank_) continue;
@@ -194,7 +195,7 @@ std::vector<int> FailureNotifier::behind(const Group& group, std::uint64_t seque
       if (!answer || std::strtoull(answer->c_str(), nullptr, 10) <= sequence) result.push_back(member);
     }
   } catch (const Error&) {
-    // No store, no answer: better no names than wrong ones.
+    // Without the store there are no answers: no names are better than wrong ones.
   }
   return result;
 }

@@ -1,6 +1,7 @@
-// FailureNotifier: how the ranks of a gloo or mpi world hear of each other beside its data: who has died, who gave up and
-// why, how far each has come. One thread per rank blocks on the store, as a client of its own; nothing is exchanged
-// while all is well. Torch-free.
+// FailureNotifier: tells the ranks of a gloo or mpi world, outside the data path, which ranks died, which gave up and
+// why, and how far each has come.
+//
+// One thread per rank blocks on the store, through its own client. Without a failure nothing is exchanged. Torch-free.
 #pragma once
 
 #include <atomic>
@@ -20,34 +21,35 @@ namespace phalanx {
 
 class FailureNotifier {
  public:
-  /// One group (the world, or one split from it) of this rank.
+  /// One group of this rank: the world, or a group split from it.
   struct Group {
     std::string id;
     std::vector<int> members;                // world ranks
-    std::atomic<std::uint64_t> sequence{0};  // collectives begun
+    std::atomic<std::uint64_t> sequence{0};  // number of collectives started
   };
 
   FailureNotifier(const std::shared_ptr<Store>& store, int rank, int size);
-  /// Tells the others that this rank leaves in order. Beside a silent store it takes 0.3 s; the others then learn it
-  /// when the store speaks again, unless that takes this rank for dead before.
+  /// Tells the others that this rank leaves in order. If the store is silent this takes 0.3 s. The others then learn it
+  /// when the store answers again, unless the store declares this rank dead first.
   ~FailureNotifier();
   FailureNotifier(const FailureNotifier&) = delete;
   FailureNotifier& operator=(const FailureNotifier&) = delete;
 
   void add(const std::shared_ptr<Group>& group);
 
-  /// Tells the members of the group that this rank gives it up. Once per group; later reasons are dropped.
+  /// Tells the members of the group that this rank gives it up. Works once per group; later reasons are dropped.
   void announce_abort(const Group& group, const std::string& reason) noexcept;
-  /// Why the group can go on no more: a member died at least `age` ago, or announced an abort. Empty: it can.
+  /// Why the group cannot continue: a member died at least `age` ago, or announced an abort. Empty: it can continue.
   std::string failure_reason(const Group& group, std::chrono::milliseconds age = {}) const;
-  /// The two causes of trouble, each by itself: the first announced abort, or empty; ranks of the group that have died.
+  /// The two causes of a failure, separately: the first announced abort, or empty; and the ranks of the group that
+  /// died.
   std::string announced_abort(const Group& group) const;
   std::vector<int> lost(const Group& group) const;
-  /// Ranks of the group that have let go of their watch in order: they ended, or gave up all their communicators.
+  /// Ranks of the group that closed their FailureNotifier in order: they ended, or destroyed all their communicators.
   std::vector<int> left(const Group& group) const;
-  /// The store has gone, so nothing more will be heard of anybody.
+  /// The connection to the store is lost, so this rank learns nothing more about the others.
   bool is_store_lost() const noexcept { return is_store_lost_.load(std::memory_order_acquire); }
-  /// World ranks of the group that have not begun collective number `sequence`: they are asked, for at most a second.
+  /// World ranks of the group that have not started collective number `sequence`. Asks them; waits at most one second.
   std::vector<int> behind(const Group& group, std::uint64_t sequence);
 
  private:
@@ -55,7 +57,7 @@ class FailureNotifier {
   void post_event(const std::string& text);
   void handle_event(const std::string& event);
 
-  std::shared_ptr<Store> store_;  // the watch's own client
+  std::shared_ptr<Store> store_;  // a client of its own
   int rank_;
   int size_;
   std::atomic<bool> stopping_{false};

@@ -42,7 +42,7 @@ std::vector<std::string> GroupPeers::rendezvous(const std::string& name, const s
     try {
       return store.get_all(keys, slice);
     } catch (const CommError&) {
-      if (Clock::now() - begin < slice) throw;  // not for the time
+      if (Clock::now() - begin < slice) throw;  // not a timeout
     }
     throw_if_peer_failed();
     if (left > slice) continue;
@@ -71,7 +71,7 @@ void GroupPeers::throw_if_peer_failed() {
 std::string GroupPeers::announced_failure(std::chrono::milliseconds age) const {
   std::string text = setup_.failure_notifier->failure_reason(*group_, age);
   if (!text.empty() || !setup_.failure_notifier->is_store_lost() || !setup_.heartbeat_monitor) return text;
-  // Nobody tells of the dead when the store has died with one of them.
+  // If the store died with one of the ranks, nothing reports the dead ranks.
   const std::vector<int> left = setup_.failure_notifier->left(*group_);
   for (int r = 0; r < size(); ++r) {
     if (r == rank() || std::find(left.begin(), left.end(), r) != left.end()) continue;
@@ -147,7 +147,7 @@ void GroupPeers::announce_abort(const std::string& reason) noexcept {
   if (setup_.heartbeat_monitor && setup_.heartbeat_monitor->is_store_silent()) return;
   try {
     setup_.failure_notifier->announce_abort(*group_, fmt::format("rank {} gave up: {}", rank(), reason));
-  } catch (...) {  // no memory for the words
+  } catch (...) {  // no memory for the text
   }
 }
 

@@ -1,13 +1,14 @@
-// GroupPeers: what a rank knows of the other ranks of its group beside their data, where the ranks may be on different
-// machines (gloo, mpi): who has come, died, given up, stopped, and how far each is. Torch-free.
+// GroupPeers: a rank's view of the other ranks of its group, outside the data path, for backends that span nodes (gloo,
+// mpi). It knows which ranks have arrived, died, given up or stopped, and how far each has come. Torch-free.
 //
-// The group of the world makes the pulse as its ranks meet; groups split from it share that, and the watch.
+// The world's group creates the HeartbeatMonitor during its rendezvous. Groups split from it share the HeartbeatMonitor
+// and the FailureNotifier.
 //
 //   GroupPeers peers(std::move(setup));
-//   auto identities = peers.rendezvous("rank", ProcessProbe::identity());    // throws if one dies, stops or stays away
+//   auto identities = peers.rendezvous("rank", ProcessProbe::identity());  // throws if a rank dies, stops, is missing
 //   peers.begin(identities);
-//   ...
-//   peers.check_wait("collective 12");                             // every 100 ms while waiting
+//   // ...
+//   peers.check_wait("collective 12");                                     // every 100 ms while waiting
 //   peers.end_wait();
 #pragma once
 
@@ -27,18 +28,18 @@ class GroupPeers {
  public:
   struct Setup {
     std::string backend;                                // for error texts: "gloo"
-    std::shared_ptr<Store> store;                       // of the whole world
+    std::shared_ptr<Store> store;                       // the whole world's
     std::shared_ptr<FailureNotifier> failure_notifier;  // the world's
-    std::shared_ptr<HeartbeatMonitor>
-        heartbeat_monitor;  // the world's; null for the group that is the world: begin() makes it
+    // The world's. Null for the group of the world itself: begin() makes it.
+    std::shared_ptr<HeartbeatMonitor> heartbeat_monitor;
     HeartbeatMonitor::Options heartbeat_options;
-    std::string id;            // the group's, unique in the store
+    std::string id;            // of the group; unique in the store
     std::vector<int> members;  // world ranks
     int rank = 0;              // in members
     std::chrono::milliseconds connect_timeout{};
   };
   explicit GroupPeers(Setup setup);
-  /// That of a group of some of these ranks, by their ranks here.
+  /// The setup of a group of some of these ranks. `members` are ranks of this group.
   Setup split(std::uint64_t serial, const std::vector<int>& members, int rank) const;
 
   int rank() const noexcept { return setup_.rank; }
@@ -46,43 +47,47 @@ class GroupPeers {
   const std::string& id() const noexcept { return setup_.id; }
   const std::vector<int>& members() const noexcept { return setup_.members; }
 
-  // Making the group. All throw CommError.
-  /// Every member's value, by rank.
+  // Making the group. These throw CommError.
+  /// Collective. Returns every member's value, in rank order.
   std::vector<std::string> rendezvous(const std::string& name, const std::string& value);
-  /// The ranks' processes are known from here on: ProcessProbe::identity() of each.
+  /// Call it once the ranks' processes are known: identities[r] is ProcessProbe::identity() of rank r.
   void begin(const std::vector<std::string>& identities);
-  /// To be asked every 100 ms while the group is being made.
+  /// Call it every 100 ms while the group is being made.
   void throw_if_peer_failed();
-  /// The group has been made: the others' questions about it are answered.
+  /// Call it when the group has been made: from then on this rank answers the others' questions about it.
   void add() { setup_.failure_notifier->add(group_); }
 
-  // Of the ranks of the group, by their numbers in it.
-  /// Why the group can go on no more. What was told: a rank has died (at least `age` ago), or gave up; with failure_reason(),
-  /// also what was seen: a rank is stopped, or has been silent for longer than the heartbeat limit allows.
+  // The ranks below are ranks of the group.
+  /// Why the group cannot continue; empty: it can. announced_failure() knows what was announced: a rank died (at least
+  /// `age` ago), or gave up. failure_reason() also reports what this rank observes: a rank is stopped, or has been
+  /// silent for longer than the heartbeat limit allows.
   std::string announced_failure(std::chrono::milliseconds age = {}) const;
   std::string failure_reason(std::chrono::milliseconds age = {}) const;
-  /// The first reason that a rank gave for giving up, or empty; the ranks that have died.
+  /// announced_abort(): the first reason that a rank gave for giving up, or empty. lost(): the ranks that have died.
   std::string announced_abort() const { return setup_.failure_notifier->announced_abort(*group_); }
   std::vector<int> lost() const { return setup_.failure_notifier->lost(*group_); }
-  /// Whether it is one that can do nothing any more: dead, stopped, or silent.
+  /// True if the rank can do nothing any more: it is dead, stopped or silent.
   bool is_unresponsive(int rank) const;
-  /// Of a group whose connections broke and of whose members none is said to have died: who has ended in order.
+  /// For a group whose connections broke although no member is known to have died: which ranks ended in order.
   std::string who_left() const;
-  /// Of one of whose members nothing is known at all: that this rank itself has lost the store, if it has.
+  /// For a group about whose members nothing is known: says that this rank itself lost the store, or gets no answer
+  /// from it, if so.
   std::string disconnect_reason() const;
 
-  /// To be called about every 100 ms by whoever waits: tells the others for what, and throws CommError if that is in
-  /// vain.
+  /// The waiting thread calls it about every 100 ms. Publishes what this rank waits for. Throws CommError if the wait
+  /// is in vain.
   void check_wait(const std::string& for_what, std::chrono::milliseconds age = {});
   void end_wait();
-  /// What each rank last said that it waits for; empty: nothing. Groups of two and more.
+  /// What each rank last published that it waits for; empty: nothing.
+  /// REQUIRES: size() >= 2.
   std::vector<std::string> states() const;
-  /// Who has not begun the collective of that number. Asks, for a second at most.
+  /// The ranks that have not started the collective of that number. Asks them, for at most one second.
   std::vector<int> behind(std::uint64_t collective) const;
   std::uint64_t begin_collective() { return group_->sequence.fetch_add(1); }
   std::uint64_t collectives_begun() const { return group_->sequence.load(); }
 
-  /// Tells the others that this rank gives the group up, unless the store is silent: that would hold up the error.
+  /// Tells the others that this rank gives the group up. Does nothing if the store is silent, because that would delay
+  /// the error.
   void announce_abort(const std::string& reason) noexcept;
 
  private:

@@ -11,12 +11,12 @@
 namespace phalanx {
 namespace {
 
-constexpr std::chrono::milliseconds kListen{100};       // between two readings while this rank waits
-constexpr std::chrono::milliseconds kListenPerRank{3};  // at least, so that large worlds do not drown the store
+constexpr std::chrono::milliseconds kListen{100};       // between two reads while this rank waits
+constexpr std::chrono::milliseconds kListenPerRank{3};  // at least, so that large worlds do not overload the store
 constexpr std::chrono::milliseconds kSlowestBeat{1'000};
-constexpr std::chrono::milliseconds kCall{1'000};         // that the store is given for an answer
-constexpr std::chrono::milliseconds kSilence{500};        // after which it is not worth asking anything else
-constexpr std::chrono::milliseconds kLongestLull{1'000};  // between two looks, for the time between them to count
+constexpr std::chrono::milliseconds kCall{1'000};         // the store has this long to answer
+constexpr std::chrono::milliseconds kSilence{500};        // after this, send it nothing else
+constexpr std::chrono::milliseconds kLongestLull{1'000};  // longest gap between two calls that still counts as silence
 
 std::string heartbeat_key(int rank) { return fmt::format("pulse/{}", rank); }
 
@@ -58,7 +58,7 @@ void HeartbeatMonitor::wait_in(const std::string& group, const std::string& stat
 void HeartbeatMonitor::leave(const std::string& group) {
   const std::lock_guard lock(mutex_);
   waits_.erase(group);
-  // Whoever waits next begins to count anew.
+  // The next wait starts counting from zero.
   if (waits_.empty()) polled_at_ = {};
 }
 
@@ -96,7 +96,7 @@ std::string HeartbeatMonitor::failure_reason(int rank) {
   if (rank == rank_ || options_.heartbeat.count() <= 0) return {};
   if (processes_.can_see(rank)) {
     if (processes_.is_dead(rank)) return {};
-    // One that lives is well, unless a link that may be down lies between.
+    // A living process is well, unless the network in between may be down.
     const std::string stopped = processes_.failure_reason(rank);
     if (!stopped.empty() || processes_.shares_network(rank)) return stopped;
   }
@@ -118,7 +118,7 @@ std::string HeartbeatMonitor::failure_reason(int rank) {
                      std::chrono::duration<double>(silent).count());
 }
 
-// How long the store has been silent while this rank looked, once that is as long as the limit allows; else zero.
+// How long the store has been silent while this rank looked. Zero until that exceeds the limit.
 std::chrono::nanoseconds HeartbeatMonitor::certain_store_silence() {
   const bool silent = is_store_silent();
   const auto now = Clock::now();
@@ -147,7 +147,7 @@ void HeartbeatMonitor::run() {
     const bool publishes = has_update_ || Clock::now() - published_at >= beat_every;
     has_update_ = false;
     lock.unlock();
-    // The question goes first: it is given up when the store does not answer, what is told is not.
+    // Read before writing: a read has a timeout if the store does not answer, a write has none.
     bool answered = true;
     if (waits) poll_peers();
     if (publishes) answered = publish();
@@ -158,7 +158,7 @@ void HeartbeatMonitor::run() {
   }
 }
 
-// Own beat and waits. False if the store does not answer.
+// Publishes this rank's counter and waits. False if the store does not answer.
 bool HeartbeatMonitor::publish() {
   std::string text;
   {
@@ -190,7 +190,7 @@ void HeartbeatMonitor::poll_peers() {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
   if (texts.empty()) return;
-  // What was read earlier says nothing about a time in which nobody looked.
+  // An earlier read says nothing about a time in which this rank did not look.
   const auto passed = polled_at_ == Clock::time_point{} ? Clock::duration{} : now - polled_at_;
   const auto counted = std::min<Clock::duration>(passed, std::max(kListen, size_ * kListenPerRank) * 2);
   polled_at_ = now;

@@ -19,7 +19,7 @@
 namespace phalanx {
 namespace {
 
-// A look that comes this much later than the one before says nothing about the time between.
+// If two observations are further apart than this, the time between them does not count.
 constexpr std::chrono::milliseconds kLongestGap{1'000};
 
 // The state letter (field 3 of /proc/<pid>/stat) and the start time (field 22). False if there is no such process.
@@ -57,7 +57,7 @@ int open_pidfd(int pid) {
 #endif
 }
 
-// A namespace of this process, "pid" or "net": the kernel that is running and its number there.
+// Identifies a namespace ("pid" or "net") of this process: the running kernel and the namespace's number there.
 std::string name_space(const char* kind) {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
@@ -79,7 +79,7 @@ std::chrono::milliseconds heartbeat_limit(std::optional<std::chrono::millisecond
 }
 
 std::chrono::milliseconds heartbeat_timeout(std::chrono::milliseconds limit) {
-  // Looking, telling the others and unwinding take some 0.6 s on gloo.
+  // Detection, telling the others and unwinding take some 0.6 s on gloo.
   return limit - std::min(limit / 2, std::chrono::milliseconds(1'000));
 }
 
@@ -108,7 +108,7 @@ ProcessProbe::ProcessProbe(const std::vector<std::string>& identities, std::chro
       process.pidfd = open_pidfd(process.pid);
       ProcessStat stat;
       process.can_be_read = read_process_stat(process.pid, stat);
-      // The number may be nobody's by now, or another's: then the rank is gone.
+      // The pid may be unused by now, or belong to another process: then the rank is gone.
       const bool is_another = process.can_be_read && stat.start_time != process.start_time;
       const bool is_gone = is_another || (kill(process.pid, 0) != 0 && errno == ESRCH);
       process.is_visible = process.pidfd >= 0 || process.can_be_read || is_gone;

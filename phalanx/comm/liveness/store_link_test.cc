@@ -1,5 +1,5 @@
-// The link between a rank and the store turns bad, by a proxy: slow and lossy, silent, broken. Ranks as on different
-// machines, which cannot look at each other's processes; what they hear of each other goes through the store.
+// A proxy makes the link between a rank and the store bad: slow and lossy, silent, broken. The ranks behave as on
+// different nodes: they cannot observe each other's processes and learn about each other only through the store.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
@@ -68,8 +68,8 @@ TEST(Failures, ASlowAndLossyLinkToTheStoreIsNoFailure) {
   EXPECT_GT(stage.link.bytes(), 1000);
 }
 
-// The far rank computes while the others wait for it, whatever becomes of its link; then it waits too. Its own error,
-// and that of the others within `bound`.
+// The far rank computes while the others wait for it, whatever happens to its link; then it waits, too. Returns its
+// error, or that of the others, which must come within `bound`.
 std::string error_of_link(FaultRank& self, Communicator& comm, std::chrono::milliseconds bound) {
   comm.barrier();
   self.arrive();
@@ -81,7 +81,7 @@ std::string error_of_link(FaultRank& self, Communicator& comm, std::chrono::mill
   return text;
 }
 
-// The ranks cannot know how the far one is; nor can it, once it waits too.
+// The ranks cannot know the state of the far rank. Nor can it know theirs, once it waits, too.
 TEST(Failures, ALinkToTheStoreThatGoesSilentIsAnErrorOnAllWithinTheHeartbeatLimit) {
   EXPECT_EQ(again_if_late([] {
               StoreLink stage;

@@ -1,4 +1,4 @@
-// Misuse between ranks, time-outs and aborts: the failure cases of backend_suite.h.
+// Misuse between ranks, timeouts and aborts: the failure cases of backend_suite.h.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ namespace phalanx {
 namespace suite {
 namespace {
 
-// One rank does something else than the others.
+// One rank makes another call than the others.
 template <class Other, class Others>
 std::string at_odds(Communicator& comm, int rank, const char* what, Other other, Others others) {
   return prompt_error_of(
@@ -52,8 +52,8 @@ void fail_root(Communicator& comm) {
                        comm, [&] { comm.broadcast(x, {.root = comm.rank() % 2}); }, "root mismatch"),
                    {"root 0", "root 1"});
 }
-// call(root): by which every even rank takes rank 0 for the root, and every odd one rank 1. Behind a stream, a rank
-// whose own part is done learns it from its next call.
+// In call(root) every even rank passes rank 0 as the root, and every odd one rank 1. With a stream, a rank whose own
+// part is complete gets the error from its next call.
 template <class Call>
 void fail_root_of(Communicator& comm, const char* verb, Call call) {
   const std::string text = prompt_error_of(
@@ -127,7 +127,7 @@ void fail_counts(Communicator& comm) {
                        "counts of all_to_all"),
                    {"rank 0 sends 2 elements to rank 1, which expects 3"});
 }
-// Everything but the type agrees, down to the number of bytes, so that only a comparison can tell.
+// Only the type differs; even the number of bytes is the same. So only a comparison of the calls can detect it.
 void fail_type_elsewhere(Communicator& comm) {
   const auto type = comm.rank() == 1 ? ScalarType::Int : ScalarType::Float;
   const auto tensor = [&](std::int64_t count) { return at::full({count}, 1, at::TensorOptions().dtype(type)); };
@@ -159,7 +159,7 @@ void fail_message_type(Communicator& comm) {
         else if (comm.rank() == 1)
           comm.recv(x, 0);
         else
-          comm.recv(x, comm.rank() - 1, {.tag = 9});  // which nobody sends: learns of the others' failure
+          comm.recv(x, comm.rank() - 1, {.tag = 9});  // no rank sends this: it gets the others' failure
       },
       "message type mismatch");
   require_mentions(text, {"float32[16]", "int32[16]"});
@@ -184,7 +184,8 @@ void fail_missing(Communicator& comm) {
   comm.all_reduce(x);
   const auto begin = std::chrono::steady_clock::now();
   if (comm.rank() == 0) {
-    // Stays away, and has more patience than the others, until they have given up: any operation then fails at once.
+    // This rank does not join, and has a longer timeout, until the others have failed. Then any operation fails at
+    // once.
     const std::string text = error_of<CommError>(
         [&] {
           for (;;) comm.recv(x, comm.rank(), {.tag = 99});
@@ -195,7 +196,8 @@ void fail_missing(Communicator& comm) {
   }
   comm.mark_started();
   const std::string text = error_of<CommError>([&] { comm.all_reduce(x); }, "missing rank");
-  // The others call at the same time. One that the machine has held up for longer than the time-out is named as well.
+  // The other ranks call at the same time. A rank that the machine has delayed for longer than the timeout is named
+  // too.
   require(text.find("ranks 0, ") == std::string::npos, "late: " + text);
   require_mentions(text, {"all_reduce(float32[7], sum)", "timed out", "rank 0"});
   require(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20), "the time-out came late");
@@ -203,7 +205,7 @@ void fail_missing(Communicator& comm) {
 void fail_abort(Communicator& comm) {
   at::Tensor x = at::full({7}, 1.0F);
   if (comm.rank() == comm.size() - 1) {
-    comm.barrier();  // the others' groups are made
+    comm.barrier();  // the groups of the other ranks exist now
     comm.abort("had enough");
     return;
   }
@@ -214,7 +216,7 @@ void fail_abort(Communicator& comm) {
   require_mentions(error_of<CommError>(body, "aborted"), {"had enough"});
 }
 
-// One rank sends a message to another that is in a collective.
+// One rank sends a message to a rank that is in a collective.
 void fail_send_and_collective(Communicator& comm) {
   at::Tensor x = at::full({7}, 1.0F);
   const std::string text = at_odds(
@@ -223,7 +225,7 @@ void fail_send_and_collective(Communicator& comm) {
 }
 void fail_receive_and_collective(Communicator& comm) {
   at::Tensor x = at::full({7}, 1.0F);
-  // Messages that were received out of order before do not matter.
+  // Earlier messages that were received out of order make no difference.
   if (comm.rank() == 0) {
     Work one = comm.send(x, 1, {.tag = 1, .async = true});
     comm.send(x, 1, {.tag = 2});

@@ -14,7 +14,7 @@ namespace phalanx {
 namespace suite {
 namespace {
 
-// All ranks, or two of a large world.
+// All ranks; in a large world only two.
 std::vector<int> suite_roots(const Communicator& comm) {
   std::vector<int> roots;
   for (int root = 0; root < comm.size(); root += is_small_world(comm) ? 1 : std::max(1, comm.size() - 1))
@@ -62,7 +62,7 @@ void suite_broadcast(Communicator& comm) {
   }
 }
 
-// Elements of rank r in the uneven forms: some give nothing.
+// The element counts of the ranks in the uneven forms; some are 0.
 std::vector<std::int64_t> uneven_counts(int world, std::int64_t base) {
   std::vector<std::int64_t> counts;
   for (int r = 0; r < world; ++r) counts.push_back(r % 3 == 1 ? 0 : base + 13 * r);
@@ -190,14 +190,14 @@ void suite_peer_to_peer(Communicator& comm) {
   const int n = comm.size();
   const int next = (comm.rank() + 1) % n;
   const int before = (comm.rank() + n - 1) % n;
-  // A ring, everyone at once; the last size is larger than a channel.
+  // A ring, with all ranks at once. The last size is larger than a channel.
   for (std::int64_t count : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1000}, std::int64_t{500'000}}) {
     at::Tensor in = at::full({count}, -1.0F);
     comm.batch_isend_irecv({{false, in, before, 5}, {true, at::full({count}, comm.rank() * 1.0F), next, 5}});
     require_equal(in, at::full({count}, before * 1.0F), fmt::format("ring [{}]", count));
   }
   if (n == 1) return;
-  // One after the other, both directions; tags out of order.
+  // One message after the other, in both directions, with tags out of order.
   if (comm.rank() == 0) {
     comm.send(at::full({10}, 1.0F), 1, {.tag = 1});
     Work late = comm.send(at::full({100'000}, 2.0F), 1, {.tag = 2, .async = true});

@@ -1,5 +1,5 @@
-// The communicator over the local backend: the whole suite with ranks as threads, and what only threads can show. The
-// same suite runs over processes in shm_backend_test.cc.
+// Tests the communicator over the local backend: the whole suite with ranks as threads, and cases that need threads.
+// The same suite runs over processes in shm_backend_test.cc.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
@@ -77,7 +77,7 @@ TEST(LocalRanks, TimeoutsShortenWhenTrainingHasStarted) {
   run_local_ranks(2,
                   [](const std::shared_ptr<Communicator>& comm) {
                     auto child = comm->split(0, comm->rank());
-                    comm->mark_started();  // for what was split from it, too
+                    comm->mark_started();  // also for communicators that were split from it
                     if (comm->rank() == 0) {
                       EXPECT_THROW(child->barrier(), CommError);
                       return;

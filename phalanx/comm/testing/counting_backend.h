@@ -1,4 +1,4 @@
-// A backend that counts what it is given to carry, for tests of who carried what.
+// CountingBackend: a backend that counts the bytes of its operations, for tests of which rank carries which traffic.
 #pragma once
 
 #include <atomic>
@@ -15,9 +15,11 @@ class CountingBackend final : public Backend {
  public:
   explicit CountingBackend(std::shared_ptr<Backend> below) : below_(std::move(below)) {}
 
-  /// Of the operations begun so far, what this rank brings for others, its own part of that too: the whole tensor in
-  /// all_reduce and reduce, and in broadcast on the root; the input of the other collectives (of scatter, on the root);
-  /// the messages that it sends. Comparing calls moves no data.
+  /// The bytes that this rank has contributed in the operations begun so far, including its own part:
+  /// - all_reduce and reduce: the whole tensor; broadcast: the whole tensor, on the root
+  /// - the other collectives: the input (for scatter, on the root)
+  /// - point-to-point: the messages that it sends
+  /// Operations that only compare the calls of the ranks move no data and are not counted.
   std::uint64_t bytes() const { return bytes_.load(); }
 
   int rank() const noexcept override { return below_->rank(); }

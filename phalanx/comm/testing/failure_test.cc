@@ -1,5 +1,6 @@
-// A rank that is killed or stopped, at every verb: all others learn it in time, with the names of rank and operation,
-// and leave their flight recorder. On shm and gloo, between processes. The bounds are explained in fault_world.h.
+// A rank is killed or stopped in every verb. All other ranks must get an error in time that names the rank and the
+// operation, and must write their flight recorder. With shm and gloo, between processes. fault_world.h explains the
+// bounds.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
@@ -37,8 +38,8 @@ using namespace std::chrono_literals;
 constexpr int kRanks = 3;
 constexpr int kVictim = 1;
 
-// gloo_strangers: gloo between ranks that may not look at each other's processes, as on different machines.
-// two_level: the victim shares a "machine" with rank 0, and rank 2 is on another.
+// gloo_strangers: gloo between ranks that cannot look at each other's processes, as on different nodes. hierarchical:
+// the victim shares a simulated node with rank 0, and rank 2 is on another.
 enum class Kind { shm, gloo, gloo_strangers, hierarchical };
 
 std::string name_of(Kind kind) {
@@ -78,7 +79,7 @@ void require_parts(const std::string& text, std::initializer_list<std::string> p
       throw std::runtime_error(fmt::format("'{}' is not in the error: {}", part, text));
 }
 
-// "op 7 of group 'the world', rank 0 of 3: ": the number.
+// Returns the operation number in "op 7 of group 'the world', rank 0 of 3: ".
 std::int64_t op_number_of(const std::string& text, const std::string& group, int rank) {
   std::smatch found;
   const std::regex words(fmt::format(", op ([0-9]+) of group '{}', rank {} of {}: ", group, rank, kRanks));
@@ -96,7 +97,7 @@ class FolderTest : public ::testing::Test {
   }
   ~FolderTest() override { std::filesystem::remove_all(folder_); }
 
-  // What the rank's flight recorder says; it must have been written.
+  // Checks the contents of the rank's flight recorder, which must have been written.
   void expect_recorded(int rank, const std::string& reason) const {
     const auto path = folder_ / fmt::format("rank_{}.json", rank);
     ASSERT_TRUE(std::filesystem::exists(path)) << path;
@@ -113,7 +114,7 @@ class FolderTest : public ::testing::Test {
 struct Scene {
   Kind kind;
   std::int64_t count;
-  bool in_the_middle;  // else the victim has not come to the operation when it is struck, and all others wait in it
+  bool in_the_middle;  // false: the victim has not joined the operation when it is struck, and the others wait in it
 };
 
 std::string name_of(const Scene& scene) {
@@ -123,7 +124,7 @@ std::string name_of(const Scene& scene) {
 
 class EveryVerb : public FolderTest, public ::testing::WithParamInterface<Scene> {
  protected:
-  // Every verb in a group of its own, all at once. The victim is struck while all others are in them.
+  // Runs every verb in a separate group, all at once. The victim is struck while all other ranks are in them.
   std::string run(int signal, std::chrono::milliseconds bound, const std::string& what,
                   std::chrono::milliseconds limit) {
     const Scene scene = GetParam();
@@ -160,7 +161,7 @@ class EveryVerb : public FolderTest, public ::testing::WithParamInterface<Scene>
             require_told(group.call, e.what(), scene.count, kVictim);
             require_parts(e.what(),
                           {what, fmt::format("of group 'of {}', rank {} of 3: ", group.call.name, self.rank())});
-            // The making of a group is no operation, though the exchanges before it are.
+            // The creation of a group is not an operation, but the exchanges before it are.
             if (!std::string_view(e.what()).starts_with("split(")) {
               const std::int64_t number = op_number_of(e.what(), group.comm->name(), self.rank());
               const std::int64_t before = group.calls_before;
@@ -176,7 +177,7 @@ class EveryVerb : public FolderTest, public ::testing::WithParamInterface<Scene>
       EXPECT_TRUE(world.await(rank, scene.in_the_middle ? 2 : 1)) << "rank " << rank << " did not come";
     world.strike(kVictim, signal);
     if (signal != SIGKILL) {
-      // The others give it up; continued, it learns that.
+      // The other ranks have given the victim up. When it is continued, it gets that error.
       for (int rank = 0; rank < kRanks; ++rank)
         EXPECT_TRUE(rank == kVictim || world.await_end(rank)) << "rank " << rank << " hangs";
       world.go(1);
@@ -229,7 +230,7 @@ class OnBackend : public ::testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Failures, OnBackend, ::testing::Values(Kind::shm, Kind::gloo, Kind::gloo_strangers),
                          [](const auto& info) { return name_of(info.param); });
 
-// Rank 0 waits for rank 2, which lives, and waits for the one that dies; in a synchronous call of each.
+// Rank 0 waits for rank 2, which is alive and waits for the rank that dies. Each is in a synchronous call.
 TEST_P(OnBackend, ARankThatWaitsForOneThatWaitsForTheDeadIsTold) {
   EXPECT_EQ(again_if_late([&] {
               TcpStoreServer server;
@@ -250,7 +251,7 @@ TEST_P(OnBackend, ARankThatWaitsForOneThatWaitsForTheDeadIsTold) {
             "");
 }
 
-// Computing, or standing still for a moment, is no failure; nor, where processes can be looked at, is being starved.
+// Computing, or a short stop, is not a failure. If processes can be inspected, neither is starvation.
 TEST_P(OnBackend, ASlowRankIsWaitedFor) {
   const bool strangers = GetParam() == Kind::gloo_strangers;
   const auto limit = strangers ? 2000ms : 1000ms;
@@ -276,7 +277,7 @@ TEST_P(OnBackend, ASlowRankIsWaitedFor) {
   EXPECT_EQ(world.finish(), "");
 }
 
-// Of two ranks that have arrived, rank 1 stops, and goes on when rank 0 has ended.
+// Two ranks have arrived. Rank 1 is stopped, and continues after rank 0 has ended.
 std::string stop_until_the_other_ends(FaultWorld& world) {
   EXPECT_TRUE(world.await(0, 1) && world.await(1, 1));
   world.strike(1, SIGSTOP);
@@ -334,14 +335,14 @@ TEST_P(OnBackend, ARankThatDiesWhileTheWorldIsMadeIsNamed) {
   EXPECT_EQ(again_if_late([&] {
               TcpStoreServer server;
               FaultWorld world(kRanks, [&](FaultRank& self) {
-                // Rank 2 does not come, so that the others wait.
+                // Rank 2 does not join, so the other ranks wait.
                 if (self.rank() == 2) return;
                 self.arrive();
                 const std::string text = self.error_within(
                     1s, [&] { make_world(GetParam(), server.address(), self.rank(), kRanks, {.first_timeout = 50s}); });
                 require_parts(text, {"could not be made: ", "rank 1 has died"});
               });
-              // The victim is in the meeting when its key says so.
+              // The victim is in the rendezvous when its key is set.
               EXPECT_TRUE(world.await(0, 1) && world.await(1, 1));
               TcpStore store(server.address());
               store.get(GetParam() == Kind::shm ? "shm/world/1/0/1" : "gloo/1/world/rank/1", 60s);
@@ -352,7 +353,7 @@ TEST_P(OnBackend, ARankThatDiesWhileTheWorldIsMadeIsNamed) {
             "");
 }
 
-// Arrives when the colours of a split are exchanged and the group itself is to be made. The victim stays there.
+// Arrives when the colours of a split have been exchanged and the group is about to be created. The victim stays there.
 class SplittingBackend final : public Backend {
  public:
   SplittingBackend(std::shared_ptr<Backend> below, FaultRank& self) : below_(std::move(below)), self_(self) {}
@@ -373,7 +374,7 @@ class SplittingBackend final : public Backend {
   FaultRank& self_;
 };
 
-// Deaths at every verb may all hit a split in its exchange, which names itself.
+// Deaths in every verb may all hit a split during its exchange, whose error names the exchange.
 TEST_P(OnBackend, ARankThatDiesWhileAGroupIsMadeIsNamedWithTheSplit) {
   EXPECT_EQ(again_if_late([&] {
               TcpStoreServer server;
@@ -392,7 +393,7 @@ TEST_P(OnBackend, ARankThatDiesWhileAGroupIsMadeIsNamedWithTheSplit) {
             "");
 }
 
-// A launcher ends the ranks that are left, perhaps before they have noticed anything.
+// A launcher ends the remaining ranks, perhaps before they have noticed a failure.
 class Terminated : public FolderTest, public ::testing::WithParamInterface<Kind> {};
 INSTANTIATE_TEST_SUITE_P(Failures, Terminated, ::testing::Values(Kind::shm, Kind::gloo),
                          [](const auto& info) { return name_of(info.param); });
@@ -415,7 +416,7 @@ TEST_P(Terminated, ARankWritesItsFlightRecorder) {
   }
 }
 
-// Rank 0 hosts the store, as under torchrun: who tells of the others' ends dies or stops itself.
+// Rank 0 hosts the store, as under torchrun. So the rank that reports the ends of others is itself killed or stopped.
 class StoreHost : public ::testing::TestWithParam<std::tuple<Kind, int>> {};
 INSTANTIATE_TEST_SUITE_P(Failures, StoreHost,
                          ::testing::Combine(::testing::Values(Kind::gloo, Kind::gloo_strangers),
@@ -441,7 +442,7 @@ TEST_P(StoreHost, IsNamed) {
                 self.arrive();
                 if (self.rank() == 0) self.await_go(2);
                 at::Tensor x = ones(300'000);
-                // Rank 0, when it runs again, finds the others gone.
+                // When rank 0 runs again, it finds that the others are gone.
                 const auto bound = self.rank() == 0 ? 60'000ms : signal == SIGKILL ? 1000ms : 2000ms;
                 const std::string text = self.error_within(bound, [&] { comm->all_reduce(x); });
                 if (self.rank() == 0) return;

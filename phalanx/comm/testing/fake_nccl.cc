@@ -17,7 +17,7 @@
 namespace phalanx {
 namespace {
 
-constexpr int kLooks = 3;  // until a call has been taken
+constexpr int kLooks = 3;  // polls until a call has succeeded
 constexpr int kConnectTag = 1 << 20;
 
 DataType type_of(NcclType type) {
@@ -56,10 +56,10 @@ ReduceOp op_of(NcclOp op) {
 
 }  // namespace
 
-// One call between start and end of a group, or a group of its own.
+// One call inside a group; a single call is a group by itself.
 struct FakeKernel {
   OperationDescription description;
-  const void* copy_from = nullptr;  // the first part of output, if not in place
+  const void* copy_from = nullptr;  // the source of the first part of the output, if not in-place
   std::string name;
 };
 
@@ -79,10 +79,10 @@ thread_local FakeGroup fake_group;
 struct FakeNcclComm {
   FakeNccl* library = nullptr;
   std::shared_ptr<Backend> transport;
-  std::atomic<int> looks{0};  // left until the last call has been taken; -1: for ever
+  std::atomic<int> looks{0};  // remaining polls until the last call succeeds; -1: never
   std::atomic<bool> aborted{false};
   std::atomic<int> kernels{0};  // in the stream
-  std::uint64_t sequence = 0;   // kernels only: one stream at a time
+  std::uint64_t sequence = 0;   // used by kernels only: one stream at a time
   std::thread splitter;
   std::thread connector;
   bool are_all_connected = false;  // for collectives
@@ -91,7 +91,7 @@ struct FakeNcclComm {
   static FakeNcclComm* of(NcclComm* comm) { return reinterpret_cast<FakeNcclComm*>(comm); }
   NcclComm* handle() { return reinterpret_cast<NcclComm*>(this); }
 
-  // What a group's kernels need and there is not yet: of a barrier of all ranks, or of one token each way with each
+  // The connections that a group's kernels still need: a barrier of all ranks, or one token in each direction with each
   // peer.
   std::vector<OperationDescription> connections_for(const std::vector<FakeKernel>& group) {
     std::vector<OperationDescription> needed;
@@ -111,7 +111,7 @@ struct FakeNcclComm {
   std::uint8_t token_out = 0, token_in = 0;
 
   void drive(OperationDescription description) {
-    // Ranks exchange different numbers of messages, but call the same collectives.
+    // Ranks exchange different numbers of messages, but make the same collective calls.
     description.sequence = description.transfers.empty() ? sequence++ : 0;
     std::unique_ptr<Operation> operation;
     try {
@@ -126,7 +126,7 @@ struct FakeNcclComm {
                       std::chrono::milliseconds(5));
       }
     } catch (const Error&) {
-      // The ranks differ, or one has aborted: NCCL would wait for ever.
+      // The calls differ, or a rank has aborted: NCCL would wait forever.
     }
     transport->abort("hangs");
     while (!aborted.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -217,7 +217,7 @@ NcclResult FakeNccl::end_group() {
   comm->looks = -1;
   if (comm->connector.joinable()) comm->connector.join();
   comm->connector = std::thread([this, comm, needed = std::move(needed), group = std::move(group)]() mutable {
-    // The kernels of before use the same transport.
+    // Earlier kernels use the same transport.
     while (comm->kernels.load() != 0 && !comm->aborted.load()) std::this_thread::yield();
     for (OperationDescription& one : needed)
       if (!comm->aborted.load()) comm->drive(std::move(one));

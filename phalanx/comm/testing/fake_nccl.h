@@ -1,15 +1,15 @@
-// FakeNccl: NCCL's table filled by a double (tests only). It behaves as NCCL does as far as a backend can see:
+// FakeNccl: a test double that fills NCCL's function table (tests only). To a backend it behaves like NCCL:
 //
-// - A call only puts a "kernel" into a stream. Kernels of a communicator move their bytes through a host backend (local
-//   or shm), so ranks may be threads or processes.
-// - Ranks that call different things hang, until ncclCommAbort. Nothing is compared for the caller, nothing times out.
-// - Calls are non-blocking: they answer in_progress, and the communicator's state becomes success after a few looks.
-//   A call made while the state is in_progress is an invalid usage, as is one outside of its group.
-// - Ranks are connected when they are needed: the first collective of a communicator stays in_progress until all ranks
-//   have called one, the first message between two ranks until both have called it (NCCL_RUNTIME_CONNECT).
-// - A split writes down the new communicator when it is through, or has failed.
-// - Sends and receives of one group run together; those of different groups one after the other. There are no tags, and
-//   a send waits for its receive.
+// - A call only enqueues a "kernel" in a stream. The kernels of a communicator move their bytes through a host backend
+//   (local or shm), so ranks may be threads or processes.
+// - Ranks that call different operations hang until ncclCommAbort. The calls are not compared, and nothing times out.
+// - Calls are non-blocking: they return in_progress, and the communicator's state becomes success after a few polls.
+//   A call while the state is in_progress is an invalid usage, and so is a call outside of its group.
+// - Ranks connect on demand (NCCL_RUNTIME_CONNECT). The first collective of a communicator stays in_progress until all
+//   ranks have called one. The first message between two ranks stays in_progress until both have called it.
+// - A split writes the new communicator when it has finished or failed.
+// - Sends and receives of one group run together; those of different groups run one after the other. There are no tags,
+//   and a send waits for its receive.
 #pragma once
 
 #include <atomic>
@@ -29,20 +29,20 @@ struct FakeGroup;
 /// One rank's library.
 class FakeNccl {
  public:
-  /// transport: the bytes' way between the ranks that will make a communicator.
+  /// `transport` moves the bytes between the ranks that create a communicator.
   explicit FakeNccl(std::shared_ptr<Backend> transport);
   ~FakeNccl();
   std::shared_ptr<const NcclTable> table();
 
-  /// From now on every communicator's state is this.
+  /// From now on every communicator has this state.
   void fail_with(NcclResult result) { failure_.store(static_cast<int>(result)); }
-  /// The making of a communicator is never finished.
+  /// The creation of a communicator never finishes.
   void never_connect() { connects_ = false; }
-  /// Calls are taken at once, and ranks need not be connected: kernels are launched in the order of the calls.
+  /// Calls succeed at once and do not wait for connections: kernels are launched in the order of the calls.
   void take_at_once() { takes_at_once_ = true; }
-  /// What was called, in order: "all_reduce", "group(send 1, recv 1)", "split", "abort", ...
+  /// The calls so far, in order: "all_reduce", "group(send 1, recv 1)", "split", "abort", ...
   std::vector<std::string> calls() const;
-  /// Calls that NCCL would not have allowed.
+  /// The number of calls that NCCL does not allow.
   int misuses() const { return misuses_.load(); }
 
  private:

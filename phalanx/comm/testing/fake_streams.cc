@@ -29,7 +29,7 @@ class FakeEvent final : public DeviceEvent {
       changed.wait(lock, [this] { return done; });
     }
   };
-  // What is in a stream's queue may outlive the event's holder.
+  // Entries in a stream's queue may outlive the owner of the event.
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 

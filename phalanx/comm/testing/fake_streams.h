@@ -1,9 +1,10 @@
-// FakeStreams: streams and events without a device (tests only). A stream is a thread that does what it is given, in
-// order; "device memory" is host memory. A device that runs one kernel at a time, in the order in which they were
-// launched, has one queue for all its streams.
+// FakeStreams: streams and events without a device (tests only). A stream is a thread that runs its work in order;
+// "device memory" is host memory. A device that runs one kernel at a time, in launch order, has one queue for all its
+// streams.
 //
-// A thread's current stream is the thread itself, unless use() gives it another: then record_current() is done at once,
-// and current_waits() blocks. So code that reads a tensor after Work::wait() is right, as it would be behind a stream.
+// A thread's current stream is the thread itself, unless use() sets another one. In the first case record_current() is
+// complete at once, and current_waits() blocks. So code that reads a tensor after Work::wait() is correct, as it would
+// be on a real stream.
 #pragma once
 
 #include <functional>
@@ -21,14 +22,14 @@ class FakeStreams final : public DeviceStreams {
  public:
   enum class Kernels { at_once, one_at_a_time };
   explicit FakeStreams(Kernels kernels = Kernels::at_once);
-  ~FakeStreams() override;  // ends the streams when they have done all they were given
+  ~FakeStreams() override;  // ends the streams after they have finished all their work
 
-  /// Puts work into a stream, as a kernel launch does.
+  /// Enqueues work in a stream, as a kernel launch does.
   static void enqueue(DeviceStream stream, std::function<void()> work);
   /// The calling thread's current stream from now on; nullptr: the thread itself.
   static void use(DeviceStream stream);
 
-  /// What device_identity() is from now on.
+  /// Sets the result of device_identity().
   void identify(std::string device) { identity_ = std::move(device); }
 
   std::string device_identity() const override { return identity_; }

@@ -19,7 +19,7 @@ using Pending = FaultCall::Pending;
 
 at::Tensor filled(std::int64_t count) { return at::full({count}, 1.0F); }
 
-// What rank r brings in the uneven verbs; nobody brings nothing, so that all wait for all.
+// The input counts of the ranks in the uneven verbs. None is 0, so that all ranks wait for all.
 std::vector<std::int64_t> uneven(const Communicator& comm, std::int64_t count) {
   std::vector<std::int64_t> counts;
   for (int r = 0; r < comm.size(); ++r) counts.push_back(count + r);
@@ -35,13 +35,13 @@ Pending pending(Work work) {
   return [work = std::move(work)] { work.wait(); };
 }
 
-// A call that is synchronous only is made by a thread.
+// A call that is only synchronous runs in a thread.
 Pending pending(std::function<void()> body) {
   auto done = std::make_shared<std::future<void>>(std::async(std::launch::async, std::move(body)));
   return [done] { done->get(); };
 }
 
-// The victim's side of messages with all others.
+// The victim's side of messages with all other ranks.
 Pending with_everybody(Communicator& comm, int victim, bool victim_sends, std::int64_t n, int tag) {
   std::vector<Communicator::P2POp> operations;
   for (int r = 0; r < comm.size(); ++r)
@@ -82,7 +82,7 @@ void add_uneven(std::vector<FaultCall>& calls) {
                                                             {.async = true}));
                    }});
   calls.push_back({"uneven all_to_all", {"all_to_all(float32[uneven])"}, [](Communicator& c, std::int64_t n) {
-                     // From rank r everybody gets n + r.
+                     // Every rank gets n + r elements from rank r.
                      const std::vector<std::int64_t> sends(static_cast<std::size_t>(c.size()), n + c.rank());
                      const auto receives = uneven(c, n);
                      return pending(c.all_to_all_uneven(filled(total_count(receives)), filled(total_count(sends)),
@@ -142,7 +142,7 @@ void add_bytes_and_groups(std::vector<FaultCall>& calls, int victim) {
          {},
          false});
   };
-  // Lengths first, then the bytes.
+  // First the lengths, then the bytes.
   add("broadcast_bytes", {"broadcast(int64[1], root 0)", "broadcast(uint8[{n}], root 0)"},
       [=](Communicator& c, std::int64_t n) { c.broadcast_bytes(c.rank() == 0 ? text(n) : ""); });
   add("all_gather_bytes", {"all_gather(int64[1])", "all_gather(uint8["},
@@ -153,7 +153,7 @@ void add_bytes_and_groups(std::vector<FaultCall>& calls, int victim) {
       [=](Communicator& c, std::int64_t n) {
         c.scatter_bytes(std::vector<std::string>(static_cast<std::size_t>(c.size()), text(n)), victim);
       });
-  // Colours and keys, then the new group.
+  // First colours and keys, then the new group.
   add("split", {"all_gather(int64[1])", "all_gather(uint8[", "split(color 0, key "},
       [](Communicator& c, std::int64_t) { c.split(0, -c.rank()); });
 }

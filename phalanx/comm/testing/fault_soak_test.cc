@@ -1,9 +1,9 @@
-// The soak: worlds of 2 to 8 ranks that communicate at random while one of them is killed, stopped for good, or stopped
-// for a moment, at a random time, the making of the world included; then all over again, over the same store. Every
-// rank must end by itself, in time, with an error that names the culprit (or, after a short stop, without one), and
-// nothing may be left: no process, no shared memory.
+// The soak test. Worlds of 2 to 8 ranks communicate at random. At a random time, which may be during the creation of
+// the world, one rank is killed, stopped for good, or stopped for a moment. This repeats over the same store. Every
+// rank must end by itself and in time, with an error that names the culprit (after a short stop it may also succeed).
+// No process and no shared memory may be left.
 //
-// PHALANX_SOAK_FAULTS (default 12) and PHALANX_SOAK_SEED choose how many and which; `make soak` runs 200.
+// PHALANX_SOAK_FAULTS (default 12) and PHALANX_SOAK_SEED set the number of faults and the seed; `make soak` runs 200.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
@@ -38,7 +38,8 @@ using namespace std::chrono_literals;
 constexpr std::chrono::milliseconds kSoakHeartbeat{1'500};
 
 enum class Fault { kill, stop, pause };
-// levels: shared memory inside two "machines" (the lower and the upper half of the ranks), gloo between.
+// hierarchical: shared memory inside two simulated nodes (the lower and the upper half of the ranks), gloo between
+// them.
 enum class SoakBackend { shm, gloo, hierarchical };
 
 std::string name_of(SoakBackend backend) {
@@ -52,7 +53,7 @@ struct Round {
   SoakBackend backend = SoakBackend::shm;
   Fault fault = Fault::kill;
   std::chrono::microseconds delay{};  // from the first rank's start
-  std::uint64_t seed = 0;             // of what the ranks say to each other
+  std::uint64_t seed = 0;             // of the ranks' communication
 
   std::string text() const {
     return fmt::format("fault {}: {} of {}, rank {} {}, after {} ms", number, name_of(backend), size, victim,
@@ -78,7 +79,7 @@ Round draw(std::mt19937_64& random, int number) {
   return round;
 }
 
-// The same on all ranks: one operation, synchronous or not.
+// One operation, synchronous or not; the same on all ranks.
 void soak_step(Communicator& comm, std::mt19937_64& random, std::vector<Work>& under_way) {
   const auto up_to = [&](int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); };
   const int n = comm.size();
@@ -153,7 +154,7 @@ void play(const Round& round, const HostPort& server, FaultRank& self) {
     std::vector<Work> under_way;
     for (;;) {
       soak_step(*comm, random, under_way);
-      // After a pause they agree to end.
+      // After a pause the ranks agree to end.
       if (!survives) continue;
       at::Tensor done = at::full({1}, self.is_told(1) ? 1.0F : 0.0F);
       comm->all_reduce(done, {.op = ReduceOp::min});
@@ -171,7 +172,7 @@ void play(const Round& round, const HostPort& server, FaultRank& self) {
   }
 }
 
-// Inodes of the shared segments that a process has mapped.
+// The inodes of the shared segments that a process has mapped.
 std::set<std::string> segments_of(const std::string& process) {
   std::set<std::string> found;
   std::ifstream maps("/proc/" + process + "/maps");
@@ -185,7 +186,7 @@ std::set<std::string> segments_of(const std::string& process) {
   return found;
 }
 
-// Of ours: other programs of the machine come and go.
+// Only names of ours: other programs create and remove files too.
 std::set<std::string> names_in_dev_shm() {
   std::set<std::string> names;
   std::error_code none;
@@ -194,7 +195,7 @@ std::set<std::string> names_in_dev_shm() {
   return names;
 }
 
-// Processes that still map one of the segments.
+// The processes that still map one of the segments.
 std::string holders_of(const std::set<std::string>& segments) {
   std::string holders;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -206,7 +207,7 @@ std::string holders_of(const std::set<std::string>& segments) {
   return holders;
 }
 
-// This process also gets what becomes an orphan below it.
+// Orphans of its children become children of this process too.
 std::set<std::string> children_of_this_process() {
   std::set<std::string> children;
   const std::string line_of_child = fmt::format("PPid:\t{}", getpid());
@@ -225,7 +226,7 @@ struct Findings {
   int with_segments = 0;  // faults that hit a world with shared memory
 };
 
-// One fault, over keys of its own in the store. What was wrong.
+// Runs one fault, with separate keys in the store. Returns what was wrong.
 std::string endure(const Round& round, const HostPort& server, Findings& findings) {
   TcpStore store(server);
   std::set<std::string> segments;
@@ -233,12 +234,12 @@ std::string endure(const Round& round, const HostPort& server, Findings& finding
   const auto children_before = children_of_this_process();
   FaultWorld world(round.size, [&](FaultRank& self) { play(round, server, self); });
   const std::string victim = std::to_string(world.processes()[static_cast<std::size_t>(round.victim)]);
-  // A rank that ends or stops before it has come to the meeting is late, not dead or stopped.
+  // A rank that ends or stops before it has joined the rendezvous counts as late, not as dead or stopped.
   store.get(round.backend == SoakBackend::shm ? fmt::format("{}/shm/world/1/0/{}", round.number, round.victim)
                                               : fmt::format("{}/gloo/1/world/rank/{}", round.number, round.victim),
             60s);
   if (!world.await(round.victim, round.fault == Fault::stop ? 2 : 1)) return "the victim did not come\n";
-  // Any moment may be the wrong one: this is chance, not order.
+  // Any moment may show an error: the sleep gives a random time, it does not order anything.
   usleep(static_cast<useconds_t>(round.delay.count()));
   const bool is_made = world.has_arrived(round.victim, 2);
   segments = segments_of(victim);
@@ -252,7 +253,7 @@ std::string endure(const Round& round, const HostPort& server, Findings& finding
   if (round.fault == Fault::pause) usleep(static_cast<useconds_t>(round.delay.count() / 2));
   world.go(1);
   if (round.fault != Fault::kill) world.send(round.victim, SIGCONT);
-  // Where the machine stood still it was no short pause.
+  // If the machine was suspended, the pause was not short.
   const bool was_short = std::chrono::steady_clock::now() - struck < round.delay / 2 + kSoakHeartbeat / 4;
   failures += world.finish();
   if (round.fault == Fault::pause && !was_short && !failures.empty()) {
@@ -261,7 +262,7 @@ std::string endure(const Round& round, const HostPort& server, Findings& finding
   }
   auto& worst = findings.worst[round.fault];
   worst = std::max(worst, world.worst());
-  // Before the world ends, which ends whatever is left of it.
+  // Check before the world is destroyed, which kills the remaining processes.
   for (const std::string& child : children_of_this_process())
     if (!children_before.contains(child)) failures += fmt::format("process {} is still there\n", child);
   return failures + holders_of(segments);
@@ -279,7 +280,7 @@ TEST(FaultSoak, RandomKillsStopsAndRestarts) {
   std::map<std::string, int> counts;
   Findings findings;
   prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans come to this process
-  int next_number = 0;               // one that is tried again has new keys
+  int next_number = 0;               // a repeated fault gets new keys
   for (int fault = 0; fault < faults; ++fault) {
     Round round = draw(random, fault);
     SCOPED_TRACE(round.text());

@@ -22,9 +22,9 @@ namespace phalanx {
 struct FaultPage {
   static constexpr int kMaxRanks = 16;
   std::atomic<std::int64_t> fault_us;    // steady clock; 0: none yet
-  std::atomic<std::int64_t> crowded_us;  // then; -1: not known
+  std::atomic<std::int64_t> crowded_us;  // at that time; -1: unknown
   std::atomic<std::int64_t> worst_us;
-  std::atomic<std::uint32_t> arrivals;  // of all: a futex word
+  std::atomic<std::uint32_t> arrivals;  // of all ranks; a futex word
   std::atomic<std::uint32_t> go;        // a futex word
   std::array<std::atomic<std::uint32_t>, kMaxRanks> arrived;
   std::array<char, 256> text;
@@ -34,7 +34,7 @@ struct FaultPage {
 namespace {
 
 constexpr std::chrono::seconds kHang{60};
-constexpr int kHopeless = 10;  // times the bound: late on any machine
+constexpr int kHopeless = 10;  // times the bound: too late on any machine
 
 std::int64_t to_us(std::chrono::steady_clock::time_point at) {
   return std::chrono::duration_cast<std::chrono::microseconds>(at.time_since_epoch()).count();
@@ -44,7 +44,8 @@ std::int64_t to_us(std::chrono::steady_clock::time_point at) {
 
 LoadedTime LoadedTime::now() {
   LoadedTime now{std::chrono::steady_clock::now(), std::nullopt};
-  // "some avg10=0.00 avg60=0.00 avg300=0.00 total=12345": microseconds in which some task waited for a core.
+  // "some avg10=0.00 avg60=0.00 avg300=0.00 total=12345": total is the time in microseconds in which a task waited for
+  // a core.
   std::ifstream file("/proc/pressure/cpu");
   for (std::string word; file >> word && word != "full";)
     if (word.starts_with("total=")) now.crowded = std::chrono::microseconds(std::stoll(word.substr(6)));
@@ -112,7 +113,7 @@ std::string comm_error_of(const std::function<void()>& body) {
 }
 
 void require_quick_end(const LoadedTime& begin) {
-  // 0.3 s for a word to the store, 0.2 s for what gloo has under way to a rank that is stopped.
+  // 0.3 s for a message to the store, 0.2 s for what gloo has under way to a stopped rank.
   if (const std::string how_late = late(begin, std::chrono::milliseconds(1'000)); !how_late.empty())
     throw std::runtime_error("late: leaving: " + how_late);
 }
@@ -126,7 +127,7 @@ FaultWorld::FaultWorld(int size, const std::function<void(FaultRank&)>& body)
   for (int rank = 0; rank < size; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody outlives the test
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives the test
       at::set_num_threads(1);
       int status = 0;
       try {
@@ -200,7 +201,7 @@ void FaultWorld::send(int rank, int signal) {
 
 bool FaultWorld::await_end(int rank) {
   const auto limit = std::chrono::steady_clock::now() + kHang;
-  // A child's end has no futex: it is asked for now and then.
+  // There is no futex for the end of a child, so poll for it.
   while (!reap(rank, false)) {
     if (std::chrono::steady_clock::now() > limit) return false;
     usleep(2000);

@@ -1,21 +1,21 @@
-// Worlds of processes to which things happen (tests only): killed, stopped, continued, and watched until the last has
-// ended.
+// FaultWorld: worlds of processes in which ranks are killed, stopped and continued, and that are watched until the last
+// process has ended (tests only).
 //
-// Ranks are forked; the test tells them apart by signals and by a page that all share. Nothing is timed by sleeping:
-// who waits for another sleeps on a futex word of that page. Times are counted from the fault.
+// Ranks are forked. The test controls them by signals and through a page of shared memory. No timing depends on sleeps:
+// a process that waits for another sleeps on a futex word of that page. Times are measured from the fault.
 //
-// How late an error may come is a promise about a machine that has a core for whoever wants one. So what counts is the
-// time from the fault less the time in which, by /proc/pressure/cpu, somebody wanted a core and had none; whatever the
-// machine does, ten times the bound is too late (late()).
+// The bound on the delay of an error holds for a machine with a core for every thread that needs one. So the measured
+// time excludes the time in which, by /proc/pressure/cpu, some thread needed a core and had none. But ten times the
+// bound is always too late (late()).
 //
 //   FaultWorld world(3, [&](FaultRank& rank) {
 //     auto comm = ...;
 //     rank.arrive();                                        // "I am in the middle of it"
 //     const std::string text = rank.error_within(1s, [&] { comm->barrier(); });
 //   });
-//   world.await(3, 1);                 // all three have arrived once
+//   for (int rank = 0; rank < 3; ++rank) world.await(rank, 1);  // all ranks have arrived once
 //   world.strike(1, SIGKILL);
-//   EXPECT_EQ(world.finish(), "");     // what was wrong with any rank
+//   EXPECT_EQ(world.finish(), "");                              // the failures of all ranks
 #pragma once
 
 #include <sys/types.h>
@@ -31,17 +31,18 @@
 
 namespace phalanx {
 
-/// Now, and how long the machine has been short of cores so far (nothing: it does not say).
+/// The current time, and how long the machine has been short of cores so far (nullopt: unknown).
 struct LoadedTime {
   std::chrono::steady_clock::time_point at;
   std::optional<std::chrono::microseconds> crowded;
   static LoadedTime now();
 };
-/// Empty if the time from `since` to now is within the bound, as said above; else both times in words. *took: the time.
+/// Returns "" if the time from `since` to now is within the bound, as explained above; otherwise a text with both
+/// times. *took is set to the time.
 std::string late(const LoadedTime& since, std::chrono::milliseconds bound, std::chrono::milliseconds* took = nullptr);
 
-/// Lets go of the only reference, such as one to a communicator. Throws std::runtime_error if that takes longer than
-/// it may beside a silent store.
+/// Releases the only reference to an object such as a communicator. Throws std::runtime_error if this takes longer than
+/// is allowed with a store that does not answer.
 template <class T>
 void require_leaving_in_time(std::shared_ptr<T>& last);
 
@@ -51,20 +52,20 @@ class FaultRank {
  public:
   FaultRank(FaultPage* page, int rank) : page_(page), rank_(rank) {}
   int rank() const { return rank_; }
-  /// Counts; the test may wait for it.
+  /// Counts one arrival; the test may wait for it.
   void arrive();
   /// Sleeps until the test says go(number).
   void await_go(int number);
-  bool is_told(int number) const;  // whether it has
-  /// The text of the CommError that body throws, at most `bound` after the fault. Throws std::runtime_error without
-  /// one.
+  bool is_told(int number) const;  // true if the test has called go(number)
+  /// Runs `body`, which must throw a CommError at most `bound` after the fault, and returns the text of that error.
+  /// Throws std::runtime_error if there is no such error, or if it is late.
   template <class Body>
   std::string error_within(std::chrono::milliseconds bound, Body body);
   /// Throws std::runtime_error if it is later than `bound` after the fault.
   void require_in_time(std::chrono::milliseconds bound, const std::string& what);
-  /// Of the fault, as the test wrote it down; zero before it.
+  /// The time of the fault, as noted by the test; zero before it.
   LoadedTime fault() const;
-  std::string shared_text() const;  // 256 bytes for whoever needs them, such as an address
+  std::string shared_text() const;  // up to 256 bytes that all ranks share, such as an address
   void set_shared_text(const std::string& text);
 
  private:
@@ -75,25 +76,25 @@ class FaultRank {
 class FaultWorld {
  public:
   FaultWorld(int size, const std::function<void(FaultRank&)>& body);
-  ~FaultWorld();  // kills and reaps what is left
+  ~FaultWorld();  // kills and reaps the remaining processes
   FaultWorld(const FaultWorld&) = delete;
   FaultWorld& operator=(const FaultWorld&) = delete;
 
-  /// Until `rank` has arrived that often, or ended. False after a minute.
+  /// Waits until `rank` has arrived that often or has ended. False after a minute.
   bool await(int rank, int arrivals);
   bool await_end(int rank);
   bool has_arrived(int rank, int arrivals) const;
   void go(int number);
-  /// Sends the signal, and notes the time just before, unless a fault has been noted.
+  /// Sends the signal. Notes the time just before it as the fault, unless a fault was noted already.
   void strike(int rank, int signal);
-  /// Notes the time of a fault that the test brings about itself, just before it does.
+  /// Notes the time of a fault that the test causes itself. Call it just before.
   void note_fault();
-  /// Sends it without noting a time.
+  /// Sends the signal without noting a time.
   void send(int rank, int signal);
-  /// Waits for all ranks, at most a minute. One line per rank that ended in another way than 0, or, for a rank that was
-  /// struck by SIGKILL, than by that.
+  /// Waits for all ranks, at most a minute. Returns one line for each rank that did not end with status 0; a rank that
+  /// was struck by SIGKILL must end by SIGKILL.
   std::string finish();
-  std::chrono::milliseconds worst() const;  // of all times that ranks have asked to be within a bound
+  std::chrono::milliseconds worst() const;  // the longest time that a rank has checked against a bound
   const std::vector<pid_t>& processes() const { return children_; }
 
  private:
@@ -104,8 +105,8 @@ class FaultWorld {
   std::vector<bool> killed_;
 };
 
-/// A world of which one rank is killed when all have come to the same point: prepare(rank) brings them there, and
-/// returns what the survivors do then. What was wrong with any rank.
+/// Runs a world and kills one rank when all ranks are at the same point. prepare(rank) brings a rank there, and returns
+/// the function that the survivors run next. Returns the failures of all ranks.
 std::string kill_one_of(int size, int victim, const std::function<std::function<void()>(FaultRank&)>& prepare);
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-// Ranks as processes, for tests of what only processes do.
+// Runs ranks as forked processes, for tests that need processes.
 //
 //   TcpStoreServer server;
 //   EXPECT_EQ(run_forked_ranks(4, [&](int rank) {
 //     TcpStore store(server.address());
-//     use(*make_shm_communicator(store, rank, 4));            // throws where something is wrong
+//     use(*make_shm_communicator(store, rank, 4));            // throws on an error
 //   }), "");
 #pragma once
 

@@ -1,6 +1,7 @@
-// Two levels between forked processes; the test says which rank is on which "machine".
+// The hierarchical backend between forked processes (tests only). The test says which rank is on which simulated node.
 //
-//   EXPECT_EQ(run_hierarchical_ranks(eager_hierarchical_options({0, 0, 1}), [](Communicator& comm) { use(comm); }), "");
+//   const auto options = eager_hierarchical_options({0, 0, 1});
+//   EXPECT_EQ(run_hierarchical_ranks(options, [](Communicator& comm) { use(comm); }), "");
 #pragma once
 
 #include <functional>
@@ -12,10 +13,10 @@
 
 namespace phalanx {
 
-/// Everything through the machines, in pieces that are small.
+/// Options that send even the smallest tensor through the two levels, in small pieces.
 HierarchicalOptions eager_hierarchical_options(std::vector<int> nodes, CommunicatorOptions options = {});
 
-/// A rank for each of options.nodes, over gloo. Returns as run_forked_ranks().
+/// Runs one rank for each entry of options.nodes, over gloo. Returns the failures like run_forked_ranks().
 std::string run_hierarchical_ranks(const HierarchicalOptions& options, const std::function<void(Communicator&)>& body,
                                    int killed_rank = -1);
 

@@ -1,6 +1,6 @@
-// One rank of NCCL inside "machines" and another backend between them, over doubles of NCCL and of streams.
+// One rank with NCCL intra-node and another backend inter-node, over test doubles of NCCL and of streams (tests only).
 //
-//   auto rank = make_hierarchical_rank(make_gloo_communicator(store, r, 4), store, {.nodes = {0, 0, 1, 1}});
+//   auto rank = make_hierarchical_rank(make_gloo_communicator(store, r, 4), *store, {.nodes = {0, 0, 1, 1}});
 //   rank->comm->all_reduce(x);
 //   end_hierarchical_rank(*rank);
 #pragma once
@@ -15,19 +15,20 @@
 
 namespace phalanx {
 
-/// Its device, its library, its communicator. They end in the opposite order.
+/// The rank's device, library and communicator. They are destroyed in the opposite order.
 struct HierarchicalRank {
   std::shared_ptr<FakeStreams> streams = std::make_shared<FakeStreams>();
   std::shared_ptr<FakeNccl> nccl;
   std::shared_ptr<Communicator> comm;
 };
 
-/// Collective over the ranks of `flat`. What the double of NCCL connects, over shared memory, is the ranks of a
-/// machine; which these are options.nodes says. `store` is the one that all ranks have.
+/// The NCCL double connects the ranks of one simulated node through shared memory; options.nodes says which ranks these
+/// are.
+/// REQUIRES: all ranks of `flat` call it (it is collective), with the same `store`.
 std::shared_ptr<HierarchicalRank> make_hierarchical_rank(std::shared_ptr<Communicator> flat, Store& store,
                                                          const NcclHierarchicalOptions& options);
 
-/// Throws std::runtime_error if NCCL was called in a way that it does not allow.
+/// Destroys the rank's communicator. Throws std::runtime_error if there were calls that NCCL does not allow.
 void end_hierarchical_rank(HierarchicalRank& rank);
 
 }  // namespace phalanx

@@ -25,7 +25,7 @@ std::string run_nccl_threads(int world, const NcclBody& body, const NcclOptions&
         rank.nccl = std::make_shared<FakeNccl>(transport[r]);
         if (kernels == FakeStreams::Kernels::one_at_a_time) rank.nccl->take_at_once();
         rank.comm = make_nccl_communicator(control[r], -1, rank.nccl->table(), rank.streams, options);
-        rank.comm->barrier();  // a rank that gives up at once must not find the others half made
+        rank.comm->barrier();  // all ranks must exist before a rank may fail
         try {
           body(rank);
         } catch (const std::exception& error) {

@@ -1,11 +1,11 @@
-// Ranks as threads over the nccl backend with a double of NCCL (fake_nccl.h): messages have no tags, a send waits for
-// its receive, and what a communicator is asked for runs in the order of issue. For tests of whatever must live with
-// that.
+// Ranks as threads over the nccl backend with a double of NCCL (fake_nccl.h), for tests (tests only). Messages have no
+// tags, a send waits for its receive, and the operations of a communicator run in the order of issue.
 //
-//   EXPECT_EQ(run_nccl_threads(4, [](NcclRank& rank) { use(rank.comm); }), "");
+//   EXPECT_EQ(run_nccl_threads(4, [](NcclRank& rank) { use(*rank.comm); }), "");
 //
 // With FakeStreams::Kernels::one_at_a_time a device runs the kernels of all its communicators one after the other, in
-// the order of issue, as NCCL may: ranks that issue those of two communicators in different orders wait for ever then.
+// the order of issue, as NCCL may. Then ranks deadlock if they issue operations of two communicators in different
+// orders.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,7 @@
 
 namespace phalanx {
 
-/// One rank: its device, its library, its communicator. They end in the opposite order.
+/// One rank's device, library and communicator. They are destroyed in the opposite order.
 struct NcclRank {
   std::shared_ptr<FakeStreams> streams = std::make_shared<FakeStreams>();
   std::shared_ptr<FakeNccl> nccl;
@@ -28,7 +28,7 @@ struct NcclRank {
 
 using NcclBody = std::function<void(NcclRank&)>;
 
-/// body(rank) on a thread for each rank. Returns one line for each rank that threw.
+/// Runs body(rank) in one thread per rank. Returns one line for each rank that threw.
 std::string run_nccl_threads(int world, const NcclBody& body, const NcclOptions& options = {},
                              FakeStreams::Kernels kernels = FakeStreams::Kernels::at_once);
 

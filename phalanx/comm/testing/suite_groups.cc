@@ -14,7 +14,7 @@ namespace phalanx {
 namespace suite {
 namespace {
 
-// Awkward values: sums depend on their order and rounding.
+// Values whose sums depend on order and rounding.
 float awkward(int rank, std::int64_t i) {
   std::uint32_t bits = static_cast<std::uint32_t>(i) * 2654435761U + static_cast<std::uint32_t>(rank) * 40503U + 1;
   bits ^= bits >> 15;
@@ -26,7 +26,7 @@ float awkward(int rank, std::int64_t i) {
 
 namespace {
 
-// Every byte there is, NUL too; other ones on every rank.
+// All byte values, including NUL; different ones on every rank.
 std::string object_of(int rank, std::int64_t length) {
   std::string bytes(static_cast<std::size_t>(length), '\0');
   for (std::size_t i = 0; i < bytes.size(); ++i)
@@ -69,13 +69,13 @@ void suite_bytes(Communicator& comm) {
     check_bytes(comm, lengths([&](int r) { return r == root ? 0 : 5; }), root);
     check_bytes(comm, lengths([&](int r) { return r == root ? 5 : 0; }), root);
   }
-  // More than a slot, a chunk, or what goes with the header of a message.
+  // Larger than a slot, a chunk, or the space beside a message's header.
   const std::int64_t large = suite_sizes(comm, {1 << 20}).back();
   check_bytes(comm, lengths([&](int r) { return large + r * 1001; }), comm.size() - 1);
 }
 
 void suite_split(Communicator& comm) {
-  // Odd and even ranks, in reverse order.
+  // Groups of odd and even ranks, in reverse order.
   auto half = comm.split(comm.rank() % 2, -comm.rank(), "half");
   const int size = (comm.size() + 1 - comm.rank() % 2) / 2;
   require(half->size() == size && half->rank() == size - 1 - comm.rank() / 2, "split: rank and size");
@@ -84,7 +84,7 @@ void suite_split(Communicator& comm) {
   float expected = 0;
   for (int r = comm.rank() % 2; r < comm.size(); r += 2) expected += static_cast<float>(r);
   require_equal(sum, at::full({70'000}, expected), "all_reduce of a half");
-  // The last rank in no group; the new group outlives the one it came from.
+  // The last rank is in no group. The new group outlives the one that it was split from.
   auto most = comm.split(comm.rank() == comm.size() - 1 ? -1 : 0, comm.rank());
   require((most == nullptr) == (comm.rank() == comm.size() - 1), "split with a negative colour");
   auto nested = half->split(0, half->rank());
@@ -101,7 +101,7 @@ void suite_async(Communicator& comm) {
     tensors.push_back(at::full({k * 3000 + 1}, static_cast<float>(comm.rank() + k)));
     works.push_back(comm.all_reduce(tensors.back(), {.async = true}));
   }
-  // A synchronous one takes its place behind them.
+  // A synchronous operation runs after them.
   at::Tensor last = at::full({3}, 1.0F);
   comm.all_reduce(last);
   for (const Work& work : works) require(work.is_done(), "operations complete in issue order");
@@ -112,7 +112,7 @@ void suite_async(Communicator& comm) {
                   at::full({k * 3000 + 1}, static_cast<float>(n * (n - 1) / 2 + k * n)), fmt::format("async {}", k));
 }
 
-// Two communicators used in opposite order on two ranks: would deadlock if anything blocked in one of them.
+// Two ranks use two communicators in opposite order. This would deadlock if a call blocked.
 void suite_opposite_order(Communicator& comm) {
   auto a = comm.split(0, comm.rank(), "a");
   auto b = comm.split(0, comm.rank(), "b");
@@ -201,7 +201,7 @@ void suite_async_soak(Communicator& comm) {
   };
   for (int k = 0; k < kOperations; k += 2) {
     for (int which = 0; which < 2; ++which) {
-      // Which of the pair comes first depends on the rank.
+      // The order of the pair depends on the rank.
       const int operation = k + (comm.rank() + which) % 2;
       Slot& slot = slots[static_cast<std::size_t>(operation % kInFlight)];
       if (operation >= kInFlight) settle(slot);

@@ -1,4 +1,4 @@
-// Ranks that give nothing, or get nothing, in the uneven verbs: the first, the last, all but one, all of them.
+// Ranks without input or without output in the uneven verbs: the first, the last, all but one, or all.
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@ namespace phalanx::suite {
 namespace {
 
 struct Have {
-  const char* who;  // has something
+  const char* who;  // the ranks with data
   bool (*has)(int rank, int world);
 };
 constexpr std::array kHave{Have{"all but rank 0", [](int rank, int) { return rank != 0; }},
@@ -48,7 +48,7 @@ void check_uneven(Communicator& comm, const Have& have, std::int64_t count, Scal
   }
 }
 
-// length(from, to): of what goes there.
+// length(from, to): the number of elements from one rank to another.
 template <class Length>
 void check_exchange(Communicator& comm, ScalarType type, const std::string& what, Length length) {
   const int me = comm.rank();

@@ -1,7 +1,11 @@
-// What the cases of the suite of all backends are made of (tests only): values whose sums are exact, sizes that fit the
-// backend, and requirements that throw std::runtime_error. The cases themselves are by idea: backend_suite.cc moves and
-// reduces, suite_types.cc has every type, suite_nothing.cc ranks that have nothing to give, suite_groups.cc groups and
-// order, suite_refusals.cc wrong calls, and backend_failure_suite.cc failures.
+// Common parts of the test suite for all backends (tests only): values with exact sums, sizes that fit the backend, and
+// checks that throw std::runtime_error. The cases are in these files:
+//   backend_suite.cc          data movement and reductions
+//   suite_types.cc            every type
+//   suite_nothing.cc          ranks without data
+//   suite_groups.cc           groups and order
+//   suite_refusals.cc         wrong calls
+//   backend_failure_suite.cc  failures
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +36,8 @@ void require(bool condition, const std::string& what);
 void require_equal(const at::Tensor& found, const at::Tensor& expected, const std::string& what);
 void require_mentions(const std::string& text, std::initializer_list<const char*> parts);
 
-/// float64 values as a tensor of the type; through int64, so that what does not fit in a byte wraps.
+/// Converts float64 values to a tensor of the type. It converts through int64, so values that do not fit in a byte
+/// wrap.
 at::Tensor tensor_of(const std::vector<double>& values, ScalarType type);
 /// value(i) as a tensor of the type.
 template <class Value>
@@ -42,11 +47,11 @@ at::Tensor make_tensor(std::int64_t count, ScalarType type, Value value) {
   return tensor_of(values, type);
 }
 
-/// What rank r brings for element i: small, so that every sum and product is exact in every type.
+/// The input of rank r at element i. It is small, so that every sum and product is exact in every type.
 double suite_value(ReduceOp op, ScalarType type, int rank, std::int64_t i);
 double suite_result(ReduceOp op, ScalarType type, int world, std::int64_t i);
 
-/// body(type, op) for all that can be reduced.
+/// Calls body(type, op) for all supported reductions.
 template <class Body>
 void for_each_reduction(Body body) {
   for (ScalarType type : kTypes)
@@ -56,21 +61,21 @@ void for_each_reduction(Body body) {
 
 std::string label(const char* verb, ScalarType type, ReduceOp op, std::int64_t count);
 
-/// TCP, and streams that are threads.
+/// True for TCP and for fake streams, which are threads.
 bool is_slow(const Communicator& comm);
-/// Messages between two ranks match in the order of issue, whatever their tags.
+/// True if messages between two ranks match in the order of issue, whatever their tags.
 bool matches_in_order(const Communicator& comm);
-/// Large worlds are for what depends on their size: the data are large, and the repeats many, only where the ranks have
-/// cores, and over what is slow only between two.
+/// True for up to 4 ranks, or up to 2 with a slow backend. Only there the ranks have enough cores for large data and
+/// many repeats. Larger worlds test what depends on their size.
 bool is_small_world(const Communicator& comm);
-/// Small, above the one-shot limit, and (for float32) more than all slots of a segment hold.
+/// Sizes that are small, above the one-shot limit, and (for float32) larger than all slots of a segment.
 std::vector<std::int64_t> suite_sizes(const Communicator& comm, ScalarType type);
 /// Sizes of the other verbs: the last is large.
 std::vector<std::int64_t> suite_sizes(const Communicator& comm, std::vector<std::int64_t> sizes);
 
-/// What rank `from` has for rank `to`: exact in every type.
+/// The data of rank `from` for rank `to`; exact in every type.
 at::Tensor part_for(int from, int to, std::int64_t count, ScalarType type);
-/// The parts of all ranks, one after the other; part(rank) is a tensor.
+/// The concatenated parts of all ranks; part(rank) is a tensor.
 template <class Part>
 at::Tensor parts_of(const Communicator& comm, Part part) {
   std::vector<at::Tensor> parts;
@@ -78,7 +83,7 @@ at::Tensor parts_of(const Communicator& comm, Part part) {
   return at::cat(parts);
 }
 
-/// Where the part of `rank` begins, and how much all have.
+/// The offset of the part of `rank`, and the total of all parts.
 std::int64_t begin_of(const std::vector<std::int64_t>& counts, int rank);
 std::int64_t total_of(const std::vector<std::int64_t>& counts);
 
@@ -92,7 +97,7 @@ std::string error_of(Body body, const std::string& what) {
   throw std::runtime_error(what + ": no error");
 }
 
-/// As error_of a CommError, on ranks that call at the same time: it must come within a second (see fault_world.h).
+/// Like error_of<CommError>, for ranks that call at the same time. The error must come within a second (fault_world.h).
 template <class Body>
 std::string prompt_error_of(Communicator& comm, Body body, const std::string& what) {
   comm.barrier();

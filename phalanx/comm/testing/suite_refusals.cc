@@ -1,11 +1,11 @@
-// Calls that a rank sees to be wrong by itself.
+// Calls that a rank itself detects as wrong.
 #include <ATen/ops/full.h>
 
 #include "phalanx/comm/testing/suite_parts.h"
 
 namespace phalanx::suite {
 
-// Every verb refuses a tensor with gaps, on either side of it: no hidden copy is ever made.
+// Every verb refuses a non-contiguous input or output tensor: no hidden copy is made.
 void suite_non_contiguous(Communicator& comm) {
   const int n = comm.size();
   const int me = comm.rank();
@@ -44,7 +44,7 @@ void suite_non_contiguous(Communicator& comm) {
   require(x.const_data_ptr<float>()[0] == static_cast<float>(n), "works after refusals");
 }
 
-// Wrong calls that this rank can see by itself: nothing is sent, and the communicator goes on working.
+// Wrong calls that this rank itself detects: nothing is sent, and the communicator still works.
 void suite_refusals(Communicator& comm) {
   at::Tensor x = at::full({4, 6}, 1.0F);
   require_mentions(error_of<Error>([&] { comm.all_reduce(x.t()); }, "non-contiguous"), {"not contiguous", "6x4"});

@@ -1,4 +1,4 @@
-// Every verb with every type and, where it reduces, every operation; one after the other, and all under way at once.
+// Every verb with every type and, for reductions, every operation: one after the other, and all asynchronously at once.
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 
@@ -10,8 +10,8 @@
 namespace phalanx::suite {
 namespace {
 
-// What the calls of a case have given: looked at after each, or, where they are asynchronous, when all are under way,
-// the last one first.
+// The results of a case's calls. They are checked after each call. Asynchronous calls are all started first, and
+// checked from the last to the first.
 class Checks {
  public:
   explicit Checks(bool async) : async_(async) {}
@@ -31,7 +31,7 @@ class Checks {
  private:
   struct Call {
     Work work;
-    at::Tensor found, expected;  // undefined: nothing comes to this rank
+    at::Tensor found, expected;  // undefined: this rank gets no output
     std::string what;
   };
   bool async_;
@@ -65,7 +65,7 @@ void suite_every_type_moved(Communicator& comm, ScalarType type, std::int64_t co
   out = blank_like(all);
   check(comm.all_to_all(out, parts_of(comm, to_all), {.async = async}), out, parts_of(comm, from_all), "all_to_all");
 
-  // Some pairs, and some ranks, have nothing for each other.
+  // Some pairs of ranks, and some ranks, have no data to exchange.
   const auto pair_count = [&](int from, int to) { return (from + 2 * to) % 3 * count; };
   std::vector<std::int64_t> counts;
   std::vector<std::int64_t> sends;
@@ -129,7 +129,7 @@ void suite_every_type_reduced(Communicator& comm, ScalarType type, ReduceOp op, 
 }
 }  // namespace
 
-// Small; the other cases have the sizes.
+// Small sizes only; other cases test the sizes.
 void suite_every_type(Communicator& comm) {
   Checks checks(false);
   for (const std::int64_t count : {0, 1, 129}) {
@@ -138,10 +138,10 @@ void suite_every_type(Communicator& comm) {
   }
 }
 
-// Every verb, one behind the other, all of a type under way at once.
+// Starts every verb asynchronously, with all operations of one type under way at once.
 void suite_every_type_async(Communicator& comm) {
   for (const ScalarType type : kTypes) {
-    // In large worlds: one that is reduced as it is, one that is reduced in float32, one of integers.
+    // In large worlds: one type that is reduced directly, one that is reduced in float32, and one integer type.
     const bool is_chosen = type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Byte;
     if (!is_small_world(comm) && !is_chosen) continue;
     Checks checks(true);
@@ -154,8 +154,8 @@ void suite_every_type_async(Communicator& comm) {
   }
 }
 
-// Messages of every type and of other lengths, an empty and a large one among them, both ways with both neighbours in
-// one batch. The receiver lists them in another order than the sender, where their tags tell them apart.
+// Messages of every type and of different lengths, including an empty and a large one, in both directions with both
+// neighbours in one batch. The receiver lists them in another order than the sender if their tags distinguish them.
 void suite_mixed_batch(Communicator& comm) {
   const int n = comm.size();
   const int me = comm.rank();

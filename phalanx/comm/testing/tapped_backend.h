@@ -1,12 +1,13 @@
-// A communicator that shows what it delivers, before anybody reads it, to somebody who may change it: for tests that
-// record what is sent, or spoil it to see that somebody notices.
+// A communicator that shows its results to a test before any rank reads them (tests only). The test may record them, or
+// change them to check that the error is detected.
 //
-//   const auto tapped_world = tapped(world, [&](const Delivery& d) { if (d.verb == Verb::all_reduce) d.output[0] += 1;
+//   const auto tapped_world = tapped(world, [&](const Delivery& d) {
+//     if (d.verb == Verb::all_reduce) d.output[0] += 1;
 //   });
 //
-// What moves is right, and no rank waits for another one in vain: only what this rank reads of a result is changed,
-// once the operation is done. Only float32 values of 17 and more elements are shown, so that what ranks agree upon
-// (losses, names, norms) stays right.
+// The communication itself is correct, and no rank hangs. Only this rank's copy of a result changes, after the
+// operation is complete. Only float32 results of at least 17 elements are shown. So small values on which the ranks
+// agree (losses, names, norms) stay correct.
 #pragma once
 
 #include <cstdint>
@@ -20,22 +21,22 @@
 namespace phalanx {
 
 struct Delivery {
-  Verb verb = Verb::all_reduce;     // recv: of each message of a recv or batch_p2p that comes in
+  Verb verb = Verb::all_reduce;     // recv: for each message received by a recv or batch_p2p
   const std::string& group;         // the communicator's name
-  const std::vector<int>& members;  // its ranks, as ranks of the world that was tapped
-  int rank = 0;                     // this one's place among them
-  const float* input = nullptr;     // as it was handed in; may be overwritten by now, or gone
+  const std::vector<int>& members;  // its ranks, as ranks of the tapped world
+  int rank = 0;                     // this rank's index in `members`
+  const float* input = nullptr;     // the input pointer; the data may be overwritten or freed by now
   std::int64_t input_count = 0;
   float* output = nullptr;
   std::int64_t output_count = 0;
   const std::vector<float>& before;  // what the output held when the operation began
 };
 
-/// Called by whichever thread drives the operation, one at a time for each communicator.
+/// Called by the thread that drives the operation. There is one call at a time per communicator.
 using Tap = std::function<void(const Delivery&)>;
 
-/// A communicator over the same ranks and, until it is gone, in place of `world`; what it is split into is tapped, too.
-/// Host memory only. Not collective, but all ranks make one.
+/// Returns a communicator over the same ranks. It replaces `world` during its lifetime. Communicators that are split
+/// from it are tapped too. Host memory only. The call is not collective, but all ranks must make one.
 std::shared_ptr<Communicator> tapped(const std::shared_ptr<Communicator>& world, Tap tap);
 
 }  // namespace phalanx

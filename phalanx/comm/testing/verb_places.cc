@@ -22,19 +22,20 @@ void must_be(bool condition, const std::string& what) {
 
 namespace {
 
-// Small integers of (rank, element): sums and products are exact.
+// Small integers that depend on rank and element, so sums and products are exact.
 at::Tensor values(std::int64_t count, int rank, c10::ScalarType type) {
   at::Tensor t = at::empty({count});
   for (std::int64_t i = 0; i < count; ++i) t.data_ptr<float>()[i] = static_cast<float>((i * 7 + rank * 3) % 11 - 4);
   return t.to(type);
 }
 
-// Where this rank's data lie: a tensor of so many elements.
+// Allocates this rank's data: a tensor of `count` elements.
 using Place = std::function<at::Tensor(std::int64_t count)>;
 
 struct VerbCase {
   const char* name;
-  // On `count` elements a rank; what the verb wrote on this rank. Data that peers may read are put where `place` says.
+  // Runs the verb with `count` elements per rank and returns this rank's output. `place` allocates the data that peers
+  // may read.
   std::function<at::Tensor(Communicator&, std::int64_t count, c10::ScalarType, const Place& place)> run;
 };
 
@@ -138,12 +139,12 @@ void strike_at_work(Communicator& comm, at::Tensor x, int signal) {
       if (r != comm.rank()) begun |= *static_cast<const volatile float*>(data + r * slice + 200) != 1;
     return begun;
   };
-  // The thread that does this rank's part, which the first asynchronous operation makes, is to be slow at it.
+  // The first asynchronous operation creates the thread that does this rank's part. That thread must be slow.
   const sched_param none{};
   sched_setscheduler(0, SCHED_IDLE, &none);
   Work work = comm.all_reduce(x, {.async = true});
   sched_setscheduler(0, SCHED_OTHER, &none);
-  while (!is_begun() && !work.is_done()) {  // done: the others have given up before
+  while (!is_begun() && !work.is_done()) {  // done: the other ranks have failed before
   }
   if (signal == SIGKILL || is_begun()) raise(signal);
 }

@@ -1,5 +1,5 @@
-// Every verb whose data peers may read where they lie, as a function of where that is: for tests that hold one place
-// against another.
+// Runs every verb whose data peers may read directly, with tensors in a given kind of memory, and compares the results
+// with those of ordinary memory (tests only).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,19 +15,20 @@ namespace phalanx {
 /// Throws std::runtime_error(what) unless the condition holds.
 void must_be(bool condition, const std::string& what);
 
-/// Each verb twice, on `count` elements a rank: where nothing is shared, and on tensors that place(elements) makes. The
-/// results must be equal, else this throws what differs; `what` says which place it is.
+/// Runs each verb twice with `count` elements per rank: in memory that is not shared, and on tensors that
+/// place(elements) makes. Throws if the results differ; `what` names the kind of memory in the error.
 void compare_verbs(Communicator& comm, std::int64_t count, c10::ScalarType type, const std::string& what,
                    const std::function<at::Tensor(std::int64_t elements)>& place);
 
-/// The victim's side of a fault: an all_reduce of x, which holds ones and which the peers reach, in the middle of which
-/// this process sends itself the signal, while it and its peers write each other's tensors.
+/// The victim's side of a fault. It starts an all_reduce of x. In the middle of it, while this process and its peers
+/// write each other's tensors, this process sends itself the signal.
+/// REQUIRES: x holds ones and is in memory that the peers can access.
 void strike_at_work(Communicator& comm, at::Tensor x, int signal);
 
-/// Kibibytes that this process has in its page tables of its mapping of the memfd `name` that holds the address.
+/// The resident size in KiB, for this process, of the mapping of the memfd `name` that contains the address.
 std::int64_t resident_kib(std::uintptr_t address, const std::string& name = "memfd:phalanx ");
 
-/// Where the only mapping of the memfd `name` begins. With one communicator of shm and no window that is its segment.
+/// The start of the only mapping of the memfd `name`. With one shm communicator and no window, it is its segment.
 std::uintptr_t only_mapping(const std::string& name = "memfd:phalanx ");
 
 }  // namespace phalanx

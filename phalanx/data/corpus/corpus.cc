@@ -103,7 +103,7 @@ class CorpusLister {
                                [&](const std::string& wanted) { return lower_case(wanted) == extension; });
   }
 
-  /// A folder that the datasets package saved: its Arrow files are no text, and nothing else in it is.
+  /// Refuses a folder that the datasets package saved: neither its Arrow files nor anything else in it is text.
   static void refuse_dataset(const fs::path& directory) {
     std::error_code error;
     const bool several = fs::exists(directory / "dataset_dict.json", error);
@@ -190,12 +190,12 @@ class CorpusLister {
     listing_.documents.push_back(std::move(document));
   }
 
-  /// A file in messages; what came from standard input is in a file of ours.
+  /// The name of a file in messages; text from standard input is in one of our own files.
   std::string shown(const fs::path& path) const {
     return path == options_.standard_input ? "standard input" : path.string();
   }
 
-  /// Of a text: its own, or records by the file's name. What looks like records under another name is not guessed at.
+  /// The format of a text file: text, or records by the file's name. Under another name, records are not guessed.
   TextFormat format_of(const fs::path& path, std::string_view head, Compression compression) const {
     if (options_.format) return *options_.format;
     std::string name = lower_case(path.filename().string());
@@ -231,7 +231,7 @@ class CorpusLister {
                     shown(path), looks->what, as_records, as_records.empty() ? "read it " : ", "));
   }
 
-  /// What is looked at for records: more than of other kinds, where it may begin with one.
+  /// The bytes in which records are searched: more than for other kinds, if the file may begin with a record.
   static std::string start_of_records(const fs::path& path, std::string_view head, Compression compression) {
     const std::string_view text = without_utf8_mark(head);
     const std::size_t first = text.find_first_not_of(" \t\r\n");
@@ -385,7 +385,7 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
     writer.end_document();
   };
   for (const Document& document : documents) {
-    // Of a plain text the progress is that of encoding it, of others that of reading their files.
+    // Progress counts the encoding of a plain text; for other files it counts reading.
     const bool is_plain = document.format == TextFormat::text && document.compression == Compression::none;
     const TextCount count = each_text(
         document, [&](std::string_view text) { encode(document, text, is_plain ? options.bytes_done : Advance()); },

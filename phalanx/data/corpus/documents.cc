@@ -20,7 +20,7 @@ using nlohmann::json;
 
 constexpr std::size_t kReadBytes = std::size_t{1} << 20;
 
-/// Records of one file, shared out between those that are trained on and those that are held out.
+/// Divides the records of one file into those for training and those that are held out.
 class RecordTaker {
  public:
   RecordTaker(const Document& source, const std::function<void(std::string_view)>& use)
@@ -49,7 +49,7 @@ std::string keys_of(const json& record) {
   return fmt::format("{}", fmt::join(keys, ", "));
 }
 
-/// The text of one record; nothing where it is null.
+/// The text of one record; nothing if it is null.
 std::optional<std::string> text_in(json record, const std::string& field, const std::string& where) {
   const auto found = record.find(field);
   if (found == record.end()) {

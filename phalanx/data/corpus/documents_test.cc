@@ -1,4 +1,4 @@
-// What people have: text, JSON lines and tables, plain and compressed; and what must never be taken for text.
+// Typical inputs: text, JSON lines and tables, plain and compressed; and inputs that must never be taken for text.
 #include "phalanx/data/corpus/documents.h"
 
 #include <gmock/gmock.h>
@@ -158,7 +158,7 @@ TEST_F(DocumentsTest, RecordsChatsAndDataSetsAreNeverTakenForText) {
   EXPECT_THAT(refused({write_gzip("table.csv.gz", "id,text\n1,a text\n")}), HasSubstr("< table.csv > data.jsonl"));
   EXPECT_THAT(refused({path("walked-table")}), HasSubstr("x.csv is a table"));
   EXPECT_THAT(texts_of({path("table.csv")}, {.format = TextFormat::text}), ElementsAre("id,text\n1,a text\n"));
-  // JSON that is a document of its own is text, as a source tree has it.
+  // JSON that is one document is text, as in a source tree.
   EXPECT_THAT(refused({write("package.json", "{\n  \"name\": \"x\",\n  \"version\": \"1\"\n}\n"),
                        write("small.json", "{\"name\": \"x\"}"), write("list.json", "[1, 2, 3, 4, 5, 6]\n")}),
               "accepted");

@@ -34,7 +34,7 @@ void each_value(const arrow::Array& values, const UseText& use) {
   }
 }
 
-// A categorical column: each row is an index into the texts that occur.
+// A categorical column: each row is an index into the distinct texts.
 template <class Array>
 void each_indexed_value(const arrow::DictionaryArray& indices, const UseText& use) {
   const auto& strings = static_cast<const Array&>(*indices.dictionary());

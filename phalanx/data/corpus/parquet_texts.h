@@ -1,6 +1,6 @@
-// The texts in one column of a Parquet file, by Arrow C++ where Phalanx was built with it.
+// Reads the texts in one column of a Parquet file, using Arrow C++ if Phalanx was built with it.
 //
-//   each_parquet_text("part-0.parquet", "text", [&](std::optional<std::string_view> text) { ... });
+//   each_parquet_text("part-0.parquet", "text", [&](std::optional<std::string_view> text) { if (text) add(*text); });
 #pragma once
 
 #include <functional>
@@ -13,8 +13,9 @@ namespace phalanx::data {
 /// Whether this build reads Parquet.
 bool reads_parquet();
 
-/// Row by row; nothing for a null. DataError for a file that cannot be read, a column that is not there or holds no
-/// strings; and, where Phalanx was built without Arrow C++, what to install or to do instead.
+/// Calls `use` for each row; with nothing for a null. Throws DataError for a file that cannot be read, and for a column
+/// that is missing or holds no strings. If Phalanx was built without Arrow C++, the DataError says what to install or
+/// to do instead.
 void each_parquet_text(const std::string& path, const std::string& column,
                        const std::function<void(std::optional<std::string_view>)>& use);
 

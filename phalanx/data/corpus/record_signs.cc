@@ -32,7 +32,7 @@ bool names_a_field(std::string_view text) {
       kFields, [&](const char* field) { return text.find(fmt::format("\"{}\"", field)) != std::string_view::npos; });
 }
 
-/// Where the JSON value ends that the text begins with; npos where it does not end.
+/// The end of the JSON value at the start of the text; npos if it does not end.
 std::size_t end_of_value(std::string_view text) {
   std::int64_t depth = 0;
   bool in_string = false;
@@ -63,14 +63,14 @@ std::vector<std::string> names_in(const json& object) {
   return keys;
 }
 
-/// A list of records: of objects that have a field of texts, or all the same keys.
+/// Whether this is a list of records: of objects that have a field of texts, or all the same keys.
 bool is_list_of_records(const json& list) {
   if (!list.is_array() || list.empty() || !list[0].is_object()) return false;
   if (std::ranges::any_of(kFields, [&](const char* field) { return list[0].contains(field); })) return true;
   return list.size() > 1 && list[1].is_object() && !list[0].empty() && names_in(list[0]) == names_in(list[1]);
 }
 
-/// One object that is the whole file.
+/// For one object that is the whole file.
 std::optional<RecordSigns> signs_of(const json& whole, bool spans_lines) {
   const auto has = [&](const char* key) { return whole.contains(key); };
   if (has("format") && whole["format"] == "phalanx.tokens") {
@@ -105,7 +105,7 @@ std::optional<RecordSigns> signs_of(const json& whole, bool spans_lines) {
   return std::nullopt;
 }
 
-/// Calls `use` for each line that is not blank, until it gives false.
+/// Calls `use` for each line that is not blank, until it returns false.
 template <class Use>
 void each_line(std::string_view text, Use&& use) {
   while (!text.empty()) {
@@ -118,7 +118,7 @@ void each_line(std::string_view text, Use&& use) {
 
 bool is_comment(std::string_view line) { return line.starts_with('#') || line.starts_with("//"); }
 
-/// Whether most lines, but for comments, are records, whatever the first one is.
+/// Whether most lines, except comments, are records, whatever the first line is.
 bool are_mostly_records(std::string_view text) {
   std::size_t lines = 0, records = 0, texts = 0;
   each_line(text, [&](std::string_view line, bool) {
@@ -142,7 +142,7 @@ bool are_lines_of_strings(std::string_view text) {
     const bool is_string =
         line.size() > 1 && line.front() == '"' && end_of_value(line) == line.size() && parsed(line).is_string();
     if (is_string) ++strings;
-    if (!is_string && !(is_last && strings > 1)) all = false;  // the last one may be cut
+    if (!is_string && !(is_last && strings > 1)) all = false;  // the last one may be truncated
     return all && strings < kLinesSeen;
   });
   return all && strings > 1;
@@ -155,7 +155,7 @@ std::string_view without_comments(std::string_view text) {
   return text;
 }
 
-/// Of the cells of one row; nothing where it does not end, or a quote stands inside a cell. `text` goes on behind it.
+/// The cells of one row; nothing if it does not end, or if a quote is inside a cell. Advances `text` past the row.
 std::optional<std::vector<std::string>> take_row(std::string_view& text, char separator) {
   std::vector<std::string> cells(1);
   bool in_quotes = false;
@@ -198,7 +198,7 @@ bool is_table(std::string_view text, char separator) {
     const std::string_view before = text;
     const auto row = take_row(text, separator);
     if (row && row->size() == 1 && row->front().empty()) continue;
-    if (!row || row->size() != header->size()) return rows > 0 && before.find('\n') == before.npos;  // cut
+    if (!row || row->size() != header->size()) return rows > 0 && before.find('\n') == before.npos;  // truncated
     ++rows;
   }
   return rows >= (is_known ? 1U : 3U);
@@ -215,7 +215,7 @@ std::optional<RecordSigns> records_in(std::string_view head) {
   if (text.starts_with('{') || text.starts_with('[')) {
     const bool is_list = text.starts_with('[');
     const std::size_t end = end_of_value(text);
-    if (end == std::string_view::npos) {  // longer than what is seen of it, or broken
+    if (end == std::string_view::npos) {  // longer than the part that is seen, or broken
       const std::string_view inside = after_blanks(text.substr(1));
       const bool is_whole = head.size() < kRecordProbe;
       const bool has_field = names_a_field(text.substr(0, 4096));

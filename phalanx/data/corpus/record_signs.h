@@ -1,4 +1,4 @@
-// Whether what is given as text holds records, chats or a data set, which are never taken for text without a word.
+// Detects whether a file given as text holds records, chats or a data set. These are never silently taken for text.
 //
 //   if (const auto found = data_in(contents)) throw DataError(fmt::format("{} looks like {}", path, found->what));
 #pragma once
@@ -12,20 +12,20 @@ namespace phalanx::data {
 
 struct RecordSigns {
   std::string what;            // "JSON lines", "a list of records in JSON", ...
-  std::string command = {};    // that makes JSON lines of the file {}, where one does
-  bool is_json_lines = false;  // may be read as they are
+  std::string command = {};    // converts the file {} to JSON lines; empty: no command does
+  bool is_json_lines = false;  // the file can be read as it is
   char separator = '\0';       // of a table
-  std::string instead = {};    // what to give in its place, where it is no data
+  std::string instead = {};    // what to give instead, if the file is not data
 };
 
-/// Bytes from a file's start in which a record is looked for: one may be long. A JSON value that does not end in them
-/// is no text either.
+/// Bytes from the start of a file in which a record is searched: a record may be long. A JSON value that does not end
+/// in them is not text either.
 inline constexpr std::size_t kRecordProbe = std::size_t{16} << 20;
 
-/// Of a file that begins so: records in JSON, or what describes data. JSON that is a document of its own is nothing.
+/// For a file that begins with `head`: records in JSON, or a description of data. JSON that is one document is nothing.
 std::optional<RecordSigns> records_in(std::string_view head);
 
-/// Those, strings as lines, and a table without a name that says so.
+/// The same, and also lines of JSON strings, and a table whose file name does not show that it is one.
 std::optional<RecordSigns> data_in(std::string_view head);
 
 }  // namespace phalanx::data

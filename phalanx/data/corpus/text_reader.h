@@ -1,10 +1,10 @@
 // Reads a file of text from front to back, plain or compressed by gzip or zstd.
 //
 //   TextReader in("corpus.jsonl.zst", Compression::zstd);
-//   while (true) { const std::string part = in.read(1 << 20); if (part.empty()) break; ... }
+//   for (std::string part = in.read(1 << 20); !part.empty(); part = in.read(1 << 20)) use(part);
 //
-// Compressed data that is cut off or damaged is a DataError that names the file; so is zstd where Phalanx was built
-// without libzstd, with what to install.
+// Throws DataError that names the file if compressed data is truncated or damaged. For zstd data it also throws if
+// Phalanx was built without libzstd; the error says what to install.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace phalanx::data {
 
 enum class Compression : std::uint8_t { none, gzip, zstd };
 
-/// Whether this build unpacks zstd.
+/// Whether this build can decompress zstd.
 bool reads_zstd();
 
 class TextReader {
@@ -27,7 +27,7 @@ class TextReader {
   TextReader(const TextReader&) = delete;
   TextReader& operator=(const TextReader&) = delete;
 
-  /// The next `count` bytes; fewer at the end of the file only.
+  /// Returns the next `count` bytes; fewer only at the end of the file.
   std::string read(std::size_t count);
 
  private:

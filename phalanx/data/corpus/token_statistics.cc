@@ -8,7 +8,7 @@
 namespace phalanx::data {
 
 std::vector<std::int64_t> token_counts(const TokenFile& tokens, TokenRange range) {
-  if (tokens.vocab_size() == 0) {  // an id of a hostile file would size the table
+  if (tokens.vocab_size() == 0) {  // an id in a hostile file would decide the size of the table
     throw ConfigError(tokens.path() + ": counting tokens needs the file opened with its vocab_size");
   }
   std::vector<std::int64_t> counts(static_cast<std::size_t>(tokens.vocab_size()), 0);

@@ -1,4 +1,4 @@
-// Figures about a stream of token ids that training is judged against.
+// Statistics of a stream of token ids, to compare a training loss with.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace phalanx::data {
 
-/// Occurrences of each id in a range of a file opened with its vocab_size; index = id.
+/// How often each id occurs in a range of a file opened with its vocab_size; index = id.
 std::vector<std::int64_t> token_counts(const TokenFile& tokens, TokenRange range);
 
-/// Entropy, in nats a token, of the distribution given by counts: the loss of the best model that sees no context.
-/// 0 where nothing was counted.
+/// Entropy, in nats per token, of the distribution given by counts. It is the loss of the best model that sees no
+/// context. 0 if nothing was counted.
 double unigram_entropy(std::span<const std::int64_t> counts);
 
 inline double unigram_entropy(const TokenFile& tokens, TokenRange range) {

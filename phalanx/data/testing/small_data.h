@@ -23,7 +23,7 @@ inline TokenFile counting_file(const std::filesystem::path& path, int count, int
   return TokenFile(path.string(), {.type = TokenType::u16});
 }
 
-/// PREFIX.bin with its index, of one document; `fingerprint`: the tokenizer's, where one is known.
+/// PREFIX.bin with its index, of one document. `fingerprint`: the tokenizer's; empty: unknown.
 inline TokenFile small_token_file(const std::filesystem::path& prefix, const std::string& fingerprint = "") {
   TokenFileWriter writer(prefix.string(), {.vocab_size = 260, .tokenizer = fingerprint});
   writer.add_document(std::vector<std::int32_t>{1, 2, 3});
@@ -31,7 +31,7 @@ inline TokenFile small_token_file(const std::filesystem::path& prefix, const std
   return TokenFile(prefix.string());
 }
 
-/// Of 260 ids: the bytes and what the text has most of.
+/// A tokenizer of 260 ids: the bytes and the most frequent merges of the text.
 inline BpeTokenizer small_tokenizer(const std::string& text) {
   BpeTrainer trainer({.vocab_size = 260});
   trainer.add(text);

@@ -1,9 +1,10 @@
-// Finding added tokens, such as <|endoftext|>, in a text: at each place the longest that begins there, leftmost first.
-// One may take the white space beside it along (lstrip, rstrip) or count only where no word goes on (single_word).
+// Finds added tokens, such as <|endoftext|>, in a text: leftmost first, and at each position the longest. A token may
+// also take the white space beside it (lstrip, rstrip), or match only whole words (single_word).
 //
 //   AddedTokenFinder finder;
 //   finder.add("<|endoftext|>", token);
-//   finder.split(text, [&](std::string_view between, std::size_t begin) { ... }, [&](TokenId id) { ... });
+//   finder.split(text, [&](std::string_view between, std::size_t begin) { encode(between); },
+//                [&](TokenId id) { ids.push_back(id); });
 #pragma once
 
 #include <algorithm>
@@ -20,19 +21,19 @@ namespace phalanx::data {
 
 class AddedTokenFinder {
  public:
-  /// `token` stands where `content`, its own as the normalizer leaves it, stands in a text. Of several tokens with the
-  /// same content the first counts; one without content is never found.
+  /// `content` is the token's own content after the normalizer; it is what is searched in a text. Of several tokens
+  /// with the same content the first counts. A token without content is never found.
   void add(std::string_view content, const AddedToken& token);
 
   struct Match {
     std::size_t begin = 0;
-    std::size_t length = 0;  // 0: none from `from` on
-    std::size_t token = 0;   // which one, in the order added
+    std::size_t length = 0;  // 0: no match from `from` on
+    std::size_t token = 0;   // which token, in the order added
   };
   Match next(std::string_view text, std::size_t from) const;
 
-  /// Calls `ordinary(text, begin)` for each stretch of text between tokens, none of them empty, and `found(id)` for
-  /// each token, from left to right.
+  /// Calls `ordinary(text, begin)` for each non-empty stretch of text between tokens, and `found(id)` for each token,
+  /// from left to right.
   template <typename Ordinary, typename Found>
   void split(std::string_view text, Ordinary&& ordinary, Found&& found) const {
     std::size_t done = 0;
@@ -60,13 +61,13 @@ class AddedTokenFinder {
   };
 
   static bool stands_alone(std::string_view text, const Match& match);
-  static std::size_t spaces_before(std::string_view text, std::size_t at);  // where the white space before `at` begins
-  static std::size_t spaces_behind(std::string_view text, std::size_t at);  // where that from `at` on ends
+  static std::size_t spaces_before(std::string_view text, std::size_t at);  // start of the white space before `at`
+  static std::size_t spaces_behind(std::string_view text, std::size_t at);  // end of the white space from `at` on
 
   std::vector<AddedToken> tokens_;
   std::vector<Node> nodes_;
   std::array<bool, 256> begins_{};
-  int only_first_byte_ = -1;  // where all begin alike, memchr finds the candidates
+  int only_first_byte_ = -1;  // if all tokens begin with one byte, memchr finds the candidates
 };
 
 }  // namespace phalanx::data

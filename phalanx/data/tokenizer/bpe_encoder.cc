@@ -16,7 +16,7 @@ constexpr std::size_t kShortPiece = 64;
 constexpr std::uint32_t kNoRank = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
-/// The first 24 bytes of a piece as three words, zeros after its end.
+/// The first 24 bytes of a piece as three words, padded with zeros.
 std::array<std::uint64_t, 3> piece_key(std::string_view piece) {
   std::array<std::uint64_t, 3> key{};
   const auto load = [&](std::size_t at, std::size_t bytes) {  // bytes: 1 to 8
@@ -70,14 +70,14 @@ MergeTable::MergeTable(const std::vector<BpeMerge>& merges) {
     const std::uint64_t pair = key(merge.left, merge.right);
     std::size_t at = place(pair);
     while (entries_[at].pair != pair && entries_[at].pair != kEmpty) at = (at + 1) & mask_;
-    entries_[at] = {pair, static_cast<std::uint32_t>(rank), merge.result};  // of a pair named twice the later counts
+    entries_[at] = {pair, static_cast<std::uint32_t>(rank), merge.result};  // for a pair named twice the later counts
   }
 }
 
 std::array<TokenId, 256> tokens_of_bytes(const BpeModel& model) {
   std::array<TokenId, 256> ids;
   ids.fill(-1);
-  // An added token "\n" is matched in the text, not the byte that the alphabet writes as U+010A.
+  // An added token "\n" is matched as a newline in the text, not as the byte that the alphabet writes as U+010A.
   std::unordered_map<TokenId, std::string_view> added;
   for (const AddedToken& token : model.added_tokens) added[token.id] = token.content;
   for (std::size_t id = model.tokens.size(); id-- > 0;) {
@@ -208,7 +208,7 @@ TokenId BpeEncoder::id_of_character(std::uint32_t code_point) const {
 
 std::size_t BpeEncoder::character_ids(std::string_view piece, TokenId* out) const {
   TokenId* at = out;
-  bool pending = false;  // an unknown token that waits for others to fuse with
+  bool pending = false;  // an unknown token that waits for others to be fused with
   while (!piece.empty()) {
     const Utf8Char c = first_char(piece);
     const std::string_view character = piece.substr(0, c.length > 0 ? static_cast<std::size_t>(c.length) : 1);
@@ -235,7 +235,7 @@ std::size_t BpeEncoder::character_ids(std::string_view piece, TokenId* out) cons
 
 TokenId* BpeEncoder::merge_short(std::string_view piece, TokenId* out) const {
   TokenId ids[kShortPiece];
-  std::uint32_t ranks[kShortPiece];  // of the pair that begins here
+  std::uint32_t ranks[kShortPiece];  // of the pair that begins at each position
   TokenId results[kShortPiece];
   std::size_t count = alphabet_ids(piece, ids);
   const auto look_up = [&](std::size_t i) {
@@ -291,7 +291,7 @@ TokenId* BpeEncoder::merge_long(std::string_view piece, Scratch& scratch, TokenI
     std::pop_heap(heap.begin(), heap.end(), later);
     heap.pop_back();
     Scratch::Node& node = nodes[best.at];
-    // Stale when either side has been merged since: a node merged away keeps the id -1.
+    // Stale if either side has been merged since. A node that was merged away keeps the id -1.
     if (node.id != best.left || node.next == kNone || nodes[node.next].id != best.right) continue;
     const std::uint32_t gone = node.next;
     node.id = best.result;

@@ -1,13 +1,13 @@
-// BpeEncoder: one piece of text to token ids, by the rank of its merges. The inner loop of BpeTokenizer.
+// BpeEncoder encodes one piece of text to token ids, by the rank of its merges. It is the inner loop of BpeTokenizer.
 //
-// Most pieces of real text have been seen before: a direct-mapped cache (per Scratch, so without locks) holds their
-// ids; a hit is one hash, one cache line and one copy. Other pieces are merged, lowest rank first and leftmost among
-// equals: short ones by scanning an array, long ones by a heap, so that a megabyte without a space costs n log n.
-// Nothing is allocated once the scratch has grown to the longest piece.
+// Most pieces of real text have been seen before. A direct-mapped cache holds their ids; it is part of Scratch, so it
+// needs no locks. A hit is one hash, one cache line and one copy. Other pieces are merged, lowest rank first and
+// leftmost among equals: short pieces by scanning an array, long pieces by a heap, so that a megabyte without a space
+// costs n log n. Nothing is allocated once the scratch has grown to the longest piece.
 //
-// Tokenizers of SentencePiece's kind often do not split at all: a whole text is one piece. Where no merge joins a
-// character to a space (U+2581) behind it, which is so in vocabularies trained on words, merging word by word gives the
-// same ids, and words can come from the cache.
+// Tokenizers in the style of SentencePiece often do not split at all: a whole text is one piece. If no merge joins a
+// character to a space (U+2581) after it, as in vocabularies trained on words, merging word by word gives the same ids,
+// and the cache can hold words.
 #pragma once
 
 #include <array>
@@ -54,7 +54,7 @@ class MergeTable {
   int shift_ = 0;
 };
 
-/// The token that stands for each byte in a byte-level vocabulary; -1 where there is none.
+/// The token for each byte in a byte-level vocabulary; -1 if there is none.
 std::array<TokenId, 256> tokens_of_bytes(const BpeModel& model);
 
 class BpeEncoder {
@@ -63,7 +63,8 @@ class BpeEncoder {
 
   struct Scratch;
 
-  /// Appends the ids of `piece` at `out`, which must have room for piece.size() + kSlack ids; returns the new end.
+  /// Appends the ids of `piece` at `out` and returns the new end.
+  /// REQUIRES: `out` has room for piece.size() + kSlack ids.
   TokenId* encode(std::string_view piece, Scratch& scratch, TokenId* out) const;
 
   static constexpr std::size_t kSlack = 16;  // a cache hit copies a whole line's worth of ids
@@ -71,10 +72,10 @@ class BpeEncoder {
  private:
   TokenId* encode_cached(std::string_view piece, Scratch& scratch, TokenId* out) const;
   TokenId* merge(std::string_view piece, Scratch& scratch, TokenId* out) const;
-  /// The ids that merging starts from, one a byte or character; at most piece.size(). Returns their number.
+  /// The ids that merging starts from, one for each byte or character; at most piece.size(). Returns their number.
   std::size_t alphabet_ids(std::string_view piece, TokenId* out) const;
   std::size_t character_ids(std::string_view piece, TokenId* out) const;
-  /// Of a byte-level vocabulary that lacks some bytes.
+  /// For a byte-level vocabulary that lacks some bytes.
   std::size_t known_byte_ids(std::string_view piece, TokenId* out) const;
   TokenId* merge_short(std::string_view piece, TokenId* out) const;
   TokenId* merge_long(std::string_view piece, Scratch& scratch, TokenId* out) const;
@@ -86,8 +87,8 @@ class BpeEncoder {
   MergeTable merges_;
   bool byte_level_;
   bool lacks_bytes_ = false;
-  bool cuts_words_ = false;              // see above
-  std::array<TokenId, 256> byte_ids_{};  // byte-level: of each byte; else of <0x00> and so on
+  bool cuts_words_ = false;              // merges word by word, see above
+  std::array<TokenId, 256> byte_ids_{};  // byte-level: the id of each byte; else of <0x00> and so on
   std::vector<TokenId> character_ids_;   // by code point below kTableSize, or kNoToken
   std::unordered_map<std::uint32_t, TokenId> other_character_ids_;
   bool byte_fallback_;
@@ -102,12 +103,12 @@ struct BpeEncoder::Scratch {
   static constexpr std::size_t kKeyBytes = 24;
   static constexpr std::size_t kIds = 9;
   struct alignas(64) Slot {
-    std::array<std::uint64_t, 3> key{};  // the piece, filled up with zeros
+    std::array<std::uint64_t, 3> key{};  // the piece, padded with zeros
     std::uint16_t length = 0;            // bytes of the piece; 0: free
     std::uint16_t count = 0;
     std::array<TokenId, kIds> ids{};
   };
-  struct Candidate {  // of merge_long
+  struct Candidate {  // for merge_long
     std::uint32_t rank;
     std::uint32_t at;
     TokenId left;

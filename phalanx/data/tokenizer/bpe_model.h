@@ -1,4 +1,4 @@
-// BpeModel: what a BPE tokenizer consists of, as plain data. Read from and written as tokenizer.json.
+// BpeModel: the parts of a BPE tokenizer as plain data, read from and written to tokenizer.json.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,7 @@
 
 namespace phalanx::data {
 
-/// The pair (left, right) becomes `result`; merges are in order of rank, first to be applied first.
+/// The pair (left, right) becomes `result`. Merges are in order of rank; the first is applied first.
 struct BpeMerge {
   TokenId left = 0;
   TokenId right = 0;
@@ -26,18 +26,19 @@ struct BpeModel {
   std::vector<AddedToken> added_tokens;
   bool ignore_merges = false;  // a piece that is a token needs no merging (Llama 3)
 
-  // Of a vocabulary of characters: what becomes of one that it lacks. With neither, it is left out.
-  bool byte_fallback = false;      // its bytes, as <0xC3>, where all of them are tokens
-  std::optional<TokenId> unknown;  // else this,
-  bool fuse_unknown = false;       // once for several in a row
+  // For a vocabulary of characters: how to encode a character that it lacks. If neither is set, the character is left
+  // out.
+  bool byte_fallback = false;      // as its bytes, such as <0xC3>, if all of them are tokens
+  std::optional<TokenId> unknown;  // else as this token,
+  bool fuse_unknown = false;       // once for several unknown characters in a row
 
   std::vector<NormalizerStep> normalizer;
   std::vector<PreTokenizerStep> pre_tokenizer = {ByteLevelStep{}};
-  std::vector<TokenId> prefix;  // what the post-processor's template puts before a text, a <s> say,
-  std::vector<TokenId> suffix;  // and behind it
+  std::vector<TokenId> prefix;  // the post-processor's template puts these before a text, for example <s>,
+  std::vector<TokenId> suffix;  // and these after it
   std::vector<DecoderStep> decoder = {ByteLevelDecode{}};
 
-  // What the files beside the tokenizer.json say; not written to it.
+  // From the files beside the tokenizer.json; not written to it.
   std::optional<TokenId> begin_of_text, end_of_text, padding;
 
   /// Merges start from bytes (GPT-2, Llama 3, Qwen); else from characters (Llama 2, Mistral, Gemma).
@@ -46,7 +47,8 @@ struct BpeModel {
   }
 };
 
-/// The model in a tokenizer.json. Whatever is malformed or not supported is a DataError that names `name` and the key.
+/// Parses the model in a tokenizer.json. Throws DataError that names `name` and the key if it is malformed or not
+/// supported.
 BpeModel parse_tokenizer_json(std::string_view json, const std::string& name);
 
 std::string write_tokenizer_json(const BpeModel& model);

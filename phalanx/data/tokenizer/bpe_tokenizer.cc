@@ -34,7 +34,7 @@ constexpr const char* kConvert =
 }  // namespace
 
 struct BpeTokenizer::State {
-  /// What one call of encode() works with.
+  /// The working memory of one call of encode().
   struct EncodeScratch {
     Normalizer::Scratch normalizer;
     PreTokenizer::Scratch split;
@@ -96,10 +96,10 @@ struct BpeTokenizer::State {
   }
 
   void encode(std::string_view text, EncodeOptions options, EncodeScratch& scratch, std::vector<TokenId>& out) const;
-  /// Normalizes a text without exact added tokens, then looks for the others.
+  /// Normalizes a text without exact added tokens, then searches it for the others.
   void encode_between(PreTokenizer::Piece piece, EncodeOptions options, EncodeScratch& scratch,
                       std::vector<TokenId>& out) const;
-  /// Normalized text without added tokens.
+  /// Encodes normalized text without added tokens.
   void encode_ordinary(PreTokenizer::Piece piece, EncodeScratch& scratch, std::vector<TokenId>& out) const;
 
   BpeModel model;
@@ -108,7 +108,7 @@ struct BpeTokenizer::State {
   BpeEncoder encoder;
   TokenDecoder decoder;
   AddedTokenFinder exact;       // added tokens found in the text as it is,
-  AddedTokenFinder normalized;  // then, in what lies between, those found after normalization
+  AddedTokenFinder normalized;  // then added tokens found after normalization in the text between those
   std::int64_t vocab_size = 0;
   std::vector<std::string> names;  // by id, added tokens included: as model.tokens has them
   std::vector<std::string> bytes;  // by id: what it adds to a text
@@ -121,8 +121,8 @@ struct BpeTokenizer::State {
 
 void BpeTokenizer::State::encode_ordinary(PreTokenizer::Piece piece, EncodeScratch& scratch,
                                           std::vector<TokenId>& out) const {
-  // Written through a pointer into room made beforehand; grown by a guess of 3 bytes a token, doubled where it is
-  // short.
+  // Written through a pointer into memory allocated beforehand: 3 bytes per token are assumed, and it is doubled if
+  // that is too small.
   std::size_t used = out.size();
   out.resize(used + piece.text.size() / 3 + 64);
   TokenId* at = out.data() + used;
@@ -190,7 +190,7 @@ std::optional<TokenId> token_in(const BpeModel& model, const SpecialToken& token
     return static_cast<TokenId>(found - model.tokens.begin());
   };
   if (token.name) return named(*token.name);
-  // Of an id the model may have more than its tokenizer.
+  // The model may have more ids than its tokenizer.
   const auto is_added = [&](const AddedToken& added) { return added.id == *token.id; };
   const bool is_known = token.id && (std::ranges::any_of(model.added_tokens, is_added) ||
                                      (*token.id >= 0 && *token.id < std::ssize(model.tokens) &&
@@ -198,7 +198,7 @@ std::optional<TokenId> token_in(const BpeModel& model, const SpecialToken& token
   return is_known ? std::optional(static_cast<TokenId>(*token.id)) : std::nullopt;
 }
 
-/// What there is in place of the tokenizer.json that `path` was to be or to hold.
+/// Names what there is instead of the tokenizer.json that `path` should be or hold.
 std::string hint_about_tokenizer(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code ignored;
@@ -210,10 +210,10 @@ std::string hint_about_tokenizer(const std::string& path) {
   return ": expected Hugging Face's tokenizer.json or a directory that holds one";
 }
 
-/// A file of another kind than tokenizer.json, which the JSON parser would call malformed.
+/// Refuses a file of another kind than tokenizer.json, which the JSON parser would call malformed.
 void refuse_other_tokenizers(const std::string& text, const std::string& file) {
   const FileKind kind = file_kind(std::string_view(text).substr(0, kFileKindProbe), text.size());
-  if (kind == FileKind::lfs_pointer) return;  // of which the parser tells
+  if (kind == FileKind::lfs_pointer) return;  // the parser reports it
   std::string found;
   if (file.ends_with(".model")) found = "a SentencePiece model";
   if (file.ends_with(".tiktoken")) found = "a vocabulary of tiktoken";
@@ -342,7 +342,7 @@ std::string BpeTokenizer::decode(std::span<const std::int64_t> ids, DecodeOption
 std::size_t BpeTokenizer::safe_cut(std::string_view text, std::size_t limit) const {
   if (limit >= text.size()) return text.size();
   if (!state_->splitter.is_gpt2() || !state_->normalizer.empty() || state_->added_with_newline) return 0;
-  // GPT-2's pattern never has a newline inside a piece after anything but white space, nor looks past such a place.
+  // Inside a piece GPT-2's pattern has a newline only after white space, and it never looks past such a position.
   for (std::size_t at = limit; at > 0; --at) {
     const auto before = static_cast<unsigned char>(text[at - 1]);
     if (text[at] == '\n' && before > 0x20 && before < 0x7F) return at;

@@ -1,14 +1,15 @@
 // BpeTokenizer: byte-pair encoding, loaded from and saved as Hugging Face `tokenizer.json`.
 //
-// Two kinds: byte-level (GPT-2, Llama 3, Qwen), where decode(encode(x)) == x exactly for any bytes if there is no
-// normalizer and the vocabulary has a token for each byte (one that it lacks becomes the unknown token, or nothing),
-// and of characters (Llama 2, Mistral, Gemma), where a character that the vocabulary lacks becomes its bytes or the
-// unknown token. Bytes that are no UTF-8 count as such characters. Ids are those of the `tokenizers` Python package for
-// the same file. The components read are named in docs/data.md; one that is not supported is a DataError that names it,
-// the key and what is supported.
+// There are two kinds.
+// - Byte-level (GPT-2, Llama 3, Qwen): decode(encode(x)) == x exactly for any bytes, if there is no normalizer and the
+//   vocabulary has a token for each byte. A byte that it lacks becomes the unknown token, or nothing.
+// - Of characters (Llama 2, Mistral, Gemma): a character that the vocabulary lacks becomes its bytes or the unknown
+//   token. Bytes that are not UTF-8 count as such characters.
+// Ids are those of the `tokenizers` Python package for the same file. docs/data.md lists the supported components. An
+// unsupported component is a DataError that names it, the key and what is supported.
 //
-// A tokenizer is immutable after loading; its const methods may be called from any number of threads (each call takes
-// a scratch of its own from a pool, with a cache of pieces already encoded). Copies share everything.
+// A tokenizer is immutable after loading. Its const methods may be called from any number of threads: each call takes a
+// scratch from a pool, with a cache of pieces already encoded. Copies share everything.
 //
 //   BpeTokenizer tokenizer = BpeTokenizer::load("tokenizer.json");
 //   std::vector<TokenId> ids = tokenizer.encode("Hello there");
@@ -32,18 +33,18 @@ using TokenId = std::int32_t;
 struct AddedToken {
   TokenId id = 0;
   std::string content;
-  bool special = true;       // left out by decode() where asked
-  bool normalized = false;   // looked for in the text as the normalizer leaves it, after those that are not
-  bool single_word = false;  // counts only where no letter, digit or the like stands beside it
-  bool lstrip = false;       // takes the white space before it along,
-  bool rstrip = false;       // that behind it
+  bool special = true;       // left out by decode() on request
+  bool normalized = false;   // searched in the text after the normalizer, after the tokens that are not normalized
+  bool single_word = false;  // matches only if no letter, digit or similar character is beside it
+  bool lstrip = false;       // takes the white space before it too
+  bool rstrip = false;       // takes the white space after it too
 };
 
 struct BpeModel;  // vocabulary, merges, added tokens, the steps around them (bpe_model.h)
 
 struct EncodeOptions {
   bool added_tokens = true;         // match added tokens in the text; false treats their text as ordinary text
-  bool add_special_tokens = false;  // those of the post-processor's template: the <s> that a Llama wants first, say
+  bool add_special_tokens = false;  // add those of the post-processor's template, for example the <s> of a Llama
 };
 
 struct DecodeOptions {
@@ -54,25 +55,25 @@ class BpeTokenizer {
  public:
   explicit BpeTokenizer(BpeModel model);
 
-  /// `path` is a tokenizer.json or a directory that holds one. What the files beside it say of the tokens that begin
-  /// and end a text (special_tokens.h) is read, too; DataError where they name one that there is not.
+  /// `path` is a tokenizer.json or a directory that holds one. The files beside it, which name the tokens that begin
+  /// and end a text (special_tokens.h), are read too. Throws DataError if they name a token that does not exist.
   static BpeTokenizer load(const std::string& path);
-  /// `name` stands for the file in messages.
+  /// `name` replaces the file's name in messages.
   static BpeTokenizer from_json(std::string_view json, const std::string& name = "tokenizer.json");
   std::string to_json() const;
-  /// Replaces the file whole or not at all.
+  /// Replaces the file completely or not at all.
   void save(const std::string& path) const;
 
-  /// Smallest number above every id, added tokens included: the rows a model's embedding must have.
+  /// The smallest number above every id, including added tokens: the rows a model's embedding must have.
   std::int64_t vocab_size() const;
-  /// Of an added token's content, or of a token: its bytes (byte-level) or as it stands in the vocabulary.
+  /// The id of an added token, by its content, or of a token, by its bytes (byte-level) or its text in the vocabulary.
   std::optional<TokenId> id_of(std::string_view added_or_token) const;
-  /// The bytes a token stands for inside a text. An id outside the vocabulary is a DataError.
+  /// The bytes that a token decodes to inside a text. Throws DataError for an id outside the vocabulary.
   std::string_view bytes_of(TokenId id) const;
   bool is_special(TokenId id) const;
   /// Whether a token has this id.
   bool is_known(std::int64_t id) const;
-  /// The token that ends a document: the eos_token of the files beside the tokenizer.json. Where they say nothing,
+  /// The token that ends a document: the eos_token of the files beside the tokenizer.json. If they do not name one:
   /// <|endoftext|>, <|end_of_text|>, </s> or <eos>, whichever exists first.
   std::optional<TokenId> end_of_text() const;
   const BpeModel& model() const;
@@ -81,21 +82,21 @@ class BpeTokenizer {
   /// Appends to `ids`.
   void encode_to(std::string_view text, std::vector<TokenId>& ids, EncodeOptions options = {}) const;
 
-  /// Ids that no token has add nothing: a model may have more of them than its tokenizer, to round their number up.
+  /// Ids without a token add nothing. A model may have more ids than its tokenizer, to round their number up.
   std::string decode(std::span<const TokenId> ids, DecodeOptions options = {}) const;
   std::string decode(std::span<const std::int64_t> ids, DecodeOptions options = {}) const;
 
-  /// What the tokens so far have left for the next one to know.
+  /// The state that decoding the tokens so far leaves for the next token.
   struct DecodeState {
     bool first = true;
-    std::int64_t stripped = 0;  // of what the decoder strips from the start of a text
-    bool at_start = true;       // nothing but what is stripped has been seen
+    std::int64_t stripped = 0;  // how much of what the decoder strips from the start of a text
+    bool at_start = true;       // only stripped content has been seen
   };
-  /// Appends what `id` adds to a text, perhaps only a part of a character: see StreamingDecoder.
+  /// Appends the text of `id`, which may end inside a character: see StreamingDecoder.
   void decode_next(TokenId id, DecodeOptions options, DecodeState& state, std::string& text) const;
 
-  /// The largest place at most `limit` where a text can be cut so that encoding the two parts one after the other
-  /// gives the ids of the whole; 0 where none is known. Lets a file larger than memory be encoded in parts.
+  /// The largest position, at most `limit`, at which a text can be cut so that encoding the two parts one after the
+  /// other gives the ids of the whole; 0 if none is known. With it a file larger than memory can be encoded in parts.
   std::size_t safe_cut(std::string_view text, std::size_t limit) const;
 
  private:
@@ -103,7 +104,7 @@ class BpeTokenizer {
   std::shared_ptr<const State> state_;
 };
 
-/// Decodes a stream of ids, giving out text only in whole UTF-8 characters: what a terminal can print at once.
+/// Decodes a stream of ids. It outputs text only in whole UTF-8 characters, which a terminal can print at once.
 ///
 ///   StreamingDecoder decoder(tokenizer);
 ///   for (TokenId id : generated) std::cout << decoder.add(id) << std::flush;
@@ -111,9 +112,10 @@ class BpeTokenizer {
 class StreamingDecoder {
  public:
   explicit StreamingDecoder(BpeTokenizer tokenizer, DecodeOptions options = {});
-  /// The characters that this id completes; bytes that can no longer become a character are given out as they are.
+  /// Returns the characters that this id completes. Bytes that can no longer become a character are returned as they
+  /// are.
   std::string add(TokenId id);
-  /// What is left, complete or not.
+  /// Returns what is left, complete or not.
   std::string finish();
 
  private:

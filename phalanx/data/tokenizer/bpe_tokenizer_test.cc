@@ -25,7 +25,7 @@ using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// What the `tokenizers` package did (scripts/make_tokenizer_golden.py).
+/// The results of the `tokenizers` package (scripts/make_tokenizer_golden.py).
 const json& golden() {
   static const json file = json::parse(std::ifstream(PHALANX_DATA_TESTDATA "/tokenizer_golden.json"));
   return file;

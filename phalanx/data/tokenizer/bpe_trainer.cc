@@ -18,7 +18,7 @@
 
 namespace phalanx::data {
 
-/// How often each distinct piece was seen. The bytes of pieces lie in blocks that never move.
+/// How often each distinct piece was seen. The bytes of pieces are in blocks that never move.
 struct BpeTrainer::Counts {
   static constexpr std::size_t kBlock = std::size_t{1} << 20;
 
@@ -47,7 +47,7 @@ struct BpeTrainer::Counts {
 
 namespace {
 
-/// The words being merged: symbols of all words in one array, each word a stretch that only gets shorter.
+/// The words being merged. The symbols of all words are in one array; the part of a word only gets shorter.
 class Corpus {
  public:
   struct Pair {
@@ -55,7 +55,7 @@ class Corpus {
     TokenId right;
     std::int64_t count = 0;
     TokenId result = -1;               // once merged
-    std::vector<std::uint32_t> words;  // in which it may occur; never too few
+    std::vector<std::uint32_t> words;  // words in which it may occur; never too few
   };
 
   void add_word(std::string_view piece, std::int64_t count, const std::array<TokenId, 256>& byte_ids) {
@@ -76,7 +76,7 @@ class Corpus {
   std::size_t pair_count() const { return pairs_.size(); }
   Pair& pair(std::size_t index) { return pairs_[index]; }
 
-  /// Replaces the pair everywhere; returns the pairs that became more frequent by it.
+  /// Replaces the pair everywhere. Returns the pairs that became more frequent.
   const std::vector<std::uint32_t>& merge(std::uint32_t index, TokenId result) {
     changed_.clear();
     const TokenId left = pairs_[index].left, right = pairs_[index].right;
@@ -137,7 +137,7 @@ class Corpus {
   std::vector<std::uint32_t> changed_;
 };
 
-/// A pair waiting to be merged, as frequent as it was when it was put in.
+/// A pair in the queue of merges, with its count at the time it was added.
 struct WaitingPair {
   std::int64_t count;
   TokenId left;
@@ -218,7 +218,7 @@ BpeTokenizer BpeTrainer::train(const std::function<void(TrainingProgress)>& prog
     const WaitingPair top = queue.top();
     queue.pop();
     const Corpus::Pair& pair = corpus.pair(top.index);
-    if (top.count != pair.count) {  // other merges have used it up in part: back to where it belongs now
+    if (top.count != pair.count) {  // other merges have used up a part: requeued with its present count
       wait(top.index);
       continue;
     }

@@ -1,8 +1,9 @@
 // BpeTrainer: learns a byte-level BPE vocabulary from text.
 //
-// Deterministic: the same documents, in any order, give the same tokenizer; pairs of equal count are merged smallest
-// ids first, which is the rule of the `tokenizers` package's BpeTrainer, so both give the same merges. Ids are special
-// tokens first, then the 256 bytes in the order of their printable characters, then one a merge.
+// It is deterministic: the same documents, in any order, give the same tokenizer. Of pairs with equal counts the one
+// with the smallest ids is merged first. This is the rule of the `tokenizers` package's BpeTrainer, so both give the
+// same merges. Ids are special tokens first, then the 256 bytes in the order of their printable characters, then the
+// merges.
 //
 // Memory grows with the number of distinct pieces, not with the text.
 //
@@ -29,13 +30,13 @@ struct BpeTrainerOptions {
 };
 
 struct TrainingProgress {
-  std::int64_t done = 0;   // ids there are so far
+  std::int64_t done = 0;   // ids so far
   std::int64_t total = 0;  // vocab_size
 };
 
 class BpeTrainer {
  public:
-  /// ConfigError where vocab_size is too small to hold the bytes and special tokens.
+  /// Throws ConfigError if vocab_size is too small to hold the bytes and special tokens.
   explicit BpeTrainer(BpeTrainerOptions options);
   ~BpeTrainer();
   BpeTrainer(BpeTrainer&&) noexcept;
@@ -43,7 +44,7 @@ class BpeTrainer {
 
   /// Counts the pieces of one document.
   void add(std::string_view text);
-  /// May give fewer ids than asked for: when no pair is left that is seen min_frequency times.
+  /// May return fewer ids than asked for, if no pair is left that is seen min_frequency times.
   BpeTokenizer train(const std::function<void(TrainingProgress)>& progress = {}) const;
 
  private:

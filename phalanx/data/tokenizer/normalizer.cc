@@ -34,11 +34,11 @@ void append_normal_form(std::string_view run, utf8proc_option_t options, std::st
   const utf8proc_ssize_t size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(run.data()),
                                              static_cast<utf8proc_ssize_t>(run.size()), &mapped, options);
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(mapped, &std::free);
-  if (size < 0) throw std::bad_alloc();  // the run is valid: nothing else can go wrong
+  if (size < 0) throw std::bad_alloc();  // the run is valid: no other error is possible
   out.append(reinterpret_cast<const char*>(mapped), static_cast<std::size_t>(size));
 }
 
-/// Below U+0300 nothing combines with what comes before it, and composed forms are what they are.
+/// Below U+0300 no character combines with the one before it, and composed forms are already normal.
 bool is_nfc_at_sight(std::string_view run) {
   return std::all_of(run.begin(), run.end(), [](char byte) { return static_cast<unsigned char>(byte) < 0xCC; });
 }
@@ -47,7 +47,8 @@ void to_normal_form(NormalForm form, std::string_view text, std::string& out) {
   constexpr std::array<int, 4> kOptions = {UTF8PROC_COMPOSE, UTF8PROC_DECOMPOSE, UTF8PROC_COMPOSE | UTF8PROC_COMPAT,
                                            UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT};
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | kOptions[static_cast<std::size_t>(form)]);
-  // No normal form reaches across the place before an ASCII character, and one that only ASCII follows stays.
+  // Normal forms never combine across the position before an ASCII character. An ASCII character before another one
+  // does not change.
   for (std::size_t at = 0; at < text.size();) {
     std::size_t plain = at;
     while (plain < text.size() && is_ascii(text[plain]) && (plain + 1 == text.size() || is_ascii(text[plain + 1])))
@@ -84,7 +85,7 @@ void to_lowercase(std::string_view text, std::string& out) {
 }
 
 std::string_view strip_spaces(const StripSpacesStep& step, std::string_view text) {
-  // From the left, the first character that is no space; the end of the last one is found on the way.
+  // From the left, finds the first character that is not a space, and on the way the end of the last one.
   std::size_t begin = std::string_view::npos, end = 0;
   for (std::size_t at = 0; at < text.size();) {
     const Utf8Char c = first_char(text.substr(at));
@@ -103,7 +104,7 @@ std::string_view strip_spaces(const StripSpacesStep& step, std::string_view text
 
 constexpr std::size_t kSpareOfText = 65536;  // for a Prepend to a short text
 
-/// Whether characters at the start of `text` are gone without anything in their place. `given`: bytes of the text
+/// Returns whether characters at the start of `text` were removed without a replacement. `given`: bytes of the text
 /// before any step.
 bool replace_all(const PatternFinder& finder, const PatternFinder::Scratch& scratch, const std::string& content,
                  std::string_view text, std::size_t given, std::string& out) {

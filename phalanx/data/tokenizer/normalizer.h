@@ -1,6 +1,6 @@
-// Normalizer: what a tokenizer does to a text before it is split: Unicode normal forms, replacements, prefixes.
+// Normalizer changes a text before a tokenizer splits it: Unicode normal forms, replacements, prefixes.
 //
-// Normal forms come from utf8proc. Bytes that are no valid UTF-8 pass through every step unchanged.
+// Normal forms come from utf8proc. Bytes that are not valid UTF-8 pass through every step unchanged.
 //
 //   Normalizer normalizer({NormalFormStep{NormalForm::nfc}});
 //   Normalizer::Scratch scratch = normalizer.make_scratch();
@@ -18,7 +18,7 @@ namespace phalanx::data {
 
 class Normalizer {
  public:
-  /// DataError where a pattern is empty or not valid.
+  /// Throws DataError if a pattern is empty or not valid.
   explicit Normalizer(std::vector<NormalizerStep> steps);
 
   struct Scratch {
@@ -29,10 +29,10 @@ class Normalizer {
   Scratch make_scratch() const;
 
   struct Result {
-    std::string_view text;      // of the scratch, or the text given where nothing was changed
-    bool cut_at_start = false;  // the text's first characters are gone
+    std::string_view text;      // points into the scratch, or into the input if nothing was changed
+    bool cut_at_start = false;  // the text's first characters were removed
   };
-  /// DataError where replacements would make a text of another order of length, as those of a hostile file do.
+  /// Throws DataError if replacements would make the text longer by orders of magnitude, as a hostile file could.
   Result apply(std::string_view text, Scratch& scratch) const;
 
   bool empty() const { return steps_.empty(); }

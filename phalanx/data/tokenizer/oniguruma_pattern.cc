@@ -19,11 +19,11 @@
 namespace phalanx::data {
 namespace {
 
-// What \w is in a set: letters with marks and connectors. Outside of sets Oniguruma counts signs of Latin-1 in.
+// \w inside a set: letters with marks and connectors. Outside of sets Oniguruma also includes some signs of Latin-1.
 constexpr std::string_view kWordInSet = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 constexpr std::string_view kWordBesides = "²³¹¼½¾";
 
-// What the package's Unicode has in a property, but older ones that PCRE2 may be built with have not.
+// Members of a property in the package's Unicode that are missing in older versions, which PCRE2 may be built with.
 constexpr std::string_view kLaterAlphabetic =
     R"(\x{363}-\x{36F}\x{C04}\x{F82}\x{F83}\x{1DD3}-\x{1DE6}\x{11080}\x{11081})";
 constexpr std::string_view kLaterLowercase = R"(\x{10FC}\x{A7F2}-\x{A7F4}\x{AB69})";
@@ -49,7 +49,7 @@ bool pcre_knows(const std::string& pattern) {
   return code != nullptr;
 }
 
-/// What PCRE2 is to be given after a property to have the package's; nothing where the properties differ.
+/// What to add after a property of PCRE2 to get the package's; nothing if the properties differ.
 std::optional<std::string_view> later_members(std::string_view plain_name) {
   struct Later {
     std::string_view name, members;
@@ -61,7 +61,7 @@ std::optional<std::string_view> later_members(std::string_view plain_name) {
   for (const auto& [name, members] : kLater) {
     if (name == plain_name) return members;
   }
-  // PCRE2's own, and those that newer versions of Unicode have changed.
+  // PCRE2's own properties, and those that newer versions of Unicode have changed.
   constexpr std::string_view kOther[] = {"xan",    "xwd",
                                          "xsp",    "xps",
                                          "xuc",    "cased",
@@ -76,12 +76,12 @@ std::optional<std::string_view> later_members(std::string_view plain_name) {
                                          "sterm",  "sentenceterminal",
                                          "term",   "terminalpunctuation"};
   if (std::ranges::find(kOther, plain_name) != std::end(kOther)) return std::nullopt;
-  // Classes of directions are PCRE2's as well, but for one property.
+  // Bidirectional classes exist only in PCRE2, except one property.
   if (plain_name.starts_with("bidi") && plain_name != "bidic" && plain_name != "bidicontrol") return std::nullopt;
   return "";
 }
 
-/// How `code_point` reads where case is ignored: several characters for ß (ss), ﬁ and about a hundred others.
+/// The case folding of `code_point`: several characters for ß (ss), ﬁ and about a hundred others.
 std::u32string folded(std::uint32_t code_point) {
   std::array<utf8proc_int32_t, 8> out{};
   int boundary = 0;
@@ -91,7 +91,7 @@ std::u32string folded(std::uint32_t code_point) {
   return {out.begin(), out.begin() + length};
 }
 
-/// The characters that read as several, ascending, and how.
+/// The characters that fold to several, ascending, with their folding.
 struct LongFold {
   std::uint32_t from;
   std::u32string to;
@@ -108,8 +108,8 @@ const std::vector<LongFold>& long_folds() {
   return found;
 }
 
-/// What a class in a set under (?i) does: folding adds nothing, or not in a set of what is not in it, or it is to be
-/// refused.
+/// The effect of (?i) on a class in a set: folding adds nothing, or it adds nothing in a negated set, or the class must
+/// be refused.
 enum class Folding { none, none_if_negated, some };
 
 Folding folding_of(std::string_view plain_name) {
@@ -137,9 +137,9 @@ class PatternTranslator {
   static constexpr std::size_t kNone = std::string::npos;
   struct Group {
     std::size_t begin;            // in out_
-    std::size_t options_outside;  // of the group around it
-    bool ignored_case;            // so did what is around it
-    bool is_plain;                // (?:...), which Oniguruma joins with what is around it
+    std::size_t options_outside;  // of the enclosing group
+    bool ignored_case;            // of the enclosing group
+    bool is_plain;                // (?:...), which Oniguruma joins with the text around it
     bool is_lookaround;
   };
   static constexpr const char* kOwnCase =
@@ -151,7 +151,7 @@ class PatternTranslator {
                                 hint.empty() ? "" : ": ", hint));
   }
 
-  /// A character under (?i). Oniguruma reads "ss" as ß as well, and ß as "ss", which PCRE2 does not.
+  /// A character under (?i). Oniguruma also reads "ss" as ß, and ß as "ss"; PCRE2 does not.
   void literal(std::uint32_t code_point) {
     if (!ignores_case_) return end_literals();
     const std::u32string to = folded(code_point);
@@ -175,7 +175,7 @@ class PatternTranslator {
     literals_.clear();
   }
 
-  /// A character of a set or, behind a minus, the last of a range.
+  /// A character of a set or, after a minus, the last of a range.
   void set_member(std::uint32_t code_point) {
     const std::uint32_t first = in_range_ ? *range_begin_ : code_point;
     if (ignores_case_) {
@@ -195,7 +195,8 @@ class PatternTranslator {
     refuse(what + " in a set under (?i)", kOwnCase);
   }
 
-  /// Appends the character that begins here; the code point, none for a byte that is part of none.
+  /// Appends the character that begins here. Returns its code point; nothing for a byte that is not part of a
+  /// character.
   std::optional<std::uint32_t> take_char() {
     const Utf8Char c = first_char(std::string_view(in_).substr(at_));
     const std::size_t length = c.length > 0 ? static_cast<std::size_t>(c.length) : 1;
@@ -254,10 +255,10 @@ class PatternTranslator {
     is_anchor_ = false;
   }
 
-  /// Appends a quantifier; a second one is about all that the first has made.
+  /// Appends a quantifier. A second one applies to everything that the first has made.
   void quantify(const std::string& quantifier, bool may_be_lazy, bool may_be_possessive) {
     if (is_anchor_) refuse(quantifier, kAfterAnchor);
-    if (is_after_literal_ && quantifier != "{1}") literals_.pop_back();  // it is about that character alone
+    if (is_after_literal_ && quantifier != "{1}") literals_.pop_back();  // it applies only to that character
     if (quantifier != "{1}") end_literals();
     if (is_quantified_ && atom_ != kNone) {
       out_.insert(atom_, "(?:");
@@ -289,7 +290,7 @@ class PatternTranslator {
       return;
     }
     const std::string text = in_.substr(at_, at + 1 - at_);
-    constexpr std::size_t kMaxDigits = 5;  // PCRE2 says what is wrong with five
+    constexpr std::size_t kMaxDigits = 5;  // PCRE2 reports an error for five
     if (low.size() > kMaxDigits || high.size() > kMaxDigits) refuse(text);
     if (!low.empty() && !high.empty() && std::stoi(low) > std::stoi(high)) refuse(text);
     at_ = at + 1;
@@ -336,7 +337,7 @@ class PatternTranslator {
     is_quantified_ = is_anchor_ = false;
   }
 
-  /// "(?i:", or "(?i)", which holds to the end of the group around it.
+  /// "(?i:", or "(?i)", which holds to the end of the enclosing group.
   void options(std::size_t begin) {
     std::string flags;
     bool ignores_case = ignores_case_, is_on = true;
@@ -368,7 +369,7 @@ class PatternTranslator {
     is_quantified_ = is_anchor_ = false;
     atom_ = kNone;
     is_after_literal_ = false;
-    if (groups_.empty()) return;  // PCRE2 says that it was never opened
+    if (groups_.empty()) return;  // PCRE2 reports that it was never opened
     if (!groups_.back().is_plain) end_literals();
     ignores_case_ = groups_.back().ignored_case;
     is_anchor_ = groups_.back().is_lookaround;
@@ -383,7 +384,7 @@ class PatternTranslator {
     in_range_ = false;
     is_negated_ = peek() == '^';
     if (is_negated_) out_ += in_[at_++];
-    if (peek() == ']') {  // the first is text
+    if (peek() == ']') {  // a first ] is text
       out_ += "\\]";
       ++at_;
       set_member(']');
@@ -404,11 +405,11 @@ class PatternTranslator {
         set_member(*code_point);
       }
     }
-    if (at_end()) return;  // PCRE2 says that it is not closed
+    if (at_end()) return;  // PCRE2 reports that it is not closed
     out_ += in_[at_++];
   }
 
-  /// "[:alpha:]", which knows no ASCII here.
+  /// "[:alpha:]", which is not limited to ASCII here.
   void bracket() {
     const std::size_t end = in_.find(":]", at_ + 2);
     const std::string name = in_.substr(at_, end == kNone ? 2 : end + 2 - at_);
@@ -435,7 +436,7 @@ class PatternTranslator {
   }
 
   void escape(bool in_set) {
-    if (at_ + 1 >= in_.size()) {  // PCRE2 says that it ends too early
+    if (at_ + 1 >= in_.size()) {  // PCRE2 reports that it ends too early
       out_ += in_[at_++];
       return;
     }
@@ -443,7 +444,7 @@ class PatternTranslator {
     const std::string text = in_.substr(at_, 2);
     at_ += 2;
     if (!in_set && c != 'x' && c != 'u' && (c & 0x80) == 0) end_literals();
-    if ((c & 0x80) != 0) {  // of itself
+    if ((c & 0x80) != 0) {  // such a character is literal
       at_ -= 1;
       if (const auto code_point = take_char()) in_set ? set_member(*code_point) : literal(*code_point);
     } else if (c == 'w' || (c == 'W' && !in_set)) {
@@ -455,7 +456,7 @@ class PatternTranslator {
       }
     } else if (c == 's') {
       set_class_if(in_set, Folding::none, text);
-      out_ += R"(\p{White_Space})";  // where PCRE2's \s still counts U+180E
+      out_ += R"(\p{White_Space})";  // because in some versions of PCRE2 \s includes U+180E
     } else if (c == 'S') {
       set_class_if(in_set, Folding::none_if_negated, text);
       out_ += R"(\P{White_Space})";
@@ -504,7 +505,7 @@ class PatternTranslator {
       }
     }
     const auto later = later_members(plain);
-    // A script's name alone is of the scripts' extensions in PCRE2.
+    // In PCRE2 the name of a script alone means its script extensions.
     const bool is_script = pcre_knows("\\p{sc:" + name + "}");
     if (!later || (!is_script && !pcre_knows("\\p{" + name + "}"))) {
       refuse(text,
@@ -521,12 +522,12 @@ class PatternTranslator {
     std::string of_pcre = fmt::format("\\{}{{{}}}", negated && later->empty() ? 'P' : 'p', name);
     if (!later->empty()) of_pcre += *later;
     if (in_set) {
-      if (ignores_case_ && plain == "l") of_pcre += negated ? "" : R"(\x{345})";  // ι with a capital of its own
+      if (ignores_case_ && plain == "l") of_pcre += negated ? "" : R"(\x{345})";  // an iota with its own capital
       out_ += of_pcre;
     } else if (!later->empty()) {
       out_.append(negated ? "[^" : "[").append(of_pcre) += ']';
     } else {
-      out_ += ignores_case_ ? "(?-i:" + of_pcre + ")" : of_pcre;  // \p{Lu} stays of capitals
+      out_ += ignores_case_ ? "(?-i:" + of_pcre + ")" : of_pcre;  // \p{Lu} still matches only capitals
     }
   }
 
@@ -541,7 +542,7 @@ class PatternTranslator {
       const std::size_t most = kind == 'x' ? 2 : 4;
       while (digits.size() < most && is_hex_digit(peek())) digits += in_[at_++];
       if (kind == 'u' && digits.size() < most) refuse("\\u" + digits);
-      // A byte, there: of a character of several it is not the code point.
+      // There it is a byte: for a character of several bytes it is not the code point.
       if (kind == 'x' && digits.size() == 2 && digits[0] >= '8') refuse("\\x" + digits);
     }
     constexpr std::size_t kMaxDigits = 8;
@@ -556,17 +557,17 @@ class PatternTranslator {
   const std::string& in_;
   std::size_t at_ = 0;
   std::string out_;
-  std::size_t atom_ = kNone;  // where in out_ begins what a quantifier would be about
+  std::size_t atom_ = kNone;  // start in out_ of what a quantifier would apply to
   bool is_quantified_ = false;
-  bool is_anchor_ = false;  // what a quantifier would be about finds a place, no text
+  bool is_anchor_ = false;  // a quantifier would apply to an anchor, which matches no text
   std::vector<Group> groups_;
-  std::size_t open_options_ = 0;  // groups that (?i) has opened in the group under way
+  std::size_t open_options_ = 0;  // groups that (?i) has opened in the current group
   bool ignores_case_ = false;
-  std::u32string literals_;  // under (?i): those that are one string to Oniguruma, folded
+  std::u32string literals_;  // under (?i): the folded literals that are one string to Oniguruma
   bool is_after_literal_ = false;
-  std::optional<std::uint32_t> range_begin_;  // in a set: the character before, which a minus may make a range
+  std::optional<std::uint32_t> range_begin_;  // in a set: the previous character, which a minus may turn into a range
   bool in_range_ = false;
-  bool is_negated_ = false;  // the set under way
+  bool is_negated_ = false;  // of the current set
 };
 
 }  // namespace

@@ -11,7 +11,7 @@
 namespace phalanx::data {
 namespace {
 
-/// What a byte says about the character that begins with it.
+/// The class of a character, as far as its first byte tells it.
 enum class ByteClass : std::uint8_t { other, letter, number, space, several };
 
 constexpr std::array<ByteClass, 256> make_byte_classes() {
@@ -89,7 +89,7 @@ std::size_t gpt2_piece(std::string_view text) {
   }
   at += first.length;
   if (first.value != ByteClass::space) return static_cast<std::size_t>(run_end(at, end, first.value) - begin);
-  // A run of spaces leaves its last one to what follows, unless it is alone or nothing follows.
+  // The last space of a run belongs to the next piece, unless the run has one space or is at the end of the text.
   const char* last = begin;
   while (at < end) {
     const ClassedChar next = char_at(at, end);
@@ -144,7 +144,7 @@ void PreTokenizer::split_from(std::size_t step, Piece piece, Scratch& scratch, c
   } else if (const auto* metaspace = std::get_if<MetaspaceStep>(&steps_[step])) {
     piece.text = with_metaspaces(*metaspace, piece, own.text);
     if (!metaspace->split) return next(0, piece.text.size());
-    // A piece begins at each replacement, alone where another follows at once.
+    // A piece begins at each replacement character; it is a piece alone if another follows at once.
     std::size_t begin = 0;
     const std::string& mark = metaspace->replacement;
     for (std::size_t at = piece.text.find(mark, 0); at != std::string_view::npos;
@@ -180,7 +180,7 @@ std::string_view PreTokenizer::with_metaspaces(const MetaspaceStep& step, Piece 
 void PreTokenizer::Split::apply(std::string_view text, StepScratch& scratch, const RangeSink& piece) const {
   if (is_gpt2) return for_each_gpt2_piece(text, piece);
   std::size_t done = 0;
-  if (behavior == SplitBehavior::isolated) {  // whether it matches or not, each range is a piece
+  if (behavior == SplitBehavior::isolated) {  // each range is a piece, whether it matches or not
     finder.find(text, scratch.finder, [&](std::size_t begin, std::size_t end) {
       if (begin > done) piece(done, begin);
       if (end > begin) piece(begin, end);
@@ -200,8 +200,8 @@ void PreTokenizer::Split::apply(std::string_view text, StepScratch& scratch, con
     done = end;
   });
   if (done < text.size()) add(done, text.size(), false);
-  // Each range begins a piece or joins the one before it; `kept` is where the piece so far is in `ranges`.
-  const auto joins = [&](std::size_t i) {  // range i, i > 0, and the one before it are one piece
+  // Each range begins a piece or joins the previous one. `kept` is the start of the current piece in `ranges`.
+  const auto joins = [&](std::size_t i) {  // whether range i, i > 0, and the previous one are one piece
     switch (behavior) {
       case SplitBehavior::contiguous:
         return ranges[i].matches == ranges[i - 1].matches;

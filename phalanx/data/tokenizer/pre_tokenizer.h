@@ -1,12 +1,12 @@
-// PreTokenizer: splitting a text into the pieces that byte-pair merges never cross.
+// PreTokenizer splits a text into the pieces that byte-pair merges never cross.
 //
 // The steps of a tokenizer.json's pre-tokenizer are applied one after another, each to every piece so far. GPT-2's
-// pattern has a hand-written matcher of the same meaning, about ten times faster than the regular expression; all
-// others run through PCRE2 (text_pattern.h).
+// pattern has an equivalent hand-written matcher, about ten times faster than the regular expression. All others run
+// through PCRE2 (text_pattern.h).
 //
 //   PreTokenizer splitter({ByteLevelStep{}});
 //   PreTokenizer::Scratch scratch = splitter.make_scratch();
-//   splitter.split({"Hello there"}, scratch, [&](std::string_view piece) { ... });  // in order
+//   splitter.split({"Hello there"}, scratch, [&](std::string_view piece) { encode(piece); });  // in order
 #pragma once
 
 #include <cstddef>
@@ -24,17 +24,18 @@ namespace phalanx::data {
 inline constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-/// Bytes of the piece that kGpt2Pattern matches at the start of `text`, which must not be empty.
+/// The number of bytes that kGpt2Pattern matches at the start of `text`.
+/// REQUIRES: `text` is not empty.
 std::size_t gpt2_piece(std::string_view text);
 
 class PreTokenizer {
  public:
-  /// DataError where a pattern is empty or not valid.
+  /// Throws DataError if a pattern is empty or not valid.
   explicit PreTokenizer(const std::vector<PreTokenizerStep>& steps);
 
   struct Piece {
     std::string_view text;
-    bool at_start = true;  // nothing lies before it in the text that the user gave
+    bool at_start = true;  // the piece begins at the start of the user's text
   };
 
   struct Range {
@@ -44,7 +45,7 @@ class PreTokenizer {
   };
   struct StepScratch {
     PatternFinder::Scratch finder;
-    std::string text;  // what the step made of a piece; the steps behind it see views of it
+    std::string text;  // the step's output for a piece; later steps see views of it
     std::vector<Range> ranges;
   };
   struct Scratch {
@@ -52,10 +53,10 @@ class PreTokenizer {
   };
   Scratch make_scratch() const;
 
-  /// The pieces are exactly those of kGpt2Pattern.
+  /// Whether the pieces are exactly those of kGpt2Pattern.
   bool is_gpt2() const { return is_gpt2_; }
 
-  /// Calls `sink(std::string_view)` for each piece, none of them empty. The view is valid within the call.
+  /// Calls `sink(std::string_view)` for each non-empty piece. The view is valid only within the call.
   template <typename F>
   void split(Piece piece, Scratch& scratch, F&& sink) const {
     if (is_gpt2_) {

@@ -35,7 +35,7 @@ SplitStep regex_step(std::string_view pattern, SplitBehavior behavior = SplitBeh
   return {{.text = std::string(pattern), .is_regex = true}, behavior, invert};
 }
 
-/// Through PCRE2, also for the pattern that is matched by hand: a group keeps it from being recognised.
+/// Through PCRE2, even for the pattern with a hand-written matcher: a group keeps it from being recognised.
 std::vector<std::string> by_regex(std::string_view text, std::string_view pattern) {
   return pieces_of({regex_step("(?:" + std::string(pattern) + ")")}, text);
 }

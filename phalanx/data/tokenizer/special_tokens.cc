@@ -33,7 +33,7 @@ void take_id(const nlohmann::json& json, const char* key, const std::string& fil
   if (token.name || token.id || !json.contains(key)) return;
   const nlohmann::json* value = &json[key];
   if (value->is_array() && !value->empty()) value = &value->front();
-  if (!is_whole_number(*value)) return;  // models/config/hf_config.h says what is wrong with it
+  if (!is_whole_number(*value)) return;  // models/config/hf_config.h reports the error
   token.id = value->get<std::int64_t>();
   token.said_by = file;
 }

@@ -61,7 +61,7 @@ SplitRegex::SplitRegex(const std::string& pattern) : pattern_(pattern) {
                                 pcre_message(error)));
   }
   code_ = std::make_unique<Code>(code);
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where there is no JIT, pcre2_match() interprets
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without JIT, pcre2_match() interprets
 }
 
 SplitRegex::~SplitRegex() = default;

@@ -1,11 +1,11 @@
-// TokenDecoder: from tokens back to text, by the steps of a tokenizer.json's decoder.
+// TokenDecoder converts tokens back to text, by the steps of a tokenizer.json's decoder.
 //
-// What a token becomes depends on nothing but the token and whether it is the first of its text, so a table can hold
-// it; only spaces at the start of the text are counted across tokens. This is what makes streaming possible: text is
-// given out token by token and is the same as when decoded whole.
+// The text of a token depends only on the token and on whether it is the first of its text, so a table can hold it.
+// Only spaces at the start of the text are counted across tokens. This makes streaming possible: text that is output
+// token by token is the same as text that is decoded whole.
 //
 //   TokenDecoder decoder({ReplaceStep{{"▁"}, " "}, ByteFallbackDecode{}, FuseDecode{}, StripDecode{" ", 1}});
-//   decoder.text_of("▁Hello", /*first=*/false);   // " Hello"; strip_start() takes a text's first space away
+//   decoder.text_of("▁Hello", /*first=*/false);   // " Hello"; the caller strips a text's first space (strip_count())
 #pragma once
 
 #include <string>
@@ -19,22 +19,22 @@ namespace phalanx::data {
 
 class TokenDecoder {
  public:
-  /// DataError where a pattern is not valid or the steps are in an order that cannot be decoded token by token: after
+  /// Throws DataError if a pattern is not valid, or if the steps cannot be decoded token by token in their order: after
   /// ByteFallback, ByteLevel or Fuse only Fuse and a Strip of the text's start may come.
   explicit TokenDecoder(std::vector<DecoderStep> steps);
 
-  /// What `token`, as it stands in the vocabulary, becomes: bytes, not always whole characters.
+  /// The text of `token`, which is given as in the vocabulary: bytes, not always whole characters.
   std::string text_of(std::string_view token, bool first) const;
 
   /// Whether text_of() depends on `first` for any token.
   bool first_differs() const { return first_differs_; }
 
-  /// How many times strip_content() is taken away from the start of a text, where it stands there.
+  /// How many times strip_content() is removed from the start of a text that begins with it.
   std::int64_t strip_count() const { return strip_count_; }
   const std::string& strip_content() const { return strip_content_; }
 
  private:
-  std::vector<DecoderStep> steps_;      // those for each token
+  std::vector<DecoderStep> steps_;      // those that apply to each token
   std::vector<PatternFinder> finders_;  // one for each ReplaceStep, in order
   bool first_differs_ = false;
   std::int64_t strip_count_ = 0;

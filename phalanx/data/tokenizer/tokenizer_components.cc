@@ -35,7 +35,7 @@ void for_each_part(const TokenizerJson& reader, const json& component, const std
   }
 }
 
-/// The value of `names` that stands under `key`.
+/// The value of `names` for the text under `key`.
 template <typename E>
 E one_of(const TokenizerJson& reader, const json& component, const std::string& path, const char* key,
          std::initializer_list<std::pair<std::string_view, E>> names) {
@@ -48,7 +48,7 @@ E one_of(const TokenizerJson& reader, const json& component, const std::string& 
   reader.unsupported(path + key, found, known.c_str());
 }
 
-/// What `make` makes; its errors name the key.
+/// Returns the result of `make`; its errors name the key.
 template <typename F>
 auto checked(const TokenizerJson& reader, const std::string& key, const F& make) {
   try {
@@ -94,7 +94,7 @@ std::string read_character(const TokenizerJson& reader, const json& component, c
 }
 
 PrependScheme read_prepend_scheme(const TokenizerJson& reader, const json& component, const std::string& path) {
-  // Files from before the schemes say whether there is a prefix.
+  // Files that predate the schemes say whether there is a prefix.
   if (!TokenizerJson::optional(component, "prepend_scheme")) {
     return reader.flag(component, path, "add_prefix_space", true) ? PrependScheme::always : PrependScheme::never;
   }
@@ -152,7 +152,7 @@ PreTokenizerStep pre_tokenizer_step(const TokenizerJson& reader, const json& com
     return by_regex(R"([\p{P}$+<=>^`|~])", given ? read_behavior(reader, component, path) : SplitBehavior::isolated);
   }
   if (type == "Whitespace") {
-    // As `\w` is in the package's other engine of regular expressions, which this step of it uses.
+    // `\w` as in the package's other regular expression engine, which it uses for this step.
     SplitStep step = by_regex(
         R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d}\s]+)",
         SplitBehavior::removed);
@@ -194,7 +194,7 @@ bool is_token(const BpeModel& model, TokenId id) {
                      [&](const AddedToken& token) { return token.id == id; });
 }
 
-/// The ids that the template of one text puts before and behind it.
+/// Reads the ids that the template of one text puts before and after it.
 void read_template(const TokenizerJson& reader, const json& component, const std::string& key, std::int64_t id_limit,
                    BpeModel& model) {
   const std::string single_key = key + ".single";
@@ -235,7 +235,7 @@ void read_template(const TokenizerJson& reader, const json& component, const std
     reader.fail(single_key,
                 fmt::format("holds the text {} times: expected one {{\"Sequence\": {{\"id\": \"A\"}}}}", texts));
   }
-  // A template behind another goes around what that one made.
+  // A later template encloses the result of an earlier one.
   model.prefix.insert(model.prefix.begin(), prefix.begin(), prefix.end());
   model.suffix.insert(model.suffix.end(), suffix.begin(), suffix.end());
 }
@@ -272,7 +272,7 @@ void read_post_processor(const TokenizerJson& reader, const json& root, std::int
                 [&](const json& part, const std::string& key, const std::string& type) {
                   if (type == "TemplateProcessing") {
                     read_template(reader, part, key, id_limit, model);
-                  } else if (type != "ByteLevel") {  // which moves offsets only
+                  } else if (type != "ByteLevel") {  // which only moves offsets
                     reader.unsupported(key, type, kPostProcessors);
                   }
                 });

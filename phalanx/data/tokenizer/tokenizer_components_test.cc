@@ -196,7 +196,7 @@ TEST(TokenizerComponentsTest, DamagedFilesAreReadOrRefusedNeverMore) {
   EXPECT_GT(read, 100);
 }
 
-// Each replacement makes a hundred times as much: unchecked, 10^14 bytes of ten.
+// Each replacement makes a hundred times as much text: unchecked, ten bytes would become 10^14.
 TEST(TokenizerComponentsTest, ANormalizerThatGrowsTextWithoutEndIsRefused) {
   Json file = file_of("llama2");
   const Json grow = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(100, 'a')}};
@@ -228,7 +228,7 @@ TEST(TokenizerComponentsTest, UnknownCharactersFallBackToBytesThenToTheUnknownTo
             (std::vector<TokenId>{1, 0, 1}));
   EXPECT_EQ(ids_of(characters(tokens, {{"unk_token", "<unk>"}, {"byte_fallback", true}}), "éa"),
             (std::vector<TokenId>{2, 3, 1}));
-  // The package writes a waiting unknown token behind the bytes of the next character.
+  // The package writes a waiting unknown token after the bytes of the next character.
   EXPECT_EQ(ids_of(characters(tokens, {{"unk_token", "<unk>"}, {"byte_fallback", true}}), "bé"),
             (std::vector<TokenId>{2, 3, 0}));
   // Bytes that are no UTF-8 are unknown characters, and come back where their tokens exist.

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::string_view kFingerprintVersion = "tok1:";
 
-/// Adds steps to a hash, each by its name and all of its fields. What is added here must never change its meaning: a
-/// change is a new version.
+/// Adds steps to a hash, each by its name and all of its fields. The meaning of what is hashed here must never change:
+/// a change is a new version.
 struct StepHasher {
   ContentHash& hash;
 

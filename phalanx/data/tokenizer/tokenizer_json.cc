@@ -22,7 +22,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Limit of ids: room for gaps, none for a table of gigabytes.
+/// Limit of ids: it allows gaps, but no table of gigabytes.
 std::int64_t id_limit(std::size_t tokens) { return 2 * static_cast<std::int64_t>(tokens) + 65536; }
 
 void read_vocabulary(const TokenizerJson& reader, const json& vocab, std::int64_t limit, BpeModel& model,
@@ -36,14 +36,14 @@ void read_vocabulary(const TokenizerJson& reader, const json& vocab, std::int64_
     if (text.empty()) reader.fail("model.vocab", "holds an empty token");
     if (static_cast<std::size_t>(id) >= model.tokens.size()) model.tokens.resize(static_cast<std::size_t>(id) + 1);
     std::string& slot = model.tokens[static_cast<std::size_t>(id)];
-    // A token with characters outside the alphabet stands for its own UTF-8 and is never reached by merging.
+    // A token with characters outside the alphabet is its own UTF-8 and is never the result of a merge.
     if (!slot.empty()) reader.fail(key, fmt::format("id {} belongs to another token as well", id));
     slot = byte_level ? printable_to_bytes(text).value_or(text) : text;
     ids.emplace(text, id);
   }
 }
 
-/// Whether valid UTF-8 may have it.
+/// Whether valid UTF-8 may contain this byte.
 bool may_be_in_utf8(int byte) { return byte < 0xF5 && byte != 0xC0 && byte != 0xC1; }
 
 /// Bytes without a token become the unknown one, else nothing, as in the package.
@@ -101,7 +101,7 @@ void read_merges(const TokenizerJson& reader, const json& merges, const std::uno
 std::string read_model(const TokenizerJson& reader, const json& root, std::int64_t limit, BpeModel& model) {
   const json& object = reader.member(root, "", "model");
   reader.expect_object(object, "model");
-  // Files from before the field existed have a vocabulary and merges and mean BPE.
+  // Files that predate the field have a vocabulary and merges and mean BPE.
   const json* type = TokenizerJson::optional(object, "type");
   if (type && reader.text(*type, "model.type") != "BPE") {
     reader.unsupported("model.type", reader.text(*type, "model.type"), "BPE");
@@ -168,7 +168,7 @@ void read_added_tokens(const TokenizerJson& reader, const json& entries, std::in
   }
 }
 
-/// The package goes by no id of an added token: it takes the vocabulary's, or else the next that is free.
+/// The package ignores the id of an added token: it uses the vocabulary's id, or else the next free one.
 void number_added_tokens(const TokenizerJson& reader, const json& vocab, BpeModel& model) {
   auto next = static_cast<TokenId>(vocab.size());
   for (std::size_t i = 0; i < model.added_tokens.size(); ++i) {
@@ -208,7 +208,7 @@ BpeModel parse_tokenizer_json(std::string_view text, const std::string& name) {
     const json* vocab =
         root.contains("model") && root["model"].is_object() ? TokenizerJson::optional(root["model"], "vocab") : nullptr;
     const std::int64_t limit = id_limit((vocab ? vocab->size() : 0) + (added ? added->size() : 0));
-    read_pre_tokenizer(reader, root, model);  // says whether the vocabulary is of bytes
+    read_pre_tokenizer(reader, root, model);  // decides whether the vocabulary is byte-level
     const std::string unknown = read_model(reader, root, limit, model);
     if (added) read_added_tokens(reader, *added, limit, model);
     if (model.is_byte_level()) check_bytes(reader, model, unknown);
@@ -217,7 +217,7 @@ BpeModel parse_tokenizer_json(std::string_view text, const std::string& name) {
     read_post_processor(reader, root, limit, model);
     read_decoder(reader, root, model);
     return model;
-  } catch (const json::exception& error) {  // a value in a place that no check above names
+  } catch (const json::exception& error) {  // a value that no check above names
     throw DataError(fmt::format("{}: malformed: {}", name, json_value_fault(error)));
   }
 }

@@ -1,4 +1,4 @@
-// Reading the keys of one tokenizer.json: every failure is a DataError that names the file and the key's path.
+// Reads the keys of one tokenizer.json. Every failure is a DataError that names the file and the key's path.
 //
 //   const TokenizerJson reader("model/tokenizer.json");
 //   const bool split = reader.flag(component, "pre_tokenizer.", "split", true);
@@ -35,7 +35,7 @@ class TokenizerJson {
     return *found;
   }
 
-  /// Null where the key is missing or null.
+  /// Null if the key is missing or its value is null.
   static const json* optional(const json& object, const char* key) {
     const auto found = object.find(key);
     return found == object.end() || found->is_null() ? nullptr : &*found;
@@ -101,8 +101,8 @@ class TokenizerJson {
   std::string name_;
 };
 
-/// What `normalizer`, `pre_tokenizer`, `post_processor` and `decoder` say; all but the last may be missing or null.
-/// Tokens must have been read before the template, and the pre-tokenizer before the tokens and the decoder.
+/// Read `normalizer`, `pre_tokenizer`, `post_processor` and `decoder`; all except the last may be missing or null.
+/// REQUIRES: the tokens are read before the template, and the pre-tokenizer before the tokens and the decoder.
 void read_normalizer(const TokenizerJson& reader, const nlohmann::json& root, BpeModel& model);
 void read_pre_tokenizer(const TokenizerJson& reader, const nlohmann::json& root, BpeModel& model);
 void read_post_processor(const TokenizerJson& reader, const nlohmann::json& root, std::int64_t id_limit,

@@ -1,5 +1,5 @@
-// The steps around the byte-pair merges of a tokenizer, as plain data: what `normalizer`, `pre_tokenizer` and `decoder`
-// of a tokenizer.json say. Normalizer, PreTokenizer and TokenDecoder carry them out.
+// The steps around the byte-pair merges of a tokenizer, as plain data: the contents of `normalizer`, `pre_tokenizer`
+// and `decoder` of a tokenizer.json. Normalizer, PreTokenizer and TokenDecoder run them.
 //
 //   SplitStep digits{.pattern = {.text = R"(\p{N}{1,3})", .is_regex = true}, .behavior = SplitBehavior::isolated};
 #pragma once
@@ -11,9 +11,9 @@
 
 namespace phalanx::data {
 
-inline constexpr std::string_view kMetaspace = "\u2581";  // what SentencePiece writes for a space
+inline constexpr std::string_view kMetaspace = "\u2581";  // SentencePiece writes this for a space
 
-/// What a step looks for: a regular expression, or the text itself.
+/// What a step searches: a regular expression, or a literal text.
 struct TextPattern {
   std::string text;
   bool is_regex = false;
@@ -26,7 +26,7 @@ struct NormalFormStep {
   NormalForm form = NormalForm::nfc;
   friend bool operator==(const NormalFormStep&, const NormalFormStep&) = default;
 };
-struct PrependStep {  // to every stretch of text that is not empty
+struct PrependStep {  // applies to every non-empty stretch of text
   std::string text;
   friend bool operator==(const PrependStep&, const PrependStep&) = default;
 };
@@ -45,26 +45,26 @@ struct StripSpacesStep {
 };
 using NormalizerStep = std::variant<NormalFormStep, PrependStep, ReplaceStep, LowercaseStep, StripSpacesStep>;
 
-/// What becomes of a match: left out, a piece, part of the piece before or behind it, or one piece with its neighbours
-/// that match.
+/// What becomes of a match: it is left out, is a piece, is part of the piece before or after it, or is one piece with
+/// adjacent matches.
 enum class SplitBehavior : std::uint8_t { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 struct SplitStep {
   TextPattern pattern;
   SplitBehavior behavior = SplitBehavior::isolated;
-  bool invert = false;  // what lies between matches counts as the match
+  bool invert = false;  // the text between matches counts as the match
   friend bool operator==(const SplitStep&, const SplitStep&) = default;
 };
 
 enum class PrependScheme : std::uint8_t { first, never, always };
 
-struct MetaspaceStep {  // spaces become `replacement`, pieces begin with it
+struct MetaspaceStep {  // spaces become `replacement`, and pieces begin with it
   std::string replacement{kMetaspace};
   PrependScheme scheme = PrependScheme::always;
   bool split = true;
   friend bool operator==(const MetaspaceStep&, const MetaspaceStep&) = default;
 };
-struct ByteLevelStep {  // bytes are the alphabet from here on: the last step
+struct ByteLevelStep {  // maps bytes to the printable alphabet: always the last step
   bool add_prefix_space = false;
   bool use_regex = true;  // split by GPT-2's pattern
   friend bool operator==(const ByteLevelStep&, const ByteLevelStep&) = default;
@@ -76,13 +76,13 @@ struct ByteLevelDecode {
 };
 struct MetaspaceDecode {
   std::string replacement{kMetaspace};
-  bool drops_first = true;  // in the first token it stands for the prefix, not for a space
+  bool drops_first = true;  // in the first token it is the prefix, not a space
   friend bool operator==(const MetaspaceDecode&, const MetaspaceDecode&) = default;
 };
-struct ByteFallbackDecode {  // <0x0A> is a byte
+struct ByteFallbackDecode {  // <0x0A> is decoded to a byte
   friend bool operator==(const ByteFallbackDecode&, const ByteFallbackDecode&) = default;
 };
-struct FuseDecode {  // what follows is about the whole text, no longer about each token
+struct FuseDecode {  // later steps apply to the whole text, not to each token
   friend bool operator==(const FuseDecode&, const FuseDecode&) = default;
 };
 struct StripDecode {

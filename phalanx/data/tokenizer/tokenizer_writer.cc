@@ -21,7 +21,7 @@ const char* name_of(SplitBehavior behavior) {
   return kNames[static_cast<std::size_t>(behavior)];
 }
 
-/// One component, as the package writes it.
+/// Writes one component as the package writes it.
 struct ComponentWriter {
   ordered operator()(const NormalFormStep& step) const {
     constexpr const char* kNames[] = {"NFC", "NFD", "NFKC", "NFKD"};
@@ -70,7 +70,7 @@ struct ComponentWriter {
   }
 };
 
-/// Nothing as null, one step alone, several as a Sequence.
+/// No step is written as null, one step alone, several as a Sequence.
 template <typename Step>
 ordered written(const std::vector<Step>& steps, const char* parts_key) {
   if (steps.empty()) return nullptr;
@@ -135,13 +135,13 @@ std::string write_tokenizer_json(const BpeModel& model) {
     if (model.tokens[id].empty()) continue;
     names[id] = model.is_byte_level() ? bytes_to_printable(model.tokens[id]) : model.tokens[id];
   }
-  // A special token whose content is not of the byte alphabet is written as it is.
+  // A special token whose content is not in the byte alphabet is written as it is.
   for (const AddedToken& token : added) {
     const auto index = static_cast<std::size_t>(token.id);
     if (index < names.size() && !names[index].empty() && model.tokens[index] == token.content)
       names[index] = token.content;
   }
-  // Pushed as pairs: ordered_json's [] looks through all keys for each one.
+  // Pushed as pairs: ordered_json's [] searches all keys each time.
   auto& members = vocab.get_ref<ordered::object_t&>();
   members.reserve(names.size());
   for (std::size_t id = 0; id < names.size(); ++id) {

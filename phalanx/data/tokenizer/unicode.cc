@@ -25,7 +25,7 @@ bool within(const CodePointRange (&ranges)[N], std::uint32_t code_point) {
   return after != std::begin(ranges) && code_point <= std::prev(after)->last;
 }
 
-/// One byte for each code point of the basic plane, where nearly all text lies.
+/// One byte for each code point of the basic multilingual plane, which has nearly all text.
 std::vector<CharClass> make_basic_plane() {
   std::vector<CharClass> table(kBasicPlane, CharClass::other);
   const auto mark = [&](std::span<const CodePointRange> ranges, CharClass value) {

@@ -1,7 +1,7 @@
-// The three classes of characters that split patterns speak of: \p{L}, \p{N} and \s.
+// The three classes of characters in split patterns: \p{L}, \p{N} and \s.
 //
-// The classes are those of the `tokenizers` Python package (unicode_ranges.inc), not of the PCRE2 that happens to be
-// installed, so that ids do not depend on the machine.
+// The classes are those of the `tokenizers` Python package (unicode_ranges.inc), not of the installed PCRE2, so that
+// ids are the same on every machine.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@ namespace phalanx::data {
 
 enum class CharClass : std::uint8_t { other, letter, number, space };
 
-/// Class of a code point; other for those that do not exist.
+/// The class of a code point; other if the code point does not exist.
 CharClass class_of(std::uint32_t code_point);
 
-/// \w as the package has it: letters, marks, decimal and letter numbers, connectors, joiners.
+/// \w as the package defines it: letters, marks, decimal and letter numbers, connectors, joiners.
 bool is_word(std::uint32_t code_point);
 
 }  // namespace phalanx::data

@@ -19,15 +19,15 @@ namespace {
 
 constexpr std::string_view kPart = "part-", kLines = ".jsonl";
 constexpr int kFormat = 2;
-constexpr int kFormatOfPaths = 1;  // has no "format", and "model" and "tokenizer" are paths
+constexpr int kFormatOfPaths = 1;  // format without "format", where "model" and "tokenizer" are paths
 
 struct JobDifferences {
   std::vector<std::string> lines;
-  std::vector<std::string> missing;  // in the folder's description
+  std::vector<std::string> missing;  // parts that the folder's description lacks
 };
 
-/// Compares values by their keys, objects within objects too. Where the folder's description is not `complete`, what it
-/// lacks is no difference.
+/// Compares values by their keys, recursively. If the folder's description is not `complete`, missing keys are no
+/// difference.
 void compare(const std::string& prefix, const nlohmann::json& found, const nlohmann::json& wanted, bool complete,
              JobDifferences& differences) {
   nlohmann::json all = wanted;
@@ -52,13 +52,13 @@ void compare(const std::string& prefix, const nlohmann::json& found, const nlohm
 /// Bytes up to the end of the last line that has one.
 std::size_t whole_lines(std::string_view text) { return text.rfind('\n') + 1; }  // npos + 1 is 0
 
-/// The results of a part: index and record. What stands behind the last line's end is one that was being written.
+/// The results of a part: index and record. Text after the last line's end is a result that was being written.
 void each_result(const std::filesystem::path& part, std::size_t prompts,
                  const std::function<void(std::size_t, nlohmann::ordered_json)>& use) {
   const std::string text = read_file(part);
   each_line(std::string_view(text).substr(0, whole_lines(text)), part.string(),
             [&](std::string_view line, const std::string& where) {
-              // A record holds what its prompt's line did, one level further down.
+              // A record contains what its prompt's line contained, one level deeper.
               const bool deep = is_json_too_deep(line, kMaxJsonDepth + 1);
               auto json = nlohmann::ordered_json::parse(deep ? "" : line, nullptr, /*allow_exceptions=*/false);
               const bool right = json.is_object() && json.contains("index") && json["index"].is_number_unsigned() &&
@@ -89,7 +89,7 @@ std::vector<std::filesystem::path> BatchJob::parts() const {
 
 std::vector<std::string> BatchJob::open(const nlohmann::json& description) {
   const std::filesystem::path path = folder_ / "job.json";
-  // As a file can hold it: a stop text from the command line need not be valid UTF-8.
+  // As a file can hold it: a stop text from the command line may not be valid UTF-8.
   auto written = nlohmann::json::parse(description.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   written["format"] = kFormat;
   std::error_code error;

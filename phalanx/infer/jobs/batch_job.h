@@ -1,19 +1,19 @@
-// The folder of a batch job: what makes it the same job, the results as they come, and the file of all in the end.
-// Knows no tensor.
+// BatchJob manages the folder of a batch job: what identifies the job, the results as they arrive, and the final file.
+// It does not use torch.
 //
 //   FOLDER/job.json            what the results depend on, by content; a folder of another job is refused
-//   FOLDER/part-00003.jsonl    of rank 3, a line for each result as soon as it is there: {"index": 7, "record": {...}}
-//   FOLDER/FINAL               the records in the order of the prompts, when all are there
+//   FOLDER/part-00003.jsonl    of rank 3, a line for each result as soon as it exists: {"index": 7, "record": {...}}
+//   FOLDER/FINAL               the records in the order of the prompts, when all exist
 //
-// After a crash the same command goes on: results that a part file has whole are not computed again, by however many
-// ranks. All ranks must see the same folder.
+// After a crash the same command continues, with any number of ranks: results that are complete in a part file are not
+// computed again. All ranks must see the same folder.
 //
 //   BatchJob job("answers");
-//   job.open(description);                                     // one rank; then, behind a barrier, all:
+//   job.open(description);                                     // on one rank; after a barrier, on all ranks:
 //   const std::vector<bool> done = job.finished(prompts);
-//   job.begin(rank);                                           // behind another barrier
+//   job.begin(rank);                                           // after another barrier
 //   job.add(index, record);
-//   job.merge(prompts, "results.jsonl");                       // one rank, behind a last one
+//   job.merge(prompts, "results.jsonl");                       // on one rank, after a last barrier
 #pragma once
 
 #include <cstdint>
@@ -32,19 +32,19 @@ class BatchJob {
  public:
   explicit BatchJob(std::filesystem::path folder, FileSystem& files = posix_file_system());
 
-  /// Makes the folder, or finds the job in it. DataError if it is another: names every part of the description that
-  /// differs, with both values. Returns the parts that could not be compared, because the version of Phalanx that began
-  /// the job did not write them; from now on they are. Sampled answers of that version are a DataError: their seeds
-  /// were others.
+  /// Creates the folder, or finds the job in it. Throws DataError if it is another job: names every part of the
+  /// description that differs, with both values. Returns the parts that could not be compared, because the version of
+  /// Phalanx that began the job did not write them; they are written now. Sampled answers of that version are a
+  /// DataError, because their seeds were different.
   std::vector<std::string> open(const nlohmann::json& description);
-  /// By prompt, whether there is a result. DataError names a line that is no result of this job. The last line of a
-  /// part, if its rank was stopped while it wrote, counts as not written.
+  /// By prompt, whether there is a result. Throws DataError that names a line that is not a result of this job. An
+  /// incomplete last line of a part, whose rank was stopped while writing, is ignored.
   std::vector<bool> finished(std::size_t prompts) const;
-  /// Begins this rank's part, or goes on with it.
+  /// Begins or continues this rank's part.
   void begin(int rank);
   void add(std::size_t index, const nlohmann::ordered_json& record);
-  /// Writes the file of all, whole or not at all. DataError names the first prompt that has no result and is none of
-  /// those to be `skipped`.
+  /// Writes the file of all results, completely or not at all. Throws DataError that names the first prompt that has no
+  /// result and is not in `skipped`.
   void merge(std::size_t prompts, const std::string& name, const std::set<std::size_t>& skipped = {}) const;
 
  private:

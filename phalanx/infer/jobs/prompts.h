@@ -1,8 +1,8 @@
-// Prompts from a file: one a line, or JSON lines. Knows no tensor.
+// Reads prompts from a file: one per line, or JSON lines. It does not use torch.
 //
 //   {"id": "q-17", "prompt": "Once upon"}           text, by the field named in the format
 //   {"id": 4, "ids": [31, 7, 200]}                  tokens
-//   Once upon a time                                where the file is not JSON lines
+//   Once upon a time                                if the file is not JSON lines
 //
 //   Prompts read = parse_prompts(read_file(path), path, {.json_lines = path.ends_with(".jsonl")});
 #pragma once
@@ -19,28 +19,28 @@ struct PromptFormat {
   bool json_lines = true;
   std::string prompt_field = "prompt";
   std::string id_field = "id";
-  /// A line that holds no prompt (text that is no JSON object, a field that is missing or of a wrong type) is left out
-  /// and told in `skipped`; else an error.
+  /// Whether a line that holds no prompt (text that is not a JSON object, a field that is missing or of a wrong type)
+  /// is left out and reported in `skipped`; else it is an error.
   bool skips_malformed = false;
 };
 
 struct Prompt {
   std::string id;                   // as JSON text: the line's own, else its number
-  std::optional<std::string> text;  // nothing: ids are given
+  std::optional<std::string> text;  // unset: ids are given
   std::vector<std::int64_t> ids;
   std::string where = {};  // "prompts.jsonl, line 3"
-  std::size_t number = 0;  // among the file's lines that are not blank, from 0: the same whatever else is skipped
+  std::size_t number = 0;  // among the file's non-blank lines, from 0; skipped lines do not change it
 };
 
 struct Prompts {
   std::vector<Prompt> all;
   std::vector<std::string> skipped;  // "prompts.jsonl, line 3: "prompt" must be a string"
-  /// Prompts whose id an earlier one has: "prompts.jsonl, line 7: the id 4 is also that of prompts.jsonl, line 2".
+  /// Prompts with the id of an earlier one: "prompts.jsonl, line 7: the id 4 is also that of prompts.jsonl, line 2".
   std::vector<std::string> repeated;
 };
 
-/// `name` stands for the file in messages. Empty and blank lines are passed over. DataError names the line and what is
-/// wrong with it; a file without any prompt is one, too.
+/// `name` replaces the file's name in messages. Empty and blank lines are skipped. Throws DataError that names the line
+/// and what is wrong with it, and for a file without any prompt.
 Prompts parse_prompts(std::string_view contents, const std::string& name, const PromptFormat& format = {});
 
 }  // namespace phalanx::infer

@@ -45,7 +45,7 @@ std::vector<Question> parse_questions(std::string_view contents, const std::stri
   std::vector<Question> questions;
   std::size_t lines = 0;
   each_line(contents, name, [&](std::string_view line, const std::string& where) {
-    const std::size_t number = lines++;  // the same whatever else is skipped
+    const std::size_t number = lines++;  // skipped lines do not change it
     try {
       questions.push_back(read_question(line, where, number));
     } catch (const DataError& error) {

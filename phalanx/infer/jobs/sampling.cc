@@ -13,8 +13,8 @@ namespace {
 
 constexpr const char* kNoNumbers = ": are the weights damaged, or too large for 16 bits?";
 
-/// The largest logit's index, the lowest among equals. Several running maxima, so that comparisons do not wait for
-/// each other.
+/// The index of the largest logit, the lowest among equals. It uses several running maxima, so that comparisons do not
+/// wait for each other.
 std::size_t argmax(std::span<const float> logits) {
   constexpr std::size_t kLanes = 16;
   float best[kLanes];
@@ -109,7 +109,7 @@ std::vector<std::pair<std::int64_t, double>> Sampler::distribution(std::span<con
 }
 
 double Sampler::uniform(std::uint64_t position) const {
-  // A substream per position: the draw does not depend on how many came before it.
+  // One substream per position: the draw does not depend on how many came before it.
   return PhiloxStream(options_.seed, position).uniform();
 }
 
@@ -122,7 +122,7 @@ std::int64_t Sampler::draw_from_all(std::span<const float> logits, float largest
     total += weights_[i];
   }
   double left = u * total;
-  std::size_t last = 0;  // the last token of any weight, should rounding leave a rest
+  std::size_t last = 0;  // the last token with a weight, in case rounding leaves a rest
   for (std::size_t i = 0; i < weights_.size(); ++i) {
     if (weights_[i] == 0) continue;
     last = i;
@@ -144,7 +144,7 @@ void Sampler::choose_candidates(std::span<const float> logits, float largest) {
   double total = 0;
   if (options_.top_p < 1.0)
     for (const Candidate& candidate : candidates_) total += weight_of(candidate);
-  // The likely tokens are few: sort from the front, in growing steps, only as far as top_p reaches.
+  // Few tokens are likely: sort from the front, in growing steps, only as far as top_p reaches.
   weights_.clear();
   double sum = 0;
   for (std::size_t sorted = 0, step = 256; sorted < candidates_.size(); step *= 8) {

@@ -1,10 +1,10 @@
-// Choosing the next token from a row of logits. Knows no tensor.
+// Sampler chooses the next token from a row of logits. It does not use torch.
 //
-// The order is that of most libraries: make less likely what was there already (repetition_penalty), divide by the
-// temperature, keep the top_k largest, keep the smallest set of those whose probabilities sum to top_p, draw from what
-// is left. Equal logits rank by id, the lower first.
+// The order of steps is that of most libraries: make tokens that already occurred less likely (repetition_penalty),
+// divide by the temperature, keep the top_k largest, keep the smallest set of those whose probabilities sum to top_p,
+// draw from what is left. Equal logits rank by id, the lower first.
 //
-// The draw is a pure function of (logits, seed, position): a request gives the same tokens in any batch and at any
+// The draw is a pure function of (logits, seed, position). So a request gives the same tokens in any batch and at any
 // time, up to the rounding of the logits themselves.
 //
 //   Sampler sampler({.temperature = 0.8, .top_p = 0.95, .seed = 7}, vocab_size);
@@ -23,8 +23,8 @@ struct SamplingOptions {
   double temperature = 1.0;  // 0: always the likeliest token (greedy)
   std::int64_t top_k = 0;    // 0: all
   double top_p = 1.0;        // 1: all
-  // Logits of tokens that are in the prompt or the result already: divided by it if positive, else multiplied (Keskar
-  // et al. 2019, CTRL). 1: they stay.
+  // Divides the logits of tokens that already are in the prompt or the result if they are positive; else multiplies
+  // them (Keskar et al. 2019, CTRL). 1: no change.
   double repetition_penalty = 1.0;
   std::uint64_t seed = 0;
 
@@ -37,10 +37,10 @@ class Sampler {
  public:
   Sampler(const SamplingOptions& options, std::int64_t vocab_size);
 
-  /// From now on these are tokens that were there already.
+  /// Marks these tokens as having occurred, for the repetition penalty.
   void note(std::span<const std::int64_t> tokens);
 
-  /// `logits` has vocab_size entries; -inf excludes a token, NaN and +inf are an Error.
+  /// `logits` has vocab_size entries. -inf excludes a token; NaN and +inf throw Error.
   std::int64_t sample(std::span<const float> logits, std::uint64_t position);
 
   /// The tokens that could be drawn, likeliest first, with their probabilities: what sample() draws from.
@@ -55,17 +55,17 @@ class Sampler {
     }
   };
   double uniform(std::uint64_t position) const;
-  /// The logits with the penalty on repetition: the given ones, or penalised_.
+  /// The logits after the repetition penalty: the given ones, or penalised_.
   std::span<const float> without_repetition(std::span<const float> logits);
   std::int64_t draw_from_all(std::span<const float> logits, float largest, double uniform);
   /// Fills candidates_ with what top_k and top_p leave, in order, and weights_ with their unnormalised probabilities.
   void choose_candidates(std::span<const float> logits, float largest);
 
   SamplingOptions options_;
-  std::vector<Candidate> candidates_;  // kept between calls: no allocation per token
+  std::vector<Candidate> candidates_;  // reused between calls: no allocation per token
   std::vector<double> weights_;
   std::vector<float> penalised_;
-  std::vector<std::int64_t> noted_;  // each once
+  std::vector<std::int64_t> noted_;  // tokens that occurred, each once
   std::vector<bool> is_noted_;
 };
 

@@ -1,4 +1,4 @@
-// A rank's part of a model that a test has as a whole, with its values.
+// A rank's part of a full model that a test has, with the same values.
 #pragma once
 
 #include <c10/core/GradMode.h>
@@ -14,7 +14,7 @@
 
 namespace phalanx::infer {
 
-/// By its layers over the mesh's pp, its matrices over its tp, as `phalanx generate` has it.
+/// Cut by layers over the mesh's pp and by matrices over its tp, as in `phalanx generate`.
 inline std::shared_ptr<models::Llama> part_of_model(const models::Llama& whole, const DeviceMesh& mesh) {
   const auto& config = whole.config();
   const auto parts = models::balance_llama(config, mesh.size("pp"), config.max_seq_len);

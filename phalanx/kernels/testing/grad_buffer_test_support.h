@@ -1,4 +1,4 @@
-// A weight that is offered a buffer for its gradient, for the tests of layers that write it there.
+// A weight with an offered gradient buffer, for the tests of layers that write their gradient there.
 #pragma once
 
 #include <ATen/ops/full_like.h>
@@ -19,7 +19,7 @@ inline at::Tensor parameter(std::vector<std::int64_t> shape) {
   return at::randn(shape, at::kFloat).set_requires_grad(true);
 }
 
-// A weight with a buffer, and the count of its events. What lies in the buffer before must not matter: NaN.
+// A weight with a buffer, and the count of its events. The buffer's previous contents must not matter, so they are NaN.
 struct Buffered {
   explicit Buffered(std::vector<std::int64_t> shape) : Buffered(at::randn(shape, at::kFloat)) {}
   explicit Buffered(const at::Tensor& value) : weight(value.detach().clone().set_requires_grad(true)) {

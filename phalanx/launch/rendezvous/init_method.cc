@@ -85,7 +85,7 @@ WorkerEnvironment resolve_init_method(const std::string& method, int rank, int w
     result.rank = given_rank;
     result.world_size = given_world;
   } else {
-    // The method takes the place of the master's variables, so their absence is no error.
+    // The method replaces the MASTER_* variables, so it is no error if these are missing.
     result = read_worker_environment([&](const std::string& name) -> std::optional<std::string> {
       if (name == "MASTER_ADDR") return master.host;
       if (name == "MASTER_PORT") return std::to_string(master.port);

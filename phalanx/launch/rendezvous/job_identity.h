@@ -1,10 +1,11 @@
-// JobIdentity: which job a process belongs to, the same for all attempts of it that a launcher or a scheduler makes.
+// JobIdentity: the job that a process belongs to. It is the same for all attempts that a launcher or scheduler makes.
 //
 //   const JobIdentity job = job_identity();
-//   if (job.attempt > 0) ...                 // another attempt of it was there before
+//   if (job.attempt > 0) resume();  // an earlier attempt has run
 //
-// Of `phalanx launch` and torchrun: the launcher's process, for as long as it lives. Of Slurm: the job's number, which
-// it keeps when it is requeued. Of a process that none of these started: no name, attempt 0. Torch-free.
+// Under `phalanx launch` and torchrun the launcher's process identifies the job, as long as it lives. Under Slurm it is
+// the job number, which stays the same when the job is requeued. Without any of them the name is empty and the attempt
+// is 0. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -16,14 +17,15 @@ namespace phalanx {
 
 struct JobIdentity {
   std::string name;
-  int attempt = 0;  // restarts of the launcher, or times that the scheduler has requeued it
+  int attempt = 0;  // how often the launcher has restarted it, or the scheduler has requeued it
 };
 
-/// How long to wait for another process that holds what this one needs, such as a run's folder: one that was killed a
-/// moment ago, or this job's earlier attempt, whose node may have died (NFS 4 keeps its locks for a lease of 90 s).
+/// How long to wait for a process that holds what this one needs, such as the lock of a run's folder. It may have been
+/// killed a moment ago, or be the job's earlier attempt on a node that died (NFS 4 keeps its locks for a lease of 90
+/// s).
 std::chrono::seconds predecessor_timeout(const JobIdentity& job);
 
-/// Reads the process's environment, or what `lookup` says.
+/// Reads the variables through `lookup`; without one, from the process's environment.
 JobIdentity job_identity(const EnvironmentLookup& lookup = {});
 
 }  // namespace phalanx

@@ -12,7 +12,8 @@
 namespace phalanx {
 namespace {
 
-// Files are told apart by this name, so it holds whatever makes a job unique, and nothing that a path could not.
+// This name distinguishes the files of different jobs. It contains everything that makes a job unique, and only
+// characters that a path may contain.
 std::string rendezvous_file_name(const std::string& launcher, const std::string& job) {
   std::string name = fmt::format(".phalanx-{}-{}", launcher, job);
   std::replace_if(
@@ -34,7 +35,7 @@ std::optional<WorkerEnvironment> read_open_mpi(VariableReader& reader) {
   result.world_size = reader.required_integer("OMPI_COMM_WORLD_SIZE", 1, kMaxWorldSize);
   result.local_rank = reader.required_integer("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMaxWorldSize - 1);
   result.local_world_size = reader.required_integer("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxWorldSize);
-  // Open MPI 4 and 5 name the job so; it is the same for all ranks of one mpirun.
+  // Open MPI 4 and 5 put the name of the job here; it is the same for all ranks of one mpirun.
   const auto job = reader.text("PMIX_NAMESPACE");
   result.launcher = job ? fmt::format("Open MPI (job {})", *job) : "Open MPI";
   result.file_name = rendezvous_file_name("openmpi", job.value_or(ancestor_identity("orted")));
@@ -42,7 +43,7 @@ std::optional<WorkerEnvironment> read_open_mpi(VariableReader& reader) {
   return result;
 }
 
-// srun sets SLURM_STEP_*; in the batch script, which is a process by itself, SLURM_PROCID and SLURM_NTASKS stand alone.
+// srun sets SLURM_STEP_*. The batch script, which is a single process, has SLURM_PROCID and SLURM_NTASKS only.
 bool is_slurm_task(const VariableReader& reader) {
   return reader.has("SLURM_PROCID") && (reader.has("SLURM_STEP_ID") || reader.has("SLURM_STEPID")) &&
          reader.has("SLURM_STEP_NUM_TASKS");
@@ -68,7 +69,7 @@ std::optional<WorkerEnvironment> read_slurm(VariableReader& reader) {
   const std::string job = reader.required_text("SLURM_JOB_ID");
   const std::string step = reader.text("SLURM_STEP_ID").value_or(reader.text("SLURM_STEPID").value_or(""));
   result.launcher = fmt::format("Slurm (job {}, step {})", job, step);
-  // A job that was requeued has its old number.
+  // A requeued job keeps its number.
   result.file_name =
       rendezvous_file_name("slurm", fmt::format("{}-{}.{}.{}", reader.text("SLURM_CLUSTER_NAME").value_or("cluster"),
                                                 job, step, reader.text("SLURM_RESTART_COUNT").value_or("0")));
@@ -78,7 +79,7 @@ std::optional<WorkerEnvironment> read_slurm(VariableReader& reader) {
 
 std::optional<WorkerEnvironment> read_pmi(VariableReader& reader) {
   if (!reader.has("PMI_RANK") && !reader.has("PMI_SIZE")) return std::nullopt;
-  // srun with a PMI plugin sets both, and Slurm's variables tell more.
+  // srun with a PMI plugin sets both. Slurm's variables contain more.
   if (is_slurm_task(reader) && reader.text("PMI_RANK") == reader.text("SLURM_PROCID") &&
       reader.text("PMI_SIZE") == reader.text("SLURM_STEP_NUM_TASKS"))
     return std::nullopt;
@@ -111,8 +112,8 @@ std::string ancestor_identity(const std::string& name) {
     std::ifstream file(fmt::format("/proc/{}/stat", pid));
     std::string stat;
     if (!std::getline(file, stat)) break;
-    // pid (name) state parent ... ; the name may hold anything, so the last bracket ends it. Field 22 is the start
-    // time.
+    // pid (name) state parent ... The name may contain any character, so the last bracket ends it. Field 22 is the
+    // start time.
     const auto open = stat.find('('), close = stat.rfind(')');
     if (open == std::string::npos || close == std::string::npos) break;
     std::istringstream fields(stat.substr(close + 1));

@@ -1,4 +1,4 @@
-// The variables of launchers that know nothing of torch: Open MPI, Slurm, PMI. Used by worker_environment.cc only.
+// The variables of launchers that do not know torch: Open MPI, Slurm, PMI. Used only by worker_environment.cc.
 #pragma once
 
 #include <optional>
@@ -8,15 +8,15 @@
 
 namespace phalanx {
 
-/// Who this process is, and the file by which its ranks meet, if one of these launchers started it. What is wrong is
-/// left with the reader.
+/// The rank of this process and its rendezvous file; nullopt if none of these launchers started it. `reader` collects
+/// what is wrong.
 std::optional<WorkerEnvironment> read_launcher_variables(VariableReader& reader);
 
-/// The first node of Slurm's list, where there is one.
+/// The first node of Slurm's node list, if there is a list.
 std::optional<std::string> first_slurm_host(VariableReader& reader);
 
-/// The number of the nearest process above this one with that name, and when it was started: the same for all ranks of
-/// a node, and never the same again. Falls back to the parent.
+/// The pid and start time of the nearest ancestor process with that name; without one, of the parent. The result is the
+/// same for all ranks of a node, and no later job gets it again.
 std::string ancestor_identity(const std::string& name);
 
 }  // namespace phalanx

@@ -30,7 +30,7 @@ bool belongs_here(const std::string& address, const std::vector<Interface>& inte
   return std::any_of(interfaces.begin(), interfaces.end(), [&](const auto& own) { return own.address == address; });
 }
 
-// What this machine's name resolves to, if that is of any use to others.
+// The address that this host's name resolves to, if other nodes can use it.
 std::optional<std::string> address_of_host_name(const std::vector<Interface>& interfaces) {
   char name[256] = "";
   if (gethostname(name, sizeof name - 1) != 0) return std::nullopt;
@@ -90,7 +90,7 @@ std::string own_address(const std::optional<HostPort>& towards) {
       const std::string address = address_towards(*towards);
       if (!is_loopback(address)) return address;
     } catch (const CommError&) {
-      // No route or no such name: whoever connects there says so.
+      // No route or an unknown name: the later connection reports it.
     }
   }
   if (const auto address = address_of_host_name(interfaces)) return *address;

@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 
 constexpr std::string_view kTicketTitle = "phalanx rendezvous 1\n";
 
-// The rest of the line that begins with `name`, which must be the next one.
+// The rest of the next line, which must begin with `name`.
 std::optional<std::string> take_line(std::string_view& text, std::string_view name) {
   const std::size_t end = text.find('\n');
   if (!text.starts_with(name) || end == std::string_view::npos) return std::nullopt;
@@ -72,7 +72,8 @@ std::shared_ptr<TcpStore> RendezvousFile::connect(milliseconds timeout, const st
                         "none: set PHALANX_JOB_SECRET or PHALANX_JOB_SECRET_FILE for every rank (rendezvous file {})",
                         path_));
       try {
-        // What stands there may be of a job that has ended: a short look whether anybody listens, then the real thing.
+        // The file may be from a job that has ended. So first check for a short time whether the address accepts
+        // connections.
         connect_to(ticket->address, std::clamp(left, milliseconds(1), milliseconds(1'000)), "the store");
         return std::make_shared<TcpStore>(
             ticket->address, TcpStoreOptions{.timeout = timeout,

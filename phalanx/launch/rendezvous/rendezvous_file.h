@@ -1,19 +1,20 @@
-// A file through which the rank that hosts the store tells the others where it is, and the secret that lets them in.
+// RendezvousFile: through this file the rank that hosts the store gives the other ranks its address and its secret.
 // Torch-free.
 //
-// For ranks that share a folder and no launcher of ours: under srun and mpirun, and with file:// as the init method.
-// Only the address travels by the file, not the rendezvous itself: locks of network file systems are not to be relied
-// upon, and only a connection tells at once that a rank has died. The port is the system's choice, so nothing collides.
+// It is for ranks that share a folder but have no Phalanx launcher: under srun and mpirun, and with the init method
+// file://. The file holds only the address; the rendezvous itself goes through the store. Locks of network file systems
+// are unreliable, and only a connection shows at once that a rank has died. The system chooses the port, so ports do
+// not collide.
 //
-// - The file has mode 0600 and appears whole (a scratch file, renamed). A file of another user, or one that others may
-//   read, is refused. A file that a job left behind when it crashed does no harm: the host replaces it, and readers who
-//   were quicker find nobody there and read again.
-// - Readers list the folder before they look: NFS would else go on saying for a minute that there is no such file.
+// - The file has mode 0600. It is written as a scratch file and renamed, so it appears complete. A reader refuses a
+//   file that belongs to another user or that others may read. A file that a crashed job left behind does no harm: the
+//   host replaces it, and a reader that saw the old file cannot connect and reads again.
+// - Readers list the folder before they open the file. Otherwise NFS may report for a minute that it does not exist.
 //
 //   RendezvousFile file(path);
-//   file.publish({server.address(), secret});            // the host
-//   auto store = file.connect(timeout, {}, secret);      // every rank
-//   file.remove();                                       // the host, when all are there
+//   file.publish({server.address(), secret});      // the host
+//   auto store = file.connect(timeout, secret);    // every rank
+//   file.remove();                                 // the host, when all ranks have joined
 #pragma once
 
 #include <chrono>
@@ -27,7 +28,7 @@ namespace phalanx {
 
 struct StoreTicket {
   HostPort address;
-  std::string secret;  // empty: it came to the host by its environment, and must come to the others so too
+  std::string secret;  // empty: the host got it from its environment, and so must the other ranks
 };
 
 class RendezvousFile {
@@ -35,10 +36,10 @@ class RendezvousFile {
   explicit RendezvousFile(std::string path) : path_(std::move(path)) {}
 
   void publish(const StoreTicket& ticket) const;
-  /// nullopt if there is no file (yet). Throws ConfigError: not private, or no ticket.
+  /// nullopt if there is no file (yet). Throws ConfigError if the file is not private or holds no ticket.
   std::optional<StoreTicket> read() const;
-  /// Waits for the file and for the store that it names. `own_secret` is this rank's, from its environment, or empty.
-  /// Throws CommError after the timeout, saying what was tried.
+  /// Waits for the file and connects to the store that it names. `own_secret` is the secret from this rank's
+  /// environment, or empty. Throws CommError after the timeout; the error says what was tried.
   std::shared_ptr<TcpStore> connect(std::chrono::milliseconds timeout, const std::string& own_secret) const;
   void remove() const noexcept;
   const std::string& path() const noexcept { return path_; }
@@ -47,8 +48,8 @@ class RendezvousFile {
   std::string path_;
 };
 
-/// $TMPDIR/phalanx-<uid> (or under /tmp), made with mode 0700 if it is not there. Throws ConfigError if it is another
-/// user's, a link, or open to others.
+/// $TMPDIR/phalanx-<uid> (or under /tmp), created with mode 0700 if missing. Throws ConfigError if it belongs to
+/// another user, is a link, or is open to others.
 std::string private_temp_folder();
 
 }  // namespace phalanx

@@ -1,4 +1,4 @@
-// Slurm's lists, init methods, addresses and the rendezvous file: what needs no second process.
+// Slurm's lists, init methods, addresses and the rendezvous file: the tests that need no second process.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -144,7 +144,7 @@ TEST(OwnAddressTest, IsOneOfThisMachine) {
   EXPECT_TRUE(own == "127.0.0.1" || std::any_of(interfaces.begin(), interfaces.end(),
                                                 [&](const auto& entry) { return entry.address == own; }))
       << own;
-  // Whoever listens there is reached there.
+  // A process that listens there can be reached.
   const UniqueFd listener = listen_on({own, 0});
   connect_to({own, local_port(listener.get())}, seconds(5), "itself");
 }
@@ -190,7 +190,7 @@ TEST_F(RendezvousFileTest, ASecretFromTheEnvironmentStaysOutOfIt) {
               AllOf(HasSubstr("ConfigError"), HasSubstr("this one has none: set PHALANX_JOB_SECRET")));
 }
 
-// What a crashed job has left is tried, found dead, and read again until rank 0 has replaced it.
+// The file of a crashed job is tried, found to be stale, and read again until rank 0 has replaced it.
 TEST_F(RendezvousFileTest, AStaleFileDoesNoHarm) {
   HostPort gone;
   { gone = TcpStoreServer().address(); }

@@ -9,7 +9,7 @@
 namespace phalanx {
 namespace {
 
-// "shm+gloo" has shm and gloo.
+// "shm+gloo" has the parts shm and gloo.
 bool has_part(std::string_view backend, std::string_view part) {
   for (;;) {
     const std::size_t plus = backend.find('+');
@@ -29,7 +29,7 @@ std::string security_line(const JobGuards& guards) {
   const auto uses = [&](std::string_view part) {
     return has_part(guards.backend, part) || has_part(guards.host_backend, part);
   };
-  // Beside nccl+gloo and nccl+mpi the ranks of a machine watch each other through shared memory.
+  // With nccl+gloo and nccl+mpi the ranks of a node monitor each other through shared memory.
   if (uses("shm") || guards.backend.starts_with("nccl+")) text += "; shared memory is this user's only";
   constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kWithSockets{
       {{"nccl", "NCCL's"}, {"gloo", "gloo's"}, {"mpi", "MPI's"}}};

@@ -1,4 +1,5 @@
-// What guards a job, in one line that rank 0 logs: whoever starts it should know who else could join. Torch-free.
+// security_line(): one log line of rank 0 about what protects the job, so the user knows who else could join.
+// Torch-free.
 #pragma once
 
 #include <string>
@@ -11,7 +12,7 @@ struct JobGuards {
   HostPort store;
   std::string secret_source;  // where the job's secret came from; empty: there is none
   std::string backend;        // of the world: "gloo", "shm+mpi", "nccl"
-  std::string host_backend;   // what the world would be without GPUs, which stays beside it: signatures, CPU tensors
+  std::string host_backend;   // the world's backend for signatures and CPU tensors: what it would be without GPUs
 };
 
 /// "security: the store at ...; shared memory is this user's only; NCCL's and gloo's data sockets take whoever reaches

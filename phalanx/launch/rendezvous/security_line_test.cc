@@ -21,7 +21,7 @@ TEST(SecurityLineTest, NamesEverythingThatRanksUse) {
   EXPECT_EQ(guards_of("mpi", "mpi"), "; MPI's" + take);
   EXPECT_EQ(guards_of("shm+gloo", "shm+gloo"), shared + "; gloo's" + take);
   EXPECT_EQ(guards_of("shm+mpi", "shm+mpi"), shared + "; MPI's" + take);
-  // Beside NCCL the host's world goes on: it compares calls, carries CPU tensors, and watches.
+  // Beside NCCL the host backend still works: it compares calls, carries CPU tensors and monitors the ranks.
   EXPECT_EQ(guards_of("nccl", "shm"), shared + "; NCCL's" + take);
   EXPECT_EQ(guards_of("nccl", "gloo"), "; NCCL's and gloo's" + take);
   EXPECT_EQ(guards_of("nccl", "shm+gloo"), shared + "; NCCL's and gloo's" + take);

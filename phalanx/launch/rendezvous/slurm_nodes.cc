@@ -22,7 +22,7 @@ class SlurmList {
                                   text_.substr(std::min(at, text_.size()), 12)));
   }
 
-  // Calls visit(begin, end) for each part between commas that stand in no bracket.
+  // Calls visit(begin, end) for each part between commas that are not inside brackets.
   template <class Visit>
   void each_part(std::size_t begin, std::size_t end, Visit visit) const {
     for (std::size_t part = begin, at = begin, depth = 0;; ++at) {
@@ -61,7 +61,7 @@ class SlurmList {
   const std::string& variable_;
 };
 
-// The numbers of one bracket, "01-03,7", as they stand in names.
+// The numbers of one bracket, "01-03,7", as text for names.
 std::vector<std::string> numbers_of(const SlurmList& list, std::size_t begin, std::size_t end) {
   std::vector<std::string> result;
   if (begin == end) list.fail(begin, "a number");
@@ -76,7 +76,7 @@ std::vector<std::string> numbers_of(const SlurmList& list, std::size_t begin, st
   return result;
 }
 
-// The names of one part, such as "r[1-2]n[3-4]-ib": every choice of a number from each bracket.
+// The names of one part, such as "r[1-2]n[3-4]-ib": all combinations of the numbers of its brackets.
 void add_names(const SlurmList& list, std::size_t begin, std::size_t end, std::vector<std::string>& names) {
   std::vector<std::string> made{""};
   while (begin < end) {

@@ -1,5 +1,5 @@
-// Reads the variables of a launcher and collects what is wrong with each, so that the user hears of all at once. Used
-// by worker_environment.cc and launcher_variables.cc only.
+// VariableReader: reads a launcher's variables and collects all errors, so that the user sees them at once. Used only
+// by worker_environment.cc and launcher_variables.cc.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,7 +17,6 @@ namespace phalanx {
 
 inline constexpr int kMaxWorldSize = 1 << 20;
 
-// Collects what is wrong with every variable, so that the user hears of all at once.
 class VariableReader {
  public:
   explicit VariableReader(const EnvironmentLookup& lookup) : lookup_(lookup) {}

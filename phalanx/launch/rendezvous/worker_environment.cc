@@ -30,7 +30,7 @@ void check_ranges(VariableReader& reader, const WorkerEnvironment& environment, 
                                 environment.world_size));
 }
 
-// RANK and WORLD_SIZE: phalanx launch, torchrun and whoever sets them by hand.
+// Reads RANK and WORLD_SIZE, which phalanx launch, torchrun or the user sets.
 WorkerEnvironment read_torch_variables(VariableReader& reader) {
   WorkerEnvironment result;
   result.world_size = reader.required_integer("WORLD_SIZE", 1, kMaxWorldSize);
@@ -77,13 +77,13 @@ WorkerEnvironment read_torch_variables(VariableReader& reader) {
   return result;
 }
 
-// What Open MPI, Slurm or PMI said, and where these ranks are to meet.
+// Completes the values of Open MPI, Slurm or PMI with the rendezvous.
 WorkerEnvironment complete_launcher(VariableReader& reader, WorkerEnvironment result) {
   if (const auto world = reader.integer("WORLD_SIZE", 1, kMaxWorldSize); world && *world != result.world_size)
     reader.complain(
         fmt::format("WORLD_SIZE is {}, and {} started {} ranks", *world, result.launcher, result.world_size));
   const bool has_address = reader.has("MASTER_ADDR");
-  const std::optional<int> port = reader.integer("MASTER_PORT", 1, 65535);  // a wrong one is told to a rank alone, too
+  const std::optional<int> port = reader.integer("MASTER_PORT", 1, 65535);  // checked for a single rank too
   if (result.world_size == 1) {
     result.rendezvous = Rendezvous::none;
   } else if (port) {

@@ -92,7 +92,7 @@ const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "2"},       {"OMPI_COMM_WORLD_
                          {"OMPI_COMM_WORLD_LOCAL_RANK", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
                          {"PMIX_NAMESPACE", "1060110337"},    {"PMIX_RANK", "2"}};
 
-// As a real Slurm 22.05 sets them for the third of four tasks on two nodes.
+// The variables that a real Slurm 22.05 sets for the third of four tasks on two nodes.
 const Variables kSlurm{{"SLURM_PROCID", "2"},
                        {"SLURM_LOCALID", "0"},
                        {"SLURM_NODEID", "1"},
@@ -119,7 +119,7 @@ TEST(WorkerEnvironmentTest, ReadsOpenMpi) {
   EXPECT_EQ(environment.local_rank, 2);
   EXPECT_TRUE(environment.on_one_node());
   EXPECT_EQ(environment.launcher, "Open MPI (job 1060110337)");
-  EXPECT_EQ(environment.file_folder, "");  // this user's own, under /tmp
+  EXPECT_EQ(environment.file_folder, "");  // this user's private folder, under /tmp
   EXPECT_EQ(environment.file_name, ".phalanx-openmpi-1060110337");
   const auto over_nodes =
       read_from(with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}));
@@ -165,13 +165,13 @@ TEST(WorkerEnvironmentTest, ReadsPmi) {
   EXPECT_EQ(environment.rank, 1);
   EXPECT_TRUE(environment.on_one_node());
   EXPECT_THAT(environment.file_name, testing::StartsWith(".phalanx-pmi-"));
-  // Nothing that all machines know: the ranks cannot find each other by themselves.
+  // The nodes have no common information, so the ranks cannot find each other by themselves.
   const auto over_nodes = with(pmi, {{"MPI_LOCALNRANKS", "2"}});
   EXPECT_THAT(environment_error(over_nodes), AllOf(HasSubstr("PMI gives the job no name"), HasSubstr("MASTER_ADDR")));
   EXPECT_EQ(read_from(with(over_nodes, {{"PALS_APID", "a-b"}})).file_name, ".phalanx-pmi-a-b");
   EXPECT_EQ(read_from(with(over_nodes, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "5"}})).rendezvous,
             Rendezvous::static_master);
-  // srun with a PMI plugin says both; a launcher of MPICH inside an allocation says something else than Slurm.
+  // srun with a PMI plugin sets both. A launcher of MPICH inside an allocation sets other values than Slurm.
   EXPECT_EQ(read_from(with(kSlurm, {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}})).launcher, "Slurm (job 7, step 3)");
   EXPECT_EQ(read_from(with(kSlurm, pmi)).launcher, "PMI");
 }
@@ -235,7 +235,7 @@ TEST(WorkerEnvironmentTest, NamesEverythingThatIsWrongAtOnce) {
     variables[name] = value;
     EXPECT_THAT(environment_error(variables), HasSubstr(expected));
   }
-  // A rank alone needs no port, and hears of a wrong one all the same.
+  // A single rank needs no port, but a wrong one is an error all the same.
   for (Variables alone : {Variables{}, Variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}},
                           Variables{{"OMPI_COMM_WORLD_RANK", "0"},
                                     {"OMPI_COMM_WORLD_SIZE", "1"},

@@ -17,7 +17,7 @@
 namespace phalanx {
 namespace {
 
-// At a time: whole lines, as long as they are not longer than that.
+// The text for one write: whole lines, unless a line is too long.
 std::string_view first_part_of(std::string_view text) {
   constexpr std::size_t kPart = 64 * 1024;
   if (text.size() <= kPart) return text;
@@ -27,7 +27,7 @@ std::string_view first_part_of(std::string_view text) {
 
 }  // namespace
 
-// The thread's too, which may outlive the writer.
+// Shared with the thread, which may outlive the writer.
 struct BackgroundWriter::Shared {
   explicit Shared(int fd) : target_fd(fd), news(new_event_fd()) {}
   bool has_room() const { return waiting.size() + in_hand < kEnough; }
@@ -37,7 +37,7 @@ struct BackgroundWriter::Shared {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::string waiting;
-  std::size_t in_hand = 0;  // what the thread is writing
+  std::size_t in_hand = 0;  // bytes that the thread is writing
   bool is_broken = false, ends = false;
 };
 

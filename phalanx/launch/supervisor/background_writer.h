@@ -1,13 +1,13 @@
-// Writes to a stream that may stand still - a terminal that is paused, a pipe that nobody reads - without ever making
-// its caller wait. Torch-free.
+// BackgroundWriter: writes to a stream that may block, such as a paused terminal or a pipe that nobody reads, without
+// blocking the caller. Torch-free.
 //
-// A thread does the writing, in order. What it has not written yet is held in memory; has_room() says when that is
-// enough for now, and whoever feeds the writer then stops taking in more, so that those who wait are the ranks that
-// write, and never the one who watches over them. fd() becomes readable when there is room again or all is written.
-// After an error (nobody reads any more) everything is thrown away.
+// A thread writes the text in order. Unwritten text is held in memory. has_room() becomes false when enough is held;
+// the caller then stops reading new output. So the ranks that write are blocked, and the launcher that watches them is
+// not. fd() becomes readable when there is room again or everything is written. After a write error (nobody reads any
+// more) all text is discarded.
 //
-// A writer that goes leaves its thread behind if that is stuck in a write; what was not written is lost. Whoever cares
-// waits for is_idle() first.
+// The destructor does not wait. If the thread is blocked in a write it is left behind, and unwritten text is lost. A
+// caller that needs the text waits for is_idle() first.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ class BackgroundWriter {
   bool is_idle() const;
   bool is_terminal() const { return is_terminal_; }
   int fd() const;
-  void acknowledge() const;  // fd() is not readable then, until there is news
+  void acknowledge() const;  // clears fd() until the next event
 
  private:
   struct Shared;

@@ -18,7 +18,7 @@
 namespace phalanx {
 namespace {
 
-using CpuMask = std::vector<unsigned long>;  // as the kernel has it: one bit a CPU
+using CpuMask = std::vector<unsigned long>;  // in the kernel's format: one bit per CPU
 
 CpuMask mask_of(const std::vector<int>& cpus) {
   constexpr std::size_t kBits = 8 * sizeof(CpuMask::value_type);
@@ -31,12 +31,12 @@ CpuMask mask_of(const std::vector<int>& cpus) {
   return mask;
 }
 
-// Runs in the child, between fork and exec: async-signal-safe calls only. Returns the errno of what failed.
+// Runs in the child, between fork and exec: async-signal-safe calls only. Returns the errno of the call that failed.
 int become_program(const ChildSpec& spec, const CpuMask& cpus, char* const* arguments, char* const* environment,
                    pid_t parent) {
   if (setpgid(0, 0) != 0) return errno;
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return errno;
-  if (getppid() != parent) _exit(127);  // it died before the kernel knew whom to tell
+  if (getppid() != parent) _exit(127);  // the parent died before PR_SET_PDEATHSIG was set
   const int wanted[3] = {spec.stdin_fd, spec.stdout_fd, spec.stderr_fd};
   for (int fd = 0; fd < 3; ++fd)
     if (wanted[fd] >= 0 && wanted[fd] != fd && dup2(wanted[fd], fd) < 0) return errno;
@@ -82,7 +82,7 @@ pid_t spawn_child(const ChildSpec& spec) {
   arguments.push_back(nullptr);
   environment.push_back(nullptr);
 
-  // Closed by a successful exec; else it carries the errno.
+  // A successful exec closes this pipe; after a failure it carries the errno.
   UniqueFd failure_read;
   UniqueFd failure_write = make_pipe(failure_read);
   const pid_t parent = getpid();
@@ -119,7 +119,7 @@ ProcessGuard::ProcessGuard(const std::string& folder) {
   if (pid_ < 0) throw_not_started("the guard of the ranks", errno);
   if (pid_ == 0) {
     pipe_.reset();
-    // Deaf to what ends its owner, and holding none of its owner's streams open.
+    // It ignores the signals that end its owner, and keeps none of its owner's streams open.
     setsid();
     sigset_t all;
     sigfillset(&all);
@@ -138,7 +138,8 @@ ProcessGuard::~ProcessGuard() {
 }
 
 void ProcessGuard::send(pid_t message) {
-  // The guard never goes before its owner, and its pipe never fills: a lost guard is only a lost second net.
+  // The guard never ends before its owner, and its pipe never fills up. If it is lost anyway, only a second safety net
+  // is lost.
   ssize_t written = 0;
   do written = write(pipe_.get(), &message, sizeof message);
   while (written < 0 && errno == EINTR);

@@ -35,7 +35,7 @@ std::vector<int> Coordinator::present() const {
   return result;
 }
 
-// Who could have a place in the next round.
+// The members that can take part in the next round.
 std::vector<int> Coordinator::available() const {
   std::vector<int> result;
   for (const auto& [number, member] : members_)
@@ -64,7 +64,7 @@ void Coordinator::send_refusal(int member, std::string text) {
   orders_.push_back(std::move(order));
 }
 
-// The host of a node of this round that is leaving or has left; empty if none.
+// The host name of a node of this round that is leaving or has left; empty if there is none.
 std::string Coordinator::who_leaves() const {
   if (drain_ends_) return drained_host_;
   for (const auto& [number, member] : members_)
@@ -72,7 +72,7 @@ std::string Coordinator::who_leaves() const {
   return "";
 }
 
-// Lets a node go that was told to leave.
+// Removes a node that is leaving.
 void Coordinator::dismiss(int member, Clock::time_point now) {
   send_refusal(member, "this node has left the job");
   gone(member, now);
@@ -95,7 +95,7 @@ void Coordinator::give_up(const std::string& reason) {
   end(1, {failure});
 }
 
-// Why this node cannot be taken; empty if it can.
+// The reason why this node cannot join; empty if it can.
 std::string Coordinator::objection(const NodeJoin& join) const {
   if (state_ == State::ended) return fmt::format("the job at {} has ended", options_.address);
   if (join.run_id != options_.run_id)
@@ -155,7 +155,7 @@ void Coordinator::handle(int number, const NodeMessage& message, Clock::time_poi
   switch (message.kind) {
     case Kind::rendezvous: {
       if (state_ != State::preparing || assignments_.front().member != number) return;
-      // Somebody may have come while the meeting was made ready.
+      // Another node may have joined while the rendezvous was prepared.
       if (static_cast<int>(assignments_.size()) < options_.max_nodes && available().size() > assignments_.size()) {
         consider(now);
         return;
@@ -214,7 +214,7 @@ void Coordinator::leaving(int number, int signal, Clock::time_point now) {
   const auto others = available().size() - (member.leaving ? 0 : 1);
   const bool can_go =
       options_.min_nodes < options_.max_nodes && !member.join.is_host && static_cast<int>(others) >= options_.min_nodes;
-  // Nobody counts on a node that waits for a place, or for enough nodes to come.
+  // The job does not depend on a node that waits for an assignment, or for more nodes to join.
   if (!member.join.is_host && !has_assignment(number)) {
     dismiss(number, now);
     return;
@@ -230,13 +230,13 @@ void Coordinator::leaving(int number, int signal, Clock::time_point now) {
   }
   if (can_go) {
     member.leaving = true;
-    if (member.done || member.stopped) dismiss(number, now);  // it will not say so again
+    if (member.done || member.stopped) dismiss(number, now);  // it does not send this message again
     return;
   }
   begin_stop(StopReason::signal, fmt::format("{} was stopped by {}", name_of(member), signal_text(signal)), signal);
 }
 
-// The node takes part no longer; its ranks, if it had any, are gone with it.
+// The node has left; its ranks, if it had any, have ended.
 void Coordinator::gone(int number, Clock::time_point now) {
   const auto found = members_.find(number);
   if (found == members_.end()) return;
@@ -296,7 +296,7 @@ void Coordinator::begin_stop(StopReason why, std::string text, int signal) {
   stop_text_ = text;
   Order order{.kind = why == StopReason::signal ? Order::Kind::signal : Order::Kind::stop, .round = round_};
   order.signal = signal;
-  // The report at the end tells why; what is said now is why ranks restart.
+  // The final report gives the cause of the failure. The text here only explains why ranks restart.
   if (why == StopReason::failure && restarts_ < options_.max_restarts)
     order.text = fmt::format("{}\nall ranks restart (restart {} of {})", text, restarts_ + 1, options_.max_restarts);
   else if (why == StopReason::membership)
@@ -304,7 +304,7 @@ void Coordinator::begin_stop(StopReason why, std::string text, int signal) {
   orders_.push_back(std::move(order));
 }
 
-// Goes on once no rank of the round runs any more.
+// Continues when no rank of the round runs any more.
 void Coordinator::settle(Clock::time_point now) {
   if (state_ != State::running && state_ != State::stopping) return;
   bool all_done = true, all_stopped = true;
@@ -320,7 +320,8 @@ void Coordinator::settle(Clock::time_point now) {
   if (!all_stopped) return;
   const auto failures = all_failures();
   if (stop_reason_ == StopReason::signal) {
-    // A peer that was told to end may take others' communication with it: after a stop only real errors count.
+    // A rank that ends because of the signal may break the communication of other ranks, so after a stop CommErrors do
+    // not count.
     if (all_done && failures.empty() && !cut_short_)
       end(0, {});
     else if (failures.empty() || failures.front().is_secondary())
@@ -400,9 +401,9 @@ void Coordinator::prepare() {
 WorkerFailure Coordinator::missing_nodes() const {
   WorkerFailure failure;
   failure.exit_status = 1;
-  failure.time_s = 0;  // before all that it is told with
+  failure.time_s = 0;  // before all other failures of the report
   std::string came, missing;
-  std::vector<std::pair<int, std::string>> names;  // in the order of node ranks, or of arrival
+  std::vector<std::pair<int, std::string>> names;  // sorted by node rank, or by arrival
   for (const auto& [number, member] : members_)
     names.emplace_back(options_.fixed_node_ranks ? member.join.node_rank : number, member.join.host);
   std::sort(names.begin(), names.end());

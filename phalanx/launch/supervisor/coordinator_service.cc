@@ -39,7 +39,7 @@ std::optional<std::string> wait_for_any(Store& store, const std::vector<std::str
   try {
     return store.wait_any(keys, timeout);
   } catch (const CommError&) {
-    // Late, or cut off? Only a store that answers is late.
+    // This is a timeout or a broken connection. After a timeout the store still answers.
     if (store.try_get(keys.front())) return keys.front();
     return std::nullopt;
   }
@@ -61,7 +61,7 @@ class CoordinatorService::Impl {
   ~Impl() {
     try {
       store_->set(kQuitKey, "");
-    } catch (const CommError&) {  // then the thread has met the same
+    } catch (const CommError&) {  // then the thread has got the same error
     }
     thread_.join();
   }
@@ -76,7 +76,7 @@ class CoordinatorService::Impl {
     int next_message = 1;
     std::optional<std::string> beat;
     Clock::time_point seen;
-    int missed = 0;  // looks since then: time in which the host itself stood still is no silence of the others
+    int missed = 0;  // checks since `seen`; a pause of this host does not count as silence of the members
   };
 
   void run() {
@@ -91,7 +91,7 @@ class CoordinatorService::Impl {
     changed_.notify_all();
   }
 
-  // Agents wait for orders only, so there must be one more; then for their goodbyes.
+  // Agents only wait for orders, so one more order must tell them. Then wait for their goodbyes.
   void break_down(const std::string& reason) {
     try {
       coordinator_.give_up(reason);
@@ -109,7 +109,7 @@ class CoordinatorService::Impl {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - now);
     std::vector<std::string> keys{kQuitKey};
     std::vector<int> who{-1};
-    // What somebody said comes before the news of its end.
+    // A member's messages are handled before its loss.
     for (const auto& [number, member] : members_) {
       keys.push_back(rendezvous_keys::message(number, member.next_message));
       who.push_back(number);
@@ -142,13 +142,13 @@ class CoordinatorService::Impl {
   void take_message(int number, const std::string& key) {
     const std::string text = store_->get(key);
     const bool is_first = number == next_member_;
-    // Taken before it is understood: the next look is to find the next message.
+    // Count the message before parsing it, so that the next check looks for the next message.
     if (is_first) {
       members_[number].seen = Clock::now();
       store_->set(rendezvous_keys::kMembers, std::to_string(++next_member_));
     } else {
       ++members_[number].next_message;
-      store_->delete_key(key);  // a first message stays: it is the claim to the number
+      store_->delete_key(key);  // a first message stays: it is the claim to the member number
     }
     NodeMessage message;
     try {
@@ -160,7 +160,7 @@ class CoordinatorService::Impl {
       write(order);
       return;
     }
-    // Failures of all nodes are compared on this one's clock.
+    // Convert times to this node's clock, so that the failures of all nodes can be compared.
     const double shift = wall_now_s() - message.sent_at_s;
     for (WorkerFailure& failure : message.failures) failure.time_s += shift;
     coordinator_.handle(number, message, Clock::now());
@@ -191,7 +191,7 @@ class CoordinatorService::Impl {
   void publish() {
     const auto orders = coordinator_.take_orders();
     {
-      // Before the orders can be read: the host's agent may end as soon as it has read the last one.
+      // Set this before the orders can be read: the host's agent may end as soon as it has read the last order.
       std::lock_guard lock(mutex_);
       has_ended_ = coordinator_.has_ended();
       all_gone_ = members_.empty();
@@ -206,13 +206,13 @@ class CoordinatorService::Impl {
   const KeepAlive keep_alive_;
   const Broken broken_;
   const std::string address_;
-  // Of the thread:
+  // Used by the thread only:
   Coordinator coordinator_;
   std::map<int, Member> members_;
   int next_member_ = 0;
   int next_order_ = 0;
   Clock::time_point next_check_ = Clock::now() + keep_alive_.interval;
-  // Shared:
+  // Shared between threads:
   std::mutex mutex_;
   std::condition_variable changed_;
   bool has_ended_ = false, all_gone_ = false;

@@ -1,8 +1,9 @@
-// Runs the coordinator on the node that hosts the rendezvous store: reads what members write into it, writes orders,
-// and notices members that give no sign of life. See node_membership.h for the keys. Torch-free.
+// CoordinatorService: runs the coordinator on the node that hosts the rendezvous store. It reads the members' messages
+// from the store, writes orders, and detects members without heartbeats. node_membership.h lists the keys. Torch-free.
 //
-// What it cannot go on after (a message that it does not understand, say) ends the job with an order that tells why. A
-// node whose very first message is not understood, as another Phalanx's may be, is refused alone.
+// An error that it cannot recover from, such as a message that it does not understand, ends the job with an order that
+// gives the reason. If a node's very first message is not understood (it may run another version of Phalanx), only that
+// node is refused.
 #pragma once
 
 #include <chrono>
@@ -24,14 +25,14 @@ class CoordinatorService {
     int missed = 3;
   };
   using Broken = std::function<void(const std::string& reason)>;
-  /// Starts a thread that uses the store; it ends with the object. `broken`, called by that thread, hears of it when
-  /// nothing can be written into the store any more, so that no order will come to tell of that.
+  /// Starts a thread that uses the store; the destructor ends it. That thread calls `broken` when it can no longer
+  /// write to the store, since no order can report this.
   CoordinatorService(std::shared_ptr<Store> store, CoordinatorOptions options, KeepAlive keep_alive, Broken broken);
   ~CoordinatorService();
   CoordinatorService(const CoordinatorService&) = delete;
   CoordinatorService& operator=(const CoordinatorService&) = delete;
 
-  /// Once the job has ended: waits until every member has gone, for `limit` at most. Else returns at once.
+  /// If the job has ended, waits until every member has left, for at most `limit`. Otherwise returns at once.
   void wait_for_departures(std::chrono::milliseconds limit);
 
  private:
@@ -45,10 +46,10 @@ std::string order(int index);
 std::string beat(int member);
 std::string lost(int member);
 std::string leave(int member);
-extern const char* const kMembers;  // how many have joined: a hint
+extern const char* const kMembers;  // how many nodes have joined; a hint only
 }  // namespace rendezvous_keys
 
-/// The first of the keys that exists, nullopt after the timeout. Throws CommError if the store cannot be asked.
+/// The first of the keys that exists; nullopt after the timeout. Throws CommError if the store does not answer.
 std::optional<std::string> wait_for_any(Store& store, const std::vector<std::string>& keys,
                                         std::chrono::milliseconds timeout);
 

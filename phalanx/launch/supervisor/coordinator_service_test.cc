@@ -1,4 +1,4 @@
-// The coordinator over a store that the test watches and breaks; members are what the test writes.
+// The coordinator over a store that the test observes and breaks. The test writes the members' keys.
 #include "phalanx/launch/supervisor/coordinator_service.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Counts who looks for member 0's signs of life, and fails every call once it is broken.
+// Counts the reads of member 0's heartbeat, and fails every call after it is broken.
 class WatchedStore final : public Store {
  public:
   explicit WatchedStore(std::shared_ptr<Store> store) : Store(30s), store_(std::move(store)) {}
@@ -62,7 +62,8 @@ class WatchedStore final : public Store {
 
 class CoordinatorServiceTest : public testing::Test {
  protected:
-  // Looks for signs of life so often that the test waits for them, or so seldom that there is none.
+  // Starts the service with an interval for heartbeat checks: so short that the test waits for checks, or so long that
+  // there is none.
   void start(std::chrono::milliseconds interval) {
     service_ = std::make_unique<CoordinatorService>(
         watched_, CoordinatorOptions{.min_nodes = 2, .max_nodes = 2, .address = "n:1"},
@@ -80,7 +81,7 @@ class CoordinatorServiceTest : public testing::Test {
   }
   Order order(int index) { return parse_order(store_->get(rendezvous_keys::order(index), 30s)); }
 
-  std::promise<std::string> broken_;  // outlives the service, which tells it
+  std::promise<std::string> broken_;  // outlives the service, which uses it
   std::shared_ptr<Store> store_ = std::make_shared<HashStore>();
   std::shared_ptr<WatchedStore> watched_ = std::make_shared<WatchedStore>(store_);
   std::unique_ptr<CoordinatorService> service_;
@@ -92,7 +93,7 @@ TEST_F(CoordinatorServiceTest, AMemberIsLostAtTheThirdSignOfLifeThatItMisses) {
   const Order lost = order(0);
   EXPECT_EQ(lost.kind, Order::Kind::refuse);
   EXPECT_THAT(lost.text, HasSubstr("the host of n:1 took this node for lost: no sign of life for "));
-  // One look saw the first sign, and nobody looks again.
+  // One check saw the first heartbeat; no check comes after the loss.
   EXPECT_EQ(watched_->looks, 4);
 }
 
@@ -108,7 +109,7 @@ TEST_F(CoordinatorServiceTest, AMessageThatIsNotUnderstoodEndsTheJobWithTheReaso
   ASSERT_EQ(end.failures.size(), 1U);
   EXPECT_THAT(end.failures[0].message,
               AllOf(HasSubstr("the rendezvous at n:1 has broken down: "), HasSubstr("does not understand")));
-  // It stays until all have heard of it.
+  // The service runs until all members have left.
   for (const std::string& key : {rendezvous_keys::message(0, 1), rendezvous_keys::message(1, 2)}) {
     store_->set(key, to_json(NodeMessage{.kind = NodeMessage::Kind::bye}));
     EXPECT_TRUE(comes_true([&] { return !store_->try_get(key); })) << key;

@@ -1,4 +1,5 @@
-// The coordinator's decisions, without sockets, processes and real time; and the messages and reports it passes on.
+// The coordinator's decisions, without sockets, processes and real time; and the messages and reports that it passes
+// on.
 #include "phalanx/launch/supervisor/coordinator.h"
 
 #include <fmt/format.h>
@@ -35,7 +36,7 @@ WorkerFailure failure_of(int rank, double time_s, const std::string& kind = "Con
   return failure;
 }
 
-// A coordinator and a clock that the test moves.
+// A coordinator with a clock that the test controls.
 class Scene {
  public:
   explicit Scene(CoordinatorOptions options) : options_(std::move(options)), coordinator_(options_, now) {}
@@ -65,7 +66,7 @@ class Scene {
     now += time;
     coordinator_.tick(now);
   }
-  /// The next orders; one to prepare is answered, and its round becomes the one that say() speaks of.
+  /// Returns the next orders. A prepare order is answered, and its round becomes the round of say().
   std::vector<Order> orders() {
     std::vector<Order> result;
     for (auto batch = coordinator_.take_orders(); !batch.empty(); batch = coordinator_.take_orders())
@@ -81,7 +82,7 @@ class Scene {
       }
     return result;
   }
-  /// Exactly one order, of this kind.
+  /// Expects exactly one order of this kind and returns it.
   Order one(Order::Kind kind) {
     auto all = orders();
     EXPECT_EQ(all.size(), 1U);
@@ -108,7 +109,7 @@ std::vector<std::string> assignments_of(const Order& order) {
   return result;
 }
 
-// The first round of a job, of two nodes.
+// Runs the first round of a job with two nodes up to its start.
 void assign_two(Scene& scene) {
   scene.join(0);
   scene.join(1);
@@ -193,7 +194,7 @@ TEST(CoordinatorTest, AFailureRestartsAllWhileRestartsAreLeft) {
   scene.say(0, Kind::stopped);
   EXPECT_EQ(scene.one(Order::Kind::start).restarts, 1);
   EXPECT_EQ(scene.round, 2);
-  // The second time it is over, and the cause is the earliest failure of all nodes that is no consequence.
+  // The second failure ends the job. The cause is the earliest failure of all nodes that is not a CommError.
   scene.say(0, Kind::failed, {failure_of(0, 10, "CommError")});
   EXPECT_EQ(scene.one(Order::Kind::stop).text, "");
   scene.say(0, Kind::stopped, {failure_of(0, 10, "CommError"), failure_of(1, 12)});
@@ -241,7 +242,7 @@ TEST(CoordinatorTest, ALateNodeCostsNoRestart) {
   const Order start = scene.one(Order::Kind::start);
   EXPECT_EQ(start.seats.size(), 2U);
   EXPECT_EQ(start.restarts, 0);
-  // A third one waits; it steps in when another is lost, which does cost one.
+  // A third node waits. It joins when another is lost; that counts as a restart.
   scene.join(2);
   EXPECT_THAT(scene.orders(), IsEmpty());
 }
@@ -277,7 +278,7 @@ TEST(CoordinatorTest, ASignalGoesToAllNodesOfAJobThatNeedsThem) {
   scene.one(Order::Kind::start);
   scene.say(1, Kind::leaving);
   EXPECT_EQ(scene.one(Order::Kind::signal).signal, SIGTERM);
-  scene.say(0, Kind::leaving);  // as under srun, where every node gets it
+  scene.say(0, Kind::leaving);  // as under srun, where every node gets the signal
   EXPECT_THAT(scene.orders(), IsEmpty());
   scene.say(1, Kind::stopped);
   scene.say(0, Kind::stopped, {failure_of(0, 5, "CommError")});
@@ -299,7 +300,7 @@ TEST(CoordinatorTest, RanksThatStopBySignalInPeaceAreASuccess) {
   EXPECT_EQ(scene.one(Order::Kind::end).exit_status, 0);
 }
 
-// As after the user's second signal to it.
+// As after the user's second signal to this node.
 TEST(CoordinatorTest, ANodeThatGoesInTheMiddleOfAStopHasNotEndedWell) {
   Scene scene({.min_nodes = 2, .max_nodes = 2});
   assign_two(scene);
@@ -321,7 +322,7 @@ TEST(CoordinatorTest, ANodeMayLeaveWhileEnoughRemain) {
   scene.one(Order::Kind::start);
   scene.say(1, Kind::leaving);
   EXPECT_THAT(scene.orders(), IsEmpty());
-  // Its peers notice before its launcher has said more: that is no failure of theirs.
+  // Its peers notice before its launcher reports more. That is not their failure.
   scene.say(0, Kind::failed, {failure_of(0, 5, "CommError")});
   EXPECT_THAT(scene.one(Order::Kind::stop).text, StartsWith("the node host1 leaves, and rank 0 (host host0"));
   scene.say(1, Kind::stopped);
@@ -364,7 +365,7 @@ TEST(CoordinatorTest, RanksThatEndWellWithTheirNodeLeaveASmallerWorldWhenTheOthe
             "the node host1 leaves, and rank 0 (host host0, exit status 1): error of rank 0: all ranks restart");
   scene.say(0, Kind::stopped, {failure_of(0, 5, "CommError")});
   expect_a_smaller_world(scene);
-  // That was of the round before: what fails now is a failure.
+  // The leave belonged to the round before. A failure in this round counts.
   scene.say(0, Kind::failed, {failure_of(0, 6)});
   scene.one(Order::Kind::stop);
   scene.say(0, Kind::stopped, {failure_of(0, 6)});
@@ -386,7 +387,7 @@ TEST(CoordinatorTest, RanksThatDoNotNoticeThatANodeHasLeftRestartAfterTheFarewel
   expect_a_smaller_world(scene);
 }
 
-// As ranks do that agree to stop when one of them is asked to.
+// Ranks behave so if they agree to stop when one of them is asked to.
 TEST(CoordinatorTest, IfAllRanksEndWellWithANodeThatLeavesTheJobHasEnded) {
   Scene scene(one_or_two());
   assign_two(scene);
@@ -434,7 +435,7 @@ TEST(CoordinatorTest, ANodeThatWaitsForAPlaceMayGoAtAnyTime) {
   };
   scene.join(0);
   scene.join(1);
-  comes_and_goes(2);  // while the meeting is made ready
+  comes_and_goes(2);  // while the rendezvous is prepared
   const auto orders = scene.orders();
   ASSERT_EQ(orders.size(), 2U);
   EXPECT_EQ(orders[0].kind, Order::Kind::refuse);
@@ -543,7 +544,7 @@ TEST(WorkerFailureTest, RanksWithTheSameErrorAreOnlyNamed) {
   EXPECT_EQ(failure_report({shared[0], shared[1]}),
             "rank 3 (host host3, exit status 1): no such file\n"
             "the same on rank 0");
-  // Without a word from the ranks there is nothing to share.
+  // Without messages from the ranks there is nothing in common.
   for (WorkerFailure& failure : shared) failure.message = "";
   EXPECT_THAT(failure_report(shared), AllOf(HasSubstr("other failures"), Not(HasSubstr("the same"))));
 }

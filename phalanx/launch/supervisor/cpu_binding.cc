@@ -28,7 +28,7 @@ std::string text_of(const stdfs::path& path) {
     std::string text = read_file(path, 1 << 20);
     text.erase(text.find_last_not_of(" \t\r\n") + 1);
     return text;
-  } catch (const FileError&) {  // this machine does not tell
+  } catch (const FileError&) {  // this machine does not report it
     return "";
   }
 }
@@ -70,7 +70,7 @@ struct Gpu {
   int numa_node = 0;
 };
 
-// What the machine has, as far as it is allowed.
+// The CPUs, NUMA nodes and GPUs of this machine, limited to the allowed CPUs.
 class Topology {
  public:
   Topology(stdfs::path root, const Cpus& allowed) : root_(std::move(root)) {
@@ -89,12 +89,12 @@ class Topology {
   const std::vector<Gpu>& gpus() const { return gpus_; }
 
   int socket_of(int cpu) const { return number_of(cpu_folder(cpu) / "topology/physical_package_id", 0); }
-  // The first of the CPUs that are threads of the same core.
+  // The first CPU of the same core.
   int core_of(int cpu) const {
     const Cpus siblings = list_of(cpu_folder(cpu) / "topology/thread_siblings_list");
     return siblings.empty() ? cpu : siblings.front();
   }
-  // The first of the CPUs around the same last-level cache.
+  // The first CPU with the same last-level cache.
   int cache_of(int cpu) const {
     int level = -1, first = cpu;
     std::error_code error;
@@ -113,7 +113,7 @@ class Topology {
  private:
   stdfs::path cpu_folder(int cpu) const { return root_ / fmt::format("sys/devices/system/cpu/cpu{}", cpu); }
 
-  // NVIDIA's display and 3D controllers in the order of their addresses.
+  // NVIDIA's display and 3D controllers, in the order of their PCI addresses.
   void find_gpus() {
     std::error_code error;
     for (const auto& entry : stdfs::directory_iterator(root_ / "sys/bus/pci/devices", error)) {
@@ -121,7 +121,7 @@ class Topology {
         continue;
       Gpu gpu;
       gpu.address = entry.path().filename().string();
-      gpu.numa_node = std::max(0, number_of(entry.path() / "numa_node", 0));  // -1: there is one node only
+      gpu.numa_node = std::max(0, number_of(entry.path() / "numa_node", 0));  // -1: there is only one NUMA node
       const std::string information = text_of(root_ / "proc/driver/nvidia/gpus" / gpu.address / "information");
       if (const std::size_t at = information.find("GPU-"); at != std::string::npos)
         gpu.uuid = information.substr(at, information.find_first_of(" \n", at) - at);
@@ -135,8 +135,8 @@ class Topology {
   std::vector<Gpu> gpus_;
 };
 
-// The GPUs that ranks can choose from, in their order, as far as CUDA would show them. None where it cannot be told
-// which they are: a MIG instance's name may be a number of its own.
+// The visible GPUs in their order, by CUDA's rules. Empty if they cannot be identified: the name of a MIG instance may
+// be a number with another meaning.
 std::vector<Gpu> visible_gpus(const Topology& topology, const EnvironmentMap& environment, const stdfs::path& root) {
   const auto variable = environment.find("CUDA_VISIBLE_DEVICES");
   if (variable == environment.end()) return topology.gpus();
@@ -161,7 +161,7 @@ std::vector<Gpu> visible_gpus(const Topology& topology, const EnvironmentMap& en
                       entry));
       return {};
     } else {
-      break;  // as CUDA reads it: what follows is not visible
+      break;  // by CUDA's rules the following entries are not visible
     }
   }
   return result;
@@ -198,7 +198,7 @@ Cpus socket_cpus(const Topology& topology, int home) {
   return result;
 }
 
-// `place` of `count` ranks on this node.
+// The CPUs of rank number `place` of the `count` ranks on this NUMA node.
 Cpus exclusive_cpus(const Topology& topology, int home, int place, int count) {
   std::map<int, Cpus> cores;
   for (const int cpu : topology.nodes().at(home)) cores[topology.core_of(cpu)].push_back(cpu);
@@ -208,7 +208,7 @@ Cpus exclusive_cpus(const Topology& topology, int home, int place, int count) {
         "--numa-binding exclusive: {} ranks share NUMA node {}, which has {} core{} that this process may use: "
         "start fewer ranks, or choose node",
         count, home, total, total == 1 ? "" : "s"));
-  // Where it does not come out even, the first ranks have one more.
+  // If the cores cannot be divided evenly, the first ranks get one more.
   const int begin = place * (total / count) + std::min(place, total % count);
   const int size = total / count + (place < total % count ? 1 : 0);
   Cpus result;
@@ -271,7 +271,7 @@ std::vector<std::vector<int>> bind_ranks(const CpuBindingOptions& options, int r
   const Topology topology(options.root, allowed);
   const auto homes = homes_of(topology, ranks, environment, options.root);
   std::vector<Cpus> result;
-  std::map<int, int> places;  // how many ranks of each node have theirs
+  std::map<int, int> places;  // for each NUMA node: how many ranks have their CPUs
   for (const int home : homes) {
     const int place = places[home]++;
     const int count = static_cast<int>(std::count(homes.begin(), homes.end(), home));

@@ -27,7 +27,8 @@ std::string usage_error_of(Action action) {
   return "no error";
 }
 
-// Two sockets with two NUMA nodes each. A node has four cores of two threads (numbered t and t + 16) and two caches.
+// Two sockets with two NUMA nodes each. A NUMA node has four cores with two threads (numbers t and t + 16) and two
+// caches.
 class FakeMachine {
  public:
   FakeMachine() : root_("sysfs") {
@@ -103,7 +104,7 @@ TEST(CpuBindingTest, RanksAreNearTheirGpus) {
   EXPECT_THAT(machine.bind(NumaBinding::node, 1, {{"CUDA_VISIBLE_DEVICES", "GPU-cc"}}), ElementsAre("12-15,28-31"));
 }
 
-// One reading for all that the launcher does with the list: visible_gpus.h.
+// The launcher uses one parser of the list everywhere: visible_gpus.h.
 TEST(CpuBindingTest, TheListOfGpusIsReadAsCudaReadsIt) {
   FakeMachine machine;
   machine.add_gpu("0000:41:00.0", 1, "GPU-aaaa");

@@ -38,7 +38,7 @@ void prepare_environment(EnvironmentMap& environment, int local_ranks, int cores
     environment["OMP_NUM_THREADS"] = std::to_string(std::max(1, cores / std::max(1, local_ranks)));
   if (environment["OMP_NUM_THREADS"] != "1" && !is_set_in(environment, "OMP_WAIT_POLICY")) {
     environment["OMP_WAIT_POLICY"] = "passive";
-    // About 20 microseconds: long enough to bridge two operators, short enough to give the core away.
+    // About 20 microseconds: long enough to bridge two operators, short enough to free the core for others.
     if (!is_set_in(environment, "GOMP_SPINCOUNT")) environment["GOMP_SPINCOUNT"] = "1000";
   }
   auto& tunables = environment["GLIBC_TUNABLES"];
@@ -48,10 +48,10 @@ void prepare_environment(EnvironmentMap& environment, int local_ranks, int cores
     tunables += name + '=' + value;
   };
   if (malloc_knows_huge_pages()) add("glibc.malloc.hugetlb", "1");
-  // Setting one of the two ends malloc's own choice of both.
+  // If one of the two is set, malloc no longer adjusts either of them.
   if (tunables.find("glibc.malloc.mmap_threshold") == std::string::npos &&
       tunables.find("glibc.malloc.trim_threshold") == std::string::npos) {
-    add("glibc.malloc.mmap_threshold", "33554432");   // 32 MiB, the highest there is
+    add("glibc.malloc.mmap_threshold", "33554432");   // 32 MiB, the maximum
     add("glibc.malloc.trim_threshold", "268435456");  // 256 MiB
   }
   if (tunables.empty()) environment.erase("GLIBC_TUNABLES");

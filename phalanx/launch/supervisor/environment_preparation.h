@@ -1,14 +1,15 @@
-// What must stand in the environment before a process that computes starts: libgomp and glibc read it once, at exec.
+// Environment variables that must be set before a compute process starts: libgomp and glibc read them once, at exec.
 //
 //   OMP_NUM_THREADS          usable cores / local ranks, at least 1
-//   OMP_WAIT_POLICY,         when a rank has several threads: idle ones sleep after a short spin. libgomp's default is
-//   to GOMP_SPINCOUNT           spin for milliseconds, which makes it many times slower beside any other busy program
-//   GLIBC_TUNABLES           glibc.malloc.hugetlb=1 is appended: malloc asks for huge pages, so large buffers that come
-//                            and go cost a fraction of the page faults (glibc 2.35 and newer). And
-//                            glibc.malloc.mmap_threshold and trim_threshold: up to 256 MiB of freed memory stay with
-//                            the process for the next step, which would have to be cleared by the kernel once more
+//   OMP_WAIT_POLICY,         set if a rank has several threads: idle threads sleep after a short spin. By default
+//   GOMP_SPINCOUNT           libgomp spins for milliseconds, which is many times slower beside any other busy program
+//   GLIBC_TUNABLES           glibc.malloc.hugetlb=1 is appended. malloc then asks for huge pages, so large short-lived
+//                            buffers cost a fraction of the page faults (glibc 2.35 and newer).
+//                            glibc.malloc.mmap_threshold and trim_threshold are appended too. Up to 256 MiB of freed
+//                            memory then stay with the process for the next step; otherwise the kernel would have to
+//                            clear them again
 //
-// A variable that the user has set is left alone; of GLIBC_TUNABLES only these tunables are ours.
+// A variable that the user has set is left alone. Of GLIBC_TUNABLES only these tunables are added.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// An eventfd, by which a thread wakes another that polls.
+// An eventfd: one thread uses it to wake another thread that polls.
 //
 //   const UniqueFd wake = new_event_fd();
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace phalanx {
 
-/// Closed on exec, never blocks. Error where the process may open no more files.
+/// Close-on-exec and non-blocking. Throws Error if the process may open no more files.
 inline UniqueFd new_event_fd() {
   UniqueFd fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!fd) throw Error(fmt::format("eventfd: {}", std::strerror(errno)));

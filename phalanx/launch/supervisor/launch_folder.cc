@@ -21,9 +21,9 @@ namespace {
 
 constexpr const char* kOwnerFile = "owner";
 constexpr const char* kUnfinishedFile = "owner.new";
-constexpr time_t kUnfinishedSeconds = 60;  // far more than a launcher takes from the folder to the lock
+constexpr time_t kUnfinishedSeconds = 60;  // much longer than a launcher needs from creating the folder to locking it
 
-/// Whether the file at the beginning of `owner` names this machine's kernel.
+/// True if the file `owner` names the kernel of this machine.
 bool names_this_machine(int owner) {
   char text[256];
   const ssize_t got = read(owner, text, sizeof text);
@@ -31,19 +31,20 @@ bool names_this_machine(int owner) {
   return got >= 0 && !machine.empty() && std::string(text, static_cast<std::size_t>(got)) == machine;
 }
 
-/// Of a folder on this machine whose owners have gone: its lock, which is the caller's then.
+/// If the owners of this folder, on this machine, are dead: takes its lock and returns it.
 UniqueFd lock_of_dead(const std::filesystem::path& folder) {
   UniqueFd owner(open((folder / kOwnerFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   if (!owner || !names_this_machine(owner.get()) || flock(owner.get(), LOCK_EX | LOCK_NB) != 0) return {};
   return owner;
 }
 
-/// Removes a folder whose launcher was killed before it had locked it: empty, or with the unfinished file alone.
+/// Removes the folder of a launcher that was killed before it locked the folder: empty, or with only the unfinished
+/// file.
 void remove_unfinished(const std::filesystem::path& folder, const struct stat& status) {
   if (time(nullptr) - status.st_mtime < kUnfinishedSeconds) return;
   const auto path = folder / kUnfinishedFile;
   const UniqueFd file(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  if (file) {  // locked as long as it is looked at and removed
+  if (file) {  // it stays locked while it is checked and removed
     struct stat found {};
     const bool is_empty = fstat(file.get(), &found) == 0 && found.st_size == 0;
     if (!is_empty && !names_this_machine(file.get())) return;
@@ -53,19 +54,19 @@ void remove_unfinished(const std::filesystem::path& folder, const struct stat& s
     }
     unlink(path.c_str());
   }
-  rmdir(folder.c_str());  // fails where anything is in it
+  rmdir(folder.c_str());  // fails if the folder is not empty
 }
 
 }  // namespace
 
 LaunchFolder::LaunchFolder() : folder_((remove_abandoned(), "launch")) {
-  // Under another name until it is locked: nobody is to find the file and nobody's lock on it.
+  // The file has another name until it is locked, so that no process finds the final name without a lock.
   const auto unfinished = path() / kUnfinishedFile;
   lock_.reset(open(unfinished.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   const std::string machine = node_identity();
   if (!lock_ || write(lock_.get(), machine.data(), machine.size()) != static_cast<ssize_t>(machine.size()))
     throw Error(fmt::format("cannot write {}: {}", unfinished.string(), std::strerror(errno)));
-  if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) return;  // a file system without locks: then no proof, and no removal
+  if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) return;  // no locks on this file system: no proof, no removal
   std::error_code ignored;
   std::filesystem::rename(unfinished, path() / kOwnerFile, ignored);
 }
@@ -85,7 +86,7 @@ void LaunchFolder::remove_abandoned() noexcept {
       }
     }
   } catch (const std::exception&) {
-    // What was left behind does no harm.
+    // Folders that stay do no harm.
   }
 }
 

@@ -1,10 +1,11 @@
-// LaunchFolder: a launcher's temporary folder, which goes with it. Where the launcher and its guard are killed together
-// nobody is left to remove it: the next launcher of the same user does, if the folder's owners are provably dead.
+// LaunchFolder: the temporary folder of a launcher; it is removed with the launcher. If the launcher and its guard are
+// killed together, the folder stays. The next launcher of the same user removes it, if its owners are provably dead.
 //
-// The proof is a lock on the file `owner` in it, which launcher and guard hold as long as either lives. The file names
-// the kernel that they run under: folders of another machine, in a temporary folder that machines share, are left
-// alone, as are those of other users. Until it is locked the file is called `owner.new`: a folder that is a minute old
-// and holds at most that, unlocked, is of a launcher that has died at once, and removed, too.
+// The proof is a lock on the file `owner` in the folder. The launcher and its guard hold the lock as long as either
+// lives. The file names the kernel that they run under: in a temporary folder that several machines share, the folders
+// of other machines are left alone, and so are those of other users. Until it is locked, the file is called
+// `owner.new`. A folder that is at least a minute old and holds at most that file, unlocked, belongs to a launcher that
+// died at once; it is removed too.
 #pragma once
 
 #include <filesystem>
@@ -16,15 +17,15 @@ namespace phalanx {
 
 class LaunchFolder {
  public:
-  LaunchFolder();  // removes abandoned ones first
+  LaunchFolder();  // removes abandoned folders first
   const std::filesystem::path& path() const noexcept { return folder_.path(); }
 
-  /// In the temporary folder of this process ($TMPDIR, else /tmp). What cannot be removed stays.
+  /// Searches the temporary folder of this process ($TMPDIR, else /tmp). What cannot be removed stays.
   static void remove_abandoned() noexcept;
 
  private:
   TempDirectory folder_;
-  UniqueFd lock_;  // forked children hold it too; programs that are started do not
+  UniqueFd lock_;  // forked children hold it too, but not the programs that they execute
 };
 
 }  // namespace phalanx

@@ -25,7 +25,7 @@ class LaunchFolderTest : public ::testing::Test {
   }
   void TearDown() override { before_.empty() ? ::unsetenv("TMPDIR") : ::setenv("TMPDIR", before_.c_str(), 1); }
 
-  /// A folder as a launcher makes it, last changed so long ago.
+  /// Makes a folder as a launcher does, last changed `age` ago.
   fs::path folder(const std::string& name, const std::string& file, std::chrono::seconds age) const {
     const fs::path path = folder_.path() / ("phalanx-launch-" + name);
     fs::create_directory(path);

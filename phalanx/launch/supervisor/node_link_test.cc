@@ -1,4 +1,4 @@
-// The link between a node's launcher and the node that hosts the rendezvous turns bad, by a proxy.
+// The link between a node's launcher and the node that hosts the rendezvous fails; a proxy simulates it.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,8 @@ using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Two nodes: the host, and one that reaches it through the link. Their ranks meet at the host's store, beside the link.
+// Two nodes: the host, and one that reaches it through the link. Their ranks use the host's store directly, not through
+// the link.
 class NodeLinkTest : public testing::Test {
  protected:
   NodeLinkTest() : endpoint_(TcpStoreServer().address()), link_(endpoint_), notes_("notes") {}
@@ -45,7 +46,7 @@ class NodeLinkTest : public testing::Test {
   void expect_no_orphans() {
     for (const pid_t rank : ranks_) EXPECT_TRUE(comes_true([&] { return is_gone(rank); })) << rank;
   }
-  // Neither knows how the other is: each says what it knows, once.
+  // No node knows the state of the other: each reports what it knows, once.
   void expect_lost(const std::string& host_says) {
     EXPECT_EQ(launchers_[0]->wait(), 1);
     EXPECT_EQ(launchers_[1]->wait(), 1);
@@ -70,7 +71,7 @@ TEST_F(NodeLinkTest, ASlowAndLossyLinkIsNoFailure) {
   await_ranks();
   const auto carried = link_.bytes();
   EXPECT_GT(carried, 100);
-  EXPECT_TRUE(comes_true([&] { return link_.bytes() > carried + 1000; }));  // signs of life
+  EXPECT_TRUE(comes_true([&] { return link_.bytes() > carried + 1000; }));  // heartbeats
   write_note(notes_, "go");
   for (const auto& launcher : launchers_) EXPECT_EQ(launcher->wait(), 0) << launcher->err();
 }
@@ -81,7 +82,7 @@ TEST_F(NodeLinkTest, ALinkThatGoesSilentIsALostNode) {
   const auto stalled_at = std::chrono::steady_clock::now();
   link_.stall();
   expect_lost("no sign of life for ");
-  // Three signs of life are 1.5 s, an answer of the store's is waited for for 5 s; the ranks are given 5 s to end.
+  // Three heartbeats are 1.5 s, the store may answer within 5 s, and the ranks get 5 s to end.
   EXPECT_LT(std::chrono::steady_clock::now() - stalled_at, 60s);
 }
 
@@ -92,14 +93,14 @@ TEST_F(NodeLinkTest, ALinkThatBreaksIsALostNode) {
   expect_lost("its launcher has ended");
 }
 
-// A silence in which one sign of life or two are missed, and less than are allowed.
+// During this silence one or two heartbeats are missed, which is less than allowed.
 TEST_F(NodeLinkTest, ALinkThatRecoversInTimeIsNoFailure) {
   start({"--keep-alive-ms=2000"});
   await_ranks();
   link_.stall();
   const auto carried = link_.bytes();
   write_note(notes_, "go");
-  expect_no_orphans();  // the ranks have ended, and the nodes cannot say so to each other
+  expect_no_orphans();  // the ranks have ended, and the nodes cannot tell each other
   std::this_thread::sleep_for(2500ms);
   EXPECT_EQ(link_.bytes(), carried);
   link_.resume();

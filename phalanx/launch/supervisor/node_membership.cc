@@ -70,7 +70,7 @@ class NodeMembership::Impl {
     }
     listener_.join();
     if (service_) service_->wait_for_departures(options_.close_timeout);
-    service_.reset();  // while what it tells of still has its place
+    service_.reset();  // before the members that its callback uses are destroyed
   }
 
   int fd() const { return wake_.get(); }
@@ -118,7 +118,7 @@ class NodeMembership::Impl {
     return broken_;
   }
 
-  // The listener's thread: finds the store, joins, then takes orders.
+  // The listener thread: finds the store, joins, then receives orders.
   void listen() {
     try {
       if (!find_store() || wants_to_leave()) return;
@@ -160,12 +160,12 @@ class NodeMembership::Impl {
     return is_own_address(options_.endpoint.host);
   }
 
-  // False if the user has lost patience.
+  // Returns false if this node was asked to leave meanwhile.
   bool find_store() {
     const TcpStoreOptions client{
         .timeout = options_.read_timeout, .connect_timeout = std::chrono::seconds(10), .secret = secret_};
     HostPort address = options_.endpoint;
-    addresses_of(address.host);  // a name that does not resolve is one error, at once
+    addresses_of(address.host);  // an unknown name is an error at once
     if (decide_host()) host_store(address);
     if (!server_ && !reach(address)) return false;
     try {
@@ -196,7 +196,7 @@ class NodeMembership::Impl {
             post_event({{}, reason});
           });
     }
-    // From now on an answer that does not come says that the host is gone.
+    // From now on a missing answer means that the host is gone.
     store_->set_timeout(std::max(options_.keep_alive,
                                  options_.keep_alive * options_.missed_keep_alives - std::chrono::milliseconds(5'000)));
     return true;
@@ -213,7 +213,8 @@ class NodeMembership::Impl {
       server_ = std::make_unique<TcpStoreServer>(
           TcpStoreServerOptions{.host = bind, .port = address.port, .secret = secret_});
     } catch (const CommError& error) {
-      // Not told to host, and somebody listens there already: another node on this machine, most likely.
+      // The options do not make this node the host, and another process listens there: most likely another node on this
+      // machine.
       if (options_.fixed_node_ranks || options_.is_host) throw;
       cannot_host_ = error.what();
       return;
@@ -237,7 +238,7 @@ class NodeMembership::Impl {
           "PHALANX_JOB_SECRET_FILE alike on every node");
   }
 
-  // Waits until something listens at the endpoint.
+  // Waits until a process listens at the endpoint.
   bool reach(const HostPort& address) {
     const auto deadline = MemberClock::now() + options_.join_timeout;
     const auto slice = std::chrono::milliseconds(500);
@@ -251,9 +252,9 @@ class NodeMembership::Impl {
         return true;
       } catch (const CommError& error) {
         std::string now = error.what();
-        // Which attempt of which slice it was says nothing.
+        // Remove the duration of the attempt: it does not help the user.
         if (const std::size_t at = now.find(" ms: "); at != std::string::npos) now.erase(0, at + 5);
-        // An attempt at the last moment may have been cut short: the one before knows better.
+        // The last attempt may have been cut short. The error of the one before is more useful.
         if (reason.empty() || left.count() > 0) reason = std::move(now);
       }
       if (MemberClock::now() >= deadline)
@@ -261,7 +262,7 @@ class NodeMembership::Impl {
                                     address.text(), std::chrono::duration<double>(options_.join_timeout).count(),
                                     reason));
       if (!told) log::info(fmt::format("waiting for the node that hosts the rendezvous at {}", address.text()));
-      // A network that is not up yet refuses at once.
+      // A network that is not up yet refuses at once, so wait for the rest of the slice.
       std::unique_lock lock(mutex_);
       changed_.wait_until(lock, begin + slice, [&] { return leaving_; });
     }
@@ -279,14 +280,15 @@ class NodeMembership::Impl {
     const std::string text = to_json(message);
     int number = 0;
     if (const auto hint = store_->try_get(rendezvous_keys::kMembers)) number = std::stoi(*hint);
-    // Whoever sets a member's first message is that member. Two equal messages cannot be told apart, hence the process.
+    // The node that sets member m's first message becomes member m. The message contains the process id, since equal
+    // messages could not be distinguished.
     while (store_->compare_and_set(rendezvous_keys::message(number, 0), std::nullopt, text) != text) ++number;
     number_ = number;
     store_->set(rendezvous_keys::beat(number), "0");
     store_->set_when_lost(rendezvous_keys::lost(number), "");
   }
 
-  // The sender's thread: messages as they come, and a sign of life now and then.
+  // The sender thread: sends messages when there are any, and heartbeats at intervals.
   void speak() {
     int next_message = 1;
     std::int64_t beats = 0;
@@ -326,7 +328,7 @@ class NodeMembership::Impl {
   const std::string secret_;
   UniqueFd wake_;
   std::unique_ptr<TcpStoreServer> server_;
-  std::string cannot_host_;  // why not, where this node tried
+  std::string cannot_host_;  // the error if this node tried to host and failed
   std::shared_ptr<TcpStore> store_;
   std::unique_ptr<CoordinatorService> service_;
   std::atomic<int> number_{-1};

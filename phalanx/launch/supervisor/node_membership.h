@@ -1,17 +1,20 @@
-// One of many nodes: finds the rendezvous store, joins through it, and keeps giving signs of life. Torch-free.
+// NodeMembership: the membership of one of many nodes. It finds the rendezvous store, joins, and sends heartbeats.
+// Torch-free.
 //
-// - Static: node rank 0 hosts the store at the endpoint. Dynamic: whoever has the endpoint's address (its name resolves
-//   to an address of an interface of this machine, and the port is free) or was told to; the others connect. Nodes may
-//   start in any order: until join_timeout a node tries to reach the host.
-// - The host also runs the coordinator. Everything in the store stands under "rendezvous/":
-//     message/<member>/<n>   what a member says, in order; claiming message/<m>/0 is how a node becomes member m
-//     order/<n>              what the coordinator decides, in order, for all
-//     beat/<member>          a counter; unchanged for missed_keep_alives * keep_alive the member is lost
-//     lost/<member>          set by the store when the member's process or connection has gone
-// - A node that cannot reach the host any more has event().broken. The host's own store is near enough not to.
+// - Static: node rank 0 hosts the store at the endpoint. Dynamic: a node hosts it if the endpoint's name resolves to an
+//   address of one of its interfaces and the port is free, or if the options say so; the other nodes connect. Nodes may
+//   start in any order: a node tries to reach the host until join_timeout.
+// - The host also runs the coordinator. All keys in the store begin with "rendezvous/":
+//     message/<member>/<n>   the member's messages, in order; a node becomes member m by claiming message/<m>/0
+//     order/<n>              the coordinator's decisions, in order, for all nodes
+//     beat/<member>          a counter; a member whose counter does not change for missed_keep_alives * keep_alive is
+//                            lost
+//     lost/<member>          set by the store when the member's process or connection is gone
+// - If a node cannot reach the host any more, next() returns an event with `broken` set. The host itself does not lose
+//   its own store.
 //
-// All waiting is done by threads of its own; the destructor says goodbye and ends them. On the host it waits until the
-// others have heard how the job ended, for close_timeout at most.
+// Separate threads do all waiting. The destructor sends a goodbye and ends them. On the host it waits until the other
+// nodes know how the job ended, for at most close_timeout.
 #pragma once
 
 #include <memory>
@@ -24,7 +27,7 @@ namespace phalanx {
 
 class NodeMembership final : public Membership {
  public:
-  /// Returns at once; what goes wrong is an event.
+  /// Returns at once; next() reports errors as events.
   NodeMembership(const NodesOptions& options, NodeJoin join, std::string secret);
   ~NodeMembership() override;
   int fd() const override;
@@ -39,7 +42,7 @@ class NodeMembership final : public Membership {
   std::unique_ptr<Impl> impl_;
 };
 
-/// True if the host's name or address is one of an interface of this machine. Throws CommError if it does not resolve.
+/// True if `host` names an address of an interface of this machine. Throws CommError if it does not resolve.
 bool is_own_address(const std::string& host);
 
 }  // namespace phalanx

@@ -1,4 +1,4 @@
-// Jobs of many nodes: several launchers, on one machine's loopback and in network namespaces that stand for machines.
+// Jobs of many nodes: several launchers, on one machine's loopback and in network namespaces that simulate nodes.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ Words together(Words head, const Words& tail) {
   return head;
 }
 
-// Nodes of this machine, which meet on loopback at a port that was free a moment ago.
+// Simulated nodes on this machine. Their rendezvous is on loopback, at a port that was free a moment ago.
 class Nodes {
  public:
   Nodes() : endpoint_(TcpStoreServer().address().text()) {}
@@ -58,7 +58,7 @@ class Nodes {
                  kSecret);
   }
   const std::string& endpoint() const { return endpoint_; }
-  /// The rendezvous itself, once somebody hosts it.
+  /// A client of the rendezvous store, after a node hosts it.
   std::unique_ptr<TcpStore> store() const {
     return std::make_unique<TcpStore>(parse_host_port(endpoint_, "endpoint"), TcpStoreOptions{.secret = kSecret});
   }
@@ -194,7 +194,7 @@ TEST(NodesTest, WhenANodeIsKilledTheOthersGoOnWithoutIt) {
     }
   }
   for (int rank = 0; rank < 3; ++rank) noted_pid(notes, fmt::format("hold.{}.of.3", rank));
-  // There may have been a round of two before the third had come.
+  // There may have been a round of two nodes before the third joined.
   for (int rank = 0; rank < 2; ++rank) std::filesystem::remove(notes.path() / fmt::format("hold.{}.of.2", rank));
   launchers[2]->send(SIGKILL);
   EXPECT_EQ(launchers[2]->wait(), 128 + SIGKILL);
@@ -236,7 +236,7 @@ TEST(NodesTest, WhenTheHostIsKilledTheOthersEndAndNothingIsLeft) {
   for (const pid_t pid : {rank, other}) EXPECT_TRUE(comes_true([&] { return is_gone(pid); })) << pid;
 }
 
-// Two nodes of a rank each, which saves when it is told to stop.
+// Two nodes with one rank each. The rank saves when it receives a stop signal.
 std::vector<Launcher> two_graceful(const Nodes& nodes, const TempDirectory& notes) {
   std::vector<Launcher> launchers;
   for (int node = 0; node < 2; ++node)
@@ -254,7 +254,7 @@ TEST(NodesTest, CtrlCOnOneNodeEndsAllInPeace) {
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("saved.{}", rank));
 }
 
-// As a batch system or srun sends it: by the host's order the ranks have it a moment before.
+// As a batch system or srun sends it. The ranks get it a moment earlier through the host's order.
 TEST(NodesTest, ASignalToEveryNodeIsOneWishToStop) {
   const Nodes nodes;
   TempDirectory notes("notes");
@@ -264,7 +264,7 @@ TEST(NodesTest, ASignalToEveryNodeIsOneWishToStop) {
   EXPECT_EQ(note_of(notes, "asked.0"), std::to_string(SIGTERM));
   launchers[0]->send(SIGTERM);
   for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
-  for (const char* rank : {"saved.0", "saved.1"}) EXPECT_EQ(note_of(notes, rank), "");  // and were told once
+  for (const char* rank : {"saved.0", "saved.1"}) EXPECT_EQ(note_of(notes, rank), "");  // and received the signal once
 }
 
 TEST(NodesTest, ASignalToANodeWhoseRanksHaveStoppedByOrderChangesNothing) {
@@ -302,20 +302,20 @@ TEST(NodesTest, ANodeThatIsToldToStopWhileARoundBeginsStartsNoRanks) {
   for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 3, 1, program));
   const auto store = nodes.store();
   EXPECT_TRUE(comes_true([&] { return store->try_get(rendezvous_keys::kMembers) == "2"; }));
-  launchers[1]->send(SIGSTOP);  // it has joined, and will read the order to start after the signal
+  launchers[1]->send(SIGSTOP);  // it has joined, and reads the start order after the signal
   launchers.push_back(nodes.fixed(2, 3, 1, program));
   for (const char* rank : {"pid.0", "pid.2"}) noted_pid(notes, rank);
   for (const int signal : {SIGTERM, SIGCONT}) launchers[1]->send(signal);
   for (const auto& launcher : launchers) {
     EXPECT_TRUE(comes_true([&] { return is_gone(launcher->pid()); })) << report_of(launchers);
-    launcher->send(SIGKILL);  // of which one that has ended knows nothing
+    launcher->send(SIGKILL);  // a launcher that has ended does not notice
     EXPECT_EQ(launcher->wait(), 128 + SIGTERM) << report_of(launchers);
   }
   EXPECT_FALSE(std::filesystem::exists(notes.path() / "pid.1"));
 }
 
 TEST(NodesTest, ANodeThatIsToldToLeaveLeavesASmallerWorld) {
-  // Ranks that the signal ends, and ranks that end well by themselves: the others notice when their node has left.
+  // Ranks that the signal ends, and ranks that end with 0: the other nodes notice when the node has left.
   for (const std::string mode : {"hold", "depart"}) {
     const Nodes nodes;
     TempDirectory notes("notes");
@@ -378,11 +378,11 @@ TEST(NodesTest, ARendezvousThatBreaksDownEndsTheJobOnEveryNodeWithTheReason) {
   store->set(rendezvous_keys::message(1, 1), "what no node says");
   for (const auto& launcher : launchers) {
     EXPECT_TRUE(comes_true([&] { return is_gone(launcher->pid()); }));
-    launcher->send(SIGKILL);  // of which one that has ended knows nothing
+    launcher->send(SIGKILL);  // a launcher that has ended does not notice
     EXPECT_EQ(launcher->wait(), 1);
     EXPECT_THAT(launcher->err(), HasSubstr("launcher: the rendezvous at " + nodes.endpoint() + " has broken down: "));
   }
-  // The ranks were given the time to end that they have beside a failure.
+  // The ranks got as much time to end as after a failure.
   for (const char* rank : {"saved.0", "saved.1"}) EXPECT_TRUE(std::filesystem::exists(notes.path() / rank)) << rank;
 }
 
@@ -397,14 +397,14 @@ TEST(NodesTest, ASignalWhileWaitingForTheOthersEndsAtOnce) {
   EXPECT_TRUE(comes_true([&] { return client->err().find("waiting for the node that hosts") != std::string::npos; }));
   client->send(SIGTERM);
   EXPECT_TRUE(comes_true([&] { return is_gone(client->pid()); }));  // it would wait for 600 s
-  client->send(SIGKILL);                                            // of which one that has ended knows nothing
+  client->send(SIGKILL);                                            // a launcher that has ended does not notice
   EXPECT_EQ(client->wait(), 128 + SIGTERM);
   EXPECT_THAT(client->err(), Not(HasSubstr("launcher: ")));
 }
 
 TEST(NodesTest, WhoDoesNotComeIsNamedWithTheAddress) {
   const Nodes nodes;
-  // The one that comes is there before the host's patience begins.
+  // The second node joins before the host's join timeout ends.
   Launcher second = nodes.fixed(2, 3, 1, {"--join-ms=20000", test_program(), "print"});
   EXPECT_TRUE(comes_true([&] { return second->err().find("waiting for the node that hosts") != std::string::npos; }));
   Launcher host = nodes.fixed(0, 3, 1, {"--join-ms=2000", test_program(), "print"});
@@ -471,8 +471,8 @@ TEST(NodesTest, EndpointsThatCannotWorkAreOneErrorEach) {
               HasSubstr("the host name 'no-such-host.invalid' does not resolve"));
   EXPECT_THAT(error_of({"--endpoint=192.0.2.1:4000", "--node-rank=0"}),
               AllOf(HasSubstr("'192.0.2.1' is not an address of this machine"), HasSubstr("is --node-rank right?")));
-  // A port that belongs to a program that is no Phalanx store: it says nothing, and the launcher does not wait for
-  // ever.
+  // The port belongs to a program that is not a Phalanx store. It does not answer, and the launcher must not wait
+  // forever.
   const UniqueFd listener = listen_on({"127.0.0.1", 0});
   const std::string endpoint = fmt::format("--endpoint=127.0.0.1:{}", local_port(listener.get()));
   EXPECT_THAT(error_of({endpoint, "--node-rank=0"}), HasSubstr("the port is in use by another program"));
@@ -483,7 +483,7 @@ TEST(NetnsNodesTest, NodesMeetAcrossANetworkInAnyOrder) {
   SKIP_WITHOUT(machines);
   TempDirectory notes("notes");
   std::vector<Launcher> launchers;
-  // The host is the machine that has the endpoint's address, although it comes last.
+  // The host is the node that has the endpoint's address, although it starts last.
   for (const int machine : {1, 0})
     launchers.push_back(
         start_on(machines, machine, 1, together({"--min-nodes=2", "--max-nodes=2"}, environment_of_ranks(notes))));
@@ -521,8 +521,8 @@ TEST(NetnsNodesTest, ALinkThatGoesDownIsALostNode) {
   machines.cut(2);
   const auto cut_at = std::chrono::steady_clock::now();
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("hold.{}.of.2", rank));
-  EXPECT_EQ(launchers[2]->wait(), 1);  // it knows no better than that the host is gone
-  // Three signs of life are 1.5 s, and a question to the host is given up within as long. TCP itself takes minutes.
+  EXPECT_EQ(launchers[2]->wait(), 1);  // it only knows that the host is gone
+  // Three heartbeats are 1.5 s, and a request to the host times out after as long. TCP itself takes minutes.
   EXPECT_LT(std::chrono::steady_clock::now() - cut_at, std::chrono::seconds(20));
   EXPECT_THAT(launchers[2]->err(),
               HasSubstr("the node that hosts the rendezvous at 10.213.7.1:29400 cannot be reached any more"));

@@ -15,9 +15,9 @@
 namespace phalanx {
 namespace {
 
-constexpr std::size_t kLongestLine = 64 * 1024;  // longer ones are cut into several
+constexpr std::size_t kLongestLine = 64 * 1024;  // longer lines are split
 
-// Into a file.
+// Writes all of `text` to a file.
 void write_fully(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(fd, text.data(), text.size());
@@ -56,7 +56,7 @@ void OutputRelay::pump() {
 
 void OutputRelay::take() {
   char chunk[16 * 1024];
-  // Bounded, so that a rank that floods its output cannot keep the supervisor from its other duties.
+  // Bounded, so that a rank with very much output cannot keep the supervisor from its other work.
   for (int round = 0; round < 16 && is_open(); ++round) {
     const ssize_t got = read(read_end_.get(), chunk, sizeof chunk);
     if (got < 0 && errno == EINTR) continue;
@@ -73,7 +73,7 @@ void OutputRelay::take() {
 }
 
 void OutputRelay::finish() {
-  take();  // the pipe's last contents at most
+  take();  // the rest of the pipe's contents
   write_lines(true);
   read_end_.reset();
 }

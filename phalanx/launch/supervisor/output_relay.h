@@ -1,6 +1,7 @@
-// Copies what a rank writes, line by line, with a prefix such as "[rank] " in front, so that the ranks' lines do not
-// mix; on request also, as it is, into a log file. On a terminal a line first clears what a progress bar has left
-// there. While the target stands still nothing more is taken in: the rank waits when its pipe is full.
+// OutputRelay: copies the output of a rank line by line, with a prefix such as "[rank] ", so that the lines of several
+// ranks do not mix. On request it also copies the unchanged bytes into a log file. On a terminal each line first clears
+// the remains of a progress bar. While the target is blocked the relay reads nothing, so the rank blocks when its pipe
+// is full.
 #pragma once
 
 #include <memory>
@@ -13,7 +14,7 @@
 
 namespace phalanx {
 
-/// Lines that hold one of `needles` are written to `file` too.
+/// Lines that contain one of `needles` are also written to `file`.
 struct LineFilter {
   std::vector<std::string> needles;
   UniqueFd file;
@@ -21,19 +22,20 @@ struct LineFilter {
 
 class OutputRelay {
  public:
-  /// Makes a pipe whose lines go to `target`, which outlives this; null: nowhere.
+  /// Makes a pipe whose lines go to `target`; null: nowhere.
+  /// REQUIRES: `target` outlives this object.
   OutputRelay(std::string prefix, BackgroundWriter* target);
-  /// Every byte goes to `log` too, and the lines that `filter` (may be null) chooses, prefixed, to its file.
+  /// Also copies every byte to `log`, and the lines that match `filter` (may be null), with the prefix, to its file.
   void copy_to(UniqueFd log, std::shared_ptr<LineFilter> filter);
   int write_end() const { return write_end_.get(); }
-  void close_write_end() { write_end_.reset(); }  // once the child has it
+  void close_write_end() { write_end_.reset(); }  // call it after the child was started
   /// Readable when pump() has something to do.
   int poll_fd() const { return target_ == nullptr || target_->has_room() ? read_end_.get() : target_->fd(); }
   bool is_open() const { return static_cast<bool>(read_end_); }
 
-  /// Takes what is there without waiting, if there is room for it; closes at the end of the stream.
+  /// Reads what is available without waiting, if the target has room. Closes the pipe at the end of the stream.
   void pump();
-  /// Takes what is there, writes an unfinished line too, closes.
+  /// Reads what is available, writes an unfinished line too, and closes the pipe.
   void finish();
 
  private:

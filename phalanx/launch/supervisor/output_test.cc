@@ -1,4 +1,4 @@
-// What ranks write while nobody reads it: they wait, and the launcher goes on watching over them.
+// Output of ranks that nobody reads: the ranks block, and the launcher still monitors them.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 using testing::EndsWith;
 using testing::HasSubstr;
 
-// Standard error of a launcher, read only when this is asked to.
+// The standard error of a launcher. It is read only when read() is called.
 class SlowReader {
  public:
   SlowReader() { EXPECT_EQ(pipe2(ends_, O_CLOEXEC), 0); }
@@ -38,7 +38,7 @@ class SlowReader {
     pollfd writable{ends_[1], POLLOUT, 0};
     return poll(&writable, 1, 0) == 0;
   }
-  /// To the end of the stream, or until there are so many bytes.
+  /// Reads to the end of the stream, or until that many bytes are there.
   void read(std::size_t bytes = std::string::npos) {
     char chunk[4096];
     for (ssize_t got; text_.size() < bytes && (got = ::read(ends_[0], chunk, sizeof chunk)) > 0;)
@@ -53,7 +53,8 @@ class SlowReader {
 
 class UnreadOutput : public testing::Test {
  protected:
-  // Each rank notes its process, then runs the script. Rank 0, which writes to the console itself, says nothing.
+  // Each rank notes its process, then runs the script. Rank 0, which would write to the console directly, prints
+  // nothing.
   std::unique_ptr<RunningLauncher> start(int ranks, const std::string& script) {
     std::vector<std::string> words;
     for (const std::string& word :
@@ -62,7 +63,7 @@ class UnreadOutput : public testing::Test {
       words.push_back(word);
     return std::make_unique<RunningLauncher>(ranks, words, RunningLauncher::Options{.stderr_fd = reader_.write_end()});
   }
-  // All that stands between the rank and the reader is full, and the rank waits.
+  // True if all buffers between the rank and the reader are full, so that the rank blocks.
   bool stands_still(pid_t rank) const {
     if (!reader_.is_full()) return false;
     std::string before;
@@ -110,8 +111,8 @@ TEST_F(UnreadOutput, HidesNoFailureOfAnotherRank) {
 
 class LongOutput : public UnreadOutput {
  protected:
-  // More than what is kept for a slow reader. When the ranks have ended, the last part is not read yet, and the
-  // launcher waits: for as long as anybody looks.
+  // More than is buffered for a slow reader. When the ranks end, the last part is not read yet. The launcher waits as
+  // long as there is a reader.
   static constexpr int kLines = 200'000;
   std::unique_ptr<RunningLauncher> start_and_wait_for_rank_1() {
     auto launcher = start(2, "exec seq 1 " + std::to_string(kLines) + " >&2");

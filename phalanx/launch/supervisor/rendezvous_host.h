@@ -1,5 +1,5 @@
-// Where the ranks of one round meet: a store made for them, and a port for programs that make a rendezvous of their
-// own. The agent with node rank 0 holds it for as long as the round goes on.
+// RendezvousHost: what the ranks of one round need for their rendezvous. It is a new store, and a port for programs
+// that do their own rendezvous. The agent with node rank 0 owns it for the duration of the round.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace phalanx {
 
 class RendezvousHost {
  public:
-  /// On `address`, this node's own. master_port 0: a free one. Throws CommError.
+  /// Listens on `address`, which belongs to this node. master_port 0: a free port. Throws CommError.
   RendezvousHost(const std::string& address, int master_port, const std::string& secret);
 
   HostPort store() const { return server_.address(); }
@@ -21,8 +21,8 @@ class RendezvousHost {
  private:
   std::string address_;
   TcpStoreServer server_;
-  // Bound and not listened on, it is given to nobody else by the system, while a server that sets SO_REUSEADDR, as they
-  // do, may still bind it.
+  // This socket is bound but does not listen. So the system gives the port to no other process, but a server that sets
+  // SO_REUSEADDR, as the usual ones do, can still bind it.
   UniqueFd reserved_;
   int master_port_ = 0;
 };

@@ -1,8 +1,8 @@
-// The signals that a supervisor reads from a descriptor instead of dying from them.
+// SignalFd: the signals that a supervisor reads from a file descriptor instead of being killed by them.
 //
-// - SIGHUP that is ignored, as under nohup, stays ignored, also where it is asked for.
-// - SIGPIPE is held back and forgotten: whoever read the output may have gone (a closed pipe, `| tee` after Ctrl-C),
-//   and that is no reason to end the ranks.
+// - If SIGHUP is ignored, as under nohup, it stays ignored, even if the caller lists it.
+// - SIGPIPE is blocked and discarded. The reader of the output may have gone (a closed pipe, `| tee` after Ctrl-C);
+//   that is no reason to end the ranks.
 #pragma once
 
 #include <signal.h>
@@ -30,8 +30,8 @@ class SignalFd {
   UniqueFd fd_;
 };
 
-/// SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU: from the user, the terminal or a batch system. SIGQUIT is none
-/// of them: it has ranks write their flight recorders.
+/// SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU: they come from the user, the terminal or a batch system. SIGQUIT
+/// is not among them: it makes the ranks write their flight recorders.
 const std::vector<int>& default_stop_signals();
 
 }  // namespace phalanx

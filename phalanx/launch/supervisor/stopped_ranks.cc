@@ -16,7 +16,7 @@ namespace phalanx {
 namespace {
 
 const std::string kStoppedRankKey = "stopped_rank";
-const std::string kRendezvousPrefix = "init/";  // the ranks' own (rank_rendezvous.cc)
+const std::string kRendezvousPrefix = "init/";  // the prefix that the ranks use (rank_rendezvous.cc)
 constexpr std::chrono::milliseconds kLookAtRanksEvery{500};
 
 std::string name_of_host() {
@@ -35,7 +35,7 @@ StoppedRanks::~StoppedRanks() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
-    if (store_) store_->interrupt();  // a silent store holds up nobody
+    if (store_) store_->interrupt();  // a store that does not answer must not block us
   }
   changed_.notify_all();
   thread_.join();
@@ -52,9 +52,9 @@ void StoppedRanks::run() {
   }
 }
 
-// Of the rank that has stood still for longest: "rank pid milliseconds host".
+// Describes the rank that has been stopped longest: "rank pid milliseconds host". Empty if none is stopped.
 std::string StoppedRanks::look(Clock::time_point now) {
-  // Of time in which the launcher itself stood still nothing is known: the whole job may have been suspended.
+  // If the launcher itself was suspended, the time of the ranks is unknown: the whole job may have been suspended.
   if (now - looked_at_ > 4 * kLookAtRanksEvery) since_.clear();
   looked_at_ = now;
   std::string text;
@@ -87,7 +87,7 @@ void StoppedRanks::publish(const std::string& text) {
     store->set(kRendezvousPrefix + kStoppedRankKey, text);
     told_ = text;
   } catch (const Error&) {
-    // The ranks that would read it meet the same.
+    // The ranks that would read it get the same error.
   }
 }
 

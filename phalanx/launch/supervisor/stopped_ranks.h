@@ -1,11 +1,10 @@
-// StoppedRanks: in a job of several nodes, a launcher's word to the ranks of the other nodes about those of its own
-// that stand still (SIGSTOP). Before a rank has come to the meeting nobody but its own launcher can see that.
-// Torch-free.
+// StoppedRanks: in a job of several nodes, a launcher reports to the ranks of the other nodes which of its own ranks
+// are stopped (SIGSTOP). Before a rank has joined the rendezvous, only its own launcher can see this. Torch-free.
 //
-// A thread looks twice a second. It asks nothing of the store, and does not connect, as long as all ranks run.
+// A thread checks twice a second. As long as all ranks run it does not connect to the store.
 //
-//   StoppedRanks watch(store, secret, {{4, pid_of_rank_4}});       // the launcher
-//   auto said = read_stopped_rank(*keys);                          // a rank that waits, with the keys of the meeting
+//   StoppedRanks watch(store, secret, {{4, pid_of_rank_4}});   // in the launcher
+//   auto stopped = read_stopped_rank(*keys);                   // in a waiting rank, with the keys of the rendezvous
 #pragma once
 
 #include <sys/types.h>
@@ -42,7 +41,7 @@ class StoppedRanks {
   const HostPort address_;
   const std::string secret_, host_;
   std::map<int, pid_t> processes_;
-  std::map<int, Clock::time_point> since_;  // of ranks that stand still
+  std::map<int, Clock::time_point> since_;  // when each stopped rank was first seen stopped
   Clock::time_point looked_at_{};
   std::string told_;
   std::mutex mutex_;
@@ -52,7 +51,7 @@ class StoppedRanks {
   std::thread thread_;
 };
 
-/// What a launcher has said last.
+/// The last report of a launcher.
 struct StoppedRank {
   int rank = -1, pid = 0;
   std::chrono::milliseconds stopped_for{};

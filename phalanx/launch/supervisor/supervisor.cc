@@ -31,8 +31,8 @@ double sent_now_s() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Closing a terminal brings SIGHUP from the shell and from the kernel, the end of a login session SIGTERM with it; a
-// limit of processor time SIGXCPU every second: none of that means that somebody has lost patience.
+// These signals may come more than once without a second request. A closed terminal causes SIGHUP from the shell and
+// from the kernel. The end of a login session also sends SIGTERM. A limit of processor time sends SIGXCPU every second.
 bool comes_again_by_itself(int signal) { return signal == SIGHUP || signal == SIGXCPU; }
 
 std::string own_host_name() {
@@ -40,14 +40,14 @@ std::string own_host_name() {
   return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
-// The agent of one node: waits for orders, signals and the ranks, and sees to each as it comes.
+// The agent of one node. It waits for orders, signals and its ranks, and handles each event.
 class Agent {
  public:
   explicit Agent(const SupervisorOptions& options)
       : options_(options), many_nodes_(options.nodes.max_nodes > 1), secret_(secret_of(options)) {}
 
   SupervisorResult run() {
-    // The guard is forked before there is any thread.
+    // The guard is forked before any thread exists.
     reports_ = std::make_unique<LaunchFolder>();
     guard_ = std::make_unique<ProcessGuard>(reports_->path().string());
     signals_ = std::make_unique<SignalFd>(stop_signals());
@@ -76,13 +76,13 @@ class Agent {
     return std::find(stop_signals().begin(), stop_signals().end(), signal) != stop_signals().end();
   }
 
-  // Whoever pressed Ctrl-C knows; a batch system's log would hold no word of why the job ended. Jobs whose ranks have
-  // all ended well have said their own.
+  // Logs why the job was stopped; otherwise the log of a batch system would not say it. A user who pressed Ctrl-C knows
+  // it, and jobs whose ranks all ended with 0 have reported it themselves.
   void report_stop() const {
     if (stop_signal_ == 0 || stop_signal_ == SIGINT) return;
     if (!result_->error.empty() || result_->exit_status != 128 + stop_signal_) return;
     pollfd console{STDERR_FILENO, POLLOUT, 0};
-    if (poll(&console, 1, 0) != 1 || (console.revents & POLLOUT) == 0) return;  // nobody reads: no reason to wait
+    if (poll(&console, 1, 0) != 1 || (console.revents & POLLOUT) == 0) return;  // nobody reads the console: do not wait
     const auto failures = group_ ? group_->failures() : std::vector<WorkerFailure>();
     log::warn(fmt::format("stopped by {}, and not all ranks have ended well{}", signal_text(stop_signal_),
                           failures.empty() ? "" : ": " + describe(failures.front())));
@@ -117,7 +117,7 @@ class Agent {
         {.max_restarts = options_.max_restarts, .run_id = options_.run_id, .address = "this node"}, std::move(join));
   }
 
-  // Waits for something to happen and deals with it.
+  // Waits for the next event and handles it.
   void step() {
     std::vector<pollfd> fds{{signals_->get(), POLLIN, 0}, {membership_->fd(), POLLIN, 0}};
     int timeout_ms = -1;
@@ -163,8 +163,8 @@ class Agent {
     const bool told = stop_signal_ != 0;
     if (told && comes_again_by_itself(signal)) return;
     const bool again = told_here_ && !comes_again_by_itself(stop_signal_);
-    // A signal to all nodes at once, as batch systems send them, may come by the host's order first: that is the same
-    // wish, and the ranks have it already.
+    // Batch systems send a signal to all nodes at once. Then the host's order may arrive first. It is the same request,
+    // and the ranks already have the signal.
     const bool known_by_order = told && !told_here_ && !comes_again_by_itself(stop_signal_);
     stop_signal_ = signal;
     told_here_ = true;
@@ -172,10 +172,11 @@ class Agent {
     if (group_ && group_->any_alive()) group_->stop(signal, again);
     if (!told) {
       send(NodeMessage::Kind::leaving);
-      // Before it has joined nobody answers, and there may never be anybody; a node that is just joining still says so.
+      // Before this node has joined, no coordinator answers, and there may never be one. A node that is just joining
+      // still sends the message.
       if (membership_->number() < 0 && !membership_->is_host()) finish(128 + signal);
     } else if (again && (!group_ || !group_->any_alive())) {
-      finish(128 + signal);  // no patience is left for the others to answer
+      finish(128 + signal);  // do not wait for answers from other nodes
     }
   }
 
@@ -211,7 +212,7 @@ class Agent {
         if (group_ && order.round == round_) end_ranks([&] { group_->terminate(options_.failure_grace); });
         break;
       case Kind::signal:
-        // Who was told by the user directly has passed it on already.
+        // If the user has signalled this node directly, the signal was passed on already.
         if (group_ && order.round == round_ && stop_signal_ == 0) {
           stop_signal_ = order.signal;
           end_ranks([&] { group_->stop(order.signal, /*again=*/false); });
@@ -226,7 +227,7 @@ class Agent {
     }
   }
 
-  // Node rank 0: the place where the ranks of this round meet. The last round's is given up.
+  // On node rank 0: creates the store for the rendezvous of this round's ranks, and closes that of the last round.
   void prepare(int round) {
     round_ = round;
     group_.reset();
@@ -261,7 +262,7 @@ class Agent {
       return;
     }
     round_ = order.round;
-    if (stop_signal_ != 0) {  // told while the round was made ready: its ranks are not to begin
+    if (stop_signal_ != 0) {  // signalled while the round was prepared: do not start its ranks
       send(NodeMessage::Kind::stopped);
       return;
     }
@@ -277,7 +278,7 @@ class Agent {
       group_ = std::make_unique<WorkerGroup>(std::move(context), order, *assignment);
     } catch (const Error& error) {
       if (!many_nodes_) throw;
-      // The other nodes are to hear of it before this one ends.
+      // Tell the other nodes before this one ends.
       WorkerFailure failure;
       failure.host = own_host_name();
       failure.exit_status = error.exit_status();
@@ -310,7 +311,7 @@ class Agent {
 
   void ended(const Order& order) {
     SupervisorResult result{order.exit_status, -1, ""};
-    // The signal that this node got last is the one that its user meant.
+    // The last signal to this node is the one that its user meant.
     if (order.failures.empty() && order.exit_status != 0 && stop_signal_ != 0) result.exit_status = 128 + stop_signal_;
     if (!order.failures.empty()) {
       result.failed_rank = order.failures.front().rank;
@@ -321,13 +322,13 @@ class Agent {
     end_with(std::move(result));
   }
 
-  // The way to the other nodes is lost: the ranks here cannot go on.
+  // The connection to the other nodes is lost, so the ranks here cannot continue.
   void cut_off(const Membership::Event& event) {
     end_with(stop_signal_ != 0 ? SupervisorResult{128 + stop_signal_, -1, ""}
                                : SupervisorResult{event.exit_status, -1, event.broken});
   }
 
-  // At once, or when the ranks that still run have ended, to which no order can come any more.
+  // Ends at once, or after the ranks that still run have ended; no order can reach them any more.
   void end_with(SupervisorResult result) {
     if (group_ && group_->any_alive()) {
       group_->terminate(options_.failure_grace);
@@ -337,7 +338,7 @@ class Agent {
     }
   }
 
-  // All that the ranks have written, however slowly it is read, unless somebody wants this to end.
+  // Waits until all output of the ranks is shown, however slowly it is read, unless a stop signal comes.
   void flush_output() {
     constexpr std::chrono::seconds kPatience(1);
     const auto until = SupervisorClock::now() + kPatience;
@@ -376,11 +377,11 @@ class Agent {
   std::unique_ptr<WorkerGroup> group_;
   int round_ = 0;
   int attempt_ = 0;
-  int stop_signal_ = 0;     // sent here, or ordered
-  bool told_here_ = false;  // a signal has been sent to this launcher itself
+  int stop_signal_ = 0;     // received here or by an order
+  bool told_here_ = false;  // this launcher itself has received a stop signal
   bool stopping_ = false;   // the round's ranks are being ended
   bool waiting_told_ = false;
-  std::optional<SupervisorResult> last_result_;  // with which to end once no rank runs
+  std::optional<SupervisorResult> last_result_;  // the result to return when no rank runs any more
   std::optional<SupervisorResult> result_;
 };
 

@@ -116,7 +116,7 @@ TEST(SupervisorTest, NothingOutlivesAKilledLauncher) {
   for (const pid_t pid : pids) EXPECT_TRUE(comes_true([&] { return is_gone(pid); })) << pid;
 }
 
-// Runs it again, twice at most, where it took 2 s or more: a machine that stands still makes it late once.
+// Repeats the measurement, at most twice, if it took 2 s or more: a pause of the machine makes it late only once.
 template <class Measure>
 void expect_within_two_seconds(Measure measure) {
   TestClock::duration took = measure();
@@ -164,8 +164,7 @@ TEST(SupervisorTest, RanksThatAnnouncedAGracefulStopGetTheirTime) {
   EXPECT_TRUE(std::filesystem::exists(notes.path() / "saved.1"));
 }
 
-// The shell sends SIGHUP, the kernel sends it again when the shell has gone, and whoever ends the session sends
-// SIGTERM.
+// The shell sends SIGHUP. The kernel sends it again when the shell has gone. The end of the session sends SIGTERM.
 TEST(SupervisorTest, AClosedTerminalIsOneWishToStop) {
   TempDirectory notes("notes");
   RunningLauncher launcher(2, {test_program(), "graceful", notes.path().string()});
@@ -198,7 +197,7 @@ TEST(SupervisorTest, UnderNohupAClosedTerminalEndsNothing) {
   const pid_t ranks[] = {noted_pid(notes, "pid.0"), noted_pid(notes, "pid.1")};
   launcher.send(SIGHUP);
   for (const pid_t rank : ranks) kill(rank, SIGHUP);
-  kill(ranks[1], SIGKILL);  // of which a launcher that is stopping says nothing
+  kill(ranks[1], SIGKILL);  // a launcher that is stopping does not report it
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
   EXPECT_THAT(launcher.err(), HasSubstr("rank 1 (host "));
 }
@@ -207,7 +206,7 @@ TEST(SupervisorTest, RanksGoOnWhenNobodyReadsTheirOutput) {
   int output[2];
   ASSERT_EQ(pipe2(output, O_CLOEXEC), 0);
   close(output[0]);
-  // Rank 0 would write there itself, and be ended by that.
+  // Rank 0 would write there directly, and the signal would end it.
   RunningLauncher launcher(3, {"--show=1", test_program(), "print"}, {.stderr_fd = output[1]});
   close(output[1]);
   EXPECT_EQ(launcher.wait(), 0);
@@ -263,7 +262,7 @@ TEST(SupervisorTest, RanksGetTorchrunsVariables) {
               testing::ContainsRegex("\nMASTER_PORT=[1-9][0-9]+\nTORCHELASTIC_ERROR_FILE=/.+[.]json\n"));
 }
 
-// CUDA takes no GPU behind an entry that is none, so neither does a rank that is to see one alone.
+// CUDA ignores GPUs after an invalid entry. So does a rank that must see a single GPU.
 TEST(SupervisorTest, ARankThatIsToSeeOneGpuTakesNoneThatCudaWouldNot) {
   RunningLauncher launcher(2, {"--virtual-local-rank=1", test_program(), "exit", "0"},
                            {.environment = {{"CUDA_VISIBLE_DEVICES", "MIG-5,-1,MIG-3"}}});
@@ -284,7 +283,7 @@ TEST(SupervisorTest, ASecretIsMadeForTheJobAndTheLocalRankIsPutIntoArguments) {
 }
 
 TEST(SupervisorTest, RanksAreBoundToTheirCpus) {
-  // The first and the last that this process may use, whichever they are.
+  // The first and the last CPU that this process may use.
   cpu_set_t mask;
   ASSERT_EQ(sched_getaffinity(0, sizeof mask, &mask), 0);
   std::vector<int> allowed;
@@ -363,7 +362,7 @@ TEST(SupervisorTest, AMasterPortThatIsTakenIsOneError) {
   EXPECT_THAT(launcher.err(), HasSubstr(fmt::format("--master-port {}: the port is in use", taken.address().port)));
 }
 
-// Which signals end the job, and after how long the ranks are killed: --signals-to-handle and --shutdown-timeout.
+// --signals-to-handle and --shutdown-timeout: which signals end the job, and after how long the ranks are killed.
 TEST(SupervisorTest, AnotherSignalMayBeTheOneThatEndsTheJobAndItsPatienceIsSet) {
   expect_within_two_seconds([] {
     TempDirectory notes("notes");
@@ -389,14 +388,14 @@ TEST(SupervisorTest, ASignalThatIsNoReasonToEndIsPassedOn) {
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
 }
 
-// What batch systems send before they kill.
+// The signals that batch systems send before they kill.
 TEST(SupervisorTest, RanksThatAnnounceItGetTheirTimeAtTheSignalsOfABatchSystem) {
   TempDirectory notes("notes");
   RunningLauncher launcher(1, {test_program(), "graceful", notes.path().string()});
   noted_pid(notes, "pid.0");
   launcher.send(SIGUSR1);
   EXPECT_EQ(note_of(notes, "asked.0"), std::to_string(SIGUSR1));
-  launcher.send(SIGXCPU);  // comes again and again
+  launcher.send(SIGXCPU);  // is sent repeatedly
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   EXPECT_TRUE(std::filesystem::exists(notes.path() / "saved.0"));
 }
@@ -413,7 +412,7 @@ TEST(SupervisorTest, ARankThatSaysThatItIsNearlyDoneIsNotWaitedForAnyLonger) {
   });
 }
 
-// The guard is the launcher's only child that is no rank.
+// The guard is the only child of the launcher that is not a rank.
 TEST(SupervisorTest, ALauncherThatIsKilledWithItsGuardLeavesAFolderThatTheNextOneRemoves) {
   TempDirectory notes("notes"), temporary("temporary");
   const RunningLauncher::Options options{.environment = {{"TMPDIR", temporary.path().string()}}};
@@ -457,7 +456,7 @@ TEST(SupervisorTest, ARankThatIsStoppedWhileItEndsIsNotWaitedForForEver) {
   EXPECT_THAT(launcher.err(), HasSubstr("rank 1 is stopped (SIGSTOP): process "));
 }
 
-// There is no rank left that could tell of it.
+// No running rank is left to report it.
 TEST(SupervisorTest, AJobWhoseRanksAreAllStoppedIsSaidAndGoesOn) {
   for (const int ranks : {1, 2}) {
     TempDirectory notes("notes");
@@ -475,7 +474,7 @@ TEST(SupervisorTest, AJobWhoseRanksAreAllStoppedIsSaidAndGoesOn) {
   }
 }
 
-// It has asked for an hour, or said nothing, and cannot hear that it is to stop.
+// The rank has announced an hour, or nothing, and cannot receive the stop signal.
 TEST(SupervisorTest, ARankThatIsStoppedIsNotWaitedForWhenTheJobIsToStop) {
   for (const char* program : {"nearly-done", "hold"}) {
     const bool is_hold = std::string(program) == "hold";
@@ -485,7 +484,7 @@ TEST(SupervisorTest, ARankThatIsStoppedIsNotWaitedForWhenTheJobIsToStop) {
     for (int rank = 0; rank < 2; ++rank)
       ranks.push_back(noted_pid(notes, is_hold ? fmt::format("hold.{}.of.2", rank) : fmt::format("pid.{}", rank)));
     kill(ranks[1], SIGSTOP);
-    // A SIGTERM that comes before it stands still is taken first, and ends it.
+    // A SIGTERM that arrives before the rank is stopped is handled first, and ends it.
     ASSERT_TRUE(comes_true([&] { return is_stopped(ranks[1]); }));
     launcher.send(SIGTERM);
     EXPECT_EQ(launcher.wait(), 128 + SIGTERM);

@@ -21,7 +21,7 @@ bool has_files(const fs::path& folder) {
   return fs::directory_iterator(folder, error) != fs::directory_iterator();
 }
 
-// As flight_log.cc writes it, near the beginning.
+// The text is near the beginning of the file, as flight_log.cc writes it.
 bool was_written_at_a_stop(const fs::path& file) {
   return read_file(file).find("\n\"reason\": \"SIGTERM\",\n") != std::string::npos;
 }
@@ -59,9 +59,9 @@ void TraceFolders::remove_stop_dumps() const noexcept {
       if (std::all_of(files.begin(), files.end(), was_written_at_a_stop))
         for (const fs::path& file : files) fs::remove(file, ignored);
     } catch (const std::exception&) {
-      // What cannot be read is left to the user.
+      // Files that cannot be read stay, for the user.
     }
-    fs::remove(of(attempt), ignored);  // if it is empty
+    fs::remove(of(attempt), ignored);  // works only if it is empty
   }
   if (!among_logs_) fs::remove(base_, ignored);
 }

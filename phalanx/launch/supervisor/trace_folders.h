@@ -1,9 +1,10 @@
-// Where ranks write their flight recorders (comm/flight_log.h) if nobody has said: on a machine one folder for the
-// ranks of a job, so that `phalanx trace analyze` can lay them side by side. The rank that writes first makes it.
-// Torch-free.
+// Where ranks write their flight recorders (comm/flight_log.h) if the user gives no folder. The ranks of a job share
+// one folder per machine, so that `phalanx trace analyze` can compare their files. The rank that writes first creates
+// it. Torch-free.
 //
-// TraceFolders is the launcher's part: a folder for each attempt, in the folder of its log files where it has one, else
-// under $TMPDIR. Ranks are told by kTraceFolderVariable; PHALANX_COMM_TRACE_DIR and a program's own choice come first.
+// TraceFolders is the launcher's side: one folder per attempt, inside the folder of the log files if there is one, else
+// under $TMPDIR. Ranks read it from the variable kTraceFolderVariable. PHALANX_COMM_TRACE_DIR and a folder that the
+// program chooses come first.
 #pragma once
 
 #include <filesystem>
@@ -13,22 +14,22 @@ namespace phalanx {
 
 constexpr const char* kTraceFolderVariable = "PHALANX_LAUNCH_TRACE_DIR";
 
-/// $TMPDIR/phalanx_traces_<id> (or under /tmp); an absolute path. It is not made.
+/// $TMPDIR/phalanx_traces_<id> (or under /tmp), as an absolute path. The folder is not created.
 std::string temporary_trace_folder(const std::string& id);
 
 class TraceFolders {
  public:
-  /// `run_directory`: where the log files go; empty: there are none.
+  /// `run_directory`: the folder of the log files; empty: there are none.
   TraceFolders(std::filesystem::path run_directory, const std::string& run_id);
 
   void begin_attempt(int attempt) { attempt_ = attempt; }
   std::string folder() const { return of(attempt_).string(); }
 
-  /// What to tell the user after a failure: a line that begins with a line break; empty if no rank of the last attempt
-  /// has written anything.
+  /// A hint for the user after a failure: a line that begins with a line break. Empty if no rank of the last attempt
+  /// has written a file.
   std::string hint() const;
-  /// After a job that has not failed. Ranks that are told to stop write, too (reason: SIGTERM); nobody wants to know.
-  /// What was written for another reason stays.
+  /// For a job that has not failed: removes the files that ranks wrote only because they were stopped (reason:
+  /// SIGTERM). Files with another reason stay.
   void remove_stop_dumps() const noexcept;
 
  private:

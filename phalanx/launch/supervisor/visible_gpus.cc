@@ -25,7 +25,7 @@ int count_device_files(const std::filesystem::path& root) {
   return devices;
 }
 
-// Of all GPUs whose driver says it; in no order that means anything.
+// The UUIDs of all GPUs that the driver reports, in no particular order.
 std::vector<std::string> gpu_uuids(const std::filesystem::path& root) {
   std::vector<std::string> uuids;
   std::error_code error;
@@ -44,7 +44,7 @@ std::string_view without_spaces(std::string_view text) {
   return text;
 }
 
-// The GPU that the entry names, by a name that is the same for all entries that name it; empty: none.
+// A unique name for the GPU of this entry, the same for every entry of that GPU; empty if the entry names no GPU.
 std::string gpu_named(std::string_view entry, int devices, const std::vector<std::string>& uuids) {
   if (entry.starts_with(kGpu)) {
     if (uuids.empty()) return std::string(entry);

@@ -15,7 +15,7 @@
 namespace phalanx {
 namespace {
 
-constexpr std::size_t kTableRows = 16;  // a job of a thousand ranks fails a thousand times
+constexpr std::size_t kTableRows = 16;  // a job of a thousand ranks may have a thousand failures
 constexpr std::size_t kErrorColumn = 100;
 
 std::string how_it_ended(const WorkerFailure& failure) {
@@ -35,7 +35,7 @@ std::string rank_list(std::vector<int> ranks) {
   for (std::size_t i = 0; i < ranks.size();) {
     std::size_t last = i;
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    if (last == i + 1) last = i;  // two are no range
+    if (last == i + 1) last = i;  // two ranks are not written as a range
     if (i > 0) text += ", ";
     text += last == i ? std::to_string(ranks[i]) : fmt::format("{} to {}", ranks[i], ranks[last]);
     i = last + 1;
@@ -70,7 +70,7 @@ std::string describe(const WorkerFailure& failure) {
     }
   } else {
     text = fmt::format("rank {} (host {}) ended with {}", failure.rank, failure.host, how_it_ended(failure));
-    if (failure.exit_status == 127) {  // the shell's and the dynamic linker's
+    if (failure.exit_status == 127) {  // the exit status of the shell and the dynamic linker
       const std::string limits = memory_limits_text();
       text += fmt::format("; the program, or a library that it needs, could not be loaded{}{}",
                           limits.empty() ? "" : ": ", limits);
@@ -83,7 +83,7 @@ std::string describe(const WorkerFailure& failure) {
 std::string failure_report(std::vector<WorkerFailure> failures) {
   std::sort(failures.begin(), failures.end(), precedes);
   std::string report = describe(failures.front());
-  // What ranks share is told once.
+  // An error that several ranks share is reported once.
   const WorkerFailure cause = failures.front();
   failures.erase(failures.begin());
   std::vector<int> sharing;

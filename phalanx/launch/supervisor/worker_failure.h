@@ -1,9 +1,9 @@
-// WorkerFailure: one rank (or one whole node) that did not end well, and the report that a launcher makes of all of
-// them.
+// WorkerFailure: a rank (or a whole node) that failed, and the report that a launcher makes from all failures.
+// Torch-free.
 //
-// The root cause is the failure with the smallest time, where a rank whose error is a CommError lost its peer and so
-// comes after every rank with an error, exit status or signal of its own. Times of other nodes are brought to one clock
-// before they are compared (coordinator.h). Ranks that end with the root cause's own error are only named. Torch-free.
+// The root cause is the earliest failure. But a rank whose error is a CommError lost its peer, so it comes after every
+// rank with another error, exit status or signal. Times of other nodes are converted to one clock before they are
+// compared (coordinator_service.cc). Ranks with the same error as the root cause are only listed by number.
 //
 //   rank 3 (host gpu-b, exit status 2): [training] steps is -1
 //   the same on ranks 4 to 7
@@ -24,12 +24,12 @@ struct WorkerFailure {
   int local_rank = -1;
   std::string host;
   pid_t pid = -1;
-  int exit_status = 0;   // what it ended with, or meant to end with when it was ended on its way out
-  int signal = 0;        // that killed it; 0: none
+  int exit_status = 0;   // its exit status; if it was killed while it was ending, the status that it reported
+  int signal = 0;        // the signal that killed it; 0: none
   std::string kind;      // class of the error that it reported; empty: it reported none
-  std::string message;   // that error's text; of a node: what happened to it
+  std::string message;   // text of that error; for a node: what happened to it
   double time_s = 0;     // since the epoch
-  std::string log_file;  // that holds its standard error, if any
+  std::string log_file;  // the file with its standard error, if any
 
   bool is_secondary() const { return kind == "CommError"; }
 };
@@ -43,7 +43,7 @@ std::string describe(const WorkerFailure& failure);
 /// The root cause first, then the table of the others. `failures` must not be empty.
 std::string failure_report(std::vector<WorkerFailure> failures);
 
-/// What a launcher ends with: 2 if the rank did, 128 + signal, else 1.
+/// The launcher's exit status: 2 if the rank's was 2; 128 + signal; else 1.
 int launcher_exit_status(const WorkerFailure& root_cause);
 
 /// "signal 9 (SIGKILL)".

@@ -24,7 +24,7 @@ namespace phalanx {
 namespace {
 
 constexpr std::chrono::milliseconds kHearEvery{500};
-// For a rank that stands still while it is to stop, so that all have ended within 5 s.
+// For a rank that is stopped (SIGSTOP) during a stop of the job, so that all ranks end within 5 s.
 constexpr std::chrono::milliseconds kStoppedInStop{2'500};
 
 constexpr std::string_view kLocalRankMacro = "${local_rank}";
@@ -42,7 +42,7 @@ std::vector<std::string> command_of(std::vector<std::string> command, int local_
   return command;
 }
 
-// The GPU of a rank that is to see no other: the local rank's entry of the list that is visible to all.
+// The GPU of a rank that must see only one: the local rank's entry of the visible list.
 std::string gpu_of(const EnvironmentMap& environment, int local_rank) {
   const auto found = environment.find("CUDA_VISIBLE_DEVICES");
   if (found == environment.end()) return std::to_string(local_rank);
@@ -204,7 +204,7 @@ void WorkerGroup::step(Clock::time_point now) {
 
 void WorkerGroup::reap(Rank& rank) {
   siginfo_t info{};
-  // While the dead leader is not reaped, its group's number is surely its own: what it started ends with it.
+  // While the dead leader is not reaped, no other process can get its group number. So kill its children now.
   if (waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
   kill(-rank.pid, SIGKILL);
   context_.guard->release(rank.pid);
@@ -214,7 +214,8 @@ void WorkerGroup::reap(Rank& rank) {
   for (WorkerStream& stream : rank.streams)
     if (stream.relay && stream.relay->is_open()) stream.relay->finish();
   if (rank.failed() && !failure_taken_) {
-    // What a rank tells may have its cause in another, or be the same there: those are to tell it, too.
+    // The cause of a rank's error may be in another rank, or other ranks may have the same error. Give them time to
+    // report it.
     const auto report = read_worker_report(rank.report_directory);
     const auto moment = !report                       ? std::chrono::milliseconds(0)
                         : report->kind == "CommError" ? context_.options->blame_grace
@@ -247,7 +248,7 @@ void WorkerGroup::terminate(std::chrono::milliseconds grace) {
     if (!rank.alive) continue;
     rank.was_terminated = true;
     kill(-rank.pid, SIGTERM);
-    // One that stands still cannot hear it.
+    // A stopped rank cannot receive SIGTERM.
     rank.kill_at = std::min(rank.kill_at, Clock::now() + (is_stopped(rank.pid) ? std::chrono::milliseconds(0) : grace));
   }
 }
@@ -273,17 +274,18 @@ bool WorkerGroup::any_ended() const {
   return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.pid > 0 && !rank.alive; });
 }
 
-// Ranks watch over each other as long as they wait for each other. A rank that is stopped while it ends is waited for
-// by the launcher alone: of programs that announce how they stop, which are ours. One that is to stop cannot hear it.
+// Ranks monitor each other while they wait for each other. Only the launcher waits for a rank that is stopped while it
+// ends. This is checked for programs that announce a graceful stop, which are ours. A stopped rank does not receive the
+// signal to stop.
 void WorkerGroup::detect_stopped_ranks(Clock::time_point now) {
   if (now < stops_looked_for_ + kHearEvery) return;
-  // Of time in which the launcher itself stood still nothing is known: the whole job may have been suspended.
+  // If the launcher itself was suspended, the time of the ranks is unknown: the whole job may have been suspended.
   const bool has_slept = now - stops_looked_for_ > 4 * kHearEvery;
   stops_looked_for_ = now;
   any_ended() || stopping_ ? kill_stopped_ranks(now, has_slept) : report_all_stopped(now, has_slept);
 }
 
-// Nobody is left to tell of it, and somebody may want it so.
+// No running rank is left to report it. It is only a warning, since the user may have stopped the ranks on purpose.
 void WorkerGroup::report_all_stopped(Clock::time_point now, bool has_slept) {
   const bool all = any_alive() && std::ranges::all_of(ranks_, [](const Rank& rank) { return is_stopped(rank.pid); });
   if (!all || has_slept) {
@@ -321,7 +323,7 @@ void WorkerGroup::kill_stopped_ranks(Clock::time_point now, bool has_slept) {
   }
 }
 
-// A rank whose work is saved needs less time from then on.
+// A rank that has saved its work needs less time from then on.
 void WorkerGroup::read_announcements(Clock::time_point now) {
   if (!stopping_ || now < announcements_heard_ + kHearEvery) return;
   announcements_heard_ = now;
@@ -342,7 +344,8 @@ int WorkerGroup::pass_on(int signal) const {
       if (kill(-rank.pid, signal) == 0) ++reached;
       continue;
     }
-    // A question, which must not end who does not know it: a program that is still starting, a shell around it.
+    // SIGQUIT is a query here and must not end a process that does not handle it, such as a starting program or a
+    // shell.
     for (const pid_t process : processes_of_group(rank.pid))
       if (handles_signal(process, signal) && kill(process, signal) == 0) ++reached;
   }
@@ -370,7 +373,7 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
       failure.kind = report->kind;
       failure.message = report->message;
       if (report->time_s > 0) failure.time_s = report->time_s;
-      // Told to end, because a peer ended first, while it was still on its way out: what it reported is what counts.
+      // The rank was terminated while it was ending, because a peer ended first. So its own report counts.
       if (rank.was_terminated) {
         failure.signal = 0;
         failure.exit_status = report->exit_status;

@@ -1,4 +1,5 @@
-// WorkerGroup: the ranks of one node in one round: their processes, output and reports. Knows nothing of other nodes.
+// WorkerGroup: the ranks of one node in one round, with their processes, output and reports. It does not know other
+// nodes.
 #pragma once
 
 #include <poll.h>
@@ -27,14 +28,14 @@ class WorkerGroup {
     ProcessGuard* guard;
     WorkerLogs* logs;
     sigset_t signal_mask;  // of the ranks
-    std::string reports;   // a folder of this round
+    std::string reports;   // this round's folder for reports
     std::string secret;
     std::vector<std::vector<int>> cpus;  // per local rank; empty: not bound
   };
 
   /// Starts the ranks of `assignment`. Throws UsageError if the program cannot be run.
   WorkerGroup(Context context, const Order& start, const NodeAssignment& assignment);
-  ~WorkerGroup();  // what still runs is killed
+  ~WorkerGroup();  // kills the ranks that still run
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
 
@@ -42,22 +43,24 @@ class WorkerGroup {
   void pump(const std::vector<pollfd>& fds);  // the vector that add_poll_fds() filled
   Clock::time_point wake_at() const;
 
-  /// Collects who has ended, kills who is overdue.
+  /// Reaps the ranks that have ended and kills the ranks whose time to stop is over.
   void step(Clock::time_point now);
   bool any_alive() const;
   bool all_succeeded() const;
-  /// True, once, when a rank has failed and others have had a moment to tell the cause of its error, or the same one.
+  /// Returns true once, after a rank has failed. It first gives other ranks a short time to report the cause of that
+  /// error, or the same error.
   bool take_failure(Clock::time_point now);
 
-  /// SIGTERM now, SIGKILL after `grace`, to ranks that are stopped at once.
+  /// Sends SIGTERM now and SIGKILL after `grace`; a rank that is stopped (SIGSTOP) gets SIGKILL without the grace time.
   void terminate(std::chrono::milliseconds grace);
-  /// Passes on a signal to stop. `again`: there was one before, so all are killed.
+  /// Passes on a stop signal. `again`: it is the second one, so all ranks are killed.
   void stop(int signal, bool again);
-  /// Passes on a signal that is no reason to end; SIGQUIT to those processes that handle it. Returns to how many.
+  /// Passes on a signal that does not end the job. SIGQUIT goes only to processes that handle it. Returns how many
+  /// received the signal.
   int pass_on(int signal) const;
 
-  /// What did not end well, without those that only did as they were told. For when no rank is alive, or while some
-  /// are.
+  /// The failed ranks, without the ranks that ended only because this launcher ended them. May be called while ranks
+  /// are alive.
   std::vector<WorkerFailure> failures() const;
 
  private:
@@ -65,11 +68,11 @@ class WorkerGroup {
     int rank = 0, local_rank = 0;
     pid_t pid = -1;
     bool alive = false;
-    bool was_terminated = false;  // by us: its death then says nothing
+    bool was_terminated = false;  // by this launcher, so its death is no failure
     int wait_status = 0;
     double ended_at_s = 0;
     Clock::time_point kill_at = kNever;
-    std::optional<std::chrono::seconds> announced;  // how long it takes for a stop, as it said when told
+    std::optional<std::chrono::seconds> announced;  // the time that it announced for a graceful stop
     std::string report_directory, error_file;
     WorkerStream streams[2];
     std::optional<Clock::time_point> stopped_since;
@@ -88,11 +91,11 @@ class WorkerGroup {
 
   Context context_;
   std::string host_;
-  const int cores_;  // that this process may use
+  const int cores_;  // cores that this process may use
   std::vector<Rank> ranks_;
   std::vector<OutputRelay*> polled_;
   std::size_t first_polled_ = 0;
-  bool failure_taken_ = false;  // or of no interest any more
+  bool failure_taken_ = false;  // or failures no longer matter
   Clock::time_point failure_certain_at_ = kNever;
   bool stopping_ = false;                        // by a signal
   std::unique_ptr<StoppedRanks> stopped_ranks_;  // in a job of several nodes

@@ -22,7 +22,7 @@ constexpr const char* kErrorFile = "/error.json";
 constexpr const char* kGracefulFile = "/graceful_stop";
 constexpr const char* kProcessFile = "/process";
 
-// Whoever reads sees the whole file or none.
+// Readers see the whole file or none.
 bool write_report_file(const std::string& path, const std::string& text) {
   const std::string temporary = path + "." + std::to_string(getpid());
   {
@@ -47,7 +47,7 @@ std::optional<std::string> read_report_file(const std::string& path) {
   return text.str();
 }
 
-// A number is another process's where the rank has process numbers of its own.
+// The PID namespace. In another namespace the same process id means another process.
 ino_t pid_namespace() {
   struct stat status {};
   return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
@@ -63,7 +63,7 @@ bool report_error_to_launcher(const std::exception& error) noexcept {
   try {
     const auto* ours = dynamic_cast<const Error*>(&error);
     const char* rank = std::getenv("RANK");
-    // First what says most: where a peer has failed before, this process may be ended at any moment.
+    // Write the most informative report first. After the failure of a peer this process may be killed at any moment.
     const char* directory = std::getenv("PHALANX_REPORT_DIR");
     bool is_told = false;
     if (directory != nullptr && *directory != '\0') {
@@ -91,7 +91,7 @@ void announce_graceful_stop(std::chrono::seconds limit) noexcept {
     const char* directory = std::getenv("PHALANX_REPORT_DIR");
     if (directory != nullptr && *directory != '\0')
       write_report_file(std::string(directory) + kGracefulFile, std::to_string(limit.count()));
-  } catch (...) {  // out of memory: the worker then has the short limit
+  } catch (...) {  // out of memory: then the worker has the short limit
   }
 }
 

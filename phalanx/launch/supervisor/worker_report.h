@@ -1,9 +1,9 @@
-// What a worker tells its launcher beside its exit status. Torch-free.
+// The reports that a worker leaves for its launcher, beside its exit status. Torch-free.
 //
-// The launcher gives every worker a private folder in PHALANX_REPORT_DIR. A worker that ends with an error writes it
-// there and stays silent: the launcher prints the first failing rank's once. A worker that handles Ctrl-C and SIGTERM
-// by finishing its work (saving a checkpoint) announces how long that may take; others are killed soon after the
-// signal.
+// The launcher gives every worker a private folder in PHALANX_REPORT_DIR. A worker that ends with an error writes the
+// error there and prints nothing; the launcher prints the error of the first failing rank once. A worker that handles
+// Ctrl-C and SIGTERM by finishing its work (saving a checkpoint) announces how long that may take. Other workers are
+// killed soon after the signal.
 //
 //   catch (const Error& error) {
 //     if (!report_error_to_launcher(error)) print(error);
@@ -21,15 +21,15 @@
 
 namespace phalanx {
 
-/// True if a Phalanx launcher will print it. Never throws: an error that cannot be reported is the caller's to print.
+/// Returns true if a Phalanx launcher will print the error. Otherwise the caller must print it. Never throws.
 bool report_error_to_launcher(const std::exception& error) noexcept;
 
-/// From now on this process ends by itself on SIGINT and SIGTERM, within `limit`. Nothing happens without a launcher.
+/// Announces that this process ends by itself within `limit` after SIGINT or SIGTERM. Does nothing without a launcher.
 void announce_graceful_stop(std::chrono::seconds limit) noexcept;
 
-/// By the launcher, into the folder that it gives a rank: which process that is.
+/// For the launcher: records the rank's process id in the rank's report folder.
 void note_started_process(const std::string& directory, int rank, int pid);
-/// By a rank: those that its launcher has started beside it so far, by rank. Empty without a launcher.
+/// For a rank: the process ids that its launcher has started on this node so far, by rank. Empty without a launcher.
 std::map<int, int> read_started_processes();
 
 struct WorkerReport {
@@ -37,12 +37,12 @@ struct WorkerReport {
   std::string kind;  // the error's class, "ConfigError"
   std::string message;
   double time_s = 0;    // since the epoch
-  int exit_status = 1;  // what the worker means to end with
+  int exit_status = 1;  // the exit status that the worker intends
 };
 
-/// The launcher's side. A missing or unreadable report is nullopt.
+/// For the launcher. Returns nullopt if the report is missing or unreadable.
 std::optional<WorkerReport> read_worker_report(const std::string& directory);
-/// What a program of torch's left in TORCHELASTIC_ERROR_FILE; its time is the file's.
+/// The error that a torch program left in TORCHELASTIC_ERROR_FILE; its time is the time of the file.
 std::optional<WorkerReport> read_torch_error_file(const std::string& path);
 std::optional<std::chrono::seconds> read_graceful_stop(const std::string& directory);
 

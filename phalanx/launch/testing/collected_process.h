@@ -1,4 +1,4 @@
-// What the tests of init_from_environment() share: programs as processes of their own, with their output collected.
+// Test helpers for init_from_environment(): programs run as separate processes, with their output collected.
 #pragma once
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ inline std::string built_program(const std::string& name) {
   return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / name).string();
 }
 
-// This process's environment without what a launcher around the tests may have set.
+// This process's environment without variables that a launcher of the tests may have set.
 inline EnvironmentMap clean_environment() {
   EnvironmentMap result = current_environment();
   std::erase_if(result, [](const auto& entry) {
@@ -47,7 +47,7 @@ inline int times_in(const std::string& text, const std::string& part) {
   return found;
 }
 
-/// The program's path, looked for in these folders and in PATH; empty if it is nowhere.
+/// The program's path, searched in `folders` and in PATH; empty if it is not found.
 inline std::string find_program(const std::string& name, std::vector<std::filesystem::path> folders = {}) {
   const std::string path = current_environment()["PATH"];
   for (std::size_t begin = 0; begin < path.size();) {
@@ -68,7 +68,7 @@ inline void expect_sum_of_ranks(const std::string& output, int ranks) {
   EXPECT_THAT(output, testing::HasSubstr(fmt::format("sum {}\n", ranks * (ranks + 1) / 2)));
 }
 
-// A process with its output collected.
+// A process whose output is collected. The destructor kills its process group.
 class CollectedProcess {
  public:
   explicit CollectedProcess(std::vector<std::string> command, EnvironmentMap environment = clean_environment())

@@ -25,7 +25,7 @@ namespace {
   for (;;) pause();
 }
 
-// Tells the test, through a file that appears whole, that this process has got so far.
+// Tells the test that this process has reached this point. The file appears complete.
 template <class T>
 void note(const std::string& directory, const std::string& name, const T& value) {
   const std::string path = directory + "/" + name;
@@ -33,7 +33,7 @@ void note(const std::string& directory, const std::string& name, const T& value)
   std::rename((path + ".new").c_str(), path.c_str());
 }
 
-// A child that only a signal to its process group, or its own number, can end.
+// A child that ends only by a signal to its process group or to its pid.
 void start_child(const std::string& directory, int rank) {
   const pid_t child = fork();
   if (child == 0) {
@@ -46,7 +46,7 @@ void start_child(const std::string& directory, int rank) {
 phalanx::SupervisorOptions supervisor_options(const std::vector<std::string>& arguments) {
   using std::chrono::milliseconds;
   phalanx::SupervisorOptions options;
-  options.blame_grace = std::chrono::seconds(30);  // the cause comes, however long it takes
+  options.blame_grace = std::chrono::seconds(30);  // wait until the cause is reported, however long it takes
   options.ranks = std::stoi(arguments.at(1));
   std::size_t i = 2;
   for (; i < arguments.size() && arguments[i].starts_with("--"); ++i) {
@@ -84,7 +84,7 @@ phalanx::SupervisorOptions supervisor_options(const std::vector<std::string>& ar
   return options;
 }
 
-// Every rank of the round is here.
+// Waits until every rank of the round is here.
 void meet(const phalanx::WorkerEnvironment& environment) {
   phalanx::TcpStore store(environment.store, {.secret = phalanx::job_secret_from_environment().value});
   if (store.add("ranks", 1) == environment.world_size) store.set("all", "");
@@ -94,7 +94,7 @@ void meet(const phalanx::WorkerEnvironment& environment) {
 int run(const std::vector<std::string>& arguments) {
   using namespace phalanx;
   const std::string& mode = arguments.at(0);
-  if (mode == "supervise") {  // RANKS [--option=value...] PROGRAM ARGUMENTS...: be the launcher
+  if (mode == "supervise") {  // RANKS [--option=value...] PROGRAM ARGUMENTS...: act as launcher
     const auto result = supervise(supervisor_options(arguments));
     if (!result.error.empty()) fmt::print(stderr, "launcher: {}\n", result.error);
     return result.exit_status;
@@ -108,25 +108,25 @@ int run(const std::vector<std::string>& arguments) {
     meet(environment);
     return 0;
   }
-  const int chosen = arguments.size() > 1 ? std::atoi(arguments[1].c_str()) : -1;  // 0 where it is a folder
+  const int chosen = arguments.size() > 1 ? std::atoi(arguments[1].c_str()) : -1;  // 0 if the argument is a folder
   const auto in_this_attempt = [&](const std::string& key) {
     return fmt::format("{}/{}", key, environment.restart_count);
   };
   const auto wait_for_failure = [&] {
-    // Kept until the process ends, so that the store tells of that.
+    // Kept until the process ends, so that the store reports the end.
     static TcpStore store(environment.store, {.secret = job_secret_from_environment().value});
     store.set_when_lost(in_this_attempt(fmt::format("ended/{}", rank)), "");
     store.get(in_this_attempt("failed"));
   };
-  if (mode == "exit") {  // RANK STATUS: that rank exits so, the others hang
+  if (mode == "exit") {  // RANK STATUS: that rank exits with STATUS; the others hang
     if (rank == chosen) return std::stoi(arguments.at(2));
     sleep_for_ever();
   }
-  if (mode == "signal") {  // RANK SIGNAL: that rank dies so, the others hang
+  if (mode == "signal") {  // RANK SIGNAL: that rank dies by SIGNAL; the others hang
     if (rank == chosen) raise(std::stoi(arguments.at(2)));
     sleep_for_ever();
   }
-  if (mode == "linger") {  // RANK: reports first but is slow to end; the others report after it, and end first
+  if (mode == "linger") {  // RANK: it reports first but ends slowly; the others report later and end first
     if (rank == chosen) {
       report_error_to_launcher(ConfigError("[training] steps is -1"));
       TcpStore store(environment.store, {.secret = job_secret_from_environment().value});
@@ -152,7 +152,7 @@ int run(const std::vector<std::string>& arguments) {
     throw ConfigError("[training] steps is -1");
   }
   const std::string& directory = arguments.at(1);
-  if (mode == "environment") {  // DIRECTORY NAMES...: what the rank's variables are, its arguments, where it may run
+  if (mode == "environment") {  // DIRECTORY NAMES...: writes the rank's variables, arguments and allowed CPUs
     std::string text;
     for (std::size_t i = 2; i < arguments.size(); ++i) {
       const char* value = std::getenv(arguments[i].c_str());
@@ -168,21 +168,21 @@ int run(const std::vector<std::string>& arguments) {
     note(directory, fmt::format("environment.{}", rank), text);
     return 0;
   }
-  if (mode == "fail-once") {  // DIRECTORY RANK STATUS: that rank fails so once, when all are there; then all end well
+  if (mode == "fail-once") {  // DIRECTORY RANK STATUS: that rank fails once, when all are there; then all succeed
     note(directory, fmt::format("attempt.{}.{}", environment.restart_count, rank), getpid());
     meet(environment);
     if (environment.restart_count > 0) return 0;
     if (rank == std::stoi(arguments.at(2))) return std::stoi(arguments.at(3));
     sleep_for_ever();
   }
-  if (mode == "hold") {  // DIRECTORY: until DIRECTORY/go is there; says which world it is in
+  if (mode == "hold") {  // DIRECTORY: waits for DIRECTORY/go; writes its world
     meet(environment);
     note(directory, fmt::format("hold.{}.of.{}", rank, environment.world_size), getpid());
     while (access((directory + "/go").c_str(), F_OK) != 0) usleep(5000);
     return 0;
   }
-  if (mode == "depart") {  // DIRECTORY: ends well at SIGTERM, or when DIRECTORY/go is there; fails when DIRECTORY/lost
-                           // is, as who has lost a peer, unless it is alone
+  if (mode == "depart") {  // DIRECTORY: ends with 0 at SIGTERM, or when DIRECTORY/go exists. When DIRECTORY/lost exists
+                           // it fails as if it had lost a peer, unless it is the only rank
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
@@ -196,7 +196,7 @@ int run(const std::vector<std::string>& arguments) {
     }
     return 0;
   }
-  if (mode == "usr1") {  // DIRECTORY: ends well at SIGUSR1
+  if (mode == "usr1") {  // DIRECTORY: ends with 0 at SIGUSR1
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGUSR1);
@@ -206,18 +206,18 @@ int run(const std::vector<std::string>& arguments) {
     sigwait(&set, &signal);
     return signal == SIGUSR1 ? 0 : 1;
   }
-  if (mode == "stubborn") {  // DIRECTORY: ignores what can be ignored, and has a child that does too
+  if (mode == "stubborn") {  // DIRECTORY: ignores all signals that it can, and so does its child
     for (const int number : {SIGINT, SIGTERM, SIGUSR2}) signal(number, SIG_IGN);
     start_child(directory, rank);
     note(directory, fmt::format("pid.{}", rank), getpid());
     sleep_for_ever();
   }
-  if (mode == "leave-child") {  // DIRECTORY: ends well, but leaves a child behind
+  if (mode == "leave-child") {  // DIRECTORY: ends with 0 but leaves a child behind
     start_child(directory, rank);
     while (access(fmt::format("{}/child.{}", directory, rank).c_str(), F_OK) != 0) usleep(1000);
     return 0;
   }
-  if (mode == "nearly-done") {  // DIRECTORY: asks for a long time, at SIGTERM for none any more, and never ends
+  if (mode == "nearly-done") {  // DIRECTORY: announces a long time, at SIGTERM no time, and never ends
     announce_graceful_stop(std::chrono::seconds(3'600));
     sigset_t set;
     sigemptyset(&set);
@@ -229,12 +229,12 @@ int run(const std::vector<std::string>& arguments) {
     announce_graceful_stop(std::chrono::seconds(0));
     sleep_for_ever();
   }
-  if (mode == "stopped-at-end") {  // rank 1 of a program that announces its stop stands still when the other ends
+  if (mode == "stopped-at-end") {  // a program that announces its stop; rank 1 is stopped when the other ends
     announce_graceful_stop(std::chrono::seconds(3));
     if (rank == 1) raise(SIGSTOP);
     return 0;
   }
-  if (mode == "quit") {  // DIRECTORY: rank 1 tells of SIGQUIT, the others do not handle it
+  if (mode == "quit") {  // DIRECTORY: rank 1 reports SIGQUIT, the others do not handle it
     static volatile sig_atomic_t quit = 0;
     signal(SIGQUIT, SIG_DFL);
     if (rank == 1) signal(SIGQUIT, [](int number) { quit = number; });
@@ -243,8 +243,8 @@ int run(const std::vector<std::string>& arguments) {
     note(directory, "quit.1", static_cast<int>(quit));
     sleep_for_ever();
   }
-  if (mode == "graceful") {  // DIRECTORY: takes 2 s to end after a signal, longer than a silent rank is given; tells
-                             // of each, and which it was
+  if (mode == "graceful") {  // DIRECTORY: takes 2 s to end after a signal, longer than a rank gets that announces
+                             // nothing; notes each signal and its number
     announce_graceful_stop(std::chrono::seconds(30));
     sigset_t awaited;
     sigemptyset(&awaited);
@@ -255,7 +255,7 @@ int run(const std::vector<std::string>& arguments) {
     sigwait(&awaited, &got);
     note(directory, fmt::format("asked.{}", rank), got);
     std::string others;
-    // In slices, so that a machine that stands still for a while takes next to nothing of the 2 s.
+    // In slices, so that a pause of the machine takes almost nothing of the 2 s.
     const timespec slice{0, 50'000'000};
     for (int slices = 0; slices < 40; ++slices)
       if (const int number = sigtimedwait(&awaited, nullptr, &slice); number > 0) {

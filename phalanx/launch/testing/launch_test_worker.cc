@@ -1,14 +1,15 @@
-// A rank that meets the others, sums over them, and says how it was done: run by the tests under every launcher.
+// A rank that joins the rendezvous, sums over all ranks, and prints how this was done. The tests run it under every
+// launcher.
 //
 //   launch_test_worker [--backend B] [--method M --rank R --world-size W] [--timeout-ms T] [--spawn N]
 //                      [--killed-once RANK] [--patient true] [--until-world N] [--notes FOLDER] [--shared-heap
 //                      true|false]
 //
-// --killed-once: in the first attempt this rank is killed between two sums, while the others go on adding up.
-// --patient: they do not fail then, but wait until their launcher ends them.
-// --until-world: with fewer ranks than that the sums go on, until the launcher ends them.
-// --notes: the sums go on until FOLDER/go is there. FOLDER/sum.<rank> then says that there was one, FOLDER/error.<rank>
-// what the error was.
+// --killed-once: in the first attempt this rank is killed between two sums, while the others continue to sum.
+// --patient: the others do not fail then, but wait until their launcher ends them.
+// --until-world: with fewer than N ranks the sums continue until the launcher ends the ranks.
+// --notes: the sums continue until FOLDER/go exists. FOLDER/sum.<rank> shows that the rank has computed a sum.
+// FOLDER/error.<rank> contains its error.
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <signal.h>
@@ -30,7 +31,7 @@
 
 namespace {
 
-// A file that appears whole.
+// Writes a file that appears complete.
 template <class T>
 void note(const std::string& folder, const std::string& name, int rank, const T& value) {
   const std::string path = fmt::format("{}/{}.{}", folder, name, rank);
@@ -38,14 +39,14 @@ void note(const std::string& folder, const std::string& name, int rank, const T&
   std::filesystem::rename(path + ".new", path);
 }
 
-// Whether rank 0 has seen that it is time; the same on all ranks.
+// True if rank 0 has seen the file FOLDER/go. The result is the same on all ranks.
 bool is_time_to_end(phalanx::Communicator& world, const std::string& folder) {
   usleep(2000);
   at::Tensor seen = at::full({1}, world.rank() == 0 && std::filesystem::exists(folder + "/go") ? 1.0 : 0.0, at::kFloat);
   try {
     world.all_reduce(seen);
   } catch (const phalanx::Error& error) {
-    // Before anything is taken down: that takes seconds beside a silent store.
+    // Write it before the shutdown, which takes seconds if the store does not answer.
     note(folder, "error", world.rank(), error.what());
     throw;
   }
@@ -81,7 +82,7 @@ int main(int argc, char** argv) {
     }
     auto context = phalanx::init_from_environment(options);
     at::Tensor x;
-    // Which attempt it is the rank itself knows: launchers may count differently for the others.
+    // The rank itself finds out which attempt this is: launchers may count differently for the other ranks.
     bool is_killed = killed >= 0;
     if (is_killed) {
       const bool is_first_attempt = phalanx::env_string("TORCHELASTIC_RESTART_COUNT").value_or("0") == "0";

@@ -1,4 +1,4 @@
-// What the launcher's tests share: launchers as processes of their own, their output, and what they leave behind.
+// Test helpers for the launcher: launchers run as separate processes, their output, and what they leave behind.
 #pragma once
 
 #include <sys/types.h>
@@ -14,12 +14,12 @@ namespace phalanx {
 
 std::string test_program();
 
-/// `launch_test_program supervise RANKS ...` in a process of its own, its output collected.
+/// `launch_test_program supervise RANKS ...` in a separate process, with its output collected.
 class RunningLauncher {
  public:
   struct Options {
-    std::vector<std::string> before;  // the command that runs it, "ip netns exec NAME"
-    EnvironmentMap environment;       // over this process's
+    std::vector<std::string> before;  // a command that runs it, such as "ip netns exec NAME"
+    EnvironmentMap environment;       // added to this process's environment
     int stderr_fd = -1;               // -1: collected
   };
   RunningLauncher(int ranks, std::vector<std::string> arguments)
@@ -30,7 +30,7 @@ class RunningLauncher {
   RunningLauncher& operator=(const RunningLauncher&) = delete;
 
   void send(int signal) const;
-  /// The exit status, 128 + signal where it was killed.
+  /// The exit status; 128 + signal if it was killed.
   int wait();
   pid_t pid() const { return pid_; }
   std::string out() const { return read("stdout"); }
@@ -46,10 +46,10 @@ class RunningLauncher {
 /// True once the condition holds; false after 30 s.
 bool comes_true(const std::function<bool()>& condition);
 
-/// Gone, or dead and only not yet collected by whoever adopted it.
+/// True if the process does not exist, or is a zombie that its adoptive parent has not reaped yet.
 bool is_gone(pid_t pid);
 
-/// What a rank wrote into a note, as soon as it is there.
+/// The text that a rank wrote into the note `name`. Waits until it is there.
 std::string note_of(const TempDirectory& folder, const std::string& name);
 pid_t noted_pid(const TempDirectory& folder, const std::string& name);
 void write_note(const TempDirectory& folder, const std::string& name);

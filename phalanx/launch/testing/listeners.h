@@ -1,4 +1,4 @@
-// What a process listens on, as the kernel says (tests only).
+// The listening sockets of a process, from /proc (tests only).
 #pragma once
 
 #include <fmt/format.h>
@@ -13,10 +13,10 @@
 
 namespace phalanx {
 
-/// The local addresses of the process's listening TCP sockets, as /proc/net/tcp and tcp6 write them: in hexadecimal, of
-/// IPv4 with the first byte last ("0100007F"). One for each socket.
+/// The local addresses of the process's listening TCP sockets, one per socket. They are written in hexadecimal as in
+/// /proc/net/tcp and tcp6; an IPv4 address has its first byte last ("0100007F").
 inline std::vector<std::string> listening_addresses(pid_t pid) {
-  std::set<std::string> sockets;  // of the process: their inodes
+  std::set<std::string> sockets;  // inodes of the process's sockets
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(fmt::format("/proc/{}/fd", pid), error)) {
     const std::string target = std::filesystem::read_symlink(entry.path(), error).string();

@@ -1,10 +1,11 @@
-// Machines made of network namespaces, joined by a bridge in one more: sockets between them cross a network, and a link
-// can be taken down. For root only; good() says whether it could be done, and else failure_reason() why not (tests only).
+// NetnsNodes: simulated nodes (tests only). Each is a network namespace; a bridge in one more namespace joins them. So
+// sockets between nodes cross a network, and a test can take a link down. This needs root. good() says whether the
+// namespaces could be made; if not, failure_reason() says why.
 //
-//   const Machines machines(2);
-//   SKIP_WITHOUT(machines);
-//   RunningLauncher launcher(1, words, {.before = machines.on(1)});   // its sockets are that machine's
-//   machines.cut(1);
+//   const NetnsNodes nodes(2);
+//   SKIP_WITHOUT(nodes);
+//   RunningLauncher launcher(1, arguments, {.before = nodes.on(1)});  // its sockets belong to node 1
+//   nodes.cut(1);
 #pragma once
 
 #include <fmt/format.h>
@@ -40,11 +41,11 @@ class NetnsNodes {
   bool good() const { return good_; }
   const std::string& failure_reason() const { return failure_reason_; }
   std::string address(int i) const { return fmt::format("10.213.7.{}", i + 1); }
-  /// What stands before a command that is to run there.
+  /// The prefix of a command that runs on node i.
   std::vector<std::string> on(int i) const { return {"ip", "netns", "exec", machine(i)}; }
-  /// Takes the link to that machine down.
+  /// Takes the link to node i down.
   void cut(int i) const { EXPECT_TRUE(run(fmt::format("ip -n {} link set v{} down", hub(), i))); }
-  /// Its /proc/net/tcp.
+  /// The text of /proc/net/tcp on node i.
   std::string listeners(int i) const {
     TempDirectory folder("listeners");
     const std::string path = (folder.path() / "tcp").string();
@@ -56,7 +57,7 @@ class NetnsNodes {
  private:
   std::string hub() const { return name_ + "h"; }
   std::string machine(int i) const { return fmt::format("{}m{}", name_, i); }
-  // Of the first command that fails, what it says is kept.
+  // Stores the output of the first command that fails.
   bool run(const std::string& command) const {
     std::string said;
     FILE* const output = popen((command + " 2>&1").c_str(), "r");

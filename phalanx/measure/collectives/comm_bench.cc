@@ -30,7 +30,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Something that can run a case: one of these is set. `copy` is the roofline.
+// An arm of the benchmark: it can run a case. Exactly one of these is set. `copy` is the roofline.
 struct Arm {
   std::string name;
   std::shared_ptr<Communicator> comm;
@@ -44,11 +44,11 @@ struct Arm {
 struct Figures {
   double p50 = 0, p99 = 0, least = 0, cpu = 0;
   int slowest_rank = 0;
-  std::int64_t calls = 0;  // none: stopped before the first
-  bool stopped = false;    // before all of them
+  std::int64_t calls = 0;  // 0: stopped before the first call
+  bool stopped = false;    // stopped before all calls were done
 };
 
-/// Any rank's wish is everybody's.
+/// True on all ranks if it is true on any rank.
 bool any_rank(Communicator& control, bool wish) {
   at::Tensor flag = at::zeros({1}, at::TensorOptions(c10::ScalarType::Int));
   *flag.mutable_data_ptr<std::int32_t>() = wish ? 1 : 0;
@@ -63,14 +63,14 @@ std::int64_t sum_over_ranks(Communicator& control, std::int64_t value) {
   return *sum.const_data_ptr<std::int64_t>();
 }
 
-/// Calls in portions of a quarter of a second, after each of which the ranks agree on whether to go on: all make the
-/// same number of calls, for one that left by itself would leave the others waiting in the next.
+/// Makes the calls in portions of a quarter of a second. After each portion the ranks agree on whether to continue. So
+/// all ranks make the same number of calls; a rank that stopped alone would leave the others waiting in the next call.
 class AgreedCalls {
  public:
   AgreedCalls(Communicator& control, const BenchCall& call, const std::function<bool()>& stop)
       : control_(control), call_(call), stop_(stop) {}
 
-  /// The times of that many calls, sorted; of fewer, or none, once stopped.
+  /// The sorted times of `calls` calls; fewer, or none, after a stop.
   std::vector<double> run(std::int64_t calls) {
     std::vector<double> times;
     times.reserve(static_cast<std::size_t>(std::min<std::int64_t>(calls, 1 << 20)));
@@ -92,7 +92,7 @@ class AgreedCalls {
   }
 
   bool stopped() const { return stopped_; }
-  /// Of all calls since this was asked last.
+  /// The processor time of all calls since the last take_cpu_seconds().
   double take_cpu_seconds() { return std::exchange(cpu_seconds_, 0.0); }
 
  private:
@@ -111,12 +111,12 @@ class AgreedCalls {
   Communicator& control_;
   const BenchCall& call_;
   const std::function<bool()>& stop_;
-  std::int64_t fitting_ = 1;  // calls in a portion; how long one takes is not known yet
+  std::int64_t fitting_ = 1;  // calls in a portion; the time of a call is not known at first
   double cpu_seconds_ = 0;
   bool stopped_ = false;
 };
 
-/// `control` agrees on the number of calls and gathers the figures; it is not what is measured.
+/// `control` is used to agree on the number of calls and to gather the results. It is not what is measured.
 Figures measure(Communicator& control, const BenchCall& call, const CommBenchCase& what,
                 const CommBenchOptions& options, double budget, const std::function<bool()>& stop) {
   AgreedCalls agreed(control, call, stop);
@@ -135,7 +135,7 @@ Figures measure(Communicator& control, const BenchCall& call, const CommBenchCas
   calls = std::ssize(times);
   const double cpu = agreed.take_cpu_seconds() / static_cast<double>(calls);
   if (what.verb == BenchVerb::pingpong) {
-    for (double& time : times) time = control.rank() < 2 ? time / 2 : 0;  // the other ranks take no part
+    for (double& time : times) time = control.rank() < 2 ? time / 2 : 0;  // the other ranks are not involved
   }
   at::Tensor mine = at::zeros({4}, at::TensorOptions(c10::ScalarType::Double));
   auto* data = mine.mutable_data_ptr<double>();
@@ -157,7 +157,7 @@ Figures measure(Communicator& control, const BenchCall& call, const CommBenchCas
   return figures;
 }
 
-/// The rank-th core of those that the process may use.
+/// Binds this process to the rank-th core of those that it may use.
 void pin_to_core(int rank) {
   cpu_set_t usable;
   if (sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) == 0) return;
@@ -250,7 +250,7 @@ class CommBench {
  private:
   struct Running {
     const Arm* arm;
-    std::unique_ptr<BenchCall> call;  // none for threads: theirs are made where they run
+    std::unique_ptr<BenchCall> call;  // null for threads: they create their calls themselves
     std::optional<Figures> best;
     std::optional<std::int64_t> wrong;
     int rounds = 0;
@@ -278,7 +278,7 @@ class CommBench {
         if (result_.stopped) break;
         const Figures now = running.arm->threads ? measure_threads(running, what) : measure_here(running, what);
         result_.stopped = now.stopped;
-        // One that was cut short stands only where there is no other.
+        // A measurement that was cut short counts only if there is no other.
         if (now.calls > 0 && (!running.best || (!now.stopped && now.p50 < running.best->p50))) running.best = now;
         if (now.stopped) break;
         ++running.rounds;
@@ -287,7 +287,7 @@ class CommBench {
     if (context_.rank == 0) tell(what, all);
   }
 
-  /// Makes the call known to the arm and checks it. False: a peer library refused it on some rank.
+  /// Prepares the call for the arm and checks it. Returns false if a baseline library refused it on some rank.
   bool prepare(Running& running, const CommBenchCase& what) {
     const Arm& arm = *running.arm;
     std::string refusal;
@@ -326,7 +326,7 @@ class CommBench {
     return measure(control_, *running.call, timed, options_, budget_of(*running.arm), hooks_.stop_requested);
   }
 
-  /// The ranks as threads of rank 0, while the other processes sleep.
+  /// Measures with threads of rank 0 as ranks, while the other processes sleep.
   Figures measure_threads(Running& running, const CommBenchCase& what) {
     Figures figures;
     if (context_.rank == 0) {
@@ -392,7 +392,7 @@ CommBenchResult run_comm_bench(const ProcessContext& context, const CommBenchOpt
 }
 
 std::string world_backend(const CommBenchOptions& options, const std::vector<BenchBaseline>& baselines) {
-  // A backend that this file does not make by itself is the world's: init_from_environment() knows it, or says not.
+  // A backend that this file does not create is the world's. init_from_environment() checks its name.
   std::vector<std::string> own{"auto", "shm", "symmetric", "heap", "gloo", "local", "c10d"};
   for (const BenchBaseline& baseline : baselines) own.push_back(baseline.name);
   for (const std::string& name : options.backends) {

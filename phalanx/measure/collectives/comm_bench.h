@@ -1,17 +1,11 @@
-// The benchmark of the collectives: what `phalanx bench comm` runs on every rank.
+// The collectives benchmark: what every rank of `phalanx bench comm` runs.
 //
-// For each case (verb, type, op, place, size) the backends take turns, options.rounds times, with the copy roofline
-// among them; of each the round with the smallest median stands: the one that other programs disturbed least. Every
-// call is timed alone on every rank; a row's figures are the slowest rank's.
+// For each case (verb, type, op, place, size) the backends and the copy roofline take turns, options.rounds times. For
+// each backend the round with the smallest median counts: other programs disturbed it least. Every call is timed alone
+// on every rank. The values of a row are those of the slowest rank.
 //
-// Collective over context.world, which agrees on counts and gathers the figures and is itself measured only as "auto"
-// (through a communicator split from it). `on_row` is called on rank 0 as soon as a case's rows are complete.
-// `stop_requested` may become true on any rank at any time: all ranks then leave together, within a fraction of a
-// second or the call that they are in, and the result holds what was done: of a measurement that was cut short the
-// calls made so far, where there is no better. Throws UsageError for a backend that is not known, CommError as
-// communicators do.
-//
-//   const auto result = run_comm_bench(context, options, {.on_row = [](const auto& row, const auto& peers) { ... }});
+//   const auto result = run_comm_bench(
+//       context, options, {.on_row = [](const auto& row, const auto& baselines) { print(row, baselines); }});
 #pragma once
 
 #include <functional>
@@ -24,19 +18,25 @@
 namespace phalanx::measure {
 
 struct CommBenchHooks {
-  std::function<void(const CommBenchResult&)> on_start = {};  // rank 0: all but rows and notes is known
-  /// Rank 0: a row, and the names of the peers that the table compares with.
+  std::function<void(const CommBenchResult&)> on_start = {};  // on rank 0: all but rows and notes is known
+  /// On rank 0, as soon as a case's rows are complete: a row, and the names of the baselines in the table.
   std::function<void(const CommBenchRow&, const std::vector<std::string>& baselines)> on_row = {};
-  std::function<bool()> stop_requested = {};  // any rank, of backend "local" from several threads at once
-  std::vector<BenchBaseline> baselines = {};  // that options.backends may name beside "c10d"
+  /// On any rank; with the backend "local" it is called from several threads at once. It may become true on any rank at
+  /// any time. All ranks then stop together, within a fraction of a second or after the call that they are in. The
+  /// result holds what was done. Of a measurement that was cut short it holds the calls so far, if there is no better.
+  std::function<bool()> stop_requested = {};
+  std::vector<BenchBaseline> baselines = {};  // baselines that options.backends may name beside "c10d"
 };
 
-/// The rows are complete on rank 0 only.
+/// Runs the benchmark. The rows are complete on rank 0 only. context.world agrees on counts and gathers the results; it
+/// is itself measured only as "auto", through a communicator split from it.
+/// Throws UsageError for an unknown backend, and CommError as communicators do.
+/// REQUIRES: all ranks of context.world call it (it is collective).
 CommBenchResult run_comm_bench(const ProcessContext& context, const CommBenchOptions& options,
                                const CommBenchHooks& hooks = {});
 
-/// The backend that init_from_environment() must be asked for, so that options.backends can be measured; the names of
-/// peers among them are no backends.
+/// The backend to pass to init_from_environment() so that options.backends can be measured. Names of baselines in
+/// options.backends are ignored.
 std::string world_backend(const CommBenchOptions& options, const std::vector<BenchBaseline>& baselines = {});
 
 }  // namespace phalanx::measure

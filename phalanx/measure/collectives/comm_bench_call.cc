@@ -19,10 +19,10 @@ namespace {
 
 constexpr std::int64_t kPeriod = 7;
 
-/// What rank r brings at element i; of product only one rank brings a 2, so that no type overflows.
+/// The value of rank r at element i. For a product only one rank has a 2, so that no type overflows.
 double known_value(const CommBenchCase& what, int rank, int ranks, std::int64_t i) {
-  // Elements that are true on all ranks, on none, and on some, so that "and" and "or" give both; of those on some, no
-  // rank's are another's moved along.
+  // Some elements are true on all ranks, some on none, and some on a few, so that "and" and "or" give both results. For
+  // the last kind the pattern of one rank is not a shifted copy of another rank's.
   if (what.type == DataType::boolean)
     return i % 5 == 0 || (i % 5 > 1 && (i % 11 + 1) * (7 * rank + 3) % 13 < 6) ? 1 : 0;
   if (reduces(what.verb) && what.op == ReduceOp::product) return (i + rank) % std::max(2, ranks) == 0 ? 2 : 1;
@@ -54,7 +54,8 @@ at::Tensor periodic(const at::Tensor& like, std::int64_t begin, std::int64_t per
   auto* data = once.mutable_data_ptr<double>();
   for (std::int64_t i = 0; i < period; ++i) data[i] = value(begin + i);
   const std::int64_t times = (like.numel() + period - 1) / period;
-  // Through int64, so that what does not fit into a byte wraps; fractions only come with avg, which integers have not.
+  // Convert through int64, so that values that do not fit into a byte wrap. Fractions occur only with avg, which is not
+  // available for integers.
   if (c10::isIntegralType(like.scalar_type(), /*includeBool=*/false)) once = once.to(c10::ScalarType::Long);
   return once.to(like.scalar_type()).repeat({times}).narrow(0, 0, like.numel()).to(like.device());
 }
@@ -78,7 +79,7 @@ c10d::ReduceOp c10d_op(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
-/// What torch's group does in one call. The tensors are copied into the call: they are handles.
+/// One call of torch's process group. The tensors are captured by value; they are handles.
 std::function<void()> c10d_call(const c10::intrusive_ptr<c10d::Backend>& group, const CommBenchCase& what, int rank,
                                 int ranks, const BenchBuffers& buffers) {
   if (reduces(what.verb) && what.op == ReduceOp::avg) throw Error("c10d's gloo has no avg");
@@ -137,7 +138,7 @@ BenchCall::BenchCall(const CommBenchCase& what, int rank, int ranks, c10::Device
     return symmetric ? symmetric->symmetric_empty({count}, options).zero_() : at::zeros({count}, options);
   };
   buffers_.whole = zeros(what.count);
-  buffers_.part = zeros(share);  // on all ranks, whoever uses it
+  buffers_.part = zeros(share);  // allocated on all ranks, even if not used
   const bool in_slice = what.place == Place::in &&
                         (!(what.verb == BenchVerb::gather || what.verb == BenchVerb::scatter) || rank == what.root);
   if (in_slice) buffers_.part = buffers_.whole.narrow(0, rank * share, share);
@@ -246,7 +247,7 @@ std::int64_t BenchCall::check() {
   const bool is_root = rank_ == what_.root;
   const int before = (rank_ + ranks_ - 1) % ranks_;
 
-  // What this rank brings. The split verbs that gather bring their part of the whole array's values.
+  // The input of this rank. For gathering verbs it is this rank's part of the values of the whole array.
   buffers_.whole.zero_();
   buffers_.part.zero_();
   if (buffers_.received.defined()) buffers_.received.zero_();
@@ -266,7 +267,7 @@ std::int64_t BenchCall::check() {
       wrong = differing(buffers_.whole, periodic(buffers_.whole, 0, period, reduced));
       break;
     case BenchVerb::reduce:
-      // Our backends leave the other ranks' tensors as they were; other libraries may use them.
+      // Our backends do not change the tensors of the other ranks; other libraries may use them.
       if (is_root) wrong = differing(buffers_.whole, periodic(buffers_.whole, 0, period, reduced));
       if (!is_root && !is_baseline_) wrong = differing(buffers_.whole, mine);
       break;

@@ -1,12 +1,12 @@
-// One case of the benchmark as a thing to call: buffers, the call on one backend, and whether its result is right.
+// BenchCall: one case of the benchmark: its buffers, the call on one backend, and the check of the result.
 //
 //   BenchCall call(the_case, rank, ranks, device);
-//   call.use(comm);            // or a peer, or use_copy(): what run() does
-//   call.run();                // once; on a GPU the host waits for it
-//   wrong = call.check();      // one more call on known values; elements on this rank that are not what they must be
+//   call.use(comm);                          // what run() does; or a baseline, or use_copy()
+//   call.run();                              // one call; on a GPU the host waits for it
+//   const std::int64_t wrong = call.check();  // one more call on known values; the wrong elements on this rank
 //
-// The known values of rank r at element i of its contribution are small integers of (r, i), so that every sum and
-// product is exact in every type, and what lands at the wrong place is seen. Otherwise buffers hold zeros.
+// The known value of rank r at element i is a small integer that depends on (r, i). So every sum and product is exact
+// in every type, and data at the wrong place is detected. In run() the buffers hold zeros.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,12 +25,13 @@ class Backend;
 namespace phalanx::measure {
 
 struct BenchBuffers {
-  at::Tensor whole;     // S: the only buffer of the verbs in place; all parts of the split ones
-  at::Tensor part;      // S / ranks, or that slice of whole (in place)
-  at::Tensor received;  // S: of all_to_all and sendrecv (and the copy); else undefined
+  at::Tensor whole;     // S: the only buffer of in-place verbs; the data of all ranks for verbs that divide it
+  at::Tensor part;      // S / ranks; in-place: that slice of `whole`
+  at::Tensor received;  // S: for all_to_all, sendrecv and the copy; otherwise undefined
 };
 
-/// Another library, to be measured beside the backends: makes what one call of a case does. Throws what it cannot do.
+/// Another library that is measured beside the backends. `make` returns a function that performs one call of a case; it
+/// throws if the library does not support the case.
 struct BenchBaseline {
   std::string name;
   std::function<std::function<void()>(const CommBenchCase& what, int rank, int ranks, const BenchBuffers& buffers)>
@@ -42,7 +43,8 @@ BenchBaseline c10d_baseline(c10::intrusive_ptr<c10d::Backend> group);
 
 class BenchCall {
  public:
-  /// symmetric: buffers lie in that communicator's symmetric memory; then the constructor is collective.
+  /// If `symmetric` is not null, the buffers are in that communicator's symmetric memory, and the constructor is
+  /// collective.
   BenchCall(const CommBenchCase& what, int rank, int ranks, c10::Device device, Communicator* symmetric = nullptr);
   BenchCall(const BenchCall&) = delete;  // run() refers to its buffers
   BenchCall& operator=(const BenchCall&) = delete;

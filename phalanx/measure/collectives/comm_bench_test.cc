@@ -56,7 +56,7 @@ TEST(CommBenchCall, EveryCaseIsRightOnEveryWorld) {
 }
 
 TEST(CommBenchCall, ACallThatDoesNothingIsSeenToBeWrong) {
-  // The copy leaves every result as it was. Some rank must see that, whatever the verb, type and op.
+  // The copy does not change any result. Some rank must detect that, for every verb, type and op.
   constexpr int kRanks = 3;
   std::mutex mutex;
   std::set<std::string> seen, all;
@@ -141,18 +141,18 @@ TEST(CommBench, AMeasurementIsCutShortByAllRanksAtOnce) {
   for (const bool in_threads : {false, true}) {
     if (in_threads) options.backends = {"local", "auto"};
     for (const int watcher : {0, 2}) {
-      if (in_threads && watcher != 0) continue;  // its threads are started by rank 0
+      if (in_threads && watcher != 0) continue;  // rank 0 starts its threads
       std::atomic<int> asked{0};
       run_local_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
         const bool watches = comm->rank() == watcher;
         const int patience = in_threads ? 3 * 4 : 5;  // three threads ask at once
-        // Asked once before the measurement, twice in its warm-up.
+        // It is called once before the measurement and twice in its warm-up.
         const auto result = run_comm_bench(context_of(comm, store), options, {.stop_requested = [&, watches, patience] {
                                              return watches && asked.fetch_add(1) >= patience;
                                            }});
         EXPECT_TRUE(result.stopped);
         if (comm->rank() != 0) return;
-        ASSERT_EQ(result.rows.size(), 1U);  // the other backend's turn did not come
+        ASSERT_EQ(result.rows.size(), 1U);  // the other backend did not run
         EXPECT_EQ(result.rows[0].what.count, 255);
         EXPECT_GT(result.rows[0].calls, 0);
         EXPECT_LT(result.rows[0].calls, options.iterations);
@@ -197,7 +197,7 @@ TEST(CommBench, TheSlowestRankIsNamed) {
       ASSERT_EQ(result.rows.size(), 2U);
       for (const CommBenchRow& row : result.rows) {
         EXPECT_EQ(row.slowest_rank, slow);
-        EXPECT_GE(row.p50, 3e-3);  // its figures are the row's
+        EXPECT_GE(row.p50, 3e-3);  // the row has its values
         EXPECT_GE(row.least, 3e-3);
       }
     });
@@ -209,7 +209,7 @@ TEST(CommBench, ABackendThatCannotBeHadIsNamed) {
   CommBenchOptions options = quick_options();
   EXPECT_EQ(world_backend(options), "auto");
   options.backends = {"auto", "mpi"};
-  EXPECT_EQ(world_backend(options), "mpi");  // the rendezvous knows it, or says that it does not
+  EXPECT_EQ(world_backend(options), "mpi");  // init_from_environment() checks it
   EXPECT_THROW(
       try {
         run_local_ranks(

@@ -81,7 +81,7 @@ class ConfigFile {
     if (const auto act = read_.get_or<std::string>("hidden_act", "silu"); act != "silu") {
       refuse(fmt::format("hidden_act \"{}\"", act), "\"silu\"");
     }
-    // The last one asks for a loss that evens out the experts' load.
+    // The last one asks for a loss that balances the experts' load.
     for (const char* flag : {"attention_bias", "mlp_bias", "output_router_logits", "use_bidirectional_attention"}) {
       if (read_.get_or<bool>(flag, false)) refuse(fmt::format("\"{}\": true", flag), "false");
     }
@@ -102,8 +102,8 @@ class ConfigFile {
 
   static std::int64_t default_head_dim(LlamaFamily family) { return family == LlamaFamily::qwen3 ? kQwen3HeadDim : 0; }
 
-  // Mistral's window is of all layers. Qwen's is of those from max_window_layers on, if it is switched on; layer_types
-  // says the same of each.
+  // Mistral's window applies to all layers. Qwen's applies to layers from max_window_layers on, if it is enabled.
+  // layer_types states the same for each layer.
   std::int64_t window(const LlamaConfig& config) const {
     if (config.family == LlamaFamily::llama) return 0;
     if (config.family == LlamaFamily::mixtral) return read_.get_or<std::int64_t>("sliding_window", 0);
@@ -200,7 +200,7 @@ class ConfigFile {
       scaling.original_max_seq_len = rope.get<std::int64_t>("original_max_position_embeddings");
     }
     if (*type == RopeScalingType::dynamic) {
-      // The file says the length before the stretching; the model is good for that much more.
+      // The file states the length before stretching; the model supports that length times the factor.
       const double stretched = std::floor(scaling.factor * static_cast<double>(config.max_seq_len));
       if (!(scaling.factor >= 1.0) || !(stretched < kMostPositions)) {
         fail(fmt::format("{}: \"factor\" is {}: expected 1 or above", key, scaling.factor));

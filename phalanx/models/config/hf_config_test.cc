@@ -89,7 +89,7 @@ TEST(HfConfig, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {
   EXPECT_THAT(config_error(some), HasSubstr("a sliding window in 1 of 4 layers is not supported"));
 }
 
-// What GPT-2 and Mixtral may say that changes their results.
+// Settings of GPT-2 and Mixtral that change their results.
 TEST(HfConfig, WhatOtherFamiliesCannotDoIsRefusedByName) {
   const nlohmann::json gpt2 = {{"model_type", "gpt2"}, {"n_embd", 12},     {"n_layer", 1},
                                {"n_head", 4},          {"n_positions", 8}, {"vocab_size", 11}};
@@ -180,7 +180,7 @@ TEST(HfConfig, HostileDescriptionsAreRefusedAtOnce) {
   }
 }
 
-// What older and newer files say differently.
+// Settings that older and newer files express differently.
 TEST(HfConfig, RotarySettingsMayStandInEitherPlace) {
   auto older = tiny_hf_config(), newer = tiny_hf_config();
   older["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
@@ -207,7 +207,7 @@ TEST(HfConfig, TwoKeysThatSayTheSameThingMustAgree) {
   EXPECT_THAT(config_error(description), HasSubstr("\"rope_theta\" is 20000, but 500000 in rope_parameters"));
   description["rope_parameters"] = {{"type", "linear"}, {"rope_type", "default"}, {"factor", 2.0}};
   EXPECT_THAT(config_error(description), HasSubstr("\"type\" is \"linear\", but \"rope_type\" is \"default\""));
-  // Another turning for each kind of layer.
+  // A different rotation for each kind of layer.
   description["rope_parameters"] = {{"full_attention", linear}, {"sliding_attention", {{"rope_type", "default"}}}};
   EXPECT_THAT(config_error(description), HasSubstr("rope_parameters of its own for \"full_attention\" layers"));
 }

@@ -11,7 +11,7 @@
 namespace phalanx::models {
 namespace {
 
-// "gelu_new" is the tanh form of GELU, and so is what the other name says.
+// "gelu_new" is the tanh form of GELU, and so is the other name.
 constexpr const char* kGelu = "gelu_new";
 constexpr const char* kAlsoGelu = "gelu_pytorch_tanh";
 

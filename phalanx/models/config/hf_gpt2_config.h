@@ -1,4 +1,4 @@
-// config.json of Hugging Face's GPT-2, whose keys are its own: for hf_config.h.
+// Hugging Face's config.json for GPT-2, which has its own keys. Used by hf_config.h.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,10 +8,10 @@
 
 namespace phalanx::models {
 
-/// Not validated. CheckpointError names the file and the key, what it should be and what it is.
+/// Does not validate the result. A CheckpointError names the file and the key, what it should be and what it is.
 LlamaConfig gpt2_config_from_hf(const nlohmann::json& json, const std::string& file);
 
-/// The keys that describe the model; architecture, type and dtype are the caller's.
+/// Adds the keys that describe the model. The caller adds architecture, type and dtype.
 void add_gpt2_keys(nlohmann::json& description, const LlamaConfig& config);
 
 }  // namespace phalanx::models

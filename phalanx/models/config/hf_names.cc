@@ -50,7 +50,7 @@ constexpr std::array<Gpt2TensorView, 5> kGpt2Outside = {{
     {"norm.bias", "transformer.ln_f.bias"},
     {"output.weight", "lm_head.weight"},
 }};
-// The matrices are [in, out] there; queries, keys and values are one.
+// In the files the matrices are [in, out], and queries, keys and values form one matrix.
 constexpr std::array<Gpt2TensorView, 16> kGpt2InLayer = {{
     {"attention.wq.weight", "attn.c_attn.weight", {.transposed = true, .part = 0, .parts = 3}},
     {"attention.wk.weight", "attn.c_attn.weight", {.transposed = true, .part = 1, .parts = 3}},
@@ -70,7 +70,7 @@ constexpr std::array<Gpt2TensorView, 16> kGpt2InLayer = {{
     {"ffn_norm.bias", "ln_2.bias"},
 }};
 
-/// "<prefix><digits>.<rest>" into digits and rest; empty strings where the name has another form.
+/// Splits "<prefix><digits>.<rest>" into digits and rest. Empty strings if the name has another form.
 std::pair<std::string, std::string> split_layer(const std::string& name, const std::string& prefix) {
   if (!name.starts_with(prefix)) return {};
   const std::size_t dot = name.find('.', prefix.size());
@@ -80,7 +80,7 @@ std::pair<std::string, std::string> split_layer(const std::string& name, const s
   return {digits, name.substr(dot + 1)};
 }
 
-/// "<prefix><digits>.<rest>" with another prefix, where rest is a matrix of an expert; empty otherwise.
+/// "<prefix><digits>.<rest>" with another prefix, if rest is a matrix of an expert; otherwise empty.
 std::string expert_name(const std::string& name, const std::string& from, const std::string& to) {
   const auto [number, rest] = split_layer(name, from);
   if (rest != "w1.weight" && rest != "w2.weight" && rest != "w3.weight") return {};
@@ -109,7 +109,7 @@ std::string hf_optional_prefix(const LlamaConfig& config) {
 }
 
 bool hf_may_ignore(const LlamaConfig& config, const std::string& hf_name) {
-  // GPT-2's older files have the causal mask of each layer.
+  // GPT-2's older files contain the causal mask of each layer.
   const bool computed = config.family == LlamaFamily::gpt2
                             ? hf_name.ends_with(".attn.bias") || hf_name.ends_with(".attn.masked_bias")
                             : hf_name.ends_with("rotary_emb.inv_freq");

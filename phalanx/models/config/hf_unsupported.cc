@@ -26,7 +26,7 @@ bool is_among(std::string_view key, const Keys<N>& keys) {
 
 constexpr double kInitializerRange = 0.02;  // of initial weights here
 
-// Of transformers' own: what a generation, a training loop or a task head reads, but no logit depends on.
+// Keys of transformers itself: for generation, a training loop or a task head. No logit depends on them.
 constexpr Keys<35> kHarmless = {"architectures",
                                 "model_type",
                                 "torch_dtype",
@@ -101,7 +101,7 @@ constexpr Keys<12> kReadOfGpt2 = {"is_causal",
                                   "reorder_and_upcast_attn",
                                   "add_cross_attention"};
 constexpr Keys<3> kDropoutOfGpt2 = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
-constexpr double kGpt2Dropout = 0.1;  // where the file does not say
+constexpr double kGpt2Dropout = 0.1;  // if the file does not say
 
 bool says_nothing(const nlohmann::json& value) {
   return value.is_null() || value == false || value == 0 || value == "" || (value.is_structured() && value.empty());
@@ -123,7 +123,7 @@ bool is_read(LlamaFamily family, std::string_view key) {
   return family != LlamaFamily::llama && is_among(key, kReadOfQwen);
 }
 
-/// Which of its keys count depends on its type.
+/// Which of its keys matter depends on its type.
 void add_unread_of_rope(std::string& unread, const std::string& name, const nlohmann::json& rope) {
   if (!rope.is_object()) return;
   const auto type = rope.value("rope_type", rope.value("type", nlohmann::json("default")));

@@ -1,4 +1,4 @@
-// Reads keys of one JSON object of a model's files; what is wrong is a CheckpointError that names file and key.
+// Reads keys of one JSON object of a model's files. Errors are CheckpointErrors that name file and key.
 //
 //   const JsonReader read(json, "config.json");
 //   const auto layers = read.get<std::int64_t>("num_hidden_layers");

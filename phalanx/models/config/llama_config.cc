@@ -69,8 +69,7 @@ const std::vector<std::pair<std::string, LlamaConfig>>& flavors() {
   return table;
 }
 
-/// The divisor of `number` nearest to `wanted`.
-/// Of two that are as near the smaller one.
+/// The divisor of `number` nearest to `wanted`. Of two equally near ones, the smaller.
 std::int64_t nearest_divisor(std::int64_t number, std::int64_t wanted) {
   std::int64_t nearest = 1;
   const auto consider = [&](std::int64_t divisor) {
@@ -84,11 +83,11 @@ std::int64_t nearest_divisor(std::int64_t number, std::int64_t wanted) {
 }
 
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 31;
-constexpr std::int64_t kMostLayers = 10'000;  // each is a dozen tensors to list and to hold
+constexpr std::int64_t kMostLayers = 10'000;  // each has a dozen tensors to list and to hold
 constexpr double kMostParameters = 1e15;
 constexpr std::int64_t kMostExperts = 4096;
 
-/// With so many feed-forward nets in each layer. In doubles no model is too large to be counted.
+/// The count with this many feed-forward nets in each layer. In double, so that no model is too large to be counted.
 template <class Number>
 Number count_parameters(const LlamaConfig& config, std::int64_t nets) {
   const auto dim = static_cast<Number>(config.dim), head_dim = static_cast<Number>(config.head_dim());

@@ -1,7 +1,9 @@
-// The shape of a decoder of the Llama family and its kin: validated, named flavours, parameter and operation counts.
-// Knows no tensor. The family is what differs from Llama: Mistral (sliding window), Qwen2 (bias of queries, keys and
-// values), Qwen3 (norms of queries and keys), Mixtral (experts in place of the feed-forward net, sliding window), GPT-2
-// (LayerNorm, learnt positions, GELU in place of SwiGLU, biases everywhere).
+// LlamaConfig: the shape of a decoder of the Llama family, with validation, named flavours, and parameter and operation
+// counts. Torch-free.
+//
+// `family` selects what differs from Llama: Mistral (sliding window), Qwen2 (bias of queries, keys and values), Qwen3
+// (norms of queries and keys), Mixtral (experts in place of the feed-forward net, sliding window), GPT-2 (LayerNorm,
+// learnt positions, GELU in place of SwiGLU, biases everywhere).
 //
 //   LlamaConfig config = llama_flavor("5M");
 //   config.vocab_size = tokenizer.size();
@@ -21,7 +23,7 @@ namespace phalanx::models {
 /// Hugging Face's model_type.
 enum class LlamaFamily : std::uint8_t { llama, mistral, qwen2, qwen3, gpt2, mixtral };
 const char* family_name(LlamaFamily family);
-/// "llama, mistral, qwen2, qwen3, gpt2, mixtral".
+/// Returns "llama, mistral, qwen2, qwen3, gpt2, mixtral".
 std::string family_names();
 std::optional<LlamaFamily> family_from_name(std::string_view name);
 
@@ -36,19 +38,19 @@ struct LlamaConfig {
   std::int64_t max_seq_len = 256;
   double rope_theta = 10000.0;
   double norm_eps = 1e-5;
-  /// One matrix for input and output: it is named tok_embeddings.weight, and there is no output.weight.
+  /// One matrix for input and output. It is named tok_embeddings.weight, and there is no output.weight.
   bool tie_embeddings = false;
-  /// Starts the projections that write to the residual stream (wo, w2) at std 0.02 / sqrt(2 n_layers).
+  /// Initialises the projections that write to the residual stream (wo, w2) with std 0.02 / sqrt(2 n_layers).
   bool depth_scaled_init = true;
 
-  /// Elements of a head; 0: dim / n_heads.
+  /// Elements per head; 0: dim / n_heads.
   std::int64_t own_head_dim = 0;
-  /// A position attends to itself and so many less one before it; 0: to all before it. Not in the families llama and
+  /// A position attends to itself and sliding_window - 1 before it; 0: to all before it. Not in the families llama and
   /// gpt2.
   std::int64_t sliding_window = 0;
   RopeScaling rope_scaling;
-  /// Feed-forward nets of each layer, of ffn_hidden units each, and those that a token goes through. Of mixtral; 0: one
-  /// net for all.
+  /// Feed-forward nets per layer, with ffn_hidden units each, and how many of them a token goes through. Only in
+  /// mixtral; 0: one net for all tokens.
   std::int64_t experts = 0;
   std::int64_t experts_per_token = 0;
 
@@ -57,25 +59,25 @@ struct LlamaConfig {
   bool has_experts() const noexcept { return family == LlamaFamily::mixtral; }
   bool has_qkv_bias() const noexcept { return family == LlamaFamily::qwen2 || is_gpt2(); }
   bool has_qk_norm() const noexcept { return family == LlamaFamily::qwen3; }
-  /// Matrices of a feed-forward net.
+  /// Number of matrices in a feed-forward net.
   std::int64_t ffn_matrices() const noexcept { return is_gpt2() ? 2 : 3; }
 
   /// Throws ConfigError unless the model can be built.
   void validate() const;
-  /// The same for so many tensor-parallel ranks: heads, key and value heads, hidden units, vocabulary, and, if
-  /// `seq_len` is not 0, positions that are split over them.
+  /// Throws ConfigError unless `ranks` tensor-parallel ranks can split the model: heads, key and value heads,
+  /// hidden units, vocabulary, and, if `seq_len` is not 0, positions.
   void validate_tensor_parallel(int ranks, std::int64_t seq_len = 0) const;
 
-  /// Elements of all parameters; a tied matrix counts once. Those that a token goes through: without the experts that
-  /// it is not sent to.
+  /// Elements of all parameters; a tied matrix counts once. active_parameter_count() counts those that a token uses:
+  /// without the experts to which it is not sent.
   std::int64_t parameter_count() const noexcept;
   std::int64_t active_parameter_count() const noexcept;
 
   /// Floating-point operations of forward and backward per token, as torchtitan counts them for MFU:
   ///   6 N + 12 n_layers n_heads head_dim seq
-  /// N: parameters that take part in a token's matrix products, that is all active ones but the input embedding and
-  /// learnt positions (a tied matrix does take part, as output). 12 = (q k^T and p v) x (forward 1, backward 2) x
-  /// (multiply, add), the causal half not taken off.
+  /// N: parameters that take part in a token's matrix products: all active ones but the input embedding and learnt
+  /// positions (a tied matrix does take part, as output). 12 = (q k^T and p v) x (forward 1, backward 2) x (multiply,
+  /// add). The causal half is not subtracted.
   double flops_per_token(std::int64_t seq) const noexcept;
 
   bool operator==(const LlamaConfig&) const = default;
@@ -84,7 +86,7 @@ struct LlamaConfig {
   void validate_family() const;
 };
 
-/// A named configuration; an unknown name is a ConfigError that names the nearest known one.
+/// A named configuration. An unknown name throws a ConfigError that names the nearest known one.
 LlamaConfig llama_flavor(const std::string& name);
 std::vector<std::string> llama_flavor_names();
 

@@ -22,7 +22,7 @@ constexpr std::array<std::pair<RopeScalingType, const char*>, 4> kScalings = {{
     {RopeScalingType::llama3, "llama3"},
 }};
 
-/// All that says of which model weights are; any other could change what they mean.
+/// All keys that identify the weights' model; any unknown one could change their meaning.
 constexpr std::array<std::string_view, 17> kKeys = {
     "name",       "flavor",         "dim",         "n_layers",          "n_heads",     "n_kv_heads",
     "ffn_hidden", "vocab_size",     "max_seq_len", "rope_theta",        "norm_eps",    "tie_embeddings",

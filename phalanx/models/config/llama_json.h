@@ -1,8 +1,8 @@
-// The shape of a Llama model as JSON, as `phalanx train` keeps it with a checkpoint. Knows no tensor.
+// A LlamaConfig as JSON, as `phalanx train` saves it with a checkpoint. Torch-free.
 //
 //   const LlamaConfig config = llama_from_metadata(metadata.at("model"), "step-100/manifest.json: metadata.model");
 //
-// What is missing or has another type than it should is a CheckpointError that names the key.
+// A missing key, or one of the wrong type, throws a CheckpointError that names the key.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ namespace phalanx::models {
 
 /// {"name": "llama", "dim": ..., ...}: enough to build the model again.
 nlohmann::json llama_metadata(const LlamaConfig& config);
-/// `where` begins the messages.
+/// `where` begins the error messages.
 LlamaConfig llama_from_metadata(const nlohmann::json& model, const std::string& where);
 
 /// Hugging Face's names: "default", "linear", "dynamic", "llama3".
 const char* rope_scaling_name(RopeScalingType type);
 std::optional<RopeScalingType> rope_scaling_from_name(std::string_view name);
 
-/// Every parameter by its name, with its shape.
+/// Maps every parameter's name to its shape.
 std::map<std::string, std::vector<std::int64_t>> llama_parameter_shapes(const LlamaConfig& config);
 
 }  // namespace phalanx::models

@@ -11,7 +11,7 @@
 namespace phalanx::models {
 namespace {
 
-// The parts that a list of half-layer counts makes.
+// Makes the parts from a list of half-layer counts.
 std::vector<LlamaPart> parts_of(const std::vector<std::int64_t>& halves) {
   std::vector<LlamaPart> parts;
   std::int64_t begin = 0;
@@ -94,7 +94,7 @@ std::vector<LlamaPart> balance_llama(const LlamaConfig& config, int stages, cons
   }
   std::vector<std::int64_t> counts;
   for (const int count : balance_stages(costs, stages)) counts.push_back(count);
-  --counts.back();  // the output is no half-layer
+  --counts.back();  // the output is not a half-layer
   return parts_of(counts);
 }
 

@@ -1,9 +1,9 @@
-// Which part of a Llama a pipeline stage holds. Knows no tensor.
+// LlamaPart: which part of a Llama a pipeline stage holds. Torch-free.
 //
-// A model of n layers is a row of 2n half-layers: 2i is the attention of layer i and 2i + 1 its feed-forward net, each
-// with its norm. A part is a range of them; the first one also holds the embedding (and learnt positions), the last one
-// the final norm and the output. Where embedding and output share one matrix, both parts have it, under the one name
-// tok_embeddings.weight.
+// A model of n layers is a sequence of 2n half-layers: 2i is the attention of layer i and 2i + 1 its feed-forward net,
+// each with its norm. A part is a range of them. The first part also holds the embedding (and learnt positions), the
+// last one the final norm and the output. If embedding and output share one matrix, both parts have it, under the one
+// name tok_embeddings.weight.
 //
 //   for (const LlamaPart& part : divide_llama(config, {1.5, 2.5})) ...          // layers of each stage
 //   std::vector<LlamaPart> parts = balance_llama(config, /*stages=*/4, /*seq=*/1024);
@@ -20,7 +20,7 @@ namespace phalanx::models {
 struct LlamaPart {
   std::int64_t begin = 0;  // half-layers [begin, end)
   std::int64_t end = 0;
-  bool embedding = false;  // its input are tokens, not hidden states
+  bool embedding = false;  // its input is tokens, not hidden states
   bool head = false;       // norm and output
 
   bool is_whole(const LlamaConfig& config) const noexcept {
@@ -32,15 +32,16 @@ struct LlamaPart {
 
 LlamaPart full_llama(const LlamaConfig& config);
 
-/// By the layers of each stage, in steps of one half; zero for a stage of the embedding or of the output alone, of
-/// which only the first and the last may be. Throws ConfigError unless they add up to n_layers.
+/// Divides by the number of layers of each stage, in steps of one half. Zero means a stage with only the embedding or
+/// only the output: only the first and the last stage may be zero. Throws ConfigError unless the numbers add up to
+/// n_layers.
 std::vector<LlamaPart> divide_llama(const LlamaConfig& config, const std::vector<double>& layers);
 
-/// The work of each half-layer on a sequence of this length, in multiply-adds per token, and that of the output, last.
+/// The work of each half-layer on a sequence of this length, in multiply-adds per token, and of the output, last.
 std::vector<double> llama_costs(const LlamaConfig& config, std::int64_t seq);
 
-/// By the smallest largest sum of costs: those given, one for each half-layer and one for the output, as measured; or
-/// llama_costs(). Throws ConfigError for more stages than half-layers.
+/// Minimises the largest sum of costs of a stage. `costs` holds measured costs, one per half-layer and one for the
+/// output. Without it, llama_costs() are used. Throws ConfigError for more stages than half-layers.
 std::vector<LlamaPart> balance_llama(const LlamaConfig& config, int stages, const std::vector<double>& costs);
 std::vector<LlamaPart> balance_llama(const LlamaConfig& config, int stages, std::int64_t seq);
 

@@ -1,4 +1,4 @@
-// The numbers of a model that its layout has to divide, for check() of layout/parallel_plan.h. Knows no tensor.
+// The model's dimensions that a parallel layout has to divide, for check() of layout/parallel_plan.h. Torch-free.
 //
 //   check(plan, model_dimensions(config, plan.tp, seq_len), world_size);
 #pragma once

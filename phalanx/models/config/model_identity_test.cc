@@ -70,7 +70,7 @@ TEST(ModelIdentity, EveryNumberThatChangesResultsIsADifference) {
               ::testing::IsSupersetOf({"activation", "norm", "qkv_bias", "rope.theta", "max_seq_len"}));
 }
 
-// As the parameters themselves say it, for every two of these models.
+// Checked against the parameters themselves, for every pair of these models.
 TEST(ModelIdentity, ShapesAreTheSameWhereTheParametersAre) {
   using C = LlamaConfig;
   const std::vector<std::function<void(C&)>> changes = {
@@ -112,12 +112,12 @@ TEST(ModelIdentity, ShapesAreTheSameWhereTheParametersAre) {
 TEST(ModelIdentity, WhatDoesNotChangeResultsIsNone) {
   const LlamaConfig plain = llama_flavor("debug");
   EXPECT_TRUE(keys_of(plain, plain).empty());
-  // The same head size said in another way, and longer sequences, which weights do not depend on.
+  // The same head size expressed differently, and longer sequences, on which weights do not depend.
   EXPECT_TRUE(keys_of(plain, changed(plain, [](LlamaConfig& c) { c.own_head_dim = c.dim / c.n_heads; })).empty());
   EXPECT_TRUE(keys_of(plain, changed(plain, [](LlamaConfig& c) { c.max_seq_len *= 2; })).empty());
 }
 
-// A description that went through a file is the same.
+// A description that was written to a file and read back is the same.
 TEST(ModelIdentity, FilesKeepIt) {
   for (const auto family : {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2, LlamaFamily::qwen3,
                             LlamaFamily::gpt2, LlamaFamily::mixtral}) {

@@ -1,11 +1,11 @@
-// How the rotary embedding's angles are stretched for sequences longer than those of the first training.
+// How the rotary embedding's angles are stretched for sequences longer than those of the original training.
 //
 // f: the frequency of a pair, theta^(-2 i / head_dim); n: original_max_seq_len.
 //   linear   f / factor
-//   llama3   f for wavelengths below n / high_freq_factor, f / factor above n / low_freq_factor, between them a blend
-//   dynamic  f as it is for sequences of up to n tokens; for s of them theta grows by
-//            (factor s / n - factor + 1)^(head_dim / (head_dim - 2)). All positions of a pass turn by the longest
-//            sequence seen so far.
+//   llama3   f for wavelengths below n / high_freq_factor, f / factor above n / low_freq_factor, a blend in between
+//   dynamic  f unchanged for sequences of up to n tokens; for s > n tokens theta is multiplied by
+//            (factor s / n - factor + 1)^(head_dim / (head_dim - 2)). All positions of a pass use the length of the
+//            longest sequence seen so far.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
-// Whether the ranks of a tensor group split embedding and output by ids. Knows no tensor.
+// Whether the ranks of a tensor-parallel group split embedding and output by ids. Torch-free.
 //
-// Of most families they must (LlamaConfig::validate_tensor_parallel). GPT-2's 50257 ids have no small divisor: where
-// the ranks do not divide them, each has both matrices whole, and their gradients are the same on all.
+// In most families they must (LlamaConfig::validate_tensor_parallel). GPT-2's 50257 ids have no small divisor. If the
+// number of ranks does not divide them, each rank has both matrices whole, and their gradients are the same on all
+// ranks.
 #pragma once
 
 #include <cstdint>

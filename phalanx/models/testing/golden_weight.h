@@ -10,7 +10,7 @@
 
 namespace phalanx::models {
 
-/// `parameter`: fp32, contiguous.
+/// REQUIRES: `parameter` is fp32 and contiguous.
 inline void set_golden_weight(const std::string& name, const at::Tensor& parameter) {
   std::uint32_t crc = 0xFFFFFFFFu;
   for (const char c : name) {

@@ -1,5 +1,5 @@
 // Parameters that are frozen, unfrozen or added after DistributedDataParallel or FullyShardedDataParallel was attached:
-// an error that names them, on every rank, in the backward pass in which they matter.
+// every rank throws an error that names them, in the backward pass in which they matter.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 enum class Attached { ddp, ddp_that_finds_unused, fully_shard };
 
-/// Three linear layers, of which the last is frozen, and what averages their gradients.
+/// Three linear layers, the last of them frozen, and the object that averages their gradients.
 class ChangingNet {
  public:
   ChangingNet(const std::shared_ptr<Communicator>& world, Attached attached) : net_(linears(3)) {
@@ -49,7 +49,7 @@ class ChangingNet {
       pass();
     }
   }
-  /// Whether ranks meet in every pass.
+  /// Whether ranks communicate in every pass.
   bool gathers() const { return sharded_.has_value(); }
   torch::nn::Sequential& net() { return net_; }
 
@@ -59,7 +59,7 @@ class ChangingNet {
   std::optional<FullyShardedDataParallel> sharded_;
 };
 
-/// body(net, whether this rank is to change it, world) with each kind, on all ranks and on one of them, before the
+/// Runs body(net, whether this rank changes it, world) with each kind, on all ranks and on one of them, before the
 /// first step and after one.
 void for_each_kind(const std::function<void(ChangingNet& net, bool changes)>& body) {
   for (const int ranks : {1, 2, 3}) {
@@ -97,7 +97,7 @@ TEST(ChangedParameters, OneThatIsFrozenLaterIsNamedOnEveryRank) {
   });
 }
 
-// As whoever trains parts in turn does: nothing that was attached gets a gradient.
+// As in training parts in turn: none of the attached parameters gets a gradient.
 TEST(ChangedParameters, TakingTurnsIsNotPassedOver) {
   for_each_kind([](ChangingNet& net, bool changes) {
     if (changes) {

@@ -27,12 +27,12 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// A parameter's values on each replica's device; where that is its own device, its very memory.
+// A parameter's values on each replica's device. On its own device it is the same memory.
 class SendToReplicas : public autograd::Function<SendToReplicas> {
  public:
   static autograd::variable_list forward(autograd::AutogradContext* context, const at::Tensor& parameter,
                                          const std::vector<at::Device>& devices) {
-    context->set_materialize_grads(false);  // a replica need not have used it
+    context->set_materialize_grads(false);  // a replica may not have used it
     context->saved_data["home"] = parameter.device();
     return values(parameter, devices);
   }
@@ -58,8 +58,9 @@ class SendToReplicas : public autograd::Function<SendToReplicas> {
   }
 };
 
-// Makes `replica` a handle to the value, with its history. Layers hold the tensor object itself, so that it must stay
-// the same object. It counts changes with the original: autograd then sees one that comes between forward and backward.
+// Makes `replica` a handle to the value and its autograd history. Layers hold the tensor object itself, so it must stay
+// the same object. It shares the original's version counter: autograd then detects a change between forward and
+// backward.
 void give_value(const at::Tensor& replica, const at::Tensor& value, const at::Tensor& original) {
   autograd::impl::set_gradient_edge(replica, autograd::Edge());
   replica.set_requires_grad(false);
@@ -68,7 +69,7 @@ void give_value(const at::Tensor& replica, const at::Tensor& value, const at::Te
   if (value.grad_fn()) autograd::impl::set_gradient_edge(replica, autograd::impl::gradient_edge(value));
 }
 
-// As tensors name their devices: an index for all but the CPU.
+// The device as tensors name it: with an index, except for the CPU.
 at::Device normal(at::Device device) {
   if (!c10::impl::hasDeviceGuardImpl(device.type()) ||
       (!device.is_cpu() &&
@@ -87,7 +88,7 @@ struct Parts {
       names.push_back(b.key());
       buffers.push_back(b.value());
     }
-    // A module on the stack is not owned by a pointer, which include_self would ask for.
+    // A module on the stack is not owned by a pointer, which include_self would require.
     for (const auto& child : module.modules(/*include_self=*/false)) modules.push_back(child.get());
   }
   std::vector<std::string> names;
@@ -131,7 +132,8 @@ std::shared_ptr<torch::nn::Module> clone_of(const torch::nn::Module& module) {
   }
 }
 
-// Layers start from random numbers, which nobody would see here but in the numbers drawn afterwards.
+// Layers draw random numbers when they are constructed. Nothing uses these, but they would change the numbers drawn
+// later.
 template <class Body>
 auto without_random_numbers(const Body& body) {
   at::Generator generator = at::detail::getDefaultCPUGenerator();
@@ -170,7 +172,7 @@ std::string what_of(const std::exception_ptr& error) {
   }
 }
 
-// What the caller's thread has set for itself and a replica's thread shall see.
+// Thread-local settings of the caller's thread that a replica's thread has to see.
 class CallerState {
  public:
   explicit CallerState(const std::vector<at::Device>& devices) : cache_(at::autocast::is_autocast_cache_enabled()) {
@@ -237,7 +239,8 @@ struct DataParallel::Impl {
 
   const Parts& original() const { return replicas.front()->parts; }
 
-  // Intra-op threads are a setting of each thread, and a new thread starts with what was set last, anywhere.
+  // The number of intra-op threads is a per-thread setting, and a new thread starts with the last value set in any
+  // thread.
   void share_threads() {
     const int threads = at::get_num_threads();
     const auto on_cpu = static_cast<int>(std::ranges::count_if(devices, [](at::Device d) { return d.is_cpu(); }));
@@ -249,7 +252,7 @@ struct DataParallel::Impl {
     at::set_num_threads(threads);
   }
 
-  // Gives replicas 1 ... used - 1 the values, the history and the modes of the module.
+  // Gives replicas 1 ... used - 1 the module's values, history and modes.
   void replicate(std::size_t used) {
     if (used < 2) return;
     std::optional<c10::InferenceMode> versions;  // tensors of inference mode have none
@@ -257,8 +260,8 @@ struct DataParallel::Impl {
     const std::vector<at::Device> others(devices.begin() + 1, devices.begin() + static_cast<std::ptrdiff_t>(used));
     for (std::size_t i = 0; i < original().parameters.size(); ++i) {
       const at::Tensor& parameter = original().parameters[i];
-      // Also where the caller records nothing: graphs of forward passes before refer to the replicas' parameters, which
-      // must not lose their history. The threads run in the caller's mode.
+      // Done even if the caller records nothing: graphs of earlier forward passes refer to the replicas' parameters,
+      // which must not lose their history. The threads run in the caller's mode.
       const at::AutoGradMode record(true);
       const bool recorded = parameter.requires_grad();
       const auto values =
@@ -277,7 +280,7 @@ struct DataParallel::Impl {
       const bool training = original().modules[i]->is_training();
       for (std::size_t r = 1; r < used; ++r) {
         auto& module = *replicas[r]->parts.modules[i];
-        if (module.is_training() != training) module.train(training);  // its children, too: their turn comes later
+        if (module.is_training() != training) module.train(training);  // sets its children, too: they are handled later
       }
     }
   }

@@ -1,38 +1,40 @@
-// DataParallel: one process, several devices. The batch is cut, a replica of the module works on each piece in a thread
-// of its own, the outputs are put together on the first device; gradients add up in the module's own parameters.
+// DataParallel: data parallelism over several devices in one process. It splits the batch and runs a replica of the
+// module on each piece, each in its own thread. It puts the outputs together on the first device. Gradients are summed
+// in the module's own parameters.
 //
 //   auto net = std::make_shared<Net>();                                    // on devices[0]
 //   DataParallel parallel(*net, {{at::kCUDA, 0}, {at::kCUDA, 1}});
 //   loss(parallel.forward(x), y).backward();
 //   optimizer.step();                                                      // of net->parameters()
 //
-// Prefer DistributedDataParallel (ddp.h): one process per device needs a launcher but is faster. This class sends
-// all parameters out and all gradients in at every step, through one device, which also holds all outputs and the loss;
-// nothing of that overlaps the computation; replicas share one process's allocator and, on the CPU, one thread runs
-// the whole backward pass. It does not leave the machine. It is for programs that must stay a single process.
+// Prefer DistributedDataParallel (ddp.h): one process per device needs a launcher but is faster. DataParallel sends all
+// parameters out and all gradients in at every step, through one device, which also holds all outputs and the loss.
+// Nothing of that overlaps with the computation. The replicas share one process's allocator. On the CPU, one thread
+// runs the whole backward pass. It works within one node only. It is for programs that must stay a single process.
 //
 // Modules
-// - Any whose forward takes one tensor and returns one, both with the batch as dimension 0. A 0-dim output (a loss of
-//   the piece) becomes a vector of one element per replica.
-// - Replica 0 is the module itself: its buffers (running statistics) are what its piece makes of them, and hooks
-//   attached from outside run there only. The others are made once, by module.clone() (torch's own layers, Sequential,
-//   whatever derives from torch::nn::Cloneable) or by `make`; making them draws no random numbers. Before every forward
-//   they get the values of all parameters and buffers and the mode (train, eval) of each submodule. Tensors that are
-//   not registered in the module are theirs alone.
+// - Any module whose forward takes one tensor and returns one, both with the batch as dimension 0. A 0-dim output (a
+//   loss of the piece) becomes a vector of one element per replica.
+// - Replica 0 is the module itself. Its buffers (running statistics) are updated by its own piece only, and hooks
+//   attached from outside run there only.
+// - The other replicas are made once, by module.clone() (torch's own layers, Sequential, any class derived from
+//   torch::nn::Cloneable) or by `make`. Making them draws no random numbers. Before every forward pass they get the
+//   values of all parameters and buffers, and the mode (train, eval) of each submodule. Tensors that are not registered
+//   in the module are private to each replica.
 // - forward must not write to parameters: replicas on devices[0] read the module's own memory.
-// - nn::Dropout (dropout.h) drops what one device would; torch's dropout draws from one generator in the order in which
-//   the threads come.
+// - nn::Dropout (dropout.h) drops the same elements as one device would. torch's dropout draws from one generator, in
+//   the order in which the threads reach it.
 //
 // Contract
-// - devices may repeat: {kCPU, kCPU} is two replicas on the CPU. Pieces differ by one row at most; a batch of
-//   fewer rows than devices uses the first ones only.
-// - forward() is synchronous, and for one thread at a time; the threads see the caller's grad mode, autocast and
-//   current streams. Any number of forward passes may precede a backward pass; a parameter changed in between is
-//   torch's error. Gradients are the sum over replicas, in their order.
-// - What a replica throws reaches the caller as an Error that names the first such replica, the original nested inside
-//   (std::rethrow_if_nested), once all have ended.
+// - devices may repeat: {kCPU, kCPU} is two replicas on the CPU. Pieces differ by at most one row. A batch with fewer
+//   rows than devices uses the first devices only.
+// - forward() is synchronous, and only one thread may call it at a time. The replicas' threads see the caller's grad
+//   mode, autocast state and current streams. Any number of forward passes may precede a backward pass. If a parameter
+//   changes in between, torch reports an error. Gradients are the sum over replicas, in their order.
+// - If a replica throws, the caller gets an Error that names the first such replica, with the original nested inside
+//   (std::rethrow_if_nested), once all replicas have ended.
 // - The module must outlive this object and keep its parameters on devices[0]. CPU replicas share the intra-op threads
-//   that the constructing thread has.
+//   of the constructing thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,9 +51,9 @@ namespace phalanx {
 
 class DataParallel {
  public:
-  /// `make` returns a new module of the same shape; needed where the module cannot be cloned. Throws Error where it is
-  /// not of the same shape, where there is none and clone() does not work, for no devices, and for parameters elsewhere
-  /// than on devices[0].
+  /// `make` returns a new module of the same shape. It is needed where the module cannot be cloned. Throws Error if the
+  /// new module has another shape, if `make` is missing and clone() does not work, if there are no devices, and if
+  /// parameters are not on devices[0].
   template <class M>
   DataParallel(M& module, std::vector<at::Device> devices,
                std::type_identity_t<std::function<std::shared_ptr<M>()>> make = nullptr)
@@ -65,7 +67,7 @@ class DataParallel {
 
   const std::vector<at::Device>& devices() const noexcept;
 
-  /// Every CUDA device, or the CPU where there is none.
+  /// Every CUDA device, or the CPU if there is none.
   static std::vector<at::Device> all_devices();
 
  private:

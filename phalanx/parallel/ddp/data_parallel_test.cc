@@ -157,7 +157,7 @@ TEST(DataParallelTest, ForwardPassesAddUpAndGradientsOfGradientsFlow) {
 }
 
 TEST(DataParallelTest, AParameterChangedBeforeTheBackwardPassIsTorchsError) {
-  // A sum does not need w again; a product does, here in the copy alone.
+  // A sum does not need w again. A product does, here only in the copy.
   const Probe::Body body = [](Probe& probe, const at::Tensor& x) {
     return x.lt(0).any().item<bool>() ? x * probe.w : x + probe.w;
   };
@@ -170,7 +170,7 @@ TEST(DataParallelTest, AParameterChangedBeforeTheBackwardPassIsTorchsError) {
     probe.w.mul_(2);
   }
   EXPECT_THROW(y.sum().backward(), c10::Error);
-  EXPECT_TRUE(at::equal(parallel.forward(x), at::tensor({3.0F, -2.0F})));  // and the next pass has the new value
+  EXPECT_TRUE(at::equal(parallel.forward(x), at::tensor({3.0F, -2.0F})));  // and the next pass uses the new value
 }
 
 TEST(DataParallelTest, FrozenAndUnusedParameters) {
@@ -189,7 +189,7 @@ TEST(DataParallelTest, FrozenAndUnusedParameters) {
   EXPECT_FALSE(choosy.frozen.grad().defined());
   EXPECT_FALSE(choosy.never.grad().defined());
   choosy.zero_grad();
-  parallel.forward(1 - at::arange(4, at::kFloat).view({4, 1})).sum().backward();  // 1 0 | -1 -2: the copy alone
+  parallel.forward(1 - at::arange(4, at::kFloat).view({4, 1})).sum().backward();  // 1 0 | -1 -2: only the copy
   EXPECT_EQ(choosy.rare.grad().item<float>(), -3);
 }
 
@@ -209,7 +209,7 @@ TEST(DataParallelTest, TorchsLayersAreClonedAndBuffersAreTheFirstPiecesOnes) {
   EXPECT_LE(distance(parallel.forward(x), alone->forward(x)), 1e-6);
   const auto modules = net->modules(/*include_self=*/false);
   net->train();
-  modules[1]->eval();  // one layer alone
+  modules[1]->eval();  // only one layer
   alone->train();
   alone->modules(false)[1]->eval();
   EXPECT_LE(distance(parallel.forward(x), alone->forward(x)), 1e-6);
@@ -290,7 +290,7 @@ TEST(DataParallelTest, AnExceptionOfAReplicaReachesTheCaller) {
   const Probe::Body body = [](Probe& probe, const at::Tensor& x) {
     const auto value = x.sum().item<float>();
     if (value == 1) throw DataError("a row is 1");
-    if (value == 2) return at::ones({2}) + at::ones({3});  // torch's own
+    if (value == 2) return at::ones({2}) + at::ones({3});  // torch's own error
     return value == 3 ? at::Tensor() : x * probe.w;
   };
   Probe probe(body);

@@ -111,7 +111,7 @@ TEST(DdpErrors, FindUnusedKeepsGradientsAccumulatedBefore) {
       const auto guard = ddp.no_sync();
       a.sum().add(b.sum().mul(comm->rank() * 4)).backward();
     }
-    a.sum().backward();  // b has a gradient from the micro-batch before
+    a.sum().backward();  // b has a gradient from the previous micro-batch
     EXPECT_EQ(a.grad().item<float>(), 2.0F);
     EXPECT_EQ(b.grad().item<float>(), 2.0F);
   });
@@ -130,7 +130,7 @@ TEST(DdpErrors, AnExceptionInsideBackwardLeavesNobodyWaiting) {
     } else {
       EXPECT_THAT(message, HasSubstr("the backward pass of rank 1 ended with an error before its gradients"));
     }
-    // The communicator stays unusable, with the same reason, rather than out of step.
+    // The communicator stays unusable, with the same reason, so that ranks cannot get out of step.
     EXPECT_THAT(message_of([&] { comm->barrier(); }), HasSubstr("the backward pass of rank 1"));
   });
 }

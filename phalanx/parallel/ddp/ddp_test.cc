@@ -119,7 +119,7 @@ TEST(Ddp, OffersItsBucketsToTheLayers) {
     const at::Tensor x = waves({4, 8}, comm->rank()), y = waves({4, 1}, 1.0 + comm->rank());
     {
       DistributedDataParallel ddp(model, comm);
-      for (int step = 0; step < 2; ++step) {  // the buckets are laid out anew after the first
+      for (int step = 0; step < 2; ++step) {  // the buckets are rebuilt after the first
         model.loss(x, y).backward();
         for (const auto& p : model.parameters()) EXPECT_TRUE(grad_buffer(p).is_same(p.grad()));
       }
@@ -128,8 +128,8 @@ TEST(Ddp, OffersItsBucketsToTheLayers) {
   });
 }
 
-// A fused loss computes its weight's gradient in the bucket, ahead of its backward pass. What DDP itself puts there in
-// between must not harm it.
+// A fused loss computes its weight's gradient in the bucket, ahead of its backward pass. What DDP puts there in between
+// must not corrupt it.
 TEST(Ddp, AGradientMayWaitInTheBucketForItsBackwardPass) {
   run_local_ranks(2, [](const std::shared_ptr<Communicator>& comm) {
     Bag model;
@@ -164,7 +164,7 @@ TEST(Ddp, AddsToWhatIsThereAsASingleProcessDoes) {
   run_local_ranks(2, [](const std::shared_ptr<Communicator>& comm) {
     Bag model;
     const auto w = model.add("w", at::ones({4}));
-    w.mutable_grad() = at::full({4}, 10.0);  // the caller's, from before
+    w.mutable_grad() = at::full({4}, 10.0);  // set by the caller
     DistributedDataParallel ddp(model, comm);
     w.sum().mul(comm->rank()).backward();
     EXPECT_EQ(first_grad(w), 10.5F);
@@ -191,7 +191,7 @@ TEST(Ddp, RebuildsBucketsOnceInTheReadyOrderOfRankZero) {
       for (int i = 0; i < 4; ++i) p.push_back(model.add("p" + std::to_string(i), at::full({1, 1}, 1.0)));
       DistributedDataParallel ddp(model, comm, {.first_bucket_bytes = 1, .bucket_bytes = 8});
       EXPECT_THAT(ddp.buckets(), ElementsAre(ElementsAre(3), ElementsAre(2, 1), ElementsAre(0)));
-      // Only rank 0's order counts; the others see another one.
+      // Only rank 0's order counts; the other ranks see another one.
       for (int step = 0; step < 5; ++step) {
         if (comm->rank() == 0) {
           backward_in_order({p[1], p[3], p[0], p[2]});
@@ -397,7 +397,7 @@ TEST(Ddp, ALoadedBucketOrderIsTakenOver) {
 
     DistributedDataParallel resumed(second, comm, options);
     {
-      const auto guard = resumed.no_sync();  // a gradient that is there already moves with its bucket
+      const auto guard = resumed.no_sync();  // an existing gradient moves with its bucket
       q[2].sum().mul(5).backward();
     }
     resumed.collect_state(loaded);

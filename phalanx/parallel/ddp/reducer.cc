@@ -27,8 +27,8 @@ std::int64_t padded_elements(const at::Tensor& tensor) {
   return (bytes + kGradientAlignment - 1) / kGradientAlignment * kGradientAlignment / size;
 }
 
-// FNV-1a over names, shapes and dtypes: whether a bucket order belongs to this model. Whole shapes: an order that was
-// saved where matrices were cut otherwise does as well.
+// FNV-1a over names, shapes and dtypes: tells whether a bucket order belongs to this model. It uses whole shapes, so an
+// order that was saved with another tensor-parallel split also fits.
 std::int64_t fingerprint_of(const std::vector<NamedTensor>& parameters) {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const NamedTensor& parameter : parameters) {
@@ -83,7 +83,7 @@ Reducer::Reducer(std::vector<NamedTensor> parameters, AttachedParameters attache
   initialize_buckets(plan_buckets(sizes, order, {options_.first_bucket_bytes, options_.bucket_bytes}));
 }
 
-// Makes the buckets of a plan, moves gradients that are already there, and publishes the plan as state.
+// Makes the buckets of a plan, moves existing gradients into them, and publishes the plan as state.
 void Reducer::initialize_buckets(BucketPlan plan) {
   const at::NoGradGuard no_grad;
   const observe::MemoryScope scope(observe::MemoryCategory::gradients);
@@ -95,25 +95,24 @@ void Reducer::initialize_buckets(BucketPlan plan) {
     std::int64_t elements = 0;
     const auto& members = plan.buckets[b];
     for (const std::size_t i : members) elements += padded_elements(parameters_[i].tensor);
-    // Zeros, once: the padding between gradients is sent along and must stay finite. All ranks lay out the same plan.
+    // Zeroed once: the padding between gradients is sent, too, and must stay finite. All ranks lay out the same plan.
     buckets[b].flat =
         comm_->symmetric_empty({elements}, parameters_[members.front()].tensor.options().requires_grad(false)).zero_();
     std::int64_t offset = 0;
     for (const std::size_t i : members) {
       const at::Tensor& parameter = parameters_[i].tensor;
-      // The parameter's own strides where it is dense: then autograd adds into the view without a copy.
+      // The parameter's own strides if it is dense: then autograd adds into the view without a copy.
       const bool dense = parameter.is_non_overlapping_and_dense();
       at::Tensor view = dense ? buckets[b].flat.as_strided(parameter.sizes(), parameter.strides(), offset)
                               : buckets[b].flat.narrow(0, offset, parameter.numel()).view(parameter.sizes());
-      // The same memory, but no view in autograd's eyes: torch::optim's zero_grad() detaches in place, which views
-      // refuse.
+      // The same memory, but not a view for autograd: torch::optim's zero_grad() detaches in place, which views refuse.
       view = view.variable_data();
       at::Tensor& grad = parameter.mutable_grad();
       if (grad.defined() && grad.is_same(slots_[i].view)) {
         view.copy_(grad);
         grad = view;
       }
-      set_grad_buffer(parameter, view);  // our own layers add their part there themselves
+      set_grad_buffer(parameter, view);  // Phalanx layers add their part there directly
       slots_[i].view = std::move(view);
       offset += padded_elements(parameter);
     }
@@ -136,11 +135,11 @@ void Reducer::autograd_hook(std::size_t index) {
   if (!pass_->callback_queued && in_backward) queue_final_callback();
   copy_to_bucket_view(index);
   mark_variable_ready(index);
-  // Fired by hand: there is no end of a backward pass to wait for.
+  // Fired manually: there is no end of a backward pass to wait for.
   if (!in_backward && !pass_->callback_queued && ready_ == slots_.size()) finalize_backward(pass_);
 }
 
-// Whoever was frozen or added later has no place in a bucket: its gradient would stay this rank's own.
+// A parameter that was frozen or added later has no slot in a bucket: its gradient would stay local to this rank.
 void Reducer::require_as_attached() {
   if (const std::string changes = attached_.changes(); !changes.empty()) fail_changed(changes);
 }
@@ -224,7 +223,7 @@ void Reducer::all_reduce_bucket(std::size_t bucket) {
   statistics_.bytes += static_cast<std::int64_t>(b.flat.nbytes());
 }
 
-// Buckets complete in order. The clock is read when this rank looks, so what is summed is an upper bound.
+// Buckets complete in order. The clock is read only when this rank checks, so the sum is an upper bound.
 void Reducer::record_finished_buckets(bool all) {
   if (alone()) return;
   while (finished_ < next_ && (all || buckets_[finished_].work.is_done())) {
@@ -241,7 +240,7 @@ DdpStatistics Reducer::statistics() {
 }
 
 void Reducer::finalize_backward(const std::shared_ptr<Pass>& pass) {
-  if (pass_ != pass) return;  // an inner pass's call that came after the last gradient has finished already
+  if (pass_ != pass) return;  // an inner pass's callback after the last gradient has already finished this pass
   pass->callback_queued = false;
   const at::NoGradGuard no_grad;
   try {
@@ -268,7 +267,7 @@ void Reducer::finalize_backward(const std::shared_ptr<Pass>& pass) {
   pass_.reset();
 }
 
-// The pass ended with an exception: this rank will not issue what its peers are waiting for.
+// The pass ended with an exception: this rank will not issue the collectives that its peers wait for.
 void Reducer::abandon(const std::shared_ptr<Pass>& pass) noexcept {
   if (pass_ != pass) return;
   pass_.reset();
@@ -276,7 +275,7 @@ void Reducer::abandon(const std::shared_ptr<Pass>& pass) noexcept {
   abort_before_averaging(*comm_, "DistributedDataParallel");
 }
 
-// Of parameters whose gradient is computed later (weight_gradient_queue.h); the last of them finishes the pass.
+// For parameters whose gradient is computed later (weight_gradient_queue.h): the last of them finishes the pass.
 bool Reducer::expects_more() const {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (!slots_[i].ready && is_gradient_expected(parameters_[i].tensor)) return true;
@@ -297,7 +296,7 @@ void Reducer::fail_unused() {
       "DistributedDataParallel: on rank {} the backward pass gave no gradient to {} of {} parameters: {}. Use them in "
       "the loss, freeze them (requires_grad = false) before attaching, or set find_unused_parameters",
       comm_->rank(), slots_.size() - ready_, slots_.size(), names_of_unready());
-  // The other ranks may have used them and be waiting: they fail with the same words.
+  // The other ranks may have used them and be waiting: they fail with the same message.
   abort_with(*comm_, message);
   throw Error(message);
 }

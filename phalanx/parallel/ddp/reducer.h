@@ -1,15 +1,19 @@
-// Reducer: the machine inside DistributedDataParallel. It places gradients into buckets, starts their
-// all-reduces in order as they fill up, and finishes the backward pass. See ddp.h for the contract with the user.
+// Reducer: the implementation of DistributedDataParallel. It places gradients into buckets, starts their all-reduces in
+// order as the buckets fill up, and finishes the backward pass. ddp.h has the contract with the user.
 //
 // One synchronised backward pass
-//   first grad_ready      prepare_for_backward(): adopt a loaded bucket order, reset, ask the engine for a call at its end
-//   every grad_ready      copy_to_bucket_view(): the gradient becomes a view of its bucket; mark_variable_ready(); launch every bucket that is
-//                         full, strictly in bucket order, so that all ranks issue the same sequence
-//   end of backward       finalize_backward(): unused parameters, wait for all buckets, rebuild after the first pass
-//   an exception          abandon() aborts the communicator: no rank waits for one that will not come
+//   first grad_ready      prepare_for_backward(): adopts a loaded bucket order, resets the state, and asks the engine
+//                         for a callback at its end
+//   every grad_ready      copy_to_bucket_view(): the gradient becomes a view of its bucket. mark_variable_ready():
+//                         launches every full bucket, strictly in bucket order, so that all ranks issue the same
+//                         sequence
+//   end of backward       finalize_backward(): handles unused parameters, waits for all buckets, rebuilds them after
+//                         the first pass
+//   an exception          abandon() aborts the communicator, so that no rank waits for one that will not come
 //
-// A checkpointed layer runs a backward pass inside the backward pass. Its end is not the end of the outer one: finalize_backward()
-// then does nothing unless every gradient has arrived, and the next event asks the engine again.
+// A checkpointed layer runs a backward pass inside the backward pass. The end of the inner pass is not the end of the
+// outer one. finalize_backward() then does nothing unless every gradient has arrived, and the next event asks the
+// engine again.
 #pragma once
 
 #include <chrono>
@@ -93,10 +97,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Bucket> buckets_;
   std::vector<Slot> slots_;
   at::Tensor order_state_;                   // int64 on the CPU; a checkpoint may write into it
-  std::vector<std::int64_t> adopted_order_;  // what the buckets were laid out by
+  std::vector<std::int64_t> adopted_order_;  // the order that the buckets were laid out by
 
   int holds_ = 0;
-  std::shared_ptr<Pass> pass_;  // the synchronised backward pass under way
+  std::shared_ptr<Pass> pass_;  // the synchronised backward pass in progress
   std::size_t ready_ = 0, next_ = 0, finished_ = 0;
   std::vector<std::size_t> ready_order_;
   std::vector<std::uint8_t> local_used_map_;

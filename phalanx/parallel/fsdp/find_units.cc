@@ -31,8 +31,8 @@ Member member_of(nn::Module& module) {
           }};
 }
 
-// Stands in a Sequential's list of what it runs for one of its children; the children themselves, and with them all
-// names, stay as they are.
+// Replaces one child in a Sequential's list of modules to run. The registered children, and so all names, do not
+// change.
 class HookedModule : public torch::nn::Module {
  public:
   HookedModule(torch::nn::AnyModule inner, ForwardHooks hooks) : inner_(std::move(inner)), hooks_(std::move(hooks)) {}
@@ -64,7 +64,7 @@ bool is_number(const std::string& name) {
   return !name.empty() && std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// The children of Sequentials and the members of numbered lists, wherever they are: the blocks of a model.
+// The children of Sequentials and the members of numbered lists, anywhere in the module: the blocks of a model.
 void find_blocks(torch::nn::Module& module, std::vector<Group>& groups) {
   if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module)) {
     add_children(*sequential, groups);
@@ -95,7 +95,7 @@ std::vector<Group> groups_of(torch::nn::Module& module) {
 constexpr std::size_t kRoot = static_cast<std::size_t>(-1);
 using UnitOfModule = std::unordered_map<const torch::nn::Module*, std::size_t>;
 
-// Members that lie in another member of their group are used whenever that one is.
+// Members that are inside another member of their group are used whenever that one is.
 bool is_inside(const torch::nn::Module* module, const Member& member) {
   if (module == member.module) return false;
   const auto all = member.module->modules(/*include_self=*/false);
@@ -124,8 +124,8 @@ UnitOfModule units_of_modules(const std::vector<Group>& groups) {
   return unit_of;
 }
 
-/// Visits every parameter in `module` with the innermost unit around it, and how many units lie around each other
-/// there. One that stands in several places is visited in each.
+/// Visits every parameter in `module` with the innermost unit around it, and the nesting depth of units there. A
+/// parameter that is registered in several places is visited in each.
 using Visit = std::function<void(const at::Tensor& parameter, std::size_t unit, int levels)>;
 void visit_parameters(const torch::nn::Module& module, const UnitOfModule& unit_of, const Visit& visit,
                       std::size_t unit = kRoot, int levels = 0) {

@@ -1,5 +1,5 @@
-// Which parameters of a module make up which unit, and how to be called when they are used. See fully_shard.h for the
-// rules.
+// Finds which parameters of a module form which unit, and registers hooks around the uses of each unit. fully_shard.h
+// has the rules.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -13,8 +13,8 @@
 
 namespace phalanx::fsdp {
 
-/// Called around every use of something: before it, and with what it has computed, which may be hooked or replaced.
-/// `input`, if set, makes its first input what it is to be.
+/// Called around every use of a unit: `before` runs before it, `after` receives its output, which may be hooked or
+/// replaced. `input`, if set, converts its first input.
 struct ForwardHooks {
   std::function<void()> before;
   std::function<at::Tensor(at::Tensor)> after;
@@ -25,19 +25,20 @@ using RegisterHooks = std::function<void(ForwardHooks)>;
 struct ParamGroupPlan {
   std::string name;
   std::vector<NamedTensor> parameters;
-  /// Attaches to the modules of the unit in the order of use. Empty: whoever runs the whole module has to call.
+  /// Attaches hooks to the modules of the unit, in the order of use. Empty: the code that runs the whole module has to
+  /// call the hooks itself.
   std::vector<RegisterHooks> uses;
-  bool is_root = false;  // used by several units, or by none: stays gathered
-  int levels = 1;        // units around each other here, this one and those it lies in
+  bool is_root = false;  // used by several units, or by none: stays unsharded
+  int levels = 1;        // nesting depth: this unit and those that contain it
 };
 
-/// Every parameter is in exactly one unit: the innermost that is named around it, the rest of a unit with others inside
-/// being that unit's. Units without parameters are left out. They are in the order of use as far
-/// as the module says; neighbours are joined until each has `smallest` elements.
+/// Puts every parameter into exactly one unit: the innermost named unit around it. A unit that contains others holds
+/// the parameters that remain. Units without parameters are left out. The result is in the order of use, as far as the
+/// module declares it. Neighbours are joined until each has `smallest` elements.
 std::vector<ParamGroupPlan> find_units(torch::nn::Module& module, std::int64_t smallest);
 
-/// Attaches to the output of the whole module. False where nothing says when that is there: a module that is neither
-/// one of ours nor a Sequential.
+/// Attaches a hook to the output of the whole module. Returns false if the moment of that output cannot be known: the
+/// module is neither a phalanx::nn::Module nor a Sequential.
 bool attach_to_output(torch::nn::Module& module, std::function<at::Tensor(at::Tensor)> after);
 
 }  // namespace phalanx::fsdp

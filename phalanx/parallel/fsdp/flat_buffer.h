@@ -1,8 +1,9 @@
-// Tensors whose memory comes and goes, and the memory that they take turns in.
+// FlatBuffer: a tensor whose memory can be attached and detached. MemoryPool: the pieces of memory that such tensors
+// share.
 //
-// A FlatBuffer is flat; views of it (a module's parameters, the buffers of their gradients) are made once and stay what
-// they are: same TensorImpl, same place in the graph, while the bytes behind them are there only when attached.
-// Touching a view without memory is an error of the caller.
+// A FlatBuffer is one flat tensor. Views of it (a module's parameters, the buffers of their gradients) are made once
+// and stay the same TensorImpl, at the same place in the autograd graph. They have bytes behind them only while memory
+// is attached. Touching a view without memory is an error of the caller.
 //
 //   MemoryPool pool(2, bytes, allocate);
 //   FlatBuffer flat(elements, at::TensorOptions(at::kFloat));
@@ -28,8 +29,9 @@ class FlatBuffer {
   FlatBuffer(std::int64_t elements, at::TensorOptions options);
 
   const at::Tensor& tensor() const noexcept { return flat_; }
-  at::Tensor view(at::IntArrayRef sizes, std::int64_t offset) const;  // contiguous; no view in autograd's eyes
-  /// `memory`: bytes, at least as many as needed; kept alive until detached.
+  at::Tensor view(at::IntArrayRef sizes, std::int64_t offset) const;  // contiguous; not a view for autograd
+  /// `memory` is a tensor of bytes. It is kept alive until detach().
+  /// REQUIRES: `memory` has at least as many bytes as the buffer needs.
   void attach(const at::Tensor& memory);
   at::Tensor detach();
   bool is_attached() const noexcept { return memory_.defined(); }

@@ -17,15 +17,15 @@
 namespace phalanx::fsdp {
 namespace {
 
-// Beside the unit in use, and those that are used around it: of parameters one that is on its way, of gradients one
-// that is being averaged.
+// Beyond the unit in use and the units around it: one unit of parameters in flight, one unit of gradients being
+// averaged.
 constexpr int kGroupsInFlight = 1;
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// The host reads what copies to it have brought.
+// The host reads what the copies to it have brought.
 void wait_for_device(at::Device device) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
 }
@@ -98,14 +98,14 @@ void FsdpRuntime::detach() {
   subscriptions_.clear();
 }
 
-// Collective, as whoever calls it is.
+// Collective, like its callers.
 at::Tensor FsdpRuntime::allocate(std::int64_t bytes, observe::MemoryCategory what_for) const {
   const observe::MemoryScope scope(what_for);
   const at::Device device = param_groups_.front()->parameter(0).tensor.device();
   return comm_->symmetric_empty({bytes}, at::TensorOptions(at::kByte).device(device), {.keeps_peers_mapped = false});
 }
 
-// Before the first forward pass that is trained on: not in a backward pass, where other operations are under way.
+// Called before the first training forward pass: not in a backward pass, where other operations are in flight.
 void FsdpRuntime::make_pools() {
   if (grad_pool_) return;
   std::int64_t largest = 0;
@@ -114,7 +114,7 @@ void FsdpRuntime::make_pools() {
     if (!group->has_trained()) continue;
     const bool keeps = group->own_grads() || keeps_unsharded_grads_;
     if (keeps && !group->has_grad_memory()) {
-      // Between micro-batches whole gradients are a rank's own only until they are averaged.
+      // Between micro-batches, unsharded gradients belong to one rank only until they are averaged.
       group->keep_grads(allocate(group->grad_bytes(), group->own_grads() ? observe::MemoryCategory::gradients
                                                                          : observe::MemoryCategory::buffers));
       statistics_.gradient_bytes += group->grad_bytes();
@@ -156,13 +156,13 @@ bool FsdpRuntime::is_idle(std::size_t group) const { return !states_[group].in_u
 
 at::Tensor FsdpRuntime::acquire_parameter_memory() {
   if (auto memory = parameter_pool_.acquire()) return *std::move(memory);
-  // Another order than the one before: what was fetched ahead is not what is needed.
+  // The order differs from the previous one: the prefetched unit is not the one that is needed.
   for (std::size_t u = 0; u < param_groups_.size(); ++u) {
     if (param_groups_[u]->resident() || !param_groups_[u]->has_memory() || !is_idle(u)) continue;
     reshard(u);
     return *parameter_pool_.acquire();
   }
-  // Units used inside units although their modules are not inside each other: one more for each level.
+  // Units that are used inside other units although their modules are not nested: one more for each level.
   std::int64_t bytes = 0;
   for (const auto& group : param_groups_) bytes = std::max(bytes, group->resident() ? 0 : group->bytes());
   statistics_.unsharded_bytes += bytes;
@@ -190,7 +190,7 @@ void FsdpRuntime::reshard(std::size_t group) {
   if (!u.resident() && u.has_memory()) parameter_pool_.release(u.detach());
 }
 
-// Only into memory that is free: never more than those in use and one ahead.
+// Prefetches only into free memory: never more than the units in use and one ahead.
 void FsdpRuntime::prefetch(std::size_t group, int direction) {
   if (!prefetches_) return;
   const auto& order = direction > 0 ? pre_forward_order_ : post_forward_order_;
@@ -218,8 +218,8 @@ void FsdpRuntime::pre_forward(std::size_t group) {
   const bool recomputing = pass_ != nullptr;
   if (!recomputing) {
     if (at::GradMode::is_enabled()) make_pools();
-    // A forward pass begins: what an earlier one without a backward pass left there may be out of date; not within a
-    // step.
+    // A forward pass begins: what an earlier one without a backward pass left unsharded may be out of date. Not within
+    // a step.
     if (group == pre_forward_order_.front() && std::ranges::none_of(states_, [](const State& s) { return s.in_use; })) {
       for (std::size_t u = 0; u < param_groups_.size(); ++u) {
         if (param_groups_[u]->resident() || in_step()) continue;
@@ -243,8 +243,9 @@ void FsdpRuntime::pre_forward(std::size_t group) {
   if (recomputing) return;
   prefetch(group, +1);
   if (in_step() || group != pre_forward_order_.back() || !at::GradMode::is_enabled()) return;
-  // The backward pass begins with it: a loss that is fused with its projection makes the gradient in the forward pass,
-  // in the memory that is offered; but not over an average that lies there and that nobody has used yet.
+  // The backward pass begins with this unit. A loss that is fused with its projection computes the gradient already in
+  // the forward pass, in the offered memory. But it must not overwrite an average that is there and has not been used
+  // yet.
   if (!param_groups_[group]->has_trained()) return;
   if (param_groups_[group]->own_grads() && param_groups_[group]->has_shard_grads()) {
     param_groups_[group]->withdraw_grad_buffers();
@@ -265,7 +266,7 @@ at::Tensor FsdpRuntime::post_forward(std::size_t group, at::Tensor output) {
   const bool recomputing = pass_ != nullptr;
   if (recomputing) return output;
   append_once(seen_post_forward_, group);
-  // Inside a checkpointed layer nothing is recorded yet, but the backward pass will need it all the same.
+  // Inside a checkpointed layer nothing is recorded yet, but the backward pass will need it nevertheless.
   const bool comes_again = recorded || (state.in_recorded && !at::GradMode::is_enabled());
   const bool is_last = group == pre_forward_order_.back() || state.inner[pre_forward_order_.back()];
   if (comes_again && !in_step() && is_last) return output;
@@ -289,7 +290,7 @@ bool FsdpRuntime::accumulates_unsharded(std::size_t group, const Pass& pass) con
   return pass.no_sync || (pass.no_all_reduce && param_groups_[group]->own_grads());
 }
 
-// Of a pass, or of a step of many.
+// For one pass, or for a step of many passes.
 void FsdpRuntime::expect_gradients() {
   for (std::size_t u = 0; u < param_groups_.size(); ++u) {
     State& state = states_[u];
@@ -304,7 +305,7 @@ void FsdpRuntime::expect_gradients() {
   adopt_seen_order();
 }
 
-// The order of the pass that has just gone forward is the best guess for the next one.
+// The order of the last forward pass is the best guess for the next one.
 void FsdpRuntime::adopt_seen_order() {
   for (const std::size_t u : pre_forward_order_) append_once(seen_pre_forward_, u);
   for (const std::size_t u : post_forward_order_) append_once(seen_post_forward_, u);
@@ -330,7 +331,7 @@ at::Tensor FsdpRuntime::acquire_grad_memory() {
     if (reducing_.empty()) break;
     finish_oldest_reduce_scatter();
   }
-  // Held by a unit whose backward pass has not come to its end, or never came: another one beside it.
+  // A unit whose backward pass has not ended, or never came, holds the memory: allocate another piece.
   std::int64_t bytes = 0;
   for (const auto& group : param_groups_) bytes = std::max(bytes, group->grad_bytes());
   statistics_.gradient_bytes += bytes;
@@ -345,9 +346,10 @@ void FsdpRuntime::pre_backward(std::size_t group) {
   if (!pass_) prepare_for_backward();
   queue_final_callback();
   const at::NoGradGuard no_grad;
-  // The gradient of this unit's output is complete, so whatever came after it in the forward pass is through. (Not when
-  // its parameters' last gradient came: where some are frozen, its input's gradient may still have needed them.)
-  // But not what was used inside this unit. In a step gradients may come much later.
+  // The gradient of this unit's output is complete, so all units that follow it in the forward pass are done. (They are
+  // not yet done when the last of their parameters' gradients comes: if some parameters are frozen, computing the
+  // input's gradient may still need them.) This excludes units that were used inside this unit. In a step, gradients
+  // may come much later.
   State& state = states_[group];
   for (std::size_t place = place_of(group, pre_forward_order_) + 1; place < pre_forward_order_.size(); ++place) {
     const std::size_t later = pre_forward_order_[place];
@@ -409,7 +411,7 @@ void FsdpRuntime::finish_oldest_reduce_scatter() {
   param_groups_[group]->finish_reduce_scatter();
   statistics_.exposed_seconds += seconds_since(begin);
   if (!in_step() && pass_->no_all_reduce) {
-    // The host adds when what is copied there has come: in the end.
+    // With offload, the host adds the copies when they have arrived: at the end.
     param_groups_[group]->offloads() ? param_groups_[group]->copy_to_host()
                                      : param_groups_[group]->add_to_partial_reduce_output();
     if (param_groups_[group]->offloads()) reduced_.push_back(group);
@@ -426,7 +428,7 @@ void FsdpRuntime::start_averaging(std::size_t group) {
   const bool replicated = replicas_ && replicas_->size() > 1;
   if (replicated) averaging_.push_back(param_groups_[group]->average_over(*replicas_));
   if (!param_groups_[group]->offloads()) return;
-  finish_averaging();  // what is copied next has to be there, and its memory is another unit's then
+  finish_averaging();  // what is copied next must be complete, and its memory then goes to another unit
   param_groups_[group]->copy_to_host();
 }
 
@@ -452,7 +454,7 @@ void FsdpRuntime::finalize_backward(const std::shared_ptr<Pass>& pass) {
     for (std::size_t u = 0; u < param_groups_.size(); ++u) {
       states_[u].in_backward = false;
       reshard(u);
-      // The optimizer steps now: what is kept is out of date from then on.
+      // The optimizer steps next: the unsharded values are out of date from then on.
       if (!pass->no_sync && !pass->no_all_reduce) param_groups_[u]->invalidate_unsharded();
     }
   } catch (...) {
@@ -476,7 +478,7 @@ void FsdpRuntime::publish() {
   ++statistics_.synchronisations;
 }
 
-// The pass ended with an exception: this rank will not issue what its peers are waiting for.
+// The pass ended with an exception: this rank will not issue the collectives that its peers wait for.
 void FsdpRuntime::abandon(const std::shared_ptr<Pass>& pass) noexcept {
   if (pass_ == pass) abort_backward();
 }
@@ -497,7 +499,7 @@ void FsdpRuntime::abort_backward() noexcept {
 
 void FsdpRuntime::fail_unused(const Pass& pass) {
   std::vector<std::string> names;
-  bool came = false;  // one at least
+  bool came = false;  // at least one
   for (std::size_t u = 0; u < param_groups_.size(); ++u) {
     for (std::size_t i = 0; i < param_groups_[u]->size(); ++i) {
       came |= states_[u].ready[i];
@@ -524,7 +526,7 @@ void FsdpRuntime::fail_changed(const std::string& changes) {
                   comm_->rank(), changes));
 }
 
-// The other ranks may be waiting: they fail with the same words.
+// The other ranks may be waiting: they fail with the same message.
 void FsdpRuntime::fail(const std::string& message) {
   for (const auto& comm : {comm_, replicas_, post_forward_group_}) {
     if (comm) abort_with(*comm, message);

@@ -1,24 +1,25 @@
-// FsdpRuntime: the machine inside FullyShardedDataParallel. It decides when each unit is gathered, let go, and its
-// gradients are averaged. See fully_shard.h for the contract with the user.
+// FsdpRuntime: the implementation of FullyShardedDataParallel. It decides when each unit is unsharded, when it is
+// resharded, and when its gradients are averaged. fully_shard.h has the contract with the user.
 //
-// A training step, unit by unit in the order of use (learned from the forward pass before)
-//   pre_forward(u)     gathers u if it is not there, starts to gather the next one; lets nobody but u and that one keep
-//                     gathered memory
-//   post_forward(u)      lets u go, unless it is the last one, which the backward pass begins with; hooks its output
-//   pre_backward   the gradient of u's output has come: units behind it are through and let go; gathers u, starts to
-//                     gather the one before it, gives its gradients memory
-//   grad_ready        the last gradient of u: starts its reduce-scatter
-//   memory is short   the oldest reduce-scatter is waited for; the average over replicas begins
+// A training step, unit by unit in the order of use (learned from the previous forward pass)
+//   pre_forward(u)    unshards u if needed and starts to prefetch the next unit. Only u and that one may hold unsharded
+//                     memory
+//   post_forward(u)   reshards u, unless it is the last unit, with which the backward pass begins. Hooks its output
+//   pre_backward      runs when the gradient of u's output has arrived. The units behind u are done and resharded.
+//                     Unshards u, starts to prefetch the unit before it, and gives u's gradients memory
+//   grad_ready        after the last gradient of u: starts its reduce-scatter
+//   memory is short   waits for the oldest reduce-scatter, then starts the average over replicas
 //   end of backward   finalize_backward(): waits for the rest, publishes the shards' gradients
-//   an exception      abandon() aborts the communicators: no rank waits for one that will not come
-// Of a step of several passes all but the last end with accumulate_partial_reduce() instead: each rank's rows are added up, and neither
-// averaged over replicas nor handed out. Units whose whole gradients stay anyhow add up those.
-// Every rank issues the same sequence, because it follows from the model's graph alone.
+//   an exception      abandon() aborts the communicators, so that no rank waits for one that will not come
 //
-// In a pipeline (StageSharding, fsdp_runtime_in_pipeline.cc) steps and engine runs are told from outside: gradients
-// stay whole from begin_step() on, grad_ready comes when one is complete, and end_step() does what finalize_backward() does. The
-// units of a stage are then used one behind the other: a unit is let go of when the gradient of an earlier one's output
-// has come.
+// In a step of several passes, all passes but the last end with accumulate_partial_reduce() instead. It accumulates
+// each rank's rows, without averaging them over replicas or publishing them. Units whose unsharded gradients stay
+// anyway accumulate those. Every rank issues the same sequence, because it follows from the model's graph alone.
+//
+// In a pipeline (StageSharding, fsdp_runtime_in_pipeline.cc) the pipeline announces steps and engine runs. Gradients
+// stay unsharded from begin_step() on, grad_ready fires when one is complete, and end_step() does the work of
+// finalize_backward(). The units of a stage are then used one after the other: a unit is resharded when the gradient of
+// an earlier unit's output has arrived.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,9 +44,12 @@ namespace phalanx::fsdp {
 
 class FsdpRuntime : public StageSharding, public std::enable_shared_from_this<FsdpRuntime> {
  public:
-  /// `replicas` is null without a replicating axis, `post_forward_group` (param_group.h) without such. Without `prefetch` a unit is
-  /// gathered when it is used. `levels` of units inside units: that many are in use at a time. `attached`: what the
-  /// module had. Collective.
+  /// Collective.
+  /// - `replicas` is null if there is no replicating axis.
+  /// - `post_forward_group` (param_group.h) is null if there is none.
+  /// - Without `prefetch`, a unit is unsharded only when it is used.
+  /// - `levels` is the nesting depth of units: that many are in use at a time.
+  /// - `attached` holds the module's parameters as they were at construction.
   static std::shared_ptr<FsdpRuntime> make(std::vector<std::unique_ptr<ParamGroup>> units,
                                            std::shared_ptr<Communicator> comm, std::shared_ptr<Communicator> replicas,
                                            std::shared_ptr<Communicator> post_forward_group, bool prefetch, int levels,
@@ -53,12 +57,12 @@ class FsdpRuntime : public StageSharding, public std::enable_shared_from_this<Fs
   void detach();
 
   void pre_forward(std::size_t group);
-  /// Returns the output, which may be hooked.
+  /// Returns the output, possibly hooked.
   at::Tensor post_forward(std::size_t group, at::Tensor output);
 
   void hold();
   void release() noexcept { --holds_; }
-  /// Passes that begin from now on are parts of a step, until as many ends have been told.
+  /// Passes that begin from now on are parts of one step, until release_all_reduce() has been called as often.
   void hold_all_reduce() noexcept { ++all_reduce_holds_; }
   void release_all_reduce() noexcept { --all_reduce_holds_; }
   void invalidate_unsharded();
@@ -81,18 +85,18 @@ class FsdpRuntime : public StageSharding, public std::enable_shared_from_this<Fs
   using Clock = std::chrono::steady_clock;
   struct Pass {
     bool no_sync = false;          // gradients are only accumulated
-    bool no_all_reduce = false;    // they are averaged and added to the rank's rows, but more of them follow
+    bool no_all_reduce = false;    // they are averaged and added to the rank's rows, and more passes follow
     bool callback_queued = false;  // the engine will call back at the end of the innermost running backward pass
   };
   struct State {
     bool in_use = false;       // between pre_forward and post_forward
-    bool in_recorded = false;  // in use, while autograd records it or what it is used inside of
+    bool in_recorded = false;  // in use, while autograd records it or an enclosing unit
     bool in_backward = false;  // between pre_backward and its last gradient
-    bool is_through = false;   // in this backward pass
+    bool is_through = false;   // done in this backward pass
     bool was_used = false;     // in this step of a pipeline
     std::size_t pending = 0;   // trained parameters without a gradient in this pass
     std::vector<bool> ready;
-    std::vector<bool> inner;  // the units that were used inside its use
+    std::vector<bool> inner;  // the units that were used inside this one
   };
 
   FsdpRuntime(std::vector<std::unique_ptr<ParamGroup>> units, std::shared_ptr<Communicator> comm,
@@ -144,14 +148,13 @@ class FsdpRuntime : public StageSharding, public std::enable_shared_from_this<Fs
   MemoryPool parameter_pool_;
   std::optional<MemoryPool> grad_pool_;  // made by the first training pass
 
-  std::vector<std::size_t> pre_forward_order_;  // of use
-  std::vector<std::size_t>
-      post_forward_order_;  // the same in the order of the ends: the backward pass comes the other way
-  std::vector<std::size_t> seen_pre_forward_, seen_post_forward_;  // in the forward pass under way
+  std::vector<std::size_t> pre_forward_order_;   // in the order of use
+  std::vector<std::size_t> post_forward_order_;  // in the order in which uses ended; backward goes in reverse
+  std::vector<std::size_t> seen_pre_forward_, seen_post_forward_;  // in the forward pass in progress
   int holds_ = 0, all_reduce_holds_ = 0;
   bool keeps_unsharded_grads_ = false;
   std::shared_ptr<Pass> pass_;
-  std::shared_ptr<Pass> step_;  // of a pipeline, while it lasts
+  std::shared_ptr<Pass> step_;  // the current step of a pipeline
   std::deque<std::size_t> reducing_;
   std::vector<std::size_t> reduced_;
   std::vector<Work> averaging_;  // over replicas

@@ -50,7 +50,7 @@ void FsdpRuntime::end_backward() {
   }
 }
 
-// Where gradients are of another dtype than parameters autograd would add them up in the parameters' own.
+// If gradients and parameters differ in dtype, autograd would accumulate in the parameters' dtype.
 void FsdpRuntime::collect_gradients() {
   const at::NoGradGuard no_grad;
   for (std::size_t u = 0; u < param_groups_.size(); ++u) {

@@ -60,7 +60,7 @@ at::Tensor in_dtype(const at::Tensor& tensor, std::optional<at::ScalarType> dtyp
 
 std::string text_of(std::optional<at::ScalarType> dtype) { return dtype ? c10::toString(*dtype) : "unset"; }
 
-/// The values of the mesh's first rank become everybody's. Parameters without memory have none.
+/// Copies the values of the mesh's first rank to all ranks. Parameters without memory have none.
 void broadcast_parameters(const std::vector<NamedTensor>& all, Communicator& comm, Communicator* replicas) {
   std::vector<NamedTensor> present;
   for (const auto& named : all) {

@@ -1,4 +1,5 @@
-// Sharded data parallelism (FSDP, ZeRO-1, -2, -3): every rank keeps a part of the model's state and borrows the rest.
+// Sharded data parallelism (FSDP, ZeRO-1, -2, -3): every rank stores a part of the model's state and gathers the rest
+// when it is needed.
 //
 //   auto model = std::make_shared<models::Llama>(config);
 //   FullyShardedDataParallel sharded(*model, mesh);             // mesh: DeviceMesh with an axis "dp_shard"
@@ -9,48 +10,55 @@
 //   optimizer.step(lr);
 //
 // What it does
-// - Parameters are grouped into units (a block each). A unit is gathered right before it is used, in the forward pass
-//   and again in the backward pass, while the one before it computes, and let go after it; its gradients are averaged
-//   as soon as they are complete, and each rank keeps its rows of them. At most two units are gathered at a time
-//   (one more for each level of units inside units).
-// - stage 3 shards parameters, gradients and optimizer state; 2 keeps parameters whole; 1 keeps gradients whole too.
-//   Communication per step in parameters: 3 for stage 3 (2 without reshard_after_forward), 2 for the others, as DDP.
-// - On a mesh that also has "dp_replicate", shards are replicated along it and averaged there (HSDP), while the
-//   backward pass goes on.
-// - reshard_group = k: from the forward to the backward pass every k neighbours (of one machine, say) keep a unit
-//   together, so that the second gathering goes no further; 1 / k of the model on each rank for that time.
-// - Mixed precision (param_dtype, reduce_dtype, output_dtype, as PyTorch's FSDP2): parameters() stay what they are and
-//   are the master; they are gathered and used in param_dtype, which the first input of every unit is brought to;
-//   gradients are averaged in reduce_dtype, and parameters' .grad() are of that dtype; micro-batches are added up in it
-//   under no_sync(), under no_all_reduce() in float32 if it has 16 bits, and so is what they leave in .grad(). What the
-//   module returns is in output_dtype; of a plain module that is no Sequential, where it is run by run().
-// - offload keeps parameters(), their gradients and with them the optimizer and its state on the host (pinned, where
-//   the module is on a GPU); rows go to the device when their unit is gathered.
-// - A module that parallelize_module() has split over another axis of the mesh (parallel/tensor/styles.h) is sharded in
-//   what each rank has of it: made of that module afterwards, with the same mesh.
-// - The values are those of DistributedDataParallel to the bit, on backends whose sums are in rank order; but for
-//   no_all_reduce(), which sums over micro-batches after ranks.
+// - Parameters are grouped into units (one per block). A unit is unsharded right before it is used, in the forward pass
+//   and again in the backward pass, while the previous unit computes. After its use it is resharded. Its gradients are
+//   averaged as soon as they are complete, and each rank keeps its rows of them. At most two units are unsharded at a
+//   time (plus one for each level of nested units).
+// - Stage 3 shards parameters, gradients and optimizer state. Stage 2 keeps parameters unsharded. Stage 1 keeps
+//   gradients unsharded, too. Communication per step, in multiples of the parameters: 3 for stage 3 (2 without
+//   reshard_after_forward), 2 for the other stages, as in DDP.
+// - On a mesh that also has an axis "dp_replicate", shards are replicated along it and averaged over it (HSDP), while
+//   the backward pass goes on.
+// - reshard_group = k: between the forward and the backward pass, every k neighbouring ranks (of one node, say) keep a
+//   unit together. The second all-gather then stays among these k ranks. Each rank holds 1 / k of the model during that
+//   time.
+// - Mixed precision (param_dtype, reduce_dtype, output_dtype, as in PyTorch's FSDP2):
+//   - parameters() keep their dtype and are the master weights. They are gathered and used in param_dtype. The first
+//     input of every unit is cast to param_dtype.
+//   - Gradients are averaged in reduce_dtype, and the parameters' .grad() have that dtype. no_sync() accumulates
+//     micro-batches in it. no_all_reduce() accumulates in float32 if reduce_dtype has 16 bits, and then .grad() is
+//     float32, too.
+//   - The module's output is cast to output_dtype. For a plain module that is not a Sequential, only run() casts it.
+// - offload keeps parameters() and their gradients on the host, and with them the optimizer and its state (in pinned
+//   memory if the module is on a GPU). Rows are copied to the device when their unit is unsharded.
+// - A module that parallelize_module() has split over another axis of the mesh (parallel/tensor/styles.h) can be
+//   sharded: construct this object afterwards, with the same mesh. It shards the part of the module that each rank has.
+// - The values equal those of DistributedDataParallel to the bit, on backends that sum in rank order. The exception is
+//   no_all_reduce(), which sums over ranks first and over micro-batches afterwards.
 //
-// Units: what nn::Module::shard_units() of the module says (models do); else the children of every
-// torch::nn::Sequential and of numbered lists of nn::Modules in it. A parameter is in the innermost unit around it, so
-// {{block}, {block.attention}} is attention, and the rest of the block. Parameters in no unit, or in several, are one
-// more, which stays gathered; a module that has such is run by nn::call(), or, if it is a plain torch::nn::Module, by
-// run(). A module that is all of that kind costs a warning that states its bytes.
+// Units: what nn::Module::shard_units() of the module returns (models implement it). Otherwise the children of every
+// torch::nn::Sequential and of every numbered list of nn::Modules in the module. A parameter belongs to the innermost
+// unit around it: {{block}, {block.attention}} makes one unit of attention and one of the rest of the block. Parameters
+// in no unit, or in several, form one more unit, which stays unsharded. A module that has such parameters must be run
+// by nn::call(), or by run() if it is a plain torch::nn::Module. If all parameters are in that unit, a warning states
+// their bytes.
 //
 // Contract
-// - The constructor is collective over the mesh. All ranks have the same module, mesh and options; values are taken
-//   from rank 0. A module whose parameters were born without memory (TensorOptionsOfModule::without_memory) is never
-//   whole anywhere: initialise() or a checkpoint fills it shard by shard.
-// - From then on the module's own parameters are without memory between uses: reading them is undefined.
-//   parameters() are what exists: this rank's rows, by name, with their ShardSpec; their gradients after a synchronised
-//   backward pass. zero_grad() between steps; a gradient that is still there is added to.
-// - Each backward pass that sends anything must give every trained parameter a gradient (Error otherwise, on every
-//   rank, and the communicators are aborted). Parameters stay as they are: one that is frozen, unfrozen or added later
-//   is an Error that names it in the next backward pass, on every rank. (Added ones are seen of modules that a
-//   shared_ptr owns.) Gradients must be dense. An exception inside backward() aborts, too, and drops what has been
-//   accumulated since the last average.
-// - Whoever changes parameters() other than between a synchronised backward pass and the next forward pass says so with
-//   invalidate_unsharded().
+// - The constructor is collective over the mesh. All ranks have the same module, mesh and options. Values are taken
+//   from rank 0. A module whose parameters were made without memory (TensorOptionsOfModule::without_memory) is never
+//   whole on any rank: initialise() or a checkpoint fills it shard by shard.
+// - From then on the module's own parameters have no memory between uses, and reading them is undefined. Use
+//   parameters() instead: this rank's rows, by name, with their ShardSpec, and with their gradients after a
+//   synchronised backward pass. Call zero_grad() between steps: a gradient that is still there is added to.
+// - Each backward pass that sends anything must give every trained parameter a gradient. Otherwise every rank throws
+//   Error, and the communicators are aborted.
+// - The set of trained parameters must not change. If one is frozen, unfrozen or added later, every rank throws an
+//   Error that names it in the next backward pass. (Added ones are detected only in modules that a shared_ptr owns.)
+// - Gradients must be dense.
+// - An exception inside backward() also aborts the communicators, and drops what has been accumulated since the last
+//   average.
+// - parameters() may be changed between a synchronised backward pass and the next forward pass. Code that changes them
+//   at any other time must call invalidate_unsharded().
 // - The module must outlive this object, and cannot be used after it.
 #pragma once
 
@@ -78,29 +86,29 @@ class FsdpRuntime;
 }
 
 struct FullyShardOptions {
-  int stage = 3;                      // of ZeRO: 1, 2 or 3
-  bool reshard_after_forward = true;  // stage 3: false keeps units gathered from the forward pass on
-  int reshard_group = 0;              // stage 3: ranks that keep them together instead; divides the sharding axis
-  bool prefetch = true;               // false: a unit is gathered when it is used, and not before
-  bool offload = false;               // to the host
-  std::int64_t smallest_unit = 0;     // elements: neighbours are joined until each unit has as many
-  std::optional<at::ScalarType> param_dtype;   // unset: the module's
+  int stage = 3;                              // of ZeRO: 1, 2 or 3
+  bool reshard_after_forward = true;          // stage 3: false keeps units unsharded from the forward pass on
+  int reshard_group = 0;                      // stage 3: that many ranks keep units together; divides the sharding axis
+  bool prefetch = true;                       // false: a unit is unsharded only when it is used
+  bool offload = false;                       // keep shards, gradients and optimizer state on the host
+  std::int64_t smallest_unit = 0;             // elements: neighbours are joined until each unit has as many
+  std::optional<at::ScalarType> param_dtype;  // unset: the module's
   std::optional<at::ScalarType> reduce_dtype;  // unset: that of the parameters when used
-  std::optional<at::ScalarType> output_dtype;  // of the module's output, where that is floating-point; unset: as it is
+  std::optional<at::ScalarType> output_dtype;  // of the module's output if floating-point; unset: unchanged
 };
 
 struct FullyShardStatistics {
   std::int64_t synchronisations = 0;  // backward passes whose gradients were averaged
   std::int64_t prefetches = 0;        // of units, while another one was in use
-  std::int64_t gathers = 0;           // of units, those included
+  std::int64_t gathers = 0;           // of units, prefetches included
   std::int64_t reduced_bytes = 0;     // of gradients handed to reduce_scatter by this rank
-  double exposed_seconds = 0;         // spent waiting for either (CPU; on CUDA host time)
+  double exposed_seconds = 0;         // time spent waiting for either (on CUDA: host time)
   // Memory of this rank.
-  std::int64_t shard_bytes = 0;         // parameters: the rows of this rank, and all of them, or parts, where they stay
+  std::int64_t shard_bytes = 0;         // parameters: this rank's rows, and all or parts of them where they stay
   std::int64_t sharded_grad_bytes = 0;  // gradients of these rows
-  std::int64_t unsharded_bytes = 0;     // for gathered units beside that
-  std::int64_t gradient_bytes = 0;      // for whole gradients
-  std::int64_t padding_bytes = 0;       // of all that is sharded, over all ranks
+  std::int64_t unsharded_bytes = 0;     // for unsharded units, beyond that
+  std::int64_t gradient_bytes = 0;      // for unsharded gradients
+  std::int64_t padding_bytes = 0;       // of everything sharded, over all ranks
 };
 
 class FullyShardedDataParallel {
@@ -110,18 +118,19 @@ class FullyShardedDataParallel {
   FullyShardedDataParallel(const FullyShardedDataParallel&) = delete;
   FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = delete;
 
-  /// Gives every parameter its starting values (nn/init.h), each rank its own rows.
+  /// Gives every parameter its initial values (nn/init.h). Each rank fills its own rows.
   void initialise(std::uint64_t seed);
 
-  /// module.forward(inputs...) for a plain torch::nn::Module with parameters of its own.
+  /// Calls module.forward(inputs...), for a plain torch::nn::Module that has parameters in no unit, or in several.
   template <class M, class... Inputs>
   at::Tensor run(M& module, Inputs&&... inputs) {
     root_pre_forward();
     return root_post_forward(module.forward(as_input(std::forward<Inputs>(inputs))...));
   }
 
-  /// While one is alive, backward() accumulates locally and nothing is sent; whole gradients are kept from then on. The
-  /// first backward() after the last guard is gone averages the sum. Made on all ranks at once.
+  /// While a NoSync is alive, backward() accumulates locally and sends nothing. Unsharded gradients are kept from then
+  /// on. The first backward() after the last guard is destroyed averages the sum.
+  /// REQUIRES: all ranks make it at the same point.
   class [[nodiscard]] NoSync {
    public:
     explicit NoSync(std::shared_ptr<fsdp::FsdpRuntime> units);
@@ -134,12 +143,13 @@ class FullyShardedDataParallel {
   };
   NoSync no_sync();
 
-  /// For all micro-batches of a step but the last. While one is alive, each backward() averages its gradients among the
-  /// ranks that share a copy (reduce-scatter), as without it, and adds this rank's rows of them up, in float32 where
-  /// reduce_dtype is of 16 bits; no whole gradients are kept in between. The copies (dp_replicate) average, and
-  /// parameters() get their gradients, in the first backward() after it is gone: once a step. Whole gradients that stay
-  /// anyhow (stage 1, one rank, parameters in no unit) are added up as no_sync() does. Made on all ranks at once.
-  /// In PyTorch's FSDP2: set_requires_all_reduce(false); its set_requires_gradient_sync(false) is no_sync().
+  /// Guards all micro-batches of a step but the last. While a NoAllReduce is alive, each backward() still averages its
+  /// gradients among the ranks that share a copy (reduce-scatter). It accumulates this rank's rows of them, in float32
+  /// if reduce_dtype has 16 bits. No unsharded gradients are kept in between. The first backward() after the guard is
+  /// destroyed averages over the copies (dp_replicate) and gives parameters() their gradients: once per step. Gradients
+  /// that stay unsharded anyway (stage 1, one rank, parameters in no unit) are accumulated as no_sync() does. In
+  /// PyTorch's FSDP2 this is set_requires_all_reduce(false). set_requires_gradient_sync(false) is no_sync().
+  /// REQUIRES: all ranks make it at the same point.
   class [[nodiscard]] NoAllReduce {
    public:
     explicit NoAllReduce(std::shared_ptr<fsdp::FsdpRuntime> units);
@@ -152,21 +162,21 @@ class FullyShardedDataParallel {
   };
   NoAllReduce no_all_reduce();
 
-  /// For the pipeline that the module is a stage of (parallel/pipeline/stage.h); valid as long as this object. From its
-  /// first step on whole gradients are kept; they are averaged once a step. Units that come and go are gathered for
-  /// every pass; with reshard_after_forward = false, or stage 1 or 2, once a step. They must be used one after the
-  /// other: what comes behind a unit needs nothing of the units before it but through it.
+  /// For the pipeline in which the module is a stage (parallel/pipeline/stage.h). The result is valid as long as this
+  /// object. From the pipeline's first step on, gradients are kept unsharded and averaged once per step. With
+  /// reshard_after_forward, stage 3 unshards a unit for every pass; otherwise, and in stages 1 and 2, once per step.
+  /// REQUIRES: units are used one after the other: what follows a unit depends on the units before it only through it.
   std::shared_ptr<StageSharding> in_pipeline() const;
 
-  /// This rank's rows of every parameter, each once; the same names in the same order on every rank.
+  /// This rank's rows of every parameter, each once. All ranks have the same names in the same order.
   const std::vector<NamedTensor>& parameters() const noexcept { return shards_; }
-  /// The same, of those that are trained.
+  /// The trained ones among parameters().
   const std::vector<NamedTensor>& trained_parameters() const noexcept { return trained_; }
   /// The names of each unit's parameters, in the order of use.
   std::vector<std::vector<std::string>> units() const;
   void invalidate_unsharded();
   FullyShardStatistics statistics() const;
-  /// Those that keep units together with this rank (reshard_group); null: nobody does.
+  /// The ranks that keep units together with this rank (reshard_group). Null if there are none.
   std::shared_ptr<Communicator> post_forward_group() const;
 
  private:
@@ -182,7 +192,7 @@ class FullyShardedDataParallel {
   void root_pre_forward();
   at::Tensor root_post_forward(at::Tensor output);
 
-  std::optional<std::size_t> root_;  // the unit that run() gathers
+  std::optional<std::size_t> root_;  // the unit that run() unshards
   std::optional<at::ScalarType> param_dtype_, run_output_dtype_;
   std::vector<Init> inits_;
   std::vector<NamedTensor> shards_, trained_;

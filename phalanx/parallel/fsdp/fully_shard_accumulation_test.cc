@@ -1,4 +1,5 @@
-// Accumulation under FullyShardedDataParallel: reduced in every micro-batch (no_all_reduce()), or once (no_sync()).
+// Gradient accumulation under FullyShardedDataParallel: reduced in every micro-batch (no_all_reduce()), or once
+// (no_sync()).
 #include <ATen/ops/full.h>
 
 #include <cmath>
@@ -40,7 +41,7 @@ struct Accumulating {
   void part(int number, double rank, double factor = 1) {
     net->forward(waves({3, kWidth}, rank + 0.3 * number)).square().mean().mul(factor).backward();
   }
-  /// All parts; the last one hands gradients out.
+  /// All micro-batches; the last one publishes gradients.
   void step(double rank) {
     for (int number = 0; number < kParts; ++number) {
       std::optional<FullyShardedDataParallel::NoAllReduce> more;
@@ -48,7 +49,7 @@ struct Accumulating {
       part(number, rank);
     }
   }
-  /// Whole, of the shards' gradients, which are reset.
+  /// The whole gradients from the shards' gradients, which are reset.
   std::vector<NamedTensor> take_gradients(Communicator& world) const {
     std::vector<NamedTensor> gradients;
     for (const auto& p : sharded->parameters()) {
@@ -59,7 +60,7 @@ struct Accumulating {
   }
 };
 
-/// The sum of what each part gives alone, in the order of the parts and in float32.
+/// The sum of each part's own gradients, in the order of the parts and in float32.
 std::vector<NamedTensor> sum_of_parts(Accumulating& run, Communicator& world) {
   std::vector<NamedTensor> sum;
   for (int number = 0; number < kParts; ++number) {
@@ -120,7 +121,7 @@ TEST(FullyShardAccumulation, IsWithinRoundingOfDataParallelismAndDeferredItsBits
         const auto found = std::ranges::find(each, gradient.name, &NamedTensor::name);
         EXPECT_TRUE(at::allclose(found->tensor, gradient.tensor, 1e-6, 1e-7)) << gradient.name;
       }
-      if (stage == 1) expect_equal(each, expected);  // its whole gradients stay anyhow
+      if (stage == 1) expect_equal(each, expected);  // its unsharded gradients stay anyway
 
       for (int number = 0; number < kParts; ++number) {
         std::optional<FullyShardedDataParallel::NoSync> held;

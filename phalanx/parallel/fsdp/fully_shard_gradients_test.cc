@@ -1,4 +1,4 @@
-// Averaged gradients under FullyShardedDataParallel: when they have memory, what they are added to, and what is left of
+// Averaged gradients under FullyShardedDataParallel: when they have memory, what they are added to, and what remains of
 // them after a pass that failed.
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
@@ -21,7 +21,7 @@ using fully_shard_testing::kWidth;
 using fully_shard_testing::linears;
 using fully_shard_testing::sharding_mesh;
 
-/// Body(options) under stages 1 to 3, on the device and on the host.
+/// Runs body(options) with stages 1 to 3, on the device and on the host.
 void for_each_stage(const std::function<void(const FullyShardOptions&)>& body) {
   for (const bool offload : {false, true}) {
     for (const int stage : {1, 2, 3}) {
@@ -43,7 +43,7 @@ TEST(FullyShardGradients, TheirMemoryIsGoneWithThem) {
           memory.emplace_back(p.tensor.grad().storage().getWeakStorageImpl());
           p.tensor.mutable_grad().reset();
         }
-        // Under stage 1 they lie in the whole gradients.
+        // Under stage 1 they are a part of the unsharded gradients.
         const bool stays = options.stage == 1 && !options.offload;
         for (const auto& one : memory) EXPECT_EQ(one.expired(), !stays);
       }

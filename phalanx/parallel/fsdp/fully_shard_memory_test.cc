@@ -1,4 +1,4 @@
-// What FullyShardedDataParallel takes and sends, measured: memory of ranks that are processes, by the counting
+// Measures what FullyShardedDataParallel allocates and sends: memory of ranks that are processes, by the counting
 // allocator, and the operations of a step.
 #include <sys/mman.h>
 
@@ -37,7 +37,7 @@ constexpr std::int64_t kBlockWidth = 256;
 constexpr std::int64_t kBlockBytes = (kBlockWidth * kBlockWidth + kBlockWidth) * 4;
 constexpr double kModelBytes = kBlocks * kBlockBytes;
 
-/// Rank 0's counts, of ranks that are processes and do nothing but body(world), which returns them.
+/// Rank 0's counts. The ranks are processes that only run body(world), which returns the counts.
 MemoryCounts counts_of(int ranks, const std::function<MemoryCounts(const std::shared_ptr<Communicator>& world)>& body) {
   void* page = mmap(nullptr, sizeof(MemoryCounts), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   auto* counts = new (page) MemoryCounts;
@@ -58,7 +58,7 @@ MemoryCounts counts_of(int ranks, const std::function<MemoryCounts(const std::sh
   return result;
 }
 
-/// The peak of three steps; or what is there after the last one, with its gradients.
+/// The peak of three steps, or the memory after the last one, including its gradients.
 template <class Sharding>
 MemoryCounts train(torch::nn::Sequential& net, const Sharding& sharding, bool peak) {
   AdamW optimizer(sharding.parameters());
@@ -87,7 +87,7 @@ TEST(FullyShardMemory, ThePeakOfEightBlocksFalls) {
   EXPECT_NEAR(static_cast<double>(parts.total()), expected, 0.05 * expected) << parts.text();
 }
 
-/// Born without memory.
+/// Made without memory.
 struct Shell : nn::Module {
   Shell() : nn::Module("Shell") {
     for (int i = 0; i < kBlocks; ++i) {
@@ -105,11 +105,11 @@ TEST(FullyShardMemory, WhatIsBornWithoutMemoryIsWholeAtNoMomentOfItsConstruction
     sharded.initialise(7);
     return observe::max_memory_allocated();
   });
-  const double expected = kModelBytes / 4 + 2 * kBlockBytes;  // its rows, and two gathered blocks' room
+  const double expected = kModelBytes / 4 + 2 * kBlockBytes;  // its rows, and room for two unsharded blocks
   EXPECT_NEAR(static_cast<double>(peak.total()), expected, 0.05 * expected) << peak.text();
 }
 
-// The host's memory is the heap, the device's, between processes on the CPU, windows that are shared.
+// The host's memory is the heap. The device's memory, between processes on the CPU, is shared windows.
 TEST(FullyShardMemory, WhatIsOffloadedLiesOnTheHost) {
   struct Case {
     int stage;
@@ -134,7 +134,7 @@ TEST(FullyShardMemory, WhatIsOffloadedLiesOnTheHost) {
   }
 }
 
-/// What `body` sends over `comm`: operations by verb.
+/// The operations that `body` issues on `comm`, by kind.
 Operations operations_of(const Communicator& comm, const std::function<void()>& body) {
   const auto last = comm.recent_operations();
   const std::uint64_t before = last.empty() ? 0 : last.back().seq;
@@ -159,7 +159,7 @@ TEST(FullyShardTraffic, IsReduceScatterAndAllGatherAndOneSmallSumForClipping) {
         const Operations passes = operations_of(comm, [&] {
           net->forward(waves({3, kWidth}, world->rank())).square().sum().backward();
         });
-        // Stage 3 gathers all but the last unit again. The first step asks for memory besides.
+        // Stage 3 gathers all but the last unit again. The first step also allocates memory.
         const Operations expected = {{"all_gather", stage == 3 ? 7 : 4}, {"reduce_scatter", 4}};
         EXPECT_EQ(step == 0 ? expected : passes, expected);
         const Operations clipping =
@@ -245,10 +245,10 @@ TEST(FullyShardTraffic, OfAccumulationByStageAndSetting) {
             const bool reduces = is_last || (stage > 1 && !defers);
             const auto scatters = among_shards.find("reduce_scatter");
             EXPECT_EQ(scatters == among_shards.end() ? 0 : scatters->second, reduces ? 4 : 0);
-            // Stage 3 gathers all but the last unit again; what stays is gathered once a step.
+            // Stage 3 gathers all but the last unit again. What stays unsharded is gathered once per step.
             const auto gathers = among_shards.find("all_gather");
             const std::int64_t expected = stage == 3 ? 7 : number == 0 ? 4 : 0;
-            // The first step asks for memory besides.
+            // The first step also allocates memory.
             if (step > 0) {
               EXPECT_EQ(gathers == among_shards.end() ? 0 : gathers->second, expected);
             }

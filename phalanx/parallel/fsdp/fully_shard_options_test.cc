@@ -1,5 +1,5 @@
-// What FullyShardOptions change beside the stage: the dtypes of use, reduction and output, where the shards lie, who
-// keeps units between the passes, and fetching ahead.
+// What FullyShardOptions change besides the stage: the dtypes of use, reduction and output, where shards are stored,
+// which ranks keep units between the passes, and prefetching.
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -49,7 +49,8 @@ void expect_rows_of(const std::vector<NamedTensor>& shards, const torch::nn::Mod
   }
 }
 
-// Mixed precision written out: the net rounded to bfloat16, its gradients widened, averaged, and given to the net.
+// Mixed precision written out: the net is rounded to bfloat16, and its gradients are widened, averaged, and given to
+// the net.
 struct ByHand {
   explicit ByHand(std::shared_ptr<Communicator> world) : world(std::move(world)) {}
   void add_gradients(const at::Tensor& x) {
@@ -118,7 +119,7 @@ TEST(MixedPrecision, ReducesInTheParametersDtypeUnlessToldOtherwise) {
       EXPECT_EQ(net->forward(waves({3, kWidth}, 0)).scalar_type(), at::kBFloat16);
       net->forward(waves({3, kWidth}, world->rank())).sum().backward();
       for (const auto& p : sharded.parameters()) EXPECT_EQ(p.tensor.grad().scalar_type(), at::kBFloat16);
-      // P elements: float32 shards, beside the gathered bfloat16 where that stays, and bfloat16 gradients.
+      // P elements: float32 shards, the gathered bfloat16 in addition if it stays, and bfloat16 gradients.
       const auto statistics = sharded.statistics();
       const std::int64_t elements = 2 * (kWidth * kWidth + kWidth) + statistics.padding_bytes / 2;
       EXPECT_EQ(statistics.shard_bytes, elements / 2 * 4 + (stage < 3 ? elements * 2 : 0));
@@ -128,7 +129,7 @@ TEST(MixedPrecision, ReducesInTheParametersDtypeUnlessToldOtherwise) {
   });
 }
 
-// Looks at what it is given.
+// Records the dtypes of its inputs.
 struct Watched : nn::Module {
   Watched() : nn::Module("Watched") { weight = make_parameter("weight", {kWidth}, {}, Init::constant(0.5)); }
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
@@ -187,7 +188,7 @@ TEST_P(WithoutConsequence, TrainsAsUnderDataParallelism) {
     FullyShardedDataParallel sharded(*b, sharding_mesh(world, variant.replicas), variant.options);
     AdamW first(ddp.parameters()), second(sharded.parameters());
     for (int step = 0; step < 4; ++step) {
-      if (step == 2) {  // a look in between, whose values are not to be kept
+      if (step == 2) {  // an extra forward pass, whose values must not be reused
         const at::NoGradGuard no_grad;
         EXPECT_TRUE(at::allclose(a->forward(waves({2, kWidth}, 1)), b->forward(waves({2, kWidth}, 1))));
       }
@@ -255,8 +256,8 @@ TEST(ReshardGroup, KeepsAPartOfEveryUnitOnEachRank) {
     FullyShardedDataParallel sharded(*net, sharding_mesh(world), {.reshard_group = 2});
     const std::int64_t model = 4 * (kWidth * kWidth + kWidth) * 4 + sharded.statistics().padding_bytes;
     EXPECT_EQ(sharded.statistics().shard_bytes, model / 4 + model / 2);
-    // The neighbours need nobody else for the backward pass: it goes on with the values of the forward pass, whatever
-    // has become of the shards since.
+    // The neighbours need no other rank for the backward pass. It uses the values of the forward pass, even if the
+    // shards have changed since.
     const at::Tensor y = net->forward(waves({3, kWidth}, 0.0)).sum();
     const at::NoGradGuard no_grad;
     for (const auto& p : sharded.parameters()) p.tensor.zero_();
@@ -268,7 +269,7 @@ TEST(ReshardGroup, KeepsAPartOfEveryUnitOnEachRank) {
       if (p.tensor.numel() == 0) continue;
       EXPECT_NE(p.tensor.grad().abs().sum().item<float>(), 0.0F) << p.name;
     }
-    // And the next forward pass with what they are now.
+    // The next forward pass uses their current values.
     EXPECT_EQ(net->forward(waves({3, kWidth}, 0.0)).abs().sum().item<float>(), 0.0F);
   });
 }
@@ -290,7 +291,7 @@ TEST(ReshardGroup, AnErrorInBackwardWakesTheNeighbours) {
   run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
     auto net = linears(4);
     FullyShardedDataParallel sharded(*net, sharding_mesh(world), {.reshard_group = 2});
-    // In the last block but one: the first two are still to be gathered by the neighbours.
+    // In the last block but one: the neighbours still have to gather the first two.
     GradReadySubscription subscription;
     if (world->rank() == 1) {
       subscription = on_grad_ready(net->named_parameters()["4.weight"],

@@ -1,5 +1,5 @@
-// Sharded data parallelism on plain modules: what becomes a unit, what of it is in memory when, and what is refused.
-// That the numbers are right is models/sharded_equivalence_test.cc's business, and here only for plain modules.
+// Sharded data parallelism on plain modules: what becomes a unit, which of it has memory when, and what is refused.
+// models/sharded_equivalence_test.cc checks the values; here they are checked only for plain modules.
 #include "phalanx/parallel/fsdp/fully_shard.h"
 
 #include <ATen/ops/zeros.h>
@@ -70,7 +70,7 @@ struct FusedBlocks : nn::Module {
   std::vector<std::shared_ptr<FusedBlock>> list;
 };
 
-// A unit has an order of its own, so the parts do not lie together: the product is the same.
+// A unit has its own order, so the parts are not adjacent: the product is the same.
 TEST(FullyShard, FusedLayersTrainAsUnderDataParallelism) {
   for (const int ranks : {1, 2, 3}) {
     run_local_ranks(ranks, [](const std::shared_ptr<Communicator>& world) {
@@ -80,7 +80,7 @@ TEST(FullyShard, FusedLayersTrainAsUnderDataParallelism) {
   }
 }
 
-// Calls somebody while its parameters are in use.
+// Runs a callback while its parameters are in use.
 struct Looked : torch::nn::Module {
   Looked(std::int64_t width, double phase, std::function<void()> look) : look(std::move(look)) {
     weight = register_parameter("weight", waves({width, width}, phase).mul(0.1));
@@ -96,7 +96,7 @@ struct Looked : torch::nn::Module {
 
 TEST(FullyShard, AtMostTwoUnitsAreGathered) {
   run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
-    constexpr std::int64_t kWidth = 31;  // of which half a block is whole rows
+    constexpr std::int64_t kWidth = 31;  // so that half a block is a whole number of rows
     std::vector<at::Tensor> weights;
     std::vector<std::ptrdiff_t> seen;
     const auto look = [&] { seen.push_back(std::ranges::count_if(weights, has_memory)); };
@@ -115,7 +115,7 @@ TEST(FullyShard, AtMostTwoUnitsAreGathered) {
       seen.clear();
       net->forward(waves({4, kWidth}, step)).sum().backward();
       ASSERT_EQ(seen.size(), 16U);
-      for (std::size_t i = 0; i < 7; ++i) EXPECT_EQ(seen[i], 2) << i;  // it and the one that is fetched ahead
+      for (std::size_t i = 0; i < 7; ++i) EXPECT_EQ(seen[i], 2) << i;  // the unit in use and the prefetched one
       EXPECT_EQ(seen[7], 1);
       for (const auto count : seen) EXPECT_LE(count, 2);
       look();
@@ -188,7 +188,8 @@ TEST(FullyShard, FrozenParametersAreSharedButNotTrained) {
   });
 }
 
-// The last unit's output is the whole module's, which is itself a unit: its gradient says nothing about the last one.
+// The last unit's output is the whole module's, which is itself a unit. Its gradient does not mean that the last unit
+// is done.
 TEST(FullyShard, AFrozenUnitInsideTheRootStaysUntilItIsThrough) {
   struct Net : nn::Module {
     Net() : nn::Module("Net") {

@@ -1,4 +1,4 @@
-// What becomes a unit of FullyShardedDataParallel: units inside units, modules without any, and modules that two units
+// What becomes a unit of FullyShardedDataParallel: nested units, modules without any unit, and modules that two units
 // share.
 #include <ATen/ops/relu.h>
 #include <torch/nn/modules/activation.h>
@@ -33,11 +33,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr std::int64_t kNestWidth = 31;  // of whose layers half is whole rows
+constexpr std::int64_t kNestWidth = 31;  // so that half a layer is a whole number of rows
 constexpr std::int64_t kNestBytes = 2 * (kNestWidth * kNestWidth + kNestWidth) * 4;
 constexpr int kNests = 3;
 
-/// Two layers, and between them another such module, of one level less.
+/// Two layers, and between them another such module, one level smaller.
 struct Nest : nn::Module {
   explicit Nest(int levels) : nn::Module("Nest") {
     const nn::LinearOptions options{kNestWidth, kNestWidth, true};
@@ -47,7 +47,7 @@ struct Nest : nn::Module {
   }
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor y = at::tanh(nn::call(first, x));
-    // Of a tensor of its own: recomputed or not, no more than two gradients are added up anywhere.
+    // Uses a separate tensor: recomputed or not, no more than two gradients are added up anywhere.
     if (inner) y = y + nn::call(inner, at::tanh(y));
     return x + nn::call(last, y);
   }
@@ -55,7 +55,7 @@ struct Nest : nn::Module {
   std::shared_ptr<Nest> inner;
 };
 
-/// Units are all Nests, those in others too.
+/// All Nests are units, including nested ones.
 struct Nests : nn::Module {
   explicit Nests(int levels) : nn::Module("Nests") {
     for (int i = 0; i < kNests; ++i)
@@ -106,7 +106,7 @@ TEST(FullyShardUnits, InsideUnitsTakeOnePieceOfMemoryMoreForEachLevel) {
       EXPECT_EQ(sharded.shard_bytes, kNests * levels * kNestBytes / 2);
       EXPECT_EQ(sharded.unsharded_bytes, (levels + 1) * kNestBytes);
       EXPECT_EQ(sharded.gradient_bytes, (levels + 1) * kNestBytes);
-      // The last Nest stays from the forward to the backward pass; nobody but the first has to be waited for.
+      // The last Nest stays unsharded from the forward to the backward pass. Only the first has to be waited for.
       EXPECT_EQ(sharded.gathers, kShardedSteps * levels * (kNests + kNests - 1));
       EXPECT_EQ(sharded.prefetches, sharded.gathers - kShardedSteps);
       Nests c(levels), d(levels);
@@ -117,7 +117,7 @@ TEST(FullyShardUnits, InsideUnitsTakeOnePieceOfMemoryMoreForEachLevel) {
 
 enum class Recompute { nothing, outer, inner, all, all_but_costly };
 
-/// Nests whose units are computed again in the backward pass.
+/// Nests whose units are recomputed in the backward pass.
 void recompute(Nests& nests, Recompute which) {
   for (const auto& outer : nests.list) {
     for (Nest* nest = outer.get(); nest != nullptr; nest = nest->inner.get()) {
@@ -129,7 +129,7 @@ void recompute(Nests& nests, Recompute which) {
   }
 }
 
-// What a unit's recomputation needs is gathered once for that and the backward pass, in the memory that there is.
+// A unit is gathered once for its recomputation and its backward pass together, in the existing memory.
 TEST(FullyShardUnits, InsideUnitsMayBeReplicatedAccumulatedAndRecomputed) {
   using enum Recompute;
   struct Case {
@@ -198,7 +198,7 @@ TEST(FullyShardUnits, AroundUnitsStayWhileThoseAreUsed) {
   });
 }
 
-// Which are joined in the order of use, also across the end of the unit around them.
+// Units are joined in the order of use, also across the end of the enclosing unit.
 TEST(FullyShardUnits, InsideUnitsThatAreSmallAreJoined) {
   for (const std::int64_t smallest : {kNestBytes / 4 + 1, 3 * kNestBytes / 8 + 1, 3 * kNestBytes / 4 - 1}) {
     run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
@@ -227,7 +227,7 @@ struct Net : torch::nn::Module {
 };
 }  // namespace after
 
-/// What sharding Net on two ranks writes, while it trains as under DDP.
+/// The log output of sharding Net on two ranks, while it trains as under DDP.
 template <class Net>
 std::string warnings_of(std::size_t units, std::int64_t& whole_bytes) {
   ::testing::internal::CaptureStderr();
@@ -252,12 +252,12 @@ TEST(FullyShardUnits, AModuleWithoutAnyIsOneWithAWarningUntilItsChildrenStandInA
               AllOf(HasSubstr("warning - fully_shard: "), HasSubstr("before::Net has no parts that say when"),
                     HasSubstr("it is one unit, whose 2.50 KiB of parameters"), HasSubstr("docs/sharding.md")));
   EXPECT_THAT(warnings_of<after::Net>(2, two), Not(HasSubstr("fully_shard")));
-  // The bytes of the warning do not stay any more: half of them is another rank's.
+  // The bytes of the warning no longer stay unsharded: half of them belong to the other rank.
   EXPECT_GE(one, (2 * 12 * 24 + 12 + 24) * 4);
   EXPECT_LE(two, one / 2 + 64);
 }
 
-/// A layer of its own, and one that others have too.
+/// A private layer, and one that other modules share.
 struct Sharing : torch::nn::Module {
   explicit Sharing(torch::nn::Linear layer) : shared(register_module("shared", std::move(layer))) {}
   at::Tensor forward(const at::Tensor& x) { return shared(at::tanh(own(x))); }
@@ -273,7 +273,7 @@ torch::nn::Sequential sharing(bool inside) {
   return net;
 }
 
-// A module that two units of a Sequential run, itself or inside of each, belongs to neither: it stays gathered.
+// A module that two units of a Sequential use, directly or inside each, belongs to neither: it stays unsharded.
 TEST(FullyShardUnits, AModuleThatTwoUnitsShareStaysGathered) {
   const auto run = [](auto& net, const at::Tensor& x, FullyShardedDataParallel* sharded) {
     return sharded != nullptr ? sharded->run(net, x) : net.forward(x);

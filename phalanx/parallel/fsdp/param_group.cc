@@ -17,7 +17,7 @@
 namespace phalanx::fsdp {
 namespace {
 
-// Each part of it is read for a moment, and lies there unread until the next step.
+// Peers read each part only for a moment, and then not again until the next step.
 constexpr SymmetricOptions kSharded{.keeps_peers_mapped = false};
 
 std::vector<std::int64_t> with_rows(const at::Tensor& tensor, std::int64_t rows) {
@@ -26,7 +26,7 @@ std::vector<std::int64_t> with_rows(const at::Tensor& tensor, std::int64_t rows)
   return sizes;
 }
 
-// The rows of what this rank has of a parameter: all of it, or a part already (tensor parallelism), which is cut again.
+// The spec of this rank's rows: of all of the parameter, or of a part that tensor parallelism has already cut.
 Shard shard_of(const NamedTensor& p, Split rows, const ParamGroupOptions& options) {
   if (!p.shard) {
     const ShardSpec spec(p.name, p.tensor.sizes().vec(), data_type_of(p.tensor.scalar_type()), options.mesh,
@@ -112,13 +112,13 @@ at::Tensor ParamGroup::slice_of(const at::Tensor& flat) const {
   return flat.narrow(0, comm_->rank() * layout_.shard_elements, layout_.shard_elements);
 }
 
-// What the device can copy from and to by itself.
+// Host memory that the device can copy from and to directly.
 at::TensorOptions ParamGroup::on_host(at::TensorOptions options) const {
   const bool on_device = !options.device().is_cpu();
   return options.device(at::kCPU).pinned_memory(on_device);
 }
 
-// The shard with this rank's rows, and the module's parameters as views of a buffer that may have no memory.
+// Makes the shard with this rank's rows, and makes the module's parameters views of a buffer that may have no memory.
 void ParamGroup::make_shard(const ParamGroupOptions& options) {
   const observe::MemoryScope scope(observe::MemoryCategory::parameters);
   if (resident_) full_.attach(comm_->symmetric_empty({layout_.flat_elements()}, options_, kSharded).zero_());

@@ -32,7 +32,7 @@ struct Arrived : torch::autograd::FunctionPreHook {
   std::shared_ptr<variable_list> grads;
 };
 
-// A node that leads to the input and, on another way, to parameters.
+// A node that leads to the input and, on another path, to parameters.
 struct Junction {
   NodePointer node;
   std::shared_ptr<variable_list> grads = std::make_shared<variable_list>();
@@ -52,12 +52,12 @@ struct GraphSplit::Impl {
   Edge root, input;
   bool input_is_wanted = false, is_split = false;
   std::vector<at::Tensor> parameters;
-  std::vector<NodePointer> accumulators;  // kept: tensors refer to them weakly
+  std::vector<NodePointer> accumulators;  // owned here: tensors refer to them weakly
   std::unordered_map<const Node*, std::size_t> parameter_at;
   std::unordered_map<Node*, bool> leads_to_input;
   std::unordered_map<Node*, NodePointer> pointers;
   std::vector<Junction> junctions;
-  at::Tensor whole_gradient;  // of y, where the second half does it all
+  at::Tensor whole_gradient;  // of y, if backward_weight() does all the work
 
   // Every node below the root, children before parents.
   std::vector<Node*> children_first() {
@@ -81,7 +81,7 @@ struct GraphSplit::Impl {
     return order;
   }
 
-  // The parameters below a node on ways that do not lead to the input.
+  // The parameters below a node on paths that do not lead to the input.
   std::vector<std::size_t> parameters_beside(Node* from) const {
     std::vector<std::size_t> found;
     std::unordered_set<Node*> seen;
@@ -174,7 +174,7 @@ void GraphSplit::backward_weight() {
   if (!impl) throw Error("GraphSplit: the second half comes once, after the first");
   if (impl->whole_gradient.defined()) return impl->whole_backward(impl->whole_gradient);
   for (auto& junction : impl->junctions) {
-    // Its hook would take what arrives now for the first half's.
+    // Otherwise its hook would capture what arrives now, as in backward_input().
     std::erase_if(junction.node->pre_hooks(), [&](const auto& hook) {
       const auto* ours = dynamic_cast<const Arrived*>(hook.get());
       return ours != nullptr && ours->grads == junction.grads;

@@ -1,18 +1,18 @@
-// A backward pass in two halves for modules that know nothing of it: first the gradient of the input, later those of
-// the parameters.
+// GraphSplit: splits a backward pass into backward_input and backward_weight for modules that do not support it
+// themselves.
 //
-// Which nodes of the graph lead to the input is found by walking it. The first half runs these alone, and remembers the
-// gradient that arrives at each that also leads to parameters: the second half starts there, one run of the engine for
-// each. Nodes return what they are asked for only, so nothing is computed twice but what a fused node computes
-// together.
+// It walks the autograd graph to find the nodes that lead to the input. backward_input() runs only these. At each of
+// them that also leads to parameters, it saves the arriving gradient. backward_weight() starts from there, with one run
+// of the engine for each. A node computes only the gradients it is asked for, so nothing is computed twice, except what
+// a fused node computes together.
 //
 //   GraphSplit split(y, x, parameters);
 //   at::Tensor dx = split.backward_input(dy);
 //   split.backward_weight();                        // adds to the parameters' gradients, without an event
 //
-// Where a parameter's gradient would have to be put together from several places between the two halves (it is used
-// twice), the first half does it all; where the input needs no gradient, the second does. What checkpoint() made cannot
-// be split: its Error says so.
+// If a parameter is used twice, its gradient may have to be assembled from several places between the two halves. Then
+// backward_input() does all the work. If the input needs no gradient, backward_weight() does all of it. A graph made by
+// checkpoint() cannot be split: it throws an Error that explains this.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,15 +24,16 @@ namespace phalanx {
 
 class GraphSplit {
  public:
-  /// y: what was computed from x, a leaf, and from the parameters.
+  /// `y` was computed from `x`, a leaf, and from the parameters.
   GraphSplit(const at::Tensor& y, const at::Tensor& x, std::vector<at::Tensor> parameters);
   ~GraphSplit();
   GraphSplit(GraphSplit&&) noexcept;
   GraphSplit& operator=(GraphSplit&&) noexcept;
 
-  /// The gradient of x; undefined where it needs none.
+  /// Returns the gradient of x, or an undefined tensor if x needs none.
   at::Tensor backward_input(const at::Tensor& dy);
-  /// Once, after the first half. Lets go of the graph.
+  /// Frees the graph.
+  /// REQUIRES: called once, after backward_input().
   void backward_weight();
 
  private:

@@ -1,4 +1,4 @@
-// Backward passes in two halves, against those in one; and Sequentials in parts.
+// Backward passes split into two halves, against whole ones; and Sequentials in parts.
 #include "phalanx/parallel/pipeline/graph_split.h"
 
 #include <ATen/ops/equal.h>

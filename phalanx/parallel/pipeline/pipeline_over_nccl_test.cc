@@ -1,5 +1,5 @@
-// What a pipeline posts over a backend without tags: the program that schedule::check_deadlock() has looked at, and an
-// error where that would wait for ever.
+// What a pipeline posts over a backend without tags: the program that schedule::check_deadlock() has checked, and an
+// error if that would wait forever.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
@@ -46,7 +46,7 @@ int peer_of_transfer(const Schedule& plan, const Action& transfer) {
   return schedule::rank_of(plan, schedule::other_end(transfer).stage);
 }
 
-// As FakeNccl notes it: "group(send 1, recv 1)".
+// As FakeNccl logs it: "group(send 1, recv 1)".
 std::vector<std::string> calls_of(const Schedule& plan, const Program& program) {
   std::vector<std::string> calls;
   for (const auto& step : program) {
@@ -78,7 +78,7 @@ TEST(PipelineOverNccl, TheProgramIsPostedAndNothingElse) {
                                    for (auto& call : calls_of(plan, program(schedule))) expected.push_back(call);
                                    expected.emplace_back("broadcast");  // of the losses
                                  };
-                                 // Shapes are not among them, neither in the first step nor in an evaluation.
+                                 // Shapes are not among them, either in the first step or in an evaluation.
                                  pipeline.step(random_rows(8, "x"), random_rows(8, "y"));
                                  add(plan);
                                  pipeline.evaluate(random_rows(8, "x"), random_rows(8, "y"));
@@ -89,7 +89,7 @@ TEST(PipelineOverNccl, TheProgramIsPostedAndNothingElse) {
   }
 }
 
-// The transfers of a program alone, small ones; passes wait for their inputs.
+// Only the transfers of a program, with small tensors; passes wait for their inputs.
 void run_transfers(Communicator& comm, const Schedule& plan, const Program& program) {
   std::map<std::tuple<ActionKind, int, int>, std::pair<Work, at::Tensor>> received;
   std::vector<Work> posted;

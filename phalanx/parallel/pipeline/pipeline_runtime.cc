@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 
 enum class Mode { train, evaluate, forward };
 
-// What all ranks post, and that it comes to its end on this backend.
+// Computes what all ranks post, and checks that it terminates on this backend.
 std::vector<schedule::Program> checked_programs(const Schedule& schedule, const Communicator& comm,
                                                 const PipelineOptions& options) {
   const bool has_tags = comm.backend()->traits().has_tags;
@@ -68,7 +68,7 @@ at::Device device_of(const std::vector<PipelineStage>& stages) {
   return at::kCPU;
 }
 
-// The stages are those of this rank. An error is known to the other ranks, which wait for this one.
+// Checks that the stages are those of this rank. An error is sent to the other ranks, which wait for this one.
 const std::vector<PipelineStage>& checked(const std::vector<PipelineStage>& stages, const Schedule& schedule,
                                           WeightSplit split, Communicator& comm) {
   std::vector<int> found;
@@ -121,7 +121,7 @@ struct PipelineRuntime::Impl {
   Impl(std::shared_ptr<Communicator> communicator, Schedule given, std::vector<PipelineStage> given_stages,
        PipelineOptions given_options);
 
-  /// `bring` sets inputs and targets: what it throws is known to all ranks, too.
+  /// `bring` sets inputs and targets. If it throws, all ranks get the error, too.
   PipelineResult run(Mode how, const std::function<void()>& bring);
   void bring(const at::Tensor& batch, const at::Tensor& batch_targets) {
     inputs = cut(batch, schedule.micro_batches, "inputs");
@@ -149,19 +149,19 @@ struct PipelineRuntime::Impl {
   PipelineOptions options;
   at::Device device;
   std::map<int, StageExecutor> runs;
-  std::vector<StageSharding*> shardings;  // of the runs' stages, where they are sharded
+  std::vector<StageSharding*> shardings;  // of the stages that are sharded
   StageGradients gradients;
   schedule::Program program, forward_program;  // this rank's
-  std::map<int, Action> last_weights;          // of each stage: the last B or W
+  std::map<int, Action> last_weights;          // by stage: the last B or W
   StageP2P messages, forward_messages;
 
   double gradient_scale = 1.0;
-  // Of the step under way.
+  // State of the current step.
   Mode mode = Mode::train;
   std::vector<at::Tensor> inputs, targets;
   std::vector<at::Tensor> losses;                     // by micro-batch, on the last stage's rank
   std::map<std::pair<int, int>, at::Tensor> outputs;  // (stage, micro-batch), until the next stage takes it
-  std::map<std::pair<int, int>, at::Tensor> dinputs;  // gradients of inputs, until the stage before takes it
+  std::map<std::pair<int, int>, at::Tensor> dinputs;  // gradients of inputs, until the previous stage takes it
   std::vector<at::Tensor> returned;
   TensorShape first_input;
   Clock::time_point begin;
@@ -233,12 +233,12 @@ PipelineResult PipelineRuntime::Impl::run(Mode how, const std::function<void()>&
   return result;
 }
 
-// The other ranks wait for what will not come.
+// The other ranks wait for data that will not come.
 void PipelineRuntime::Impl::give_up(const char* why) noexcept {
   try {
     comm->abort(why);
   } catch (...) {
-    // It has failed already, which is all that was wanted.
+    // It has already failed, which is all we wanted.
   }
   gradients.end_step();
   for (StageSharding* sharding : shardings) sharding->abandon_step();
@@ -280,7 +280,7 @@ void PipelineRuntime::Impl::run_step(const schedule::Step& step) {
       return made_for(send);
     });
   } catch (const CommError&) {
-    throw;  // it says who failed, and at what
+    throw;  // it names the rank that failed, and its action
   } catch (const std::exception& error) {
     throw Error(fmt::format("pipeline stage {}, rank {}, {}: {}", now.stage, comm->rank(), schedule::to_text(now),
                             error.what()));
@@ -376,7 +376,7 @@ void PipelineRuntime::Impl::weight_pass(const Action& action) {
   if (const auto& sharding = runs.at(action.stage).stage().sharding) sharding->collect_gradients();
 }
 
-// The next stage's input, or the gradient for the one before.
+// The next stage's input, or the gradient for the previous stage.
 at::Tensor PipelineRuntime::Impl::made_for(const Action& send) {
   auto& from = send.kind == ActionKind::send_forward ? outputs : dinputs;
   return from.extract({send.stage, send.micro_batch}).mapped();
@@ -400,7 +400,7 @@ void PipelineRuntime::Impl::ran(const Action& action, Clock::time_point start) {
   if (mode == Mode::train) statistics.peak_live_activations = std::max(statistics.peak_live_activations, live);
 }
 
-// From the last stage's rank to all.
+// Broadcasts from the last stage's rank to all.
 void PipelineRuntime::Impl::share_losses(PipelineResult& result) {
   const at::Tensor values = at::zeros({schedule.micro_batches}, at::kDouble);
   auto* value = values.mutable_data_ptr<double>();

@@ -10,31 +10,33 @@
 //   }
 //   PipelineRuntime pipeline(mesh.communicator("pp"), schedule, stages);
 //   ...
-//   const double loss = pipeline.step(tokens, labels).loss();               // forward and backward; then
-//   optimizer.step()
+//   const double loss = pipeline.step(tokens, labels).loss();               // forward and backward
+//   optimizer.step(lr);
 //
 // Contract
-// - Constructor, step(), evaluate() and forward() are collective over the communicator, which belongs to the pipeline
-//   meanwhile. A compute schedule gets its transfers here (add_transfers()). A schedule that is wrong, stages that are
-//   not those of the rank, and a last stage without a loss are ConfigErrors on that rank.
-// - The batch is cut along dimension 0 into equal micro-batches. Inputs are used on the rank of the first stage and
-//   targets on that of the last: elsewhere they may be undefined.
-// - Gradients are added to parameters' .grad(): those of the mean of the micro-batches' losses, or of their sum.
-//   grad_ready comes once a step for each parameter (stage_gradients.h), outside any backward pass: attach
-//   DistributedDataParallel to the rank's stages together (a ModuleList of them), or to each, and no no_sync() is
-//   needed.
-// - Every stage's output has one shape and dtype, that of its first micro-batch, in all steps; evaluate() and forward()
-//   may use others. Another one is an Error on every rank: stage, micro-batch, expected, found.
-// - Sends and receives go on while passes run. What is posted, and when, is schedule::post() of the schedule: where
-//   messages have tags, receives where the schedule says and one more ahead; over nccl, groups in an order in which no
-//   rank waits for ever. Constructing it checks that (schedule::check_deadlock()): a ConfigError names the cycle.
-// - A stage sharded by FullyShardedDataParallel says so (PipelineStage::sharding): its gradients are then averaged once
-//   a step, unit by unit as they become complete. Units stay gathered for the step, or come and go with every pass, as
-//   FullyShardOptions say. UNSHARD gathers ahead, RESHARD lets go of units that come and go; REDUCE_GRAD has nothing
-//   left to do. All three call hooks, too. An overlap's parts run one after the other.
+// - The constructor, step(), evaluate() and forward() are collective over the communicator. Nothing else may use it
+//   meanwhile. The constructor adds the transfers to a compute schedule (add_transfers()). An invalid schedule, stages
+//   that do not belong to this rank, and a last stage without a loss throw ConfigError on that rank.
+// - The batch is cut along dimension 0 into equal micro-batches. Only the rank of the first stage uses the inputs, and
+//   only that of the last stage uses the targets. On other ranks they may be undefined.
+// - Gradients are added to the parameters' .grad(). They are those of the mean of the micro-batches' losses, or of
+//   their sum. grad_ready fires once per step for each parameter (stage_gradients.h), outside any backward pass. So
+//   attach DistributedDataParallel to all of the rank's stages together (a ModuleList of them) or to each. No no_sync()
+//   is needed.
+// - Every stage's output has one shape and dtype in all steps: that of its first micro-batch. evaluate() and forward()
+//   may use others. A different shape or dtype throws an Error on every rank: stage, micro-batch, expected, found.
+// - Sends and receives overlap with the passes. schedule::post() of the schedule decides what is posted, and when. On
+//   backends with message tags, receives are posted where the schedule has them and one more ahead. Over NCCL,
+//   transfers are posted in groups, in an order in which no rank waits forever. The constructor checks this
+//   (schedule::check_deadlock()): a ConfigError names the cycle.
+// - If FullyShardedDataParallel shards a stage, set PipelineStage::sharding. The stage's gradients are then averaged
+//   once per step, unit by unit as they become complete. Units stay unsharded for the step, or are unsharded for every
+//   pass, as FullyShardOptions say. UNSHARD unshards ahead of use. RESHARD reshards the units that are unsharded for
+//   every pass. REDUCE_GRAD has nothing left to do. All three also call hooks. The parts of an overlapped action run
+//   one after the other.
 // - The losses are the same on every rank.
-// - What a pass throws leaves step() as an Error that names rank, stage and action; the communicator is aborted, and
-//   the other ranks' step() throws a CommError with the same words. The pipeline is of no use then.
+// - If a pass throws, step() throws an Error that names rank, stage and action. The communicator is aborted, and step()
+//   on the other ranks throws a CommError with the same message. The pipeline cannot be used any more.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,13 +62,13 @@ enum class PipelineLoss { mean, sum };  // of the micro-batches' losses: what is
 struct PipelineOptions {
   PipelineLoss loss = PipelineLoss::mean;
   WeightSplit weight_split = WeightSplit::automatic;
-  std::optional<int> receives_ahead;  // of its turn; nothing: 1 where messages have tags, else 0
-  // Called by UNSHARD, RESHARD and REDUCE_GRAD of a stage, where set.
+  std::optional<int> receives_ahead;  // receives posted ahead of their turn; unset: 1 with message tags, else 0
+  // If set, called by UNSHARD, RESHARD and REDUCE_GRAD of a stage.
   std::function<void(int stage)> unshard, reshard, reduce_gradients;
 };
 
 struct PipelineResult {
-  std::vector<double> losses;       // of each micro-batch, on every rank; empty where there was no target
+  std::vector<double> losses;       // of each micro-batch, on every rank; empty if there was no target
   std::vector<at::Tensor> outputs;  // of forward(), by micro-batch, on the last stage's rank
   double loss() const;              // their mean
 };
@@ -77,7 +79,7 @@ struct PipelineStatistics {
   int peak_live_activations = 0;     // of the last step, on this rank: micro-batches of a stage between F and B or W
   std::int64_t sent_bytes = 0;       // to other stages, by this rank, so far
   std::vector<ExecutedPass> passes;  // of the last step, on this rank
-  std::chrono::steady_clock::time_point began;  // it: one clock for all ranks of a machine
+  std::chrono::steady_clock::time_point began;  // start of the last step; ranks of a node share the clock
 };
 
 class PipelineRuntime {
@@ -88,22 +90,22 @@ class PipelineRuntime {
   PipelineRuntime(const PipelineRuntime&) = delete;
   PipelineRuntime& operator=(const PipelineRuntime&) = delete;
 
-  /// Forward and backward of a whole batch; or of micro-batches, one tensor each.
+  /// Forward and backward of a whole batch, or of micro-batches given as one tensor each.
   PipelineResult step(const at::Tensor& inputs, const at::Tensor& targets);
   PipelineResult step(std::vector<at::Tensor> inputs, std::vector<at::Tensor> targets);
 
-  /// All gradients of the steps to come are multiplied by it (loss scaling in float16). 1 at first; the same on all
-  /// ranks.
+  /// Multiplies all gradients of the following steps by `factor` (loss scaling in float16). It is 1 at first.
+  /// REQUIRES: the same factor on all ranks.
   void scale_gradients(double factor);
 
-  /// The losses without a graph; the schedule's forward passes only.
+  /// Returns the losses without recording a graph. Runs only the schedule's forward passes.
   PipelineResult evaluate(const at::Tensor& inputs, const at::Tensor& targets);
-  /// The last stage's outputs without a graph.
+  /// Returns the last stage's outputs without recording a graph.
   PipelineResult forward(const at::Tensor& inputs);
 
   const schedule::Schedule& schedule() const noexcept;  // with its transfers
   const PipelineStatistics& statistics() const noexcept;
-  /// Names of the parameters that have copies on several stages, of which this rank has one.
+  /// Names of the tied parameters of which this rank has a copy: those with copies on several stages.
   std::vector<std::string> tied_names() const;
 
  private:

@@ -1,4 +1,4 @@
-// Pipelines against one rank: every schedule, layers of ours and others, and data parallelism on top.
+// Pipelines against one rank: every schedule, Phalanx layers and others, and data parallelism on top.
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
 
 #include <ATen/ops/cat.h>

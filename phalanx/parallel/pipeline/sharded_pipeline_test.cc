@@ -1,4 +1,4 @@
-// Pipelines whose stages are sharded: the numbers are those of one rank, and to the bit those under DDP.
+// Pipelines whose stages are sharded: the values are those of one rank, and to the bit those under DDP.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
@@ -58,8 +58,7 @@ std::string text_of(const FullyShardOptions& options) {
          (options.prefetch ? "" : ", no prefetch");
 }
 
-/// All schedules under the stages of ZeRO; other options, units inside units, and layers that are not ours, under two
-/// of them.
+/// All schedules with all ZeRO stages; other options, nested units, and foreign layers with two of them.
 std::vector<FullyShardOptions> ways_to_shard(const std::string& schedule, Layers whose) {
   const FullyShardOptions kept = {.stage = 3, .reshard_after_forward = false};
   const bool is_shown = schedule == "1F1B" || schedule == "ZBVZeroBubble";
@@ -152,13 +151,13 @@ TEST(ShardedPipeline, GathersOnceAStepOrInEveryPass) {
     const int units = kLayers / 2, micro_batches = 4;
     EXPECT_EQ(gathers({.stage = 1}), units);
     EXPECT_EQ(gathers({.stage = 3, .reshard_after_forward = false}), units);
-    // Forward and backward, of every micro-batch; a backward pass may find the unit that was gathered last.
+    // Forward and backward of every micro-batch. A backward pass may find the last unit still unsharded.
     EXPECT_GE(gathers({.stage = 3, .prefetch = false}), 2 * micro_batches * (units - 1));
     EXPECT_LE(gathers({.stage = 3, .prefetch = false}), 2 * micro_batches * units);
   });
 }
 
-// What an evaluation gathered is out of date after it.
+// Parameters that an evaluation has gathered are out of date after it.
 TEST(ShardedPipeline, AnEvaluationBetweenStepAndUpdate) {
   run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
     DeviceMesh mesh(world, {{"pp", 2}, {"dp_shard", 2}});
@@ -230,7 +229,7 @@ TEST(ShardedPipeline, ReplicatedShardsAndRecomputation) {
 TEST(ShardedPipeline, GradientsAddUpInTheirOwnDtype) {
   run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
     DeviceMesh mesh(world, {{"pp", 2}, {"dp_shard", 2}});
-    // So many equal addends that their sum in bfloat16 would stand still half-way.
+    // So many equal addends that their sum in bfloat16 would stop growing half-way.
     constexpr int kMany = 512;
     const auto plan = make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = kMany});
     const at::Tensor x = random_rows(1, "x").repeat({kMany, 1}), y = random_rows(1, "y").repeat({kMany, 1});

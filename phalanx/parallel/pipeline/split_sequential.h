@@ -1,11 +1,13 @@
-// A torch::nn::Sequential in pipeline stages: ranges of its children, which keep their names ("3.weight").
+// Splits a torch::nn::Sequential into pipeline stages: ranges of its children, which keep their names ("3.weight").
 //
 //   torch::nn::Sequential net(torch::nn::Linear(16, 8), torch::nn::ReLU(), torch::nn::Linear(8, 4));
 //   auto parts = split_sequential(net, {2, 1});                              // children of each stage
 //   stages.push_back(make_stage(0, parts[0]));                               // a Sequential, too
 //
-// The children are shared with the Sequential, not copied; drop it, and a rank holds its own stages only. Every child's
-// forward takes one tensor and returns one.
+// The children are shared with the original Sequential, not copied. Drop the original, and a rank holds only its own
+// stages.
+//
+// REQUIRES: every child's forward takes one tensor and returns one.
 #pragma once
 
 #include <memory>
@@ -17,7 +19,7 @@ class SequentialImpl;
 
 namespace phalanx {
 
-/// By how many children each stage has; every stage at least one. Throws Error unless they add up.
+/// `counts` gives the number of children of each stage, at least one. Throws Error unless they add up.
 std::vector<std::shared_ptr<torch::nn::SequentialImpl>> split_sequential(const torch::nn::SequentialImpl& whole,
                                                                          const std::vector<int>& counts);
 /// The same for the holder, torch::nn::Sequential.

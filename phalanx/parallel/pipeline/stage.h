@@ -1,13 +1,14 @@
 // PipelineStage: what a pipeline runs as one of its stages, on the rank that holds it.
 //
 //   auto part = std::make_shared<models::Llama>(config, parts[1]);
-//   PipelineStage middle = make_stage(1, part);                          // output = part(input)
-//   PipelineStage last = make_loss_stage(1, part);                       // loss = part->loss(input, target)
-//   PipelineStage last = make_stage(1, net, at::cross_entropy_loss...);  // loss = fn(net(input), target)
+//   PipelineStage middle = make_stage(1, part);                    // output = part(input)
+//   PipelineStage last = make_loss_stage(1, part);                 // loss = part->loss(input, target)
+//   PipelineStage other = make_stage(1, net, loss_of);             // loss = loss_of(net(input), target)
 //
-// One tensor goes in and one comes out, both with the micro-batch as dimension 0; the loss is a scalar, a mean over the
-// micro-batch. Parameters keep their names in the whole model, so that no two stages use one name for two things: a
-// name on several stages is one parameter, of which each of them has a copy with the same values (tied embeddings).
+// One tensor goes in and one comes out, both with the micro-batch as dimension 0. The loss is a scalar, a mean over the
+// micro-batch. Parameters keep their names in the whole model, so two stages must not use one name for different
+// parameters. A name that appears on several stages means one parameter, of which each of these stages has a copy with
+// the same values (tied embeddings).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,10 +29,10 @@ struct PipelineStage {
   using Loss = std::function<at::Tensor(const at::Tensor& input, const at::Tensor& target)>;
 
   int index = 0;                              // of the stage, in the model's order
-  std::shared_ptr<torch::nn::Module> module;  // whose parameters are the stage's
+  std::shared_ptr<torch::nn::Module> module;  // its parameters are the stage's
   Forward forward;
-  Loss loss;                                          // of the last stage: from its input on
-  std::shared_ptr<StageSharding> sharding = nullptr;  // of FullyShardedDataParallel over the module: in_pipeline()
+  Loss loss;                                          // last stage only: from its input to the loss
+  std::shared_ptr<StageSharding> sharding = nullptr;  // FullyShardedDataParallel::in_pipeline()
 };
 
 template <std::derived_from<torch::nn::Module> M>
@@ -46,7 +47,7 @@ PipelineStage make_stage(int index, std::shared_ptr<M> module) {
   return {index, std::move(module), std::move(forward), nullptr};
 }
 
-/// loss_of(output, target) on top.
+/// A last stage whose loss is loss_of(output, target).
 template <std::derived_from<torch::nn::Module> M>
 PipelineStage make_stage(
     int index, std::shared_ptr<M> module,
@@ -58,7 +59,7 @@ PipelineStage make_stage(
   return stage;
 }
 
-/// For a module with a loss(input, target) of its own.
+/// A last stage whose module has its own loss(input, target).
 template <std::derived_from<torch::nn::Module> M>
 PipelineStage make_loss_stage(int index, std::shared_ptr<M> module) {
   PipelineStage stage = make_stage(index, module);

@@ -18,7 +18,8 @@
 namespace phalanx {
 namespace {
 
-// Whether some layer with parameters is not ours, and no layer is checkpointed, which only backward() gets through.
+// Whether some layer with parameters is not a Phalanx layer and no layer is checkpointed (only backward() supports
+// checkpoints).
 bool needs_the_graph(const torch::nn::Module& module) {
   bool has_foreign = false, has_checkpoint = false;
   const auto look = [&](const torch::nn::Module& one) {
@@ -34,8 +35,8 @@ bool needs_the_graph(const torch::nn::Module& module) {
 }  // namespace
 
 struct StageExecutor::ForwardCache {
-  at::Tensor input;            // a leaf that requires grad, but for the first stage
-  torch::autograd::Edge root;  // of the output; without a function where nothing of it needs a gradient
+  at::Tensor input;            // a leaf that requires grad, except on the first stage
+  torch::autograd::Edge root;  // of the output; without a function if nothing in it needs a gradient
   std::optional<GraphSplit> split;
 };
 
@@ -92,7 +93,7 @@ at::Tensor StageExecutor::run_backward(ForwardCache& cached, const at::Tensor& o
   return cached.input.grad();
 }
 
-// Autograd makes them, and does not say so.
+// Counts gradients that autograd allocates itself, without a notification.
 void StageExecutor::count_gradients() const {
   for (const at::Tensor& parameter : trained_) count_as(parameter.grad(), observe::MemoryCategory::gradients);
 }

@@ -1,8 +1,10 @@
-// StageExecutor: one stage's passes over its micro-batches, on tensors alone: it knows nothing of ranks and schedules.
+// StageExecutor: runs one stage's passes over its micro-batches. It works on tensors only and knows neither ranks nor
+// schedules.
 //
-// Between F and the end of B, or of W, it keeps the micro-batch's graph by its root alone: an output that has been sent
-// is let go of. I and W are two halves of B: for modules whose layers are ours by the queue of weight gradients
-// (tensor/weight_gradient_queue.h), for others by a walk over the graph (graph_split.h).
+// Between F (forward) and the end of B (backward) or W (backward_weight), it keeps a micro-batch's graph only by its
+// root. An output that has been sent is freed. backward_input (I) and backward_weight (W) together make B. For modules
+// that consist of Phalanx layers, the split uses the queue of weight gradients (tensor/weight_gradient_queue.h). For
+// others, it walks the graph (graph_split.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,10 +20,10 @@
 namespace phalanx {
 
 enum class WeightSplit {
-  automatic,  // by the queue where every parameter belongs to a layer of ours, or where layers are checkpointed, or the
+  automatic,  // queue if every parameter belongs to a Phalanx layer, if layers are checkpointed, or if the
               // stage is sharded
-  queue,      // layers of ours defer their weight gradients; what others have is computed in I
-  graph,      // any layer, for a walk over the graph and more runs of the engine
+  queue,      // Phalanx layers defer their weight gradients; those of other layers are computed in I
+  graph,      // works with any layer; costs a walk over the graph and more runs of the engine
 };
 
 class StageExecutor {
@@ -31,16 +33,17 @@ class StageExecutor {
   int index() const noexcept { return stage_.index; }
   const PipelineStage& stage() const noexcept { return stage_; }
 
-  /// The output, or with a target the loss, without a graph: that stays here if `trains`.
+  /// Returns the output or, with a target, the loss. The result has no graph. If `trains`, the graph stays here.
   at::Tensor forward(int micro_batch, const at::Tensor& input, const at::Tensor& target, bool trains);
 
-  /// B and I return the gradient of the input, undefined where it needs none. `output_gradient` is of the output or of
-  /// the loss. With `defers_weights` B ends with W's work undone: the caller runs backward_weight().
+  /// backward() and backward_input() return the gradient of the input, undefined if it needs none. `output_gradient` is
+  /// the gradient of the output or of the loss. With `defers_weights`, backward() leaves the weight gradients undone,
+  /// and the caller must run backward_weight().
   at::Tensor backward(int micro_batch, const at::Tensor& output_gradient, bool defers_weights);
   at::Tensor backward_input(int micro_batch, const at::Tensor& output_gradient);
   void backward_weight(int micro_batch);
 
-  /// Micro-batches between F and the end of B or W.
+  /// Micro-batches between forward and the end of backward or backward_weight.
   int live() const noexcept { return static_cast<int>(fwd_cache_.size()); }
   void clear_runtime_states();
 

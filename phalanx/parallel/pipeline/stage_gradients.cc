@@ -99,7 +99,7 @@ void StageGradients::fire(Parameter& parameter) {
   if (parameter.is_fired) return;
   if (parameter.tensor.grad().defined()) {
     fire_grad_ready(parameter.tensor);
-  } else if (grad_ready_listeners(parameter.tensor) > 1) {  // more than our own
+  } else if (grad_ready_listeners(parameter.tensor) > 1) {  // more than our own listener
     throw Error(fmt::format(
         "no micro-batch gave a gradient to '{}', which data parallelism waits for: use it in the loss, or freeze it "
         "(requires_grad = false) before attaching",
@@ -108,7 +108,7 @@ void StageGradients::fire(Parameter& parameter) {
 }
 
 void StageGradients::after_last(int stage) {
-  // In the order in which backward passes come: the last layers first.
+  // In the order of backward passes: the last layers first.
   for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
     Parameter& p = **it;
     if (std::ranges::find(p.stages, stage) != p.stages.end() && p.stages_left == 0 && !p.is_tied) fire(p);
@@ -118,14 +118,14 @@ void StageGradients::after_last(int stage) {
 void StageGradients::reduce_tied_gradients() {
   const at::NoGradGuard no_grad;
   for (const auto& [name, all] : tied_) {
-    // Every copy's gradient, by stage: our own ones, and those that come.
+    // Every copy's gradient, by stage: this rank's and those received.
     std::vector<at::Tensor> gradients;
     std::vector<Parameter*> mine;
     std::vector<Communicator::P2POp> operations;
     for (const auto& copy : all) {
       if (copy.rank == comm_->rank()) mine.push_back(parameters_[static_cast<std::size_t>(copy.parameter)].get());
     }
-    // Of the gradients' dtype, where that is another one than the parameters'.
+    // In the gradients' dtype, if it differs from the parameters'.
     const at::Tensor& own = mine.front()->tensor.grad();
     const at::Tensor& like = own.defined() ? own : mine.front()->tensor;
     std::size_t next = 0;
@@ -136,7 +136,7 @@ void StageGradients::reduce_tied_gradients() {
         continue;
       }
       const at::Tensor& grad = mine[next++]->tensor.grad();
-      // Its own memory: the sum is written over the gradient while others may still be taking it.
+      // In separate memory: the sum is written over the gradient while other ranks may still be reading it.
       gradients.push_back(grad.defined() ? grad.clone() : at::zeros_like(like).set_requires_grad(false));
       for (const auto& other : all) {
         const bool is_first_there = &other == &*std::ranges::find(all, other.rank, &Copy::rank);

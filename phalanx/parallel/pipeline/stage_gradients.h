@@ -1,11 +1,12 @@
-// StageGradients: when the parameters of a rank's stages have their gradients, and what is done about those that stages
-// share.
+// StageGradients: decides when the parameters of a rank's stages have their gradients, and sums the gradients of
+// parameters that stages share.
 //
-// In a step every micro-batch brings a part of a gradient. grad_ready (tensor/grad_ready.h) is held back until the last
-// one is in, and comes once a step then: while the stage's last weight gradients are being computed, where layers of
-// ours defer them, else right after. A parameter that several stages of this rank use waits for all of them; one that
-// has copies on several stages (one name on several of them) waits for the end of the step, when the copies' gradients
-// have been added up, in the order of stages, the same bits for each.
+// In a step, every micro-batch contributes to a gradient. grad_ready (tensor/grad_ready.h) is held back until the last
+// contribution is in, and then fires once per step. If the stage's layers are Phalanx layers that defer weight
+// gradients, it fires while the last ones are computed; otherwise right after.
+// - A parameter that several stages of this rank use waits for all of them.
+// - A parameter with copies on several stages (one name on several of them) waits for the end of the step. Then the
+//   copies' gradients are summed in the order of stages, so that each copy gets the same bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,17 +23,17 @@ namespace phalanx {
 
 class StageGradients {
  public:
-  /// Collective: the ranks tell each other which names their stages have. Throws where a name stands for two shapes.
+  /// Collective: the ranks exchange the names of their stages' parameters. Throws if one name has two shapes.
   StageGradients(const std::vector<PipelineStage>& stages, std::shared_ptr<Communicator> comm);
 
   void begin_step();
-  /// Before the last weight gradients of the stage, once those of its inputs are through.
+  /// Call before the last weight gradients of the stage, after its last input gradients.
   void before_last(int stage);
-  /// Fires what has not been fired. Throws where somebody waits for a gradient that did not come.
+  /// Fires the events that have not fired yet. Throws if a listener waits for a gradient that did not come.
   void after_last(int stage);
   /// Collective among the ranks that have copies of a parameter.
   void reduce_tied_gradients();
-  /// Also after an error.
+  /// Call it also after an error.
   void end_step();
 
   /// Names of parameters that have copies on several stages.
@@ -49,7 +50,7 @@ class StageGradients {
     std::unique_ptr<GradReadyHold> hold;
   };
   struct Copy {
-    int stage = 0, rank = 0, parameter = 0;  // its number on that rank
+    int stage = 0, rank = 0, parameter = 0;  // parameter: its index on that rank
   };
   struct TiedParameter {
     std::string name;
@@ -60,7 +61,7 @@ class StageGradients {
 
   std::shared_ptr<Communicator> comm_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  std::vector<TiedParameter> tied_;  // of which this rank has one, by name
+  std::vector<TiedParameter> tied_;  // those of which this rank has a copy, by name
 };
 
 }  // namespace phalanx

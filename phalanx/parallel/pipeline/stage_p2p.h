@@ -1,8 +1,8 @@
-// StageP2P: what goes from stage to stage between ranks: posts the groups of a program (schedule/posting.h) as
-// they are, and nothing else, so that what check_deadlock() says of the program holds.
+// StageP2P: transfers activations and gradients between the stages of different ranks. It posts the groups of a program
+// (schedule/posting.h) exactly as they are and nothing else, so that check_deadlock()'s result for the program holds.
 //
-// Before the first output of a stage its dtype and shape go over, in host memory: neither end waits for a device. All
-// others must be like it, and the gradients of a stage's output are.
+// Before the first output of a stage, its dtype and shape are sent, in host memory: neither end waits for a device. All
+// later outputs of the stage must match it, and so do the gradients of its outputs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@
 
 namespace phalanx {
 
-/// Of the tensor that goes over a boundary between stages.
+/// Shape and dtype of the tensor that crosses a boundary between stages.
 struct TensorShape {
   at::ScalarType dtype = at::kFloat;
   std::vector<std::int64_t> sizes;
@@ -36,16 +36,16 @@ class StageP2P {
  public:
   StageP2P(std::shared_ptr<Communicator> comm, const schedule::Schedule& schedule, at::Device device);
 
-  /// A new run over a program. With `forgets_shapes` they are sent again.
+  /// Starts a new run over a program. With `forgets_shapes`, shapes are sent again.
   void begin(bool forgets_shapes);
-  /// One group; made_for(send) gives up what is sent. Throws where that is not like the first of its stage. Waits on
-  /// the host for nothing but the shape of a stage's first input.
+  /// Posts one group. made_for(send) hands over the tensor to send. Throws if it does not match the first one of its
+  /// stage. The host waits only for the shape of a stage's first input.
   void post(const schedule::Step& group, const std::function<at::Tensor(const schedule::Action& send)>& made_for);
-  /// Waits for what a receive that was posted brings.
+  /// Waits for a posted receive and returns its tensor.
   at::Tensor wait_recv(const schedule::Action& receive);
-  /// Waits for what has not been taken yet.
+  /// Waits for all sends that are still pending.
   void wait_sends();
-  /// Lets go of everything, after an error.
+  /// Frees everything, after an error.
   void clear_runtime_states();
 
   std::int64_t sent_bytes() const noexcept { return sent_bytes_; }
@@ -55,7 +55,7 @@ class StageP2P {
     at::Tensor tensor;
     Work work;
   };
-  /// Of an output or its gradient: the stage that makes the output.
+  /// The stage that makes the output, for an output or its gradient.
   static int producer_of(const schedule::Action& action);
   int peer_of(const schedule::Action& action) const;
   int tag_of(const schedule::Action& action) const;
@@ -68,7 +68,7 @@ class StageP2P {
   at::Device device_;
   bool has_tags_;
   std::map<int, TensorShape> shapes_;                    // of the stages' outputs
-  std::map<std::tuple<int, bool, int>, Posted> posted_;  // maker, whether it is the gradient, and micro-batch
+  std::map<std::tuple<int, bool, int>, Posted> posted_;  // producer stage, whether it is the gradient, micro-batch
   std::deque<Work> sends_;
   std::int64_t sent_bytes_ = 0;
 };

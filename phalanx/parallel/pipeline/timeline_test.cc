@@ -27,7 +27,7 @@ using pipeline_testing::random_rows;
 using pipeline_testing::squared_error;
 using schedule::Timeline;
 
-// The workload of a pass: time that needs no core, so that there may be more ranks than cores.
+// The workload of a pass: waiting time that needs no core, so that there may be more ranks than cores.
 void wait_for(double milliseconds) {
   std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds));
 }
@@ -71,8 +71,8 @@ struct Waiting : nn::Module {
   const double& milliseconds;
 };
 
-// Stages that wait, of `step_milliseconds` for all forward passes of a rank; the second step counts, as in the first
-// one shapes are made known.
+// Stages that wait, with `step_milliseconds` for all forward passes of a rank. The second step counts, because the
+// first one exchanges shapes.
 Timeline executed_waiting(const schedule::Schedule& plan, double milliseconds) {
   const auto ranks = static_cast<std::size_t>(plan.ranks());
   std::vector<std::vector<ExecutedPass>> passes(ranks);
@@ -100,8 +100,8 @@ Timeline executed_waiting(const schedule::Schedule& plan, double milliseconds) {
   return schedule::make_timeline(plan, passes);
 }
 
-// What other programs of the machine do makes ranks wake up late, by a time of its own: where that is too much, waits
-// twice as long are tried.
+// Other programs on the machine make ranks wake up late, by varying times. If the delay is too large, the test tries
+// waits twice as long.
 TEST(PipelineTimeline, ExecutedAsSimulated) {
   constexpr double kTolerance = 0.10;
   constexpr int kSteps = 6;
@@ -119,7 +119,7 @@ TEST(PipelineTimeline, ExecutedAsSimulated) {
                  name.c_str(), ranks, 1e3 * timeline.executed.makespan, 1e3 * timeline.simulated.makespan,
                  1e3 * timeline.without_transfers, 1e3 * timeline.replayed);
         }
-        // The times are those of the waits, not the simulator's invention.
+        // The times are those of the waits, not invented by the simulator.
         for (const auto& of : timeline.times.by_stage) EXPECT_GE(of.forward, 0.999e-3 * milliseconds);
         if (is_close) break;
         if (step == kSteps) ADD_FAILURE() << "in none of " << kSteps << " steps\n" << schedule::to_text(timeline);

@@ -102,7 +102,7 @@ ChunkedReduceScatter::ChunkedReduceScatter(const RowLayout& layout, const at::Te
     for (std::int64_t o = 0; o < layout.outer; ++o) chunks_.push_back({o * block, block, static_cast<int>(o)});
     return;
   }
-  for (int k = 1; k <= comm.size(); ++k) {  // its own come last
+  for (int k = 1; k <= comm.size(); ++k) {  // its own rows come last
     chunks_.push_back({(comm.rank() + k) % comm.size() * layout.inner, layout.inner, k - 1});
   }
 }

@@ -1,24 +1,32 @@
-// Rows of activations on their way between the ranks, piece by piece, so that products can be computed meanwhile.
+// Collectives on rows of activations, chunk by chunk, so that matrix products overlap with the transfers.
 //
-//   ChunkedAllGather x(part, dim, comm);                            // begins: all ranks' parts come together
-//   for (const RowChunk& p : x.chunks()) mm_out(y.narrow(0, p.first, p.count), x.wait(p), w.t());
+//   ChunkedAllGather x(part, dim, comm);                      // starts to gather all ranks' parts
+//   for (const RowChunk& p : x.chunks()) {
+//     at::Tensor rows = y.narrow(0, p.first, p.count);
+//     at::mm_out(rows, x.wait(p), w.t());
+//   }
 //
-//   ChunkedReduceScatter y(x.layout().of_width(out), options, comm);   // the sums of all ranks' addends, each rank its part
-//   for (const RowChunk& p : y.chunks()) { at::Tensor rows = y.buffer(p); mm_out(rows, h.narrow(...), w.t()); y.send(p);
-//   } part = y.finish();
+//   ChunkedReduceScatter sum(x.layout().of_width(out), options, comm);   // each rank gets its part of the sums
+//   for (const RowChunk& p : sum.chunks()) {
+//     at::Tensor rows = sum.buffer(p);
+//     at::mm_out(rows, h.narrow(0, p.first, p.count), w.t());
+//     sum.send(p);
+//   }
+//   at::Tensor result = sum.finish();
 //
-// A tensor whose dimension `dim` is split over the ranks is [outer, ranks, inner, width] to us: outer is what lies
-// before the dimension, width the last dimension.
-// - outer = 1 (the first dimension is split): a rank's rows lie together. It can multiply its own at once, while the
-//   others' come in one all-gather; and it computes the others' first and sends them while it computes its own. So
-//   ranks may be half a product apart (at two ranks) without waiting for each other.
-// - outer > 1: an all-gather, or a reduce-scatter, for each of the outer blocks, in which all ranks' rows lie together:
-//   all but the first, or the last, are hidden behind the products of the others.
-// Neither moves an element within a rank.
+// A tensor that is split over the ranks along dimension `dim` is viewed as [outer, ranks, inner, width]: outer is the
+// product of the dimensions before `dim`, width the last dimension.
+// - outer = 1 (the first dimension is split): a rank's rows are contiguous. The all-gather side multiplies the rank's
+//   own rows at once, while one all-gather brings the others'. The reduce-scatter side computes the other ranks' rows
+//   first and sends them while it computes its own. So ranks may be half a product apart (with two ranks) without
+//   waiting for each other.
+// - outer > 1: one all-gather, or one reduce-scatter, for each of the outer blocks, which hold rows of all ranks. All
+//   but the first (or the last) are hidden behind the products of other blocks.
+// Neither case moves an element within a rank.
 //
-// Contract: collective; all ranks take the pieces in the order of chunks(), and use the communicator for nothing else
-// until finish() or the last wait(). Sums are in the order of the ranks, 16-bit floats summed up in fp32: the bits are
-// those of a reduce-scatter on shm or local.
+// Contract: collective. All ranks take the chunks in the order of chunks(), and use the communicator for nothing else
+// until finish() or the last wait(). Sums are taken in rank order, and 16-bit floats are summed in fp32: the bits are
+// those of a reduce-scatter on the shm or local backend.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,8 +44,8 @@ struct RowLayout {
   std::int64_t outer = 1, ranks = 1, inner = 1, width = 1;
   std::vector<std::int64_t> part, whole;  // sizes of the tensors
 
-  /// Of the tensor of which each rank has a part of these sizes; of all of it. Error where `dim` is no dimension or the
-  /// last one, or where the ranks do not divide it.
+  /// Layout for a tensor given by the sizes of one rank's part, or by the sizes of the whole. Throws Error if `dim` is
+  /// not a dimension or is the last one, or if the number of ranks does not divide it.
   static RowLayout of_part(at::IntArrayRef sizes, std::int64_t dim, const Communicator& comm);
   static RowLayout of_whole(at::IntArrayRef sizes, std::int64_t dim, const Communicator& comm);
   RowLayout of_width(std::int64_t features) const;
@@ -54,26 +62,26 @@ class ChunkedAllGather {
   ChunkedAllGather(const at::Tensor& part, std::int64_t dim, Communicator& comm);
   const RowLayout& layout() const noexcept { return layout_; }
   const std::vector<RowChunk>& chunks() const noexcept { return chunks_; }
-  /// The piece's rows, as soon as they are there.
+  /// Waits for the chunk and returns its rows.
   at::Tensor wait(const RowChunk& chunk) const;
-  /// [rows, width]; what has been waited for.
+  /// [rows, width]; valid for the chunks that have been waited for.
   const at::Tensor& rows() const noexcept { return rows_; }
 
  private:
   RowLayout layout_;
   at::Tensor rows_;
   std::vector<RowChunk> chunks_;
-  std::vector<Work> works_;  // one of each piece
+  std::vector<Work> works_;  // one per chunk
 };
 
 class ChunkedReduceScatter {
  public:
   ChunkedReduceScatter(const RowLayout& layout, const at::TensorOptions& options, Communicator& comm);
   const std::vector<RowChunk>& chunks() const noexcept { return chunks_; }
-  /// [count, width], to be written with this rank's addends.
+  /// [count, width]. The caller writes this rank's addends to it.
   at::Tensor buffer(const RowChunk& chunk) const { return rows_.narrow(0, chunk.first, chunk.count); }
   void send(const RowChunk& chunk);
-  /// This rank's part of the sums, in the part's sizes.
+  /// Returns this rank's part of the sums, with the part's sizes.
   at::Tensor finish();
 
  private:

@@ -52,7 +52,7 @@ struct CoalescedAllReduce : torch::autograd::Function<CoalescedAllReduce> {
 
 void coalesce_all_reduces(nn::Module& parent, const std::vector<CoalescedParameter>& parameters,
                           const std::shared_ptr<Communicator>& group) {
-  // What stands for each parameter in the forward pass under way; taken by its use.
+  // The substitute for each parameter in the current forward pass; its use takes it.
   const auto uses = std::make_shared<tensor_list>(parameters.size());
   parent.add_pre_forward_hook([uses, parameters, group](nn::Module&) {
     uses->assign(parameters.size(), at::Tensor());

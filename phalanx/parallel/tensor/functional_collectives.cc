@@ -51,13 +51,13 @@ std::vector<std::int64_t> with_extent(const at::Tensor& x, std::int64_t dim, std
   return sizes;
 }
 
-// The parts of all ranks, one after the other along the dimension.
+// Concatenates the parts of all ranks along the dimension.
 at::Tensor gathered(const at::Tensor& x, std::int64_t dim, Communicator& comm) {
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.insert(sizes.begin(), comm.size());
   const at::Tensor parts = at::empty(sizes, x.options());
   comm.all_gather(parts, x.contiguous());
-  // [ranks, a, part, b] -> [a, ranks, part, b] -> [a, ranks * part, b]: no copy where the dimension is the first.
+  // [ranks, a, part, b] -> [a, ranks, part, b] -> [a, ranks * part, b]: no copy if `dim` is the first dimension.
   return parts.movedim(0, dim).reshape(with_extent(x, dim, comm.size() * x.size(dim)));
 }
 

@@ -1,25 +1,28 @@
-// Collectives that autograd sees: what the ranks of a group do with an activation, and, mirrored, with its gradient.
+// Differentiable collectives: what the ranks of a group do with an activation and, mirrored, with its gradient.
 //
 //   function              forward                               backward
-//   copy_to_group         x as it is                            sum of the ranks' gradients
-//   reduce_from_group        sum of the ranks' x                   the gradient as it is
-//   gather_from_group          all parts, one after the other        this rank's part of the gradient
-//   scatter_to_group            this rank's part of x                 all parts of the gradient
-//   all_gather_along      all parts, one after the other        this rank's part of the sum of the gradients
-//   reduce_scatter_along  this rank's part of the sum of x      all parts of the gradient
+//   copy_to_group         x unchanged                           sum of the ranks' gradients
+//   reduce_from_group     sum of the ranks' x                   the gradient unchanged
+//   gather_from_group     concatenation of all parts            this rank's part of the gradient
+//   scatter_to_group      this rank's part of x                 concatenation of all parts of the gradient
+//   all_gather_along      concatenation of all parts            this rank's part of the sum of the gradients
+//   reduce_scatter_along  this rank's part of the sum of x      concatenation of all parts of the gradient
 //
-// Which one is right follows from what the ranks do with the result. Where each computes something else with it, its
-// gradients are addends (copy_to_group, all_gather_along); where all compute the same, the gradients are equal already
-// (reduce_from_group, gather_from_group). ActivationLayout (layout.h) says that in words and picks the function.
+// The right function depends on what the ranks do with the result. If each computes something different with it, the
+// gradients are addends (copy_to_group, all_gather_along). If all compute the same, the gradients are already equal
+// (reduce_from_group, gather_from_group). ActivationLayout (layout.h) names these cases and picks the function.
 //
 //   x = all_gather_along(x, /*dim=*/1, tp);        // [batch, seq / ranks, dim] -> [batch, seq, dim]
 //   y = reduce_scatter_along(matmul(x, w), 1, tp); // back again
 //
-// Contract: collective, in the forward pass and once more in the backward pass, which must reach the same functions in
-// the same order on every rank; the group's communicator is used by nothing else meanwhile. Any floating dtype (ids of
-// integers pass as well, without gradients). `dim` may be negative. Every rank's part is equally long: Error, before
-// anything is sent, where the ranks do not divide the dimension. Results are new tensors, except x itself from
-// copy_to_group() and from a group of one. Backward of backward works.
+// Contract
+// - Collective, in the forward pass and again in the backward pass. The backward pass must reach the same functions in
+//   the same order on every rank. Nothing else uses the group's communicator meanwhile.
+// - Any floating dtype. Integer ids pass as well, without gradients.
+// - `dim` may be negative. All ranks' parts have equal length: throws Error, before anything is sent, if the number of
+//   ranks does not divide the dimension.
+// - Results are new tensors, except that copy_to_group() and a group of one rank return x itself.
+// - Double backward works.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,8 +35,9 @@ namespace phalanx {
 class Communicator;
 class WeightGradientQueue;
 
-/// `overlap_queue`: what the backward passes between here and the result left in that queue (key {}) is computed while the
-/// gradient's collective is under way, so that weight gradients cost no time there.
+/// `overlap_queue`: while the gradient's collective is in flight, the backward pass computes the weight gradients that
+/// the backward passes between here and the result left in that queue (key {}). So weight gradients take no extra time
+/// there.
 using OverlapQueue = std::shared_ptr<WeightGradientQueue>;
 at::Tensor copy_to_group(const at::Tensor& x, const std::shared_ptr<Communicator>& group,
                          const OverlapQueue& overlap_queue = nullptr);

@@ -79,7 +79,7 @@ TEST_P(FunctionalCollectives, ForwardIsTheClosedForm) {
           at::equal(all_gather_along(x.transpose(0, 1).contiguous().transpose(0, 1), dim, comm), at::cat(all, dim)));
       EXPECT_TRUE(at::equal(scatter_to_group(x, dim, comm), x.narrow(dim, first, part)));
       EXPECT_TRUE(at::equal(reduce_scatter_along(x, dim, comm), sum.narrow(dim, first, part)));
-      EXPECT_TRUE(at::equal(x, values(comm->rank())));  // inputs are left as they are
+      EXPECT_TRUE(at::equal(x, values(comm->rank())));  // inputs are unchanged
     }
   });
 }
@@ -109,7 +109,7 @@ TEST_P(FunctionalCollectives, BackwardIsTheMirroredFunction) {
   });
 }
 
-// The two pairs that are linear maps of what all ranks have together: <A x, g> = <x, A^T g>.
+// The two pairs that are linear maps of all ranks' values together: <A x, g> = <x, A^T g>.
 TEST_P(FunctionalCollectives, GatherAndReduceScatterAreAdjoint) {
   run_local_ranks(GetParam(), [&](const Group& comm) {
     for (const auto& run : {Function(plain_all_gather), Function(reduce_scatter_along)}) {
@@ -128,7 +128,8 @@ TEST_P(FunctionalCollectives, GatherAndReduceScatterAreAdjoint) {
 TEST_P(FunctionalCollectives, BackwardOfBackward) {
   run_local_ranks(GetParam(), [&](const Group& comm) {
     const at::Tensor x = values(0.0).requires_grad_();
-    // y = sum_r (r + 1) x^2 on each rank's use of a shared x: dy/dx = 2 x n (n + 1) / 2, and the same again without x.
+    // y = sum_r (r + 1) x^2 if each rank uses a shared x: dy/dx = 2 x n (n + 1) / 2, and the second derivative is that
+    // without x.
     const at::Tensor y = copy_to_group(x, comm).square().mul(comm->rank() + 1).sum();
     const at::Tensor dx = torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true)[0];
     const double total = comm->size() * (comm->size() + 1.0) / 2;

@@ -1,13 +1,13 @@
-// ActivationLayout: how an activation lies over the ranks of a tensor-parallel group, in the forward pass and, by its
-// nature, in the backward pass. convert() goes from one to the other.
+// ActivationLayout: how an activation is laid out over the ranks of a tensor-parallel group, in the forward pass and,
+// by implication, in the backward pass. convert() changes one layout to another.
 //
 //   layout        values                             gradients
 //   replicated()  every rank has the same            every rank has the same
-//   shared()      every rank has the same            addends: each rank does something else with it
-//   partial()     addends, whose sum is meant        every rank has the same
+//   shared()      every rank has the same            addends: each rank does something different with it
+//   partial()     addends; the value is their sum    every rank has the same
 //   split(dim)    equal parts along a dimension      equal parts
 //
-// PyTorch's DTensor knows replicated as Replicate, partial as Partial, split(d) as Shard(d); shared is a Replicate
+// In PyTorch's DTensor, replicated is Replicate, partial is Partial and split(d) is Shard(d). shared is a Replicate
 // whose gradient is Partial.
 //
 //   from -> to                   forward          backward         where
@@ -18,7 +18,7 @@
 //   split(d)   -> replicated     all-gather       own part
 //   replicated -> split(d)       own part         all-gather
 //   partial    -> shared         all-reduce       all-reduce
-// All else is refused by check_conversion().
+// check_conversion() refuses all others.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +35,7 @@ class WeightGradientQueue;
 struct ActivationLayout {
   enum class Kind : std::uint8_t { replicated, shared, partial, split };
   Kind kind = Kind::replicated;
-  int dim = 0;  // of split; negative: from the last
+  int dim = 0;  // of split; negative: counted from the last
 
   static ActivationLayout replicated() { return {Kind::replicated, 0}; }
   static ActivationLayout shared() { return {Kind::shared, 0}; }
@@ -45,11 +45,11 @@ struct ActivationLayout {
   bool operator==(const ActivationLayout&) const = default;
 };
 
-/// ConfigError that begins with `what` unless there is such a conversion.
+/// Throws a ConfigError that begins with `what` if that conversion does not exist.
 void check_conversion(const std::string& what, const ActivationLayout& from, const ActivationLayout& to);
 
-/// Collective unless both are the same or the group is one rank. Error where the ranks do not divide the dimension.
-/// `overlap_queue` (to shared): as in functional_collectives.h.
+/// Collective, unless the layouts are equal or the group has one rank. Throws Error if the number of ranks does not
+/// divide the dimension. `overlap_queue` (to shared): see functional_collectives.h.
 at::Tensor convert(const at::Tensor& x, const ActivationLayout& from, const ActivationLayout& to,
                    const std::shared_ptr<Communicator>& group,
                    const std::shared_ptr<WeightGradientQueue>& overlap_queue = nullptr);

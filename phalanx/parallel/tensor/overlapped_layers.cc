@@ -26,7 +26,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-constexpr std::int64_t kHiddenRows = 512;  // of a hidden layer at a time, so that they are still in a cache when used
+constexpr std::int64_t kHiddenRows = 512;  // of a hidden layer at a time, so that they stay in a cache
 
 struct Exchange : torch::CustomClassHolder {
   Exchange(std::shared_ptr<Communicator> group, std::int64_t dim) : group(std::move(group)), dim(dim) {}
@@ -60,7 +60,7 @@ void in_blocks(const RowChunk& chunk, Body body) {
   }
 }
 
-// dy^T x: what backward() returns for the weight, which is nothing if the gradient has its place, or will be computed
+// dy^T x: what backward() returns for the weight. Undefined if the gradient is already in its buffer, or is computed
 // later.
 at::Tensor weight_product(const AutogradContext& ctx, std::size_t input, const at::Tensor& weight, const at::Tensor& dy,
                           const at::Tensor& x) {
@@ -133,7 +133,7 @@ struct AllGatherMatmul : torch::autograd::Function<AllGatherMatmul> {
       return at::empty({x.layout().rows(), weight.size(0)}, x.rows().options());
     };
     tensor_list ys;
-    if (kernels::SavedActivations::current() != nullptr) {  // some are not computed again: one after the other
+    if (kernels::SavedActivations::current() != nullptr) {  // some are not recomputed: one after the other
       for (const at::Tensor& weight : weights) {
         ys.push_back(kernels::computed_once(kernels::SavedOp::linear, [&] {
           const at::Tensor y = buffer(weight);
@@ -259,7 +259,7 @@ class OverlappedCollectiveMatmul final : public nn::CollectiveMatmul {
   tensor_list all_gather_matmul(const at::Tensor& x, const tensor_list& weights) const override {
     tensor_list results;
     const at::Tensor input = cast(x);
-    for (std::size_t i = 0; i < weights.size(); i += 3) {  // Function::apply() knows single tensors
+    for (std::size_t i = 0; i < weights.size(); i += 3) {  // Function::apply() takes only single tensors
       const auto weight = [&](std::size_t at) {
         return at < weights.size() ? std::optional(like(input, weights[at])) : std::nullopt;
       };
@@ -286,7 +286,7 @@ class OverlappedCollectiveMatmul final : public nn::CollectiveMatmul {
   }
 
  private:
-  // As autocast does it in front of a product.
+  // As autocast does in front of a product.
   static at::Tensor cast(const at::Tensor& x) {
     const auto device = x.device().type();
     const bool casts = at::autocast::is_autocast_enabled(device) && x.scalar_type() == at::kFloat;

@@ -1,23 +1,25 @@
-// Linear layers, and a whole feed-forward net, whose products overlap the exchange of rows around them: the CollectiveMatmul
-// (nn/collective_matmul.h) of a tensor-parallel group.
+// Linear layers, and a whole feed-forward net, whose matrix products overlap with the exchange of rows around them: the
+// CollectiveMatmul (nn/collective_matmul.h) of a tensor-parallel group.
 //
-//                     forward                              backward
-//   all_gather_matmul gather x, piece by piece multiplied  dx piece by piece, sent while the rest is computed, then
-//                                                          while the weight gradients are
-//   matmul_reduce_scatter y piece by piece, sent while the     gather dy, piece by piece multiplied
-//                     rest is computed
-//   feed_forward      both, around one hidden layer        both
+//                          forward                              backward
+//   all_gather_matmul      gathers x and multiplies it          computes dx chunk by chunk and sends each chunk while
+//                          chunk by chunk                       it computes the rest, then the weight gradients
+//   matmul_reduce_scatter  computes y chunk by chunk and        gathers dy and multiplies it chunk by chunk
+//                          sends each while it computes the
+//                          rest
+//   feed_forward           both, around one hidden layer        both
 //
-// How activations are cut into pieces is said in chunked_collectives.h.
+// chunked_collectives.h explains how activations are cut into chunks.
 //
 // Contract
-// - As all_gather_along(), linear() and reduce_scatter_along() one after the other: the same sums over the ranks in the
-//   same order. A product in pieces may differ from the whole one in its last bits, as matrix libraries choose their
-//   way by the number of rows (1e-6 relative; none where they do not).
-// - Weights are this rank's: rows of those that are multiplied with gathered rows, columns of the others.
-// - Weight gradients as kernels::linear: into an offered buffer, or left in the queue of a scope around.
-// - Once differentiable: a backward pass with create_graph is an Error. Under autocast, activations and weights are
-//   cast first and travel so.
+// - The same as all_gather_along(), linear() and reduce_scatter_along() one after the other: the same sums over the
+//   ranks in the same order. A product computed in chunks may differ from the whole one in its last bits, because
+//   matrix libraries choose their algorithm by the number of rows (1e-6 relative; no difference if they do not).
+// - Weights are this rank's: rows of those that multiply gathered rows, columns of the others.
+// - Weight gradients go where kernels::linear puts them: into an offered buffer, or into the queue of a surrounding
+//   scope.
+// - Differentiable once: a backward pass with create_graph throws Error. Under autocast, activations and weights are
+//   cast first and sent in that dtype.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +31,7 @@ namespace phalanx {
 
 class Communicator;
 
-/// `dim`: along which activations are split between the layers; not the last one.
+/// `dim`: the dimension along which activations are split between the layers; not the last one.
 std::shared_ptr<const nn::CollectiveMatmul> overlapped_collective_matmul(std::shared_ptr<Communicator> group,
                                                                          std::int64_t dim);
 

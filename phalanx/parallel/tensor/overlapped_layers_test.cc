@@ -1,5 +1,5 @@
-// Products that overlap the exchange of rows: against gathering before, and scattering behind, the whole product; and
-// that they do overlap.
+// Products that overlap with the exchange of rows: compared with gathering, the whole product and scattering one after
+// the other. Also checks that they do overlap.
 #include "phalanx/parallel/tensor/overlapped_layers.h"
 
 #include <ATen/TensorOperators.h>
@@ -59,7 +59,7 @@ struct OverlapCase {
   OverlapTensors inner;
 };
 
-// Outputs, and the gradients of x and all weights for a loss in which no two elements weigh the same.
+// Outputs, and the gradients of x and all weights for a loss in which every element has a different weight.
 OverlapTensors overlap_outcome(OverlapCase& c, const std::function<OverlapTensors(const at::Tensor& x)>& net) {
   OverlapTensors result;
   at::Tensor loss = at::zeros({});
@@ -134,7 +134,7 @@ TEST(OverlappedLayers, EqualExchangesAroundWholeProducts) {
   expect_all_equal_their_parts(3, 0, at::kBFloat16, 4e-2);
 }
 
-// Rows that are so small that a product has the same bits in one piece and in several.
+// Rows so small that a product has the same bits whether computed whole or in chunks.
 TEST(OverlappedLayers, MoveTheSameBitsAsCollectives) {
   for (const int ranks : {2, 3, 4}) {
     for (const std::int64_t dim : {0, 1}) {
@@ -160,8 +160,7 @@ TEST(OverlappedLayers, MoveTheSameBitsAsCollectives) {
   }
 }
 
-// Rank 1 comes only when it has been told that rank 0 is through with what it can do alone. Were that nothing, both
-// would wait.
+// Rank 1 starts only when rank 0 reports that it has done what it can do alone. If that were nothing, both would wait.
 TEST(OverlappedLayers, ARankMultipliesItsOwnRowsAndSendsTheOthersWithoutWaiting) {
   run_local_ranks(2,
                   [](const OverlapComm& comm) {
@@ -186,7 +185,7 @@ TEST(OverlappedLayers, ARankMultipliesItsOwnRowsAndSendsTheOthersWithoutWaiting)
                   {.first_timeout = std::chrono::seconds(60)});
 }
 
-// In pieces along the outer dimension a rank is some pieces ahead: all it sends are under way before any has arrived.
+// In chunks along the outer dimension, a rank is some chunks ahead: all its sends are in flight before any has arrived.
 TEST(OverlappedLayers, BlocksAreSentBeforeAnyHasArrived) {
   run_local_ranks(2,
                   [](const OverlapComm& comm) {

@@ -35,7 +35,7 @@ namespace {
 
 constexpr const char* kTensorAxis = "tp";
 
-// How one parameter is to be split; nothing: it stays whole.
+// How one parameter is split; empty: it stays whole.
 struct ParameterSplit {
   std::optional<int> dim;
   int copies = 1;
@@ -111,7 +111,7 @@ class Parallelizer {
     for (const int copies : copies_) {
       groups_of_copies[copies] = group->split(group->rank() / copies, group->rank(), "tp_copy");
     }
-    // What is attached first to an output runs last.
+    // The hook that is attached first to an output runs last.
     for (const auto& attach : prepare_outputs_) attach(group);
     for (const auto& attach : styles_) attach(group);
     for (const auto& attach : prepare_inputs_) attach(group);
@@ -131,7 +131,7 @@ class Parallelizer {
  private:
   using Attach = std::function<void(const std::shared_ptr<Communicator>& group)>;
 
-  /// Where gradients are summed in one collective: those of one parent's modules, over the same ranks.
+  /// A set of gradients that one collective sums: those of one parent's modules, over the same ranks.
   struct CoalescingKey {
     std::string parent;
     int copies = 0;  // 0: over the whole group
@@ -139,7 +139,7 @@ class Parallelizer {
   };
 
   void sum_gradient(const std::string& name, nn::Module& module, const std::string& parameter, int copies) {
-    // Not over the whole model: what is used at its two ends may be gathered one after the other (FSDP units).
+    // Not over the whole model: parameters used at its two ends may be gathered one after the other (FSDP units).
     const std::size_t dot = name.rfind('.');
     coalesced_[{name.substr(0, dot), copies}].push_back({&module, parameter});
   }
@@ -164,8 +164,8 @@ class Parallelizer {
         module.add_input_hook([=](const at::Tensor& input) { return convert(input, from, to, group); });
         return;
       }
-      // The layers inside leave their weight gradients in a queue of this one pass, which the input's gradient takes
-      // along while it is on its way. Not where somebody else defers them: a pipeline schedule has plans of its own.
+      // The layers inside leave their weight gradients in a queue for this pass. They are computed while the input's
+      // gradient is in flight. Not if other code defers them: a pipeline schedule decides when they are computed.
       const auto of_this_pass = std::make_shared<std::shared_ptr<WeightGradientQueue>>();
       module.add_input_hook([=](const at::Tensor& input) {
         const bool defers =
@@ -238,7 +238,7 @@ class Parallelizer {
     }
   }
 
-  // Once the whole plan has been read.
+  // Runs once the whole plan has been read.
   void expect_projections(const std::string& what, const std::vector<const nn::Linear*>& first,
                           const nn::Linear* last) {
     checks_.push_back([this, what, first, last] {
@@ -298,7 +298,7 @@ class Parallelizer {
     }
   }
 
-  // How many neighbours hold the same part of each parameter.
+  // How many neighbouring ranks hold the same part of each parameter.
   std::map<std::string, int> copies_of_parameters(const std::string& what, const nn::Module& module,
                                                   const ColwiseParallel& style) const {
     std::map<std::string, int> result;

@@ -1,4 +1,4 @@
-// A small net split by each style against the same net on one rank: the same starting values to the bit, and the same
+// A small net split by each style against the same net on one rank: the same initial values to the bit, and the same
 // outputs and gradients of every parameter's own part.
 #include "phalanx/parallel/tensor/styles.h"
 
@@ -107,7 +107,7 @@ void expect_parts(const StyledNet& net, const Expected& one) {
   }
 }
 
-// The output as `layout` says, and each rank's share of the loss.
+// The output in layout `layout`, and each rank's share of the loss.
 void expect_same_net(const Comm& comm, const Expected& one, const std::vector<ParallelStyle>& plan,
                      const ActivationLayout& output, bool without_memory = false) {
   const DeviceMesh mesh(comm, {{"tp", comm->size()}});
@@ -168,7 +168,7 @@ TEST_P(Styles, EachFormEqualsOneRank) {
                      {"out_proj", RowwiseParallel{.output = parts}},
                      {"out_proj", PrepareModuleOutput{}}},
                     whole);
-    // Parts of the batch do as well.
+    // Parts of the batch work as well.
     const ActivationLayout rows = ActivationLayout::split(0);
     expect_same_net(comm, one,
                     {{"embedding", RowwiseParallel{.output = rows}},
@@ -176,7 +176,7 @@ TEST_P(Styles, EachFormEqualsOneRank) {
                      {"in_proj", ColwiseParallel{.input = rows}},
                      {"out_proj", RowwiseParallel{.output = rows}}},
                     rows);
-    // Products that overlap the exchange, of both.
+    // Products that overlap with the exchange, in both layers.
     for (const ActivationLayout& between : {rows, parts}) {
       expect_same_net(comm, one,
                       {{"embedding", RowwiseParallel{.output = between}},
@@ -189,8 +189,8 @@ TEST_P(Styles, EachFormEqualsOneRank) {
 }
 INSTANTIATE_TEST_SUITE_P(Worlds, Styles, ::testing::Values(1, 2, 4));
 
-// Rank 1 enters the collective of the input's gradient only when rank 0 has told it that a weight's gradient is there,
-// which rank 0 does while it waits in that collective.
+// Rank 1 enters the collective of the input's gradient only after rank 0 has reported a weight's gradient, which rank 0
+// computes while it waits in that collective.
 TEST(StylesOverlap, WeightGradientsAreComputedWhileTheInputsIsUnderWay) {
   for (const bool sequence : {false, true}) {
     run_local_ranks(
@@ -249,7 +249,7 @@ TEST(StylesWithCopies, NeighboursHoldTheSameRowsAndTheirGradientsAreSummed) {
     EXPECT_EQ(parameters[0].shard->box(), (Box{{first, 0}, {2, 3}}));
     EXPECT_EQ(parameters[0].shard->is_first_holder(), comm->rank() % 2 == 0);
     const at::Tensor x = at::sin(at::arange(15, at::kFloat)).view({5, 3});
-    // Each rank uses its outputs with a weight of its own; one rank uses all of them with all weights.
+    // Each rank multiplies its outputs with different weights; one rank uses all of them with all weights.
     nn::call(net.k, x).mul(comm->rank() + 1).sum().backward();
     const at::Tensor y = nn::call(one.k, x);
     (y.narrow(1, 0, 2).sum() * 3 + y.narrow(1, 2, 2).sum() * 7).backward();
@@ -261,7 +261,7 @@ TEST(StylesWithCopies, NeighboursHoldTheSameRowsAndTheirGradientsAreSummed) {
 /// [gate; up] and a down projection; [q; k; v], where k and v have fewer rows.
 struct FusedNet : nn::Module {
   explicit FusedNet(nn::TensorOptionsOfModule tensor = {}, bool bias = false) : nn::Module("FusedNet") {
-    // Of the three parts two have a bias.
+    // Two of the three parts have a bias.
     const std::vector<nn::FusedPart> parts = {{"q", 8, bias}, {"k", 4, bias}, {"v", 4}};
     inner = register_module("inner", std::make_shared<nn::FusedLinear>(6, parts, tensor));
     for (const nn::FusedPart& part : parts) {
@@ -269,7 +269,7 @@ struct FusedNet : nn::Module {
     }
     down = register_module("down", std::make_shared<nn::Linear>(nn::LinearOptions{8, 6}, tensor));
   }
-  // Each query row takes part with the key and value of its group of rows, wherever that is.
+  // Each query row is combined with the key and value of its group of rows, wherever that is.
   at::Tensor forward(const at::Tensor& x) {
     const auto qkv = inner->parts(nn::call(inner, x));
     const auto grouped = [](const at::Tensor& t, std::int64_t size) { return t.unflatten(-1, {-1, size}); };
@@ -344,7 +344,7 @@ TEST(StylesOfFusedWeights, EachPartIsSplitByRowsAndEqualsOneRank) {
   }
 }
 
-// Eight ranks: four rows of keys and of values, each held by two neighbours.
+// Eight ranks: four rows of keys and of values, each held by two neighbouring ranks.
 TEST(StylesOfFusedWeights, PartsOfFewerRowsThanRanksAreHeldByNeighbours) {
   run_local_ranks(8, [](const Comm& comm) {
     const ColwiseParallel inner{.part_copies = {{"k", 2}, {"v", 2}}};
@@ -416,7 +416,7 @@ TEST(StylesOfDropout, PartsDropTheirPartOfTheWholeMask) {
       EXPECT_TRUE(at::equal(nn::call(part, scatter_to_group(x, dim, comm)), scatter_to_group(expected, dim, comm)))
           << dim;
     }
-    // Replicated activations: the same mask everywhere, without a word.
+    // Replicated activations: the same mask everywhere, without communication.
     const at::Tensor other = expected.clone();
     comm->broadcast(other, {.root = 1});
     EXPECT_TRUE(at::equal(other, expected));

@@ -23,7 +23,7 @@
 namespace phalanx {
 namespace {
 
-constexpr std::int64_t kTokens = 512;  // of a block; a fixed number, so that sums over blocks have fixed bits
+constexpr std::int64_t kTokens = 512;  // per block; a fixed number, so that sums over blocks have fixed bits
 
 void check_vocabulary(const at::Tensor& labels, std::int64_t count) {
   if (!labels.device().is_cpu()) return;
@@ -37,16 +37,16 @@ void check_vocabulary(const at::Tensor& labels, std::int64_t count) {
 }
 
 struct HeadParts : torch::CustomClassHolder {
-  at::Tensor dh;  // undefined if nobody wants it
+  at::Tensor dh;  // undefined if it is not needed
   std::optional<EarlyWeightGradient> dweight;
 };
 
-// One block of tokens on its way through: logits, then their exponentials, then their gradients.
+// One block of tokens: its logits, then their exponentials, then their gradients.
 struct Block {
   std::int64_t from = 0, count = 0;
   at::Tensor logits;     // fp32 [count, rows]
   at::Tensor owned;      // [count], whether the label is one of this rank's ids
-  at::Tensor column;     // [count], which; 0 where it is not
+  at::Tensor column;     // [count], which column; 0 if it is not
   at::Tensor mine, all;  // [3, count] and [ranks, 3, count]: largest, sum of exponentials, label's logit
   Work gather;
 };
@@ -118,7 +118,7 @@ class Head {
     });
   }
 
-  // With what the other ranks know: the losses, and what the exponentials are as gradients of the logits.
+  // With the other ranks' values: computes the losses, and the factors that turn the exponentials into gradients.
   void finish(Block& block) {
     block.gather.wait();
     const at::Tensor largest = block.all.select(1, 0).amax(0);             // [count]

@@ -1,19 +1,19 @@
-// A language model's head whose vocabulary is split over the ranks of a tensor-parallel group: each holds some rows of
-// the output matrix, and the logits of these ids alone.
+// Cross entropy of a language model's head whose vocabulary is split over the ranks of a tensor-parallel group. Each
+// rank holds some rows of the output matrix, and computes only the logits of these ids.
 //
 //   const VocabShard part{.first = rank * rows, .count = vocab};
 //   at::Tensor loss = vocab_parallel_cross_entropy(h, weight, labels, part, group);
 //
 // Contract
-// - h [..., dim] and labels int64 [...] are the same on all ranks; so is the loss, an fp32 scalar: the mean over all
-//   tokens. The gradient of h is an addend of each rank: h is `shared` in the words of layout.h (convert() it first).
-// - Collective in the forward pass: of each token three floats per rank are gathered (the largest of its logits, the
-//   sum of their exponentials, the label's logit). Nothing is sent in the backward pass.
-// - As kernels::linear_cross_entropy: logits exist for 512 tokens at a time (twice: one block is computed while the
-//   other is summed up), become their gradient in place, and the gradients of h and weight are computed in the forward
-//   pass, so backward may run once. Every label counts and must lie in 0 .. count - 1 (DataError on all ranks, on the
-//   CPU).
-// - Any floating dtype and device; the exponentials are taken in fp32.
+// - h [..., dim] and labels int64 [...] are the same on all ranks. So is the loss, an fp32 scalar: the mean over all
+//   tokens. Each rank's gradient of h is an addend: h has the layout `shared` of layout.h (convert() it first).
+// - Collective in the forward pass: it gathers three floats per token and rank (the largest logit, the sum of their
+//   exponentials, the label's logit). Nothing is sent in the backward pass.
+// - As in kernels::linear_cross_entropy, logits exist for 512 tokens at a time (twice: one block is computed while the
+//   other is summed) and become their gradient in place. The gradients of h and weight are computed in the forward
+//   pass, so backward may run only once. Every label counts and must be in 0 .. count - 1 (DataError on all ranks,
+//   checked on the CPU).
+// - Any floating dtype and device. Exponentials are computed in fp32.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// The head in parts against the head on one rank, in every dtype, over one block of tokens and several.
+// The split head against the head on one rank, in every dtype, over one block of tokens and several.
 #include "phalanx/parallel/tensor/vocab_parallel.h"
 
 #include <ATen/TensorOperators.h>

@@ -69,12 +69,12 @@ inline void expect_equal(const std::vector<NamedTensor>& sharded, const std::vec
 inline constexpr int kShardedSteps = 4;
 
 struct ComparedRuns {
-  int replicas = 1;  // of the shards: averages over them of averages are not in rank order, so they agree closely
+  int replicas = 1;  // of the shards: averages of averages are not in rank order, so results agree only closely
   int micro_batches = 1;
 };
 
-/// kShardedSteps of `one` under DDP and of `other` sharded, which begin alike: the same bits. Inputs are [5, width].
-/// run(module, x, sharded or nullptr) returns the output. Returns what sharding it took.
+/// Trains `one` under DDP and `other` sharded for kShardedSteps from the same start, and expects the same bits. Inputs
+/// are [5, width]. run(module, x, sharded or nullptr) returns the output. Returns the statistics of the sharded run.
 template <class Module, class Other, class Run>
 FullyShardStatistics expect_trains_as_ddp(const std::shared_ptr<Communicator>& world, Module& one, Other& other,
                                           std::int64_t width, std::size_t units, const Run& run,

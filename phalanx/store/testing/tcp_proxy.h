@@ -1,14 +1,17 @@
-// A link between two programs that can be made bad: a TCP proxy on loopback, on a thread of its own (tests only; netem,
-// which does this to whole interfaces, may be absent).
+// A link between two programs that can be made bad: a TCP proxy on loopback, on a separate thread. Tests only. (netem
+// does this to whole interfaces, but may be absent.)
 //
-// Every connection to address() is carried on to the target, byte for byte, by way of pieces of at most 16 KiB. It can
-// be slow, lose packets as TCP shows that to programs (a piece comes 200 ms late, the first retransmission's time-out,
-// and all behind it wait), stand still in both directions while it stays open, or break.
+// Every connection to address() is forwarded to the target, byte for byte, in pieces of at most 16 KiB. The link can
+// - be slow,
+// - lose packets, as TCP shows that to programs: a piece comes 200 ms late (the time-out of the first retransmission),
+//   and everything behind it waits,
+// - stall in both directions while it stays open,
+// - or break.
 //
 //   TcpStoreServer server;
 //   TcpProxy link(server.address());
 //   TcpStore client(link.address());
-//   link.stall();                        // the client's next question gets no answer
+//   link.stall();                        // the client's next request gets no answer
 #pragma once
 
 #include <atomic>
@@ -30,15 +33,15 @@ class TcpProxy {
   TcpProxy& operator=(const TcpProxy&) = delete;
 
   HostPort address() const { return address_; }
-  /// From now on, each way.
+  /// Delays each direction from now on.
   void delay(std::chrono::milliseconds each_way);
-  /// Of that many pieces one is lost; 0: none.
+  /// One of that many pieces is lost; 0: none.
   void lose_one_of(int pieces);
   void stall();
   void resume();
-  /// Breaks all connections, and those that come later at once.
+  /// Breaks all connections; later ones break at once.
   void cut();
-  /// What has been carried so far, both ways together.
+  /// The bytes forwarded so far, in both directions together.
   std::int64_t bytes() const { return bytes_.load(); }
 
  private:

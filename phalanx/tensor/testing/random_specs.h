@@ -1,7 +1,7 @@
-// Random shapes, meshes and placements, and a plain model of what a placement means (tests only).
+// Random shapes, meshes and placements, and a simple model of what a placement means (tests only).
 //
-// The model deals index lists: it shares no code with ShardSpec. Everything is a function of the seed, so all ranks of
-// a test make the same cases.
+// The model deals out lists of indices and shares no code with ShardSpec. Everything is a function of the seed, so all
+// ranks of a test make the same cases.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace phalanx {
 
-/// Along each dimension the indices that the rank holds.
+/// For each dimension, the indices that the rank holds.
 inline std::vector<std::vector<std::int64_t>> held_indices(const std::vector<std::int64_t>& shape,
                                                            const MeshShape& mesh, const Placement& placement,
                                                            int rank) {
@@ -29,7 +29,7 @@ inline std::vector<std::vector<std::int64_t>> held_indices(const std::vector<std
     rank %= ranks;
   }
   std::vector<std::vector<std::int64_t>> held(shape.size());
-  std::vector<std::size_t> block(shape.size(), 0);  // which one of the blocks that are there so far
+  std::vector<std::size_t> block(shape.size(), 0);  // which of the blocks made so far
   for (std::size_t d = 0; d < shape.size(); ++d) {
     held[d].resize(static_cast<std::size_t>(shape[d]));
     std::iota(held[d].begin(), held[d].end(), 0);
@@ -41,7 +41,7 @@ inline std::vector<std::vector<std::int64_t>> held_indices(const std::vector<std
     const auto parts = static_cast<std::size_t>(mesh.axes()[axis].size);
     std::vector<std::size_t> sizes(parts, 0);
     if (split.sizes.empty()) {
-      for (std::size_t i = 0; i < held[d].size(); ++i) ++sizes[i % parts];  // as cards are dealt
+      for (std::size_t i = 0; i < held[d].size(); ++i) ++sizes[i % parts];  // dealt out in turn
     } else {
       const std::size_t first = split.sizes.size() == parts ? 0 : block[d] * parts;
       for (std::size_t i = 0; i < parts; ++i) sizes[i] = static_cast<std::size_t>(split.sizes[first + i]);
@@ -92,7 +92,7 @@ class RandomSpecs {
     for (std::size_t i = order.size(); i-- > 1;)
       std::swap(order[i], order[static_cast<std::size_t>(below(static_cast<std::int64_t>(i + 1)))]);
     Placement placement;
-    std::vector<std::vector<std::int64_t>> blocks;  // by dimension the lengths of the blocks so far
+    std::vector<std::vector<std::int64_t>> blocks;  // by dimension: lengths of the blocks so far
     for (const auto size : shape) blocks.push_back({size});
     for (const std::size_t i : order) {
       const auto& axis = mesh.axes()[i];

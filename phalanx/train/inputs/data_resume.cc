@@ -22,7 +22,7 @@ std::string refusal_of_data(const std::string& differences) {
       differences);
 }
 
-/// A checkpoint that does not say what it read, but by which seed: it is taken to have been this.
+/// For a checkpoint that records only the seed, not what it read: it is taken to have read this stream.
 DataResume resume_undescribed(const TrainConfig& config, const data::DataLoader& dataloader,
                               const std::map<std::string, std::int64_t>& integers) {
   const auto seed = integers.find(kDataSeed);

@@ -1,10 +1,11 @@
-// Where the data of a run go on after a checkpoint: at the next token of the stream that it read, or not at all.
+// Decides where a run's data continue after a checkpoint: at the next token of the stream that it read, or nowhere.
 //
-//   const DataResume data = resume_data(config, *batches, saved["data"], manifest.integers);
-//   batches->begin_at(step, data.position);  for (const std::string& line : data.lines) say(line);
+//   const DataResume data = resume_data(config, *dataloader, saved["data"], manifest.integers);
+//   dataloader->begin_at(step, data.position);
+//   for (const std::string& line : data.lines) log_info(line);
 //
-// Another stream (another file, order, seed or range; another sequence length inside a shuffled epoch) is a
-// CheckpointError with every difference, or begins at its beginning where [checkpoint] allow_data_mismatch says so.
+// Another stream is another file, order, seed or range, or another sequence length inside a shuffled epoch. It is a
+// CheckpointError that lists every difference. With [checkpoint] allow_data_mismatch it is read from its beginning.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@
 
 namespace phalanx::train {
 
-/// Of the checkpoint's integers: tokens of the stream that have been read (stream_description.h), in older ones
-/// sequences.
+/// Keys of the checkpoint's integers: tokens of the stream that have been read (stream_description.h); older
+/// checkpoints count sequences.
 inline constexpr const char* kDataTokens = "data.tokens";
 inline constexpr const char* kDataSequences = "data.position";
 inline constexpr const char* kDataSeed = "seed";  // of [debug]
@@ -27,10 +28,10 @@ inline constexpr const char* kDataSeed = "seed";  // of [debug]
 struct DataResume {
   data::StreamPosition position;
   std::vector<std::string> lines;  // for the log
-  std::string taken_as = {};       // of a checkpoint that does not say what it read: where it goes on
+  std::string taken_as = {};       // where the data continue if the checkpoint does not say what it read
 };
 
-/// `saved`: the "data" section of the checkpoint's identity; empty in a checkpoint that is older than it.
+/// `saved`: the "data" section of the checkpoint's identity; empty for a checkpoint that predates it.
 DataResume resume_data(const TrainConfig& config, const data::DataLoader& dataloader, const nlohmann::json& saved,
                        const std::map<std::string, std::int64_t>& integers);
 

@@ -29,14 +29,14 @@ bool is_there(const std::string& path) {
   return fs::exists(path, error);
 }
 
-/// Opens it where it is not there, for that error.
+/// Opens the file if it does not exist, for the error that this throws.
 void require_token_file(const std::string& path) {
   std::string prefix = path;
   if (path.ends_with(".bin") || path.ends_with(".idx")) prefix.resize(path.size() - 4);
   if (!is_there(path) && !is_there(prefix + ".idx")) const data::TokenFile file(path);
 }
 
-/// Whether there is a checkpoint that the run goes on from, and so reads no initial weights.
+/// Whether there is a checkpoint that the run resumes from, so that it reads no initial weights.
 bool goes_on(const TrainConfig& config) {
   const auto& checkpoint = config.checkpoint;
   return checkpoint.enable && !list_checkpoints(in_dump_folder(config, checkpoint.folder)).complete.empty();
@@ -58,11 +58,11 @@ void check_files(const ConfigReading& reading, const std::optional<RunPlan>& pla
   });
   check("model.hf_assets_path", [&] {
     const std::string& folder = config.model.hf_assets_path;
-    if (config.model.flavor == kFlavorOfDirectory || folder.empty()) return;  // told with the model
+    if (config.model.flavor == kFlavorOfDirectory || folder.empty()) return;  // reported with the model
     if (!is_there(folder)) training_tokenizer(config, 0, {});
     if (!config.metrics.sample_prompt.empty()) require_sample_tokenizer(config);
   });
-  if (!plan) return;  // what the files hold is compared with what there is none of
+  if (!plan) return;  // the files' contents are compared with the plan
   nlohmann::json tokenizer = nlohmann::json::object();
   const auto are_right = [&](std::initializer_list<const char*> keys) {
     return std::ranges::none_of(keys, [&](const char* key) { return reading.wrong_keys.contains(key); });

@@ -50,7 +50,7 @@ TEST_F(RunCheck, AllThatIsWrongIsOneReport) {
     EXPECT_THAT(text, HasSubstr(problem));
   }
   EXPECT_EQ(kind_, "ConfigError");
-  // Ranks look at no files, which may lie elsewhere on another machine.
+  // Ranks do not look at files, which may be elsewhere on another node.
   EXPECT_THAT(refusal("[training]\ndataset_path = \"/no/such.bin\"\n[model]\nflavor = \"debug\"\nn_heads = 3\n",
                       {.look_at_files = false}),
               AllOf(HasSubstr("n_heads = 3"), Not(HasSubstr("such.bin"))));
@@ -91,7 +91,7 @@ TEST_F(RunCheck, WhatIsRefusedByAnotherNameIsStillMissing) {
 TEST_F(RunCheck, NoProblemIsCausedByAnother) {
   const std::string data = "[training]\ndataset_path = \"/no/such.bin\"\n";
   EXPECT_THAT(refusal(data), HasSubstr("/no/such.bin"));
-  EXPECT_EQ(kind_, "DataError");  // a single one stays what it is
+  EXPECT_EQ(kind_, "DataError");  // a single error keeps its type
   const std::string heads =
       refusal(data + "[model]\nn_heads = \"many\"\n[parallelism]\ntensor_parallel_degree = 8\n", {.ranks = 8});
   EXPECT_THAT(heads, AllOf(HasSubstr("2 problems"), HasSubstr("n_heads is \"many\""), Not(HasSubstr("does not fit"))));

@@ -1,10 +1,11 @@
-// The token files of a run, opened as it reads them: batches to train on and, with validation, those held out. Without
-// torch.
+// Opens the token files of a run as it reads them: the training data and, with validation, the held-out data. It does
+// not use torch.
 //
-//   const TrainingFiles files = open_training_files(config, plan);   // files.train.fill(step, rows, inputs, labels)
+//   const TrainingFiles files = open_training_files(config, plan);
+//   files.train.fill(step, rows, inputs, labels);
 //
-// A data set that is not set is a ConfigError; files that do not fit the model, the configuration or the model's
-// tokenizer are DataErrors and ConfigErrors.
+// Throws ConfigError if a data set is not set. Throws DataError or ConfigError if files do not fit the model, the
+// configuration or the model's tokenizer.
 #pragma once
 
 #include <optional>

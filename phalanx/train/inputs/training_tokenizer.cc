@@ -24,7 +24,7 @@ struct KnownTokenizer {
   std::optional<std::int64_t> end_of_text = {};
 };
 
-/// The token that ends the documents of all files: of the first that says it. ConfigError where another says another.
+/// The token that ends the documents of all files, from the first file that records it. ConfigError if another differs.
 std::optional<std::int64_t> document_end_of(const TrainConfig& config, const std::vector<const data::TokenFile*>& files,
                                             std::vector<std::string>& lines) {
   const data::TokenFile* first = nullptr;

@@ -1,8 +1,9 @@
-// Which tokenizer a training run is about: the one that made its token files, and the model's own in
-// [model] hf_assets_path. They must be the same, by content (data/tokenizer/tokenizer_fingerprint.h).
+// Identifies the tokenizer of a training run. There are two: the one that made the token files, and the model's own in
+// [model] hf_assets_path. They must be the same by content (data/tokenizer/tokenizer_fingerprint.h).
 //
 //   const TrainingTokenizer tokenizer = training_tokenizer(config, vocab_size, {&tokens, &held_out});
-//   identity["tokenizer"] = tokenizer.identity;  for (const std::string& line : tokenizer.lines) say(line);
+//   identity["tokenizer"] = tokenizer.identity;
+//   for (const std::string& line : tokenizer.lines) log_info(line);
 #pragma once
 
 #include <cstdint>
@@ -16,12 +17,12 @@
 namespace phalanx::train {
 
 struct TrainingTokenizer {
-  nlohmann::json identity = nlohmann::json::object();  // {"fingerprint", "vocab_size", "document_end"}: what is known
-  std::vector<std::string> lines;                      // what could not be compared, or differs on request
+  nlohmann::json identity = nlohmann::json::object();  // {"fingerprint", "vocab_size", "document_end"}, where known
+  std::vector<std::string> lines;                      // what could not be compared, or is allowed to differ
 };
 
-/// ConfigError where the model's tokenizer has more ids than the model, or is another one than that of a file, unless
-/// [training] allow_tokenizer_mismatch.
+/// Throws ConfigError if the model's tokenizer has more ids than the model. Also throws it if the model's tokenizer
+/// differs from that of a file, unless [training] allow_tokenizer_mismatch is set.
 TrainingTokenizer training_tokenizer(const TrainConfig& config, std::int64_t vocab_size,
                                      const std::vector<const data::TokenFile*>& files);
 

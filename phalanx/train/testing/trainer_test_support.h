@@ -1,4 +1,4 @@
-// What the trainer's tests share: a text with something to learn, runs on threads, and what they leave on the disk.
+// Shared by the trainer's tests: a text with something to learn, runs on threads, and access to the files they leave.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -66,7 +66,7 @@ class TrainerTest : public ::testing::Test {
     return parse_config("", "test", flags);
   }
 
-  /// How a batch of 8 sequences is worked on; whatever `tp` and `pp` leave of the ranks has its own share of it.
+  /// How a batch of 8 sequences is distributed. Each data-parallel rank (ranks / tp / pp) has its own share of it.
   struct Layout {
     std::string name;
     int ranks = 1;
@@ -88,7 +88,7 @@ class TrainerTest : public ::testing::Test {
             "--parallelism.zero_stage=" + std::to_string(stage)};
   }
 
-  /// Losses of two layouts, which round in another order; the design's bound.
+  /// Relative bound for losses of two layouts, which round in another order; it is the design's bound.
   static constexpr double kLossTolerance = 1e-5;
   static void expect_same_losses(const std::vector<double>& found, const std::vector<double>& expected) {
     ASSERT_EQ(found.size(), expected.size());
@@ -97,8 +97,8 @@ class TrainerTest : public ::testing::Test {
     }
   }
 
-  /// Trains on `ranks` threads; returns the final weights, put together where they are sharded, and checks that ranks
-  /// with the same part have the same.
+  /// Trains on `ranks` threads. Returns the final weights, assembled if they are sharded. Checks that ranks with the
+  /// same part have the same values.
   Weights train(const TrainConfig& config, int ranks, std::function<bool(int rank)> stop = {}) {
     std::vector<Weights> weights(static_cast<std::size_t>(ranks));
     bool is_model_sharded = false;

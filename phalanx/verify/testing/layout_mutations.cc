@@ -69,7 +69,7 @@ void LayoutProbe::observe(int rank, std::int64_t step, const std::vector<NamedTe
     p.striking = largest - gradient.begin();
   }
   places_[at].clear();
-  if (step == 0) record.delivered.clear();  // what construction needed
+  if (step == 0) record.delivered.clear();  // deliveries during construction
   steps_[at] = step + 1;
 }
 
@@ -107,7 +107,7 @@ std::vector<Site> LayoutProbe::sites_of(const std::string& parameter, const std:
     site.key = key;
     result.push_back(site);
   }
-  // An average over replicas comes after the one over shards; what is gathered again is for the backward pass.
+  // An average over replicas comes after the one over shards. A second all-gather is for the backward pass.
   const bool has_replicas = std::ranges::any_of(result, [](const Site& s) { return s.key.group == "dp_replicate"; });
   bool is_gathered = false;
   for (Site& site : result) {
@@ -160,7 +160,7 @@ void Spoiler::observe(int rank, std::int64_t step) {
 void Spoiler::spoil(int rank, const DeliveryKey& key, const Delivery& delivery) {
   const std::vector<float> right(delivery.output, delivery.output + delivery.output_count);
   const bool on_one = mutation_ == Mutation::doubled_on_one || mutation_ == Mutation::zeroed_on_one;
-  // If every group had another's values, an average over the groups that comes later would be right again.
+  // If every group had another group's values, a later average over the groups would be right again.
   const bool in_one_group = mutation_ == Mutation::wrong_group;
   const bool is_elsewhere = (on_one && rank != one_rank_) ||
                             (in_one_group && std::ranges::find(delivery.members, one_rank_) == delivery.members.end());
@@ -170,7 +170,7 @@ void Spoiler::spoil(int rank, const DeliveryKey& key, const Delivery& delivery) 
       spoil_piece(rank, key, delivery, {.count = delivery.output_count, .striking = delivery.output_count / 2});
     } else if (const auto pieces = site_.pieces.find(rank); pieces != site_.pieces.end()) {
       for (const Piece& piece : pieces->second) {
-        // Its own rows lie in what it gathers into, and are not written.
+        // A rank's own rows are in its gather buffer already, and are not written.
         const float* const at = delivery.output + piece.offset;
         if (key.verb == Verb::all_gather && lies_in(at, piece.count, delivery.input, delivery.input_count)) continue;
         spoil_piece(rank, key, delivery, piece);

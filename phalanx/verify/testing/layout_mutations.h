@@ -1,14 +1,14 @@
-// What is sent under a layout, found out by running it once, and ways to spoil it: for the test of the layout check.
+// Records what a layout sends, by running it once, and corrupts it in many ways, to test the layout check.
 //
-// A probe runs the layout for two steps, records what is delivered to each rank in the second one, and where the
-// parameters and their gradients lie then. From that follow the sites: what carries values of a parameter.
+// A probe runs the layout for two steps. It records what each rank receives in the second step, and where the
+// parameters and their gradients are in memory then. From that follow the sites: deliveries that carry values of a
+// parameter.
 //
 //   gradient    the part of an all_reduce or reduce_scatter that is a parameter's gradient
 //   weight      the parts of an all_gather that are a sharded parameter's rows
-//   activation  what tensor parallelism or a pipeline brings from rank to rank of what a layer hands on, or of its
-//               gradient
+//   activation  what tensor parallelism or a pipeline sends between ranks of a layer's output or its gradient
 //
-// A mutation is one site spoilt in one way on its way to one rank or to all, from the second step on.
+// A mutation corrupts one site in one way on its way to one rank or to all ranks, from the second step on.
 #pragma once
 
 #include <atomic>
@@ -27,26 +27,26 @@
 namespace phalanx::train {
 
 enum class Mutation : std::uint8_t {
-  dropped,  // the output is what it was before
+  dropped,  // the output keeps its old contents
   doubled,
   halved,
   negated,
-  stale,    // that of the step before
-  swapped,  // two halves
+  stale,    // the value of the previous step
+  swapped,  // the two halves are swapped
   zeroed,
   one_element,
   not_finite,
-  wrong_group,     // in one group what another of that name has at this place
-  previous,        // what the operation before of its kind brought: another micro-batch's
-  doubled_on_one,  // on one rank alone
+  wrong_group,     // in one group, the delivery that another group of that name has at this position
+  previous,        // the delivery of the previous operation of its kind: another micro-batch's
+  doubled_on_one,  // on one rank only
   zeroed_on_one,
   once,          // doubled, but right when the step is run again
-  initial_value  // of one rank: nothing is sent wrongly, its generator is another
+  initial_value  // of one rank: all deliveries are right, but its generator differs
 };
 std::string name_of(Mutation mutation);
 const std::vector<Mutation>& all_mutations();
 
-/// The deliveries to one rank that belong together, by their place among those of their kind in a step.
+/// Identifies corresponding deliveries on all ranks of a group: by their position among those of their kind in a step.
 struct DeliveryKey {
   std::string group;
   Verb verb = Verb::all_reduce;
@@ -56,8 +56,8 @@ struct DeliveryKey {
 
 struct Piece {
   std::int64_t offset = 0, count = 0;
-  std::int64_t striking = 0;      // an element that matters, from the beginning of the piece
-  std::vector<float> stale = {};  // empty: as the whole delivery was in the first step
+  std::int64_t striking = 0;      // an element that matters, counted from the start of the piece
+  std::vector<float> stale = {};  // empty: the whole delivery of the first step
 };
 
 struct Site {
@@ -65,11 +65,11 @@ struct Site {
   Kind kind = Kind::gradient;
   DeliveryKey key;
   std::map<int, std::vector<Piece>> pieces;  // by rank of the world; of an activation none: all of it
-  bool is_final = false;                     // what is delivered is what the optimizer will use
-  bool is_for_backward = false;              // gathered a second time
+  bool is_final = false;                     // the optimizer will use what is delivered
+  bool is_for_backward = false;              // unsharded a second time
 };
 
-/// What a rank saw and had.
+/// What a rank received and held.
 struct RankRecord {
   struct Delivered {
     DeliveryKey key;
@@ -92,19 +92,19 @@ struct RankRecord {
   std::map<std::string, Parameter> parameters;
 };
 
-/// Records, or spoils. One object is shared by all ranks, which are threads.
+/// Records what is delivered. All ranks, which are threads, share one object.
 class LayoutProbe {
  public:
   explicit LayoutProbe(int ranks) : records_(static_cast<std::size_t>(ranks)) {}
   std::shared_ptr<Communicator> recording(const std::shared_ptr<Communicator>& world);
-  /// For LayoutCheckContext: what ends a step.
+  /// For LayoutCheckContext::observer: it ends a step.
   void observe(int rank, std::int64_t step, const std::vector<NamedTensor>& parameters);
 
   const RankRecord& record(int rank) const { return records_[static_cast<std::size_t>(rank)]; }
   int ranks() const noexcept { return static_cast<int>(records_.size()); }
-  /// What carries gradients and weights of a parameter over groups of these names.
+  /// The sites that carry gradients and weights of a parameter over groups of these names.
   std::vector<Site> sites_of(const std::string& parameter, const std::set<std::string>& groups) const;
-  /// Deliveries of one kind in the order of the second step, as the first rank that has any sees them.
+  /// Deliveries of one kind in the order of the second step, from the first rank that has any.
   std::vector<DeliveryKey> keys_of(const std::string& group, std::initializer_list<Verb> verbs,
                                    std::int64_t count = 0) const;
 
@@ -119,7 +119,7 @@ class Spoiler {
   Spoiler(const LayoutProbe& probe, Site site, Mutation mutation, int one_rank);
   std::shared_ptr<Communicator> spoiling(const std::shared_ptr<Communicator>& world);
   void observe(int rank, std::int64_t step);
-  /// Whether any value became another.
+  /// Whether any value was changed.
   bool has_changed() const noexcept { return has_changed_; }
 
  private:

@@ -20,15 +20,15 @@
 namespace phalanx {
 namespace {
 
-// Operations end by the communicator's clock, which knows more; gloo's own only has to be longer.
+// The communicator times operations out, because it knows more. gloo's own time-out only has to be longer.
 constexpr std::chrono::milliseconds kGlooTimeout = std::chrono::hours(24 * 7);
-// All ranks are there when they begin to connect.
+// All ranks have arrived when they begin to connect.
 constexpr std::chrono::milliseconds kConnectTimeout{30'000};
 constexpr std::chrono::milliseconds kLookWhileMaking{100};
 constexpr std::chrono::milliseconds kBlameWhileMaking{700};
 constexpr std::chrono::milliseconds kLeaveGloo{200};
 constexpr int kTagMessages = 1 << 29;        // message numbers before they wrap: odd gloo tags
-constexpr int kAbortTag = kTagMessages * 2;  // no message has it
+constexpr int kAbortTag = kTagMessages * 2;  // no message uses it
 
 }  // namespace
 
@@ -50,13 +50,13 @@ void GlooBackend::join(const std::shared_ptr<Store>& store) {
   peers_.begin(peers_.rendezvous("rank", setup_.identity));
   gloo_ = connect(store);
   gloo_->setTimeout(kGlooTimeout);
-  // Nobody goes on, and perhaps away again, while another is still connecting.
+  // No rank continues, and perhaps ends, while another is still connecting.
   peers_.rendezvous("connected", "");
   peers_.end_wait();
 }
 
-// gloo cannot be interrupted while it connects, and would wait long for a rank that dies meanwhile. So a thread
-// connects, which is left to itself, and to gloo's time-out, when there is no use in it any more.
+// gloo cannot be interrupted while it connects, and would wait long for a rank that dies meanwhile. So a separate
+// thread connects. When it has become useless it is abandoned, and ends by gloo's time-out.
 c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Store>& store) {
   struct Connecting {
     std::mutex mutex;
@@ -85,7 +85,7 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Sto
   while (!connecting->ended.wait_for(lock, kLookWhileMaking, [&] { return connecting->has_ended; }))
     peers_.throw_if_peer_failed();
   if (connecting->group) return std::move(connecting->group);
-  // gloo notices a broken connection before the store tells whose it was.
+  // gloo notices a broken connection before the store reports whose it was.
   const auto patience = std::chrono::steady_clock::now() + kBlameWhileMaking;
   while (std::chrono::steady_clock::now() < patience) {
     peers_.throw_if_peer_failed();
@@ -95,13 +95,13 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Sto
                               setup_.host, size(), peers_.id(), connecting->error));
 }
 
-// What gloo has begun to write to a rank that is stopped cannot be taken back, and its destructor waits for that. After
-// a failure it gets a moment, and is then left to itself.
+// gloo cannot cancel a write to a stopped rank, and its destructor waits for it. After a failure the destructor gets a
+// moment; then it is abandoned in a thread.
 GlooBackend::~GlooBackend() {
   if (!gloo_ || !abort_.is_set()) return;
   auto ended = std::make_shared<std::promise<void>>();
   std::future<void> end = ended->get_future();
-  // The thread has the last reference, so that it is the one to wait.
+  // The thread holds the last reference, so the thread does the waiting.
   auto last = std::make_shared<decltype(gloo_)>(std::move(gloo_));
   try {
     std::thread([ended, last] {
@@ -109,7 +109,7 @@ GlooBackend::~GlooBackend() {
       ended->set_value();
     }).detach();
   } catch (const std::system_error&) {
-    return;  // no thread to be had: then it ends here, however long that takes
+    return;  // no thread available: it is destroyed here, however long that takes
   }
   end.wait_for(kLeaveGloo);
 }
@@ -132,9 +132,9 @@ void GlooBackend::abort(const std::string& reason) noexcept {
   if (!abort_.set(reason)) return;
   if (gloo_) {
     peers_.announce_abort(reason);
-    // A receive that times out breaks all of gloo's connections of this group: what is under way here ends now, so that
-    // no thread waits in it, and the peers notice. One on a connection that is broken already fails and breaks no
-    // other, and the one to a stopped rank does not break by itself: so each is tried.
+    // A receive that times out breaks all gloo connections of this group. So operations in flight here end now, no
+    // thread waits in them, and the peers notice. A receive on a connection that is already broken fails and breaks no
+    // other, and the connection to a stopped rank does not break by itself. So every peer is tried.
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       try {
@@ -209,7 +209,7 @@ std::shared_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Store> stor
                                                      GlooOptions options) {
   if (world_size < 1 || rank < 0 || rank >= world_size)
     throw ConfigError(fmt::format("rank {} of a world of {}: expected ranks from 0", rank, world_size));
-  // Every rank makes its communicators in the same order, so the count is a name that they agree on.
+  // Every rank makes its communicators in the same order, so all ranks agree on this number.
   const auto serial = store->add(fmt::format("gloo/made/{}", rank), 1);
   auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("gloo/{}", serial));
   GlooBackend::Setup setup;

@@ -1,14 +1,14 @@
-// GlooBackend: collectives as sequences of gloo's byte operations; see gloo.h for what it promises.
+// GlooBackend: collectives as sequences of gloo's byte operations. gloo.h describes its guarantees.
 //
-// Every collective begins with an all-gather of signatures. Then, with S ranks and reductions in rank order:
+// Every collective begins with an all-gather of signatures. Then, with reductions in rank order:
 //   all_reduce, reduce      small: all-gather everything, reduce. Large: all-to-all of slices, reduce the own slice,
 //                           all-gather the slices
 //   reduce_scatter          all-to-all, reduce
 //   all_gather, gather, scatter, broadcast, all_to_all    gloo's own; uneven parts are padded to the longest
 //   barrier                 the signatures
-// A message from peer to peer is a header (type, length, number) under an even gloo tag, then the data under an odd tag
-// made of the number; the receiver asks for data only when the header fits. gloo has no way to ask whether a message is
-// through, so each has a thread that waits for it.
+// A point-to-point message is a header (type, length, number) under an even gloo tag, then the data under an odd tag
+// derived from the number. The receiver requests the data only when the header matches. gloo cannot report whether a
+// message is complete, so each message has a thread that waits for it.
 #pragma once
 
 #include <atomic>
@@ -42,7 +42,7 @@ class GlooBackend final : public Backend {
 
   int rank() const noexcept override { return peers_.rank(); }
   int size() const noexcept override { return peers_.size(); }
-  // The work is done by gloo's threads: a waiter that spins takes the core from them.
+  // gloo's threads do the work: a spinning waiter would take the core from them.
   BackendTraits traits() const noexcept override {
     return {.name = "gloo", .rank_order_reduction = true, .oversubscribed = true};
   }
@@ -61,17 +61,17 @@ class GlooBackend final : public Backend {
   std::string who_left() const { return peers_.who_left(); }
   std::string disconnect_reason() const { return peers_.disconnect_reason(); }
   std::vector<int> behind(std::uint64_t collective) const { return peers_.behind(collective); }
-  /// To be called about every 100 ms by whoever waits: tells the others for what, and throws if that is in vain.
+  /// The waiting thread calls it about every 100 ms. Publishes what this rank waits for; throws if the wait is in vain.
   void check_wait(std::chrono::milliseconds age) { peers_.check_wait(waits_text(), age); }
   void end_wait() { peers_.end_wait(); }
-  /// For a collective that waits: a rank that waits for a message to or from this one instead, or nothing. Both say how
-  /// many messages have passed between them, and this one's number stands still, so it is certain, however old what the
-  /// other said.
+  /// For a waiting collective: names a rank that instead waits for a message to or from this one; empty: none. Both
+  /// ranks publish how many messages have passed between them, and this rank's count does not change. So the result is
+  /// certain, however old the other rank's published state is.
   std::string stall_reason() const;
   std::uint64_t begin_collective() { return peers_.begin_collective(); }
   int next_message_tag(int destination);
 
-  /// Messages with one peer so far.
+  /// Number of messages with one peer so far.
   struct MessageCounts {
     std::uint64_t sends = 0, sends_done = 0, receives = 0, receives_done = 0;
   };

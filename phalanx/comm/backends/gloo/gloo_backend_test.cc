@@ -99,7 +99,7 @@ TEST(GlooBackend, AKilledRankIsSeenInASplitAndByWhoeverSendsToIt) {
                 return [comm, pair, &self] {
                   at::Tensor x = at::full({5}, 1.0F);
                   const bool is_with_victim = comm->rank() % 2 == 1;
-                  for (int k = 0; k < 20 && !is_with_victim; ++k) pair->all_reduce(x);  // nobody of this group has died
+                  for (int k = 0; k < 20 && !is_with_victim; ++k) pair->all_reduce(x);  // no rank of the pair has died
                   const std::string text = self.error_within(seconds(1), [&] {
                     if (!is_with_victim) comm->recv(x, 1);
                     for (;;) pair->all_reduce(x);
@@ -111,7 +111,7 @@ TEST(GlooBackend, AKilledRankIsSeenInASplitAndByWhoeverSendsToIt) {
             "");
 }
 
-// A rank that has finished and gone is not dead to those who still read what it left.
+// A rank that ended in order does not count as dead for ranks that still read its data.
 TEST(GlooBackend, RanksMayLeaveEarly) {
   EXPECT_EQ(run_gloo_ranks(3,
                            [](Communicator& comm) {

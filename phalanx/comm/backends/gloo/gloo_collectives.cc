@@ -14,7 +14,7 @@
 namespace phalanx {
 namespace {
 
-constexpr std::size_t kSmallReduction = 64 * 1024;  // bytes in all, below which everybody gathers everything
+constexpr std::size_t kSmallReduction = 64 * 1024;  // bytes in all; below this, every rank gathers everything
 
 class GlooCollective final : public GlooOperation {
  public:
@@ -42,7 +42,7 @@ class GlooCollective final : public GlooOperation {
     } catch (const CommError&) {
       throw;
     } catch (const std::exception&) {
-      failure_.set(gloo_error_text(std::current_exception()));  // gloo refuses at once what it knows to be broken
+      failure_.set(gloo_error_text(std::current_exception()));  // gloo fails at once on a connection known as broken
       return Progress::blocked;
     }
   }
@@ -73,9 +73,8 @@ class GlooCollective final : public GlooOperation {
     at::Tensor out = output, in = input;
     wait_for(backend_.group().alltoall_base(out, in, output_bytes, input_bytes));
   }
-  // What every rank has for every other, a part of that many bytes, which place(rank) says. What it has for itself
-  // stays where it is: gloo would copy it. The parts that arrive are in a_ afterwards, one behind the other in rank
-  // order.
+  // Every rank sends to_bytes[r] bytes, which begin at place(r), to every other rank r. Its part for itself stays where
+  // it is: gloo would copy it. Afterwards a_ holds the received parts, concatenated in rank order.
   template <class Place>
   void exchange(std::vector<std::int64_t> from_bytes, std::vector<std::int64_t> to_bytes, Place place) {
     from_bytes[rank_] = to_bytes[rank_] = 0;
@@ -93,7 +92,8 @@ class GlooCollective final : public GlooOperation {
     return static_cast<std::size_t>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
   }
 
-  // out = the reduction of `count` elements of each rank: the others' in a_ after an exchange, and these.
+  // out = the reduction of `count` elements of each rank: the others' are in a_ after an exchange; `own` is this
+  // rank's.
   void reduce_parts(void* out, const std::byte* own, std::size_t count) const {
     if (count == 0) return;
     std::vector<const void*> inputs;
@@ -105,8 +105,8 @@ class GlooCollective final : public GlooOperation {
     reduce_kernel(d_.dtype, d_.op)(out, inputs.data(), static_cast<int>(size_), count);
   }
 
-  // Every rank's part to all, of at most `longest` bytes; part_of_rank(rank) says which elements of the output it is.
-  // c10d's all_gather receives into memory of its own and copies that, so two ranks exchange their parts.
+  // All-gathers parts of at most `longest` bytes; part_of_rank(rank) gives the elements of the output. c10d's
+  // all_gather receives into its own memory and copies that, so two ranks exchange their parts instead.
   template <class PartOf>
   void gather_parts(const std::byte* own, std::size_t longest, PartOf part_of_rank) {
     if (size_ == 2) {
@@ -122,7 +122,7 @@ class GlooCollective final : public GlooOperation {
     a_ = gloo_buffer(longest * size_);
     all_gather(a_, padded);
   }
-  // What gather_parts() has brought, but for the own part.
+  // Copies out what gather_parts() received, except this rank's part.
   template <class PartOf>
   void deliver_parts(std::size_t longest, PartOf part_of_rank) const {
     for (std::size_t r = 0; r < size_; ++r) {
@@ -161,16 +161,16 @@ class GlooCollective final : public GlooOperation {
       case Verb::all_to_all:
         return exchange_all(step);
       default:
-        return false;  // barrier: all have come
+        return false;  // barrier: all ranks have arrived
     }
   }
 
   void alone() {
-    // Reductions of one rank, broadcast and barrier leave everything in its place.
+    // With one rank, reductions, broadcast and barrier change nothing.
     if (d_.input != nullptr && d_.output != nullptr) gloo_copy(d_.output, d_.input, bytes(d_.output_count));
   }
 
-  // Signature, then the counts of all_to_all: the same length whatever is asked for.
+  // Signature, then the counts of all_to_all: the same length for every verb.
   std::size_t header_bytes() const { return sizeof(Signature) + 2 * size_ * sizeof(std::int64_t); }
 
   void exchange_signatures() {
@@ -203,7 +203,7 @@ class GlooCollective final : public GlooOperation {
       any_uneven_ = any_uneven_ || std::any_of(counts, counts + size_, [](std::int64_t count) { return count > 0; });
   }
 
-  // Of what all ranks know alike.
+  // Depends only on what is the same on all ranks.
   bool nothing_to_move() const {
     switch (d_.verb) {
       case Verb::barrier:
@@ -272,7 +272,7 @@ class GlooCollective final : public GlooOperation {
         reduce_parts(own, own, mine.size());
         gather_parts(own, longest, slice);
       } else {
-        // The root's tensor alone may change.
+        // Only the root's tensor may change.
         const at::Tensor reduced = gloo_buffer(longest);
         reduce_parts(gloo_bytes(reduced), own, mine.size());
         gather_parts(gloo_bytes(reduced), longest, slice);
@@ -381,7 +381,7 @@ class GlooCollective final : public GlooOperation {
 
   const OperationDescription& d_;
   const std::size_t size_, rank_, element_;
-  const std::uint64_t index_;  // among the group's collectives
+  const std::uint64_t index_;  // number of this collective in the group
   int step_ = 0;
   bool any_uneven_ = false;
   at::Tensor a_;

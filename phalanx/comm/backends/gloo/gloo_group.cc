@@ -10,7 +10,7 @@
 namespace phalanx {
 namespace {
 
-// Our store as c10d sees one. It carries the addresses of gloo's sockets and nothing else.
+// Adapts our store to c10d. It carries the addresses of gloo's sockets and nothing else.
 class StoreForC10d final : public c10d::Store {
  public:
   explicit StoreForC10d(std::shared_ptr<phalanx::Store> store)
@@ -47,8 +47,8 @@ class StoreForC10d final : public c10d::Store {
   std::shared_ptr<phalanx::Store> store_;
 };
 
-// gloo writes to its sockets without MSG_NOSIGNAL: a peer that dies would end this process by SIGPIPE before the
-// write's error can be told. A handler that somebody else installed stays.
+// gloo writes to its sockets without MSG_NOSIGNAL. So when a peer dies, SIGPIPE would end this process before the
+// write's error can be reported. A handler that the program installed stays.
 void ignore_broken_pipes() {
   struct sigaction current {};
   if (sigaction(SIGPIPE, nullptr, &current) != 0 || current.sa_handler != SIG_DFL) return;

@@ -35,8 +35,7 @@ class GlooMessages final : public GlooOperation {
     const bool complete =
         std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->ended.load(); });
     if (!complete) backend_.abort("a message was given up before it was through");
-    // What gloo has begun to write to a rank that is stopped does not end: its thread is left to itself, with all it
-    // uses.
+    // A gloo write to a stopped rank does not end: its thread is abandoned, together with everything that it uses.
     const auto patience = std::chrono::steady_clock::now() + kLeavePatience;
     for (auto& part : parts_) {
       if (!part->thread.joinable()) continue;
@@ -115,7 +114,7 @@ class GlooMessages final : public GlooOperation {
     part->header = gloo_buffer(sizeof(MessageHeader));
     std::vector<at::Tensor> header{part->header};
     try {
-      // Posted here, in the order of issue, which is the order in which messages of one tag match.
+      // Posted here, in issue order: the order in which messages of one tag match.
       if (transfer.is_send) {
         const MessageHeader head{transfer.count, backend_.next_message_tag(transfer.peer), transfer.dtype};
         std::memcpy(gloo_bytes(part->header), &head, sizeof head);
@@ -148,7 +147,7 @@ class GlooMessages final : public GlooOperation {
     return part;
   }
 
-  // May go on when the operation has long ended.
+  // May continue long after the operation has ended.
   static void wait_through(Part& part, c10d::Backend& group, int rank) {
     try {
       const Transfer& transfer = *part.transfer;
@@ -174,7 +173,7 @@ class GlooMessages final : public GlooOperation {
     }
   }
 
-  // Messages to oneself are kept until they are asked for.
+  // Messages to this rank itself are stored until they are received.
   bool with_self(const Transfer& transfer) {
     auto& messages = backend_.self_messages();
     if (transfer.is_send) {

@@ -13,7 +13,7 @@ namespace phalanx {
 namespace {
 
 constexpr std::chrono::milliseconds kBlamePatience{700};
-// A death is an error only when what the dead rank had sent must have arrived.
+// A death is an error only after this time, when everything that the dead rank sent must have arrived.
 constexpr std::chrono::milliseconds kDeathAge{300};
 
 }  // namespace

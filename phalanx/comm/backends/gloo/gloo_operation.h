@@ -1,5 +1,5 @@
-// What operations over gloo share: buffers for its calls, waiting, and the search for who is to blame once it has
-// failed. Collectives are in gloo_collectives.cc, messages between two ranks in gloo_messages.cc.
+// What operations over gloo share: buffers for its calls, waiting, and the search for the rank that caused a failure.
+// Collectives are in gloo_collectives.cc, point-to-point messages in gloo_messages.cc.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,19 +15,19 @@
 
 namespace phalanx {
 
-/// Bytes for gloo to read or write; never a null pointer, which an empty tensor would have.
+/// Bytes for gloo to read or write. The data pointer is never null, as that of an empty tensor would be.
 at::Tensor gloo_buffer(std::size_t bytes);
 std::byte* gloo_bytes(const at::Tensor& buffer);
-/// memmove() that takes null pointers for no bytes, and nothing where both are the same.
+/// memmove() that accepts null pointers for zero bytes, and does nothing if both pointers are equal.
 void gloo_copy(void* to, const void* from, std::size_t bytes);
 
-/// Why gloo has failed, until it is known whose fault it was: gloo notices a broken connection at once, the store tells
-/// whose it was a little later.
+/// Holds gloo's error until it is known which rank caused it. gloo notices a broken connection at once; the store
+/// reports a little later whose it was.
 class GlooFailure {
  public:
   explicit operator bool() const { return !text_.empty(); }
   void set(std::string text);  // the first one stays
-  /// Throws CommError once it can say who, or has waited long enough.
+  /// Throws CommError once it can name the rank, or has waited long enough.
   void throw_when_known(const GlooBackend& backend) const;
 
  private:
@@ -44,15 +44,15 @@ class GlooOperation : public Operation {
   void check_peers() override;
 
  protected:
-  /// What advance() begins with: false where nothing can be done until the failure's cause is known. Throws then, or
-  /// where the group has been aborted.
+  /// advance() calls it first. False: nothing can be done until the cause of the failure is known. Throws once it is
+  /// known, or if the group has been aborted.
   bool can_go_on();
 
   GlooBackend& backend_;
   GlooFailure failure_;
 
  private:
-  std::uint32_t seen_ = 0;  // of the bell, before this operation looked
+  std::uint32_t seen_ = 0;  // value of the bell before this operation looked
   bool has_waited_ = false;
 };
 

@@ -14,7 +14,7 @@
 namespace phalanx {
 namespace {
 
-constexpr std::chrono::milliseconds kReasonPatience{50};  // for another rank to write down why it gives up
+constexpr std::chrono::milliseconds kReasonPatience{50};  // for another rank to write the reason why it gives up
 
 }  // namespace
 
@@ -37,7 +37,7 @@ void ControlBlock::publish(std::uint64_t round) {
 }
 
 bool ControlBlock::look(int peer, std::uint64_t round) {
-  // The word holds the low half of the round. A peer is never 2^31 rounds away.
+  // The word holds the low 32 bits of the round. A peer is never 2^31 rounds away.
   std::uint64_t& seen = seen_[static_cast<std::size_t>(peer)];
   const std::uint32_t word = of(peer).published.load(std::memory_order_acquire);
   const std::uint32_t step = word - static_cast<std::uint32_t>(seen);
@@ -50,7 +50,7 @@ void ControlBlock::abort(const std::string& reason) noexcept {
   ControlBlockHeader& head = *memory_.head;
   std::uint32_t none = 0;
   if (!head.abort_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
-    // Whoever writes may have been killed or stopped in the middle; then the reason is this one.
+    // The rank that writes may have been killed or stopped in the middle; then this rank's reason is used.
     const auto patience = std::chrono::steady_clock::now() + kReasonPatience;
     while (head.abort_state.load(std::memory_order_acquire) == 1 && std::chrono::steady_clock::now() < patience)
       std::this_thread::yield();
@@ -80,7 +80,7 @@ void ControlBlock::check_ranks() const {
     if (peer == rank_) continue;
     const std::string why = death_reason(peer);
     if (why.empty()) continue;
-    throw_if_aborted();  // its reason, if it gave one, comes before its end
+    throw_if_aborted();  // a reason that it gave before it ended takes precedence
     throw CommError(fmt::format("rank {} {}", name_of(peer), why));
   }
 }
@@ -107,7 +107,8 @@ bool RoundOperation::await(int peer, std::uint64_t round) {
 
 Progress RoundOperation::advance() {
   const auto blocked = [this] {
-    // Seen again after the abort: if a peer failed because of what it saw of all ranks, so do we, in our own words.
+    // reached() is checked again after the abort: if a peer failed because of what all ranks published, this rank finds
+    // the same error itself.
     if (!ignores_abort_ && control_block_.aborted() && !control_block_.reached(blocked_on_, blocked_round_))
       control_block_.throw_if_aborted();
     return Progress::blocked;
@@ -186,11 +187,11 @@ void RoundOperation::check_peers() {
     const std::string why = control_block_.death_reason(peer);
     // It may have published its last round just before it ended.
     if (!why.empty() && !control_block_.reached(peer, blocked_round_)) {
-      // A rank that failed and ended wrote its reason first: that is the cause, its end only what follows.
+      // A rank that failed and ended wrote its reason first: that is the cause, its end is only a consequence.
       if (!ignores_abort_) control_block_.throw_if_aborted();
       throw CommError(fmt::format("rank {} {}", control_block_.name_of(peer), why));
     }
-    // Asked first, looked at afterwards: a rank that has been through this operation may wait for its next one.
+    // The stall reason is read before reached(): a rank that completed this operation may wait in its next one.
     const std::string stuck = control_block_.stall_reason(peer);
     if (!stuck.empty() && !control_block_.reached(peer, blocked_round_))
       throw CommError(fmt::format("the ranks do not call the same operation: {}", stuck));

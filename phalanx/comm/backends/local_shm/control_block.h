@@ -1,21 +1,21 @@
-// ControlBlock: the control plane that the local and the shm backend share. Ranks tell each other how far they are.
+// ControlBlock: the control plane of the local and the shm backend. Through it each rank publishes its progress.
 //
-// All collectives are made of rounds. In a round a rank may write data where its peers can read them, then publishes
-// the round's number; a peer that sees the number may read the data. Round numbers only grow, and all ranks agree on
-// them, since the signature (header of an operation's first round) decides how many rounds an operation has.
+// All collectives consist of rounds. In a round a rank may write data where its peers can read them; then it publishes
+// the round's number. A peer that sees the number may read the data. Round numbers only grow. All ranks agree on them,
+// because the signature (in the header of an operation's first round) determines how many rounds an operation has.
 //
-// Memory ordering. published is stored (seq_cst) after all plain writes of the round and loaded (acquire) before any
-// read of them, so a reader that sees round t sees everything written for it. The store is sequentially consistent, not
-// merely a release, only for the sake of the sleeper count (futex.h).
+// Memory ordering. `published` is stored (seq_cst) after all plain writes of the round, and loaded (acquire) before any
+// read of them. So a reader that sees round t sees everything written for it. The store is sequentially consistent, not
+// merely a release, only because of the sleeper count (futex.h).
 //
-// Reuse rule. What a rank writes for round t (its header, its slot) lies in one of kBuffers = 3 places, t mod 3.
-//   1. A peer reads what was written for round t only before it publishes t + 2.
-//   2. A rank writes for round t only when it has seen every peer publish t - 1 (ControlBlock::may_write).
-// So when round t overwrites what round t - 3 wrote, every peer has published (t - 3) + 2 and reads it no more. Both
-// hold across operations, because rounds are numbered through; no operation ends with a barrier for this.
+// Reuse rule. A rank's data of round t (its header, its slot) goes into one of kBuffers = 3 buffers: buffer t mod 3.
+//   1. A peer reads the data of round t only before it publishes t + 2.
+//   2. A rank writes for round t only when it has seen every peer publish t - 1.
+// So when round t overwrites the data of round t - 3, every peer has published (t - 3) + 2 and no longer reads them.
+// Both rules hold across operations, because round numbers continue. So no operation needs a barrier at its end.
 //
-// Failures. abort() writes one reason for the whole group, once; whoever is blocked looks at it. A rank that has seen
-// all it waits for finishes its operation even if the group is aborted by then.
+// Failures. abort() writes one reason for the whole group, once; blocked ranks look at it. A rank that has seen all it
+// waits for finishes its operation even if the group is aborted by then.
 #pragma once
 
 #include <array>
@@ -37,12 +37,14 @@ inline constexpr std::size_t kCacheLine = 64;
 struct alignas(kCacheLine) RoundHeader {
   Signature signature;
   const OperationDescription* description = nullptr;  // local backend only: peers read buffers through it
-  std::uint64_t window = 0;                           // shm only: in which window the buffer lies that peers may
-  std::uint64_t offset = 0;                           // reach, and at which byte of this rank's part; 0: in none
+  // shm only: the window that holds the buffer which peers may access (0: none), and its byte offset in this rank's
+  // part.
+  std::uint64_t window = 0;
+  std::uint64_t offset = 0;
 };
 static_assert(sizeof(RoundHeader) == kCacheLine);
 
-/// One rank's words. Each is written by its rank alone, but for the mail words and the sleeper counts.
+/// One rank's part of the control block. Only its rank writes it, except for channel_signal and the sleeper counts.
 struct alignas(kCacheLine) RankControlBlock {
   alignas(kCacheLine) std::atomic<std::uint32_t> published;           // last round; a futex word
   alignas(kCacheLine) std::atomic<std::uint32_t> published_sleepers;  // peers that sleep on it
@@ -63,11 +65,11 @@ struct alignas(kCacheLine) ControlBlockHeader {
 struct ControlBlockMemory {
   ControlBlockHeader* head = nullptr;
   RankControlBlock* ranks = nullptr;
-  std::shared_ptr<void> owner;  // keeps it mapped
+  std::shared_ptr<void> owner;  // keeps the memory mapped
   bool process_shared = false;
 };
 
-/// One rank's hand on the board.
+/// One rank's view of the control block.
 class ControlBlock {
  public:
   /// death_reason(rank): empty while that rank lives.
@@ -84,7 +86,7 @@ class ControlBlock {
   std::uint64_t round() const noexcept { return round_; }  // the last one published here
   void publish(std::uint64_t round);
 
-  /// True once `peer` has published `round`; what it wrote for the round may then be read.
+  /// True once `peer` has published `round`; the data that it wrote for the round may then be read.
   bool reached(int peer, std::uint64_t round) {
     if (seen_[static_cast<std::size_t>(peer)] >= round) return true;
     return look(peer, round);
@@ -106,10 +108,11 @@ class ControlBlock {
   void throw_if_aborted() const;
   void check_ranks() const;  // Backend::check_ranks()
   std::string death_reason(int rank) const { return death_reason_ ? death_reason_(rank) : std::string(); }
-  /// Empty unless that rank waits for a message to or from this one, and so cannot come to a collective of ours.
+  /// Not empty if that rank waits for a message to or from this one, and so cannot arrive at a collective of this
+  /// group.
   std::string stall_reason(int rank) const { return stall_reason_ ? stall_reason_(rank) : std::string(); }
   void set_stall_reason(std::function<std::string(int)> stall_reason) { stall_reason_ = std::move(stall_reason); }
-  /// Error texts call the ranks so; empty: 0, 1, ...
+  /// The numbers by which error texts call the ranks; empty: 0, 1, ...
   void set_names(std::vector<int> names) { names_ = std::move(names); }
   int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)]; }
 
@@ -126,7 +129,7 @@ class ControlBlock {
   std::vector<int> names_;
 };
 
-/// A collective as a sequence of rounds: what all of them share. The first round compares signatures.
+/// The base of collectives that are sequences of rounds. The first round compares signatures.
 class RoundOperation : public Operation {
  public:
   RoundOperation(ControlBlock& control_block, const OperationDescription& description);
@@ -136,18 +139,18 @@ class RoundOperation : public Operation {
   std::vector<int> missing_ranks() final;
 
  protected:
-  /// The next piece of work once the signatures agree. first_round_ is the round that carried them.
+  /// The next piece of work after the signatures agreed. first_round_ is the round that carried them.
   virtual Progress step() = 0;
-  /// Called before the first round is published: data may be written for it already.
+  /// Called before the first round is published. It may already write data for that round.
   virtual void write_first_round() {}
-  /// Called once the signatures agree. True: the operation goes on as if the next round were its first (first_round_ is
-  /// that one then), without signatures. All ranks must say the same.
+  /// Called once the signatures agree. True: the operation continues as if the next round were its first, without
+  /// signatures; first_round_ then is that round. All ranks must return the same.
   virtual bool starts_again() { return false; }
 
-  /// False: notes whom we wait for, and advance() should return blocked.
+  /// False: records which rank is awaited; advance() should then return blocked.
   bool await_all(std::uint64_t round);
   bool await(int peer, std::uint64_t round);
-  /// Throws if the group was aborted and a rank has published `round` + 1 only to say that it gave up.
+  /// Throws if the group was aborted and a rank published `round` + 1 only because it gave up.
   void throw_if_left(std::uint64_t round) const;
   bool has_published() const noexcept { return state_ != State::open; }
 

@@ -12,21 +12,21 @@ namespace phalanx {
 namespace {
 
 constexpr std::size_t kPiece = 1U << 20;  // bytes copied or reduced by one step
-// After an abort a peer lets go once it has done its piece: what takes longer than this is a process that was stopped.
+// After an abort a peer finishes its piece and leaves. If that takes longer than this, its process was stopped.
 constexpr std::chrono::seconds kPatience{1};
-constexpr std::size_t kTile = 1U << 14;  // reduced, then copied to the peers while in the first cache
+constexpr std::size_t kTile = 1U << 14;  // reduced, then copied to the peers while in the L1 cache
 
 }  // namespace
 
 // A rank works on its peers' buffers only if it has seen all ranks publish the first round and then no abort. So if the
-// abort is visible, and some rank has not published after that, no rank ever will work. Otherwise some may be at it:
-// each says so when it needs our buffers no longer, as we do here.
+// abort is visible, and some rank has not published after that, no rank ever will work on them. Otherwise some ranks
+// may be working: each one publishes when it no longer needs our buffers, as this rank does here.
 bool DirectOperation::retire() noexcept {
   if (!has_published()) return true;
-  if (!control_block_.aborted()) return false;  // another thread is writing down the reason
+  if (!control_block_.aborted()) return false;  // another thread is writing the reason
   if (control_block_.round() == first_round_) {
     const auto first = static_cast<std::uint32_t>(first_round_);
-    // Read-modify-write: in one order with the peers' publishing and their look at the abort.
+    // Read-modify-write: in a single total order with the peers' publishing and their check of the abort.
     for (int peer = 0; peer < control_block_.size(); ++peer)
       is_alone_ |= static_cast<std::int32_t>(control_block_.of(peer).published.fetch_add(0, std::memory_order_seq_cst) -
                                              first) < 0;
@@ -54,7 +54,7 @@ Progress DirectOperation::step() {
     return Progress::blocked;
   }
   if (!error_.empty()) throw CommError(error_);
-  throw_if_left(first_round_);  // a peer may have let go of our buffers without having done its part
+  throw_if_left(first_round_);  // a peer may have left our buffers without having done its part
   return Progress::done;
 }
 
@@ -113,7 +113,8 @@ void DirectOperation::plan_copies() {
   };
   switch (d.verb) {
     case Verb::broadcast: {
-      // The root has nothing to take: of each of the others' copies it makes as much as they have to make themselves.
+      // The root has nothing to copy for itself. So it does a share of each other rank's copy, as large as the rank's
+      // own.
       const Range by_root = slice_of(static_cast<std::size_t>(d.output_count), size, size - 1);
       const auto copy = [&](std::byte* to, const std::byte* from, Range part) {
         plan_copy(to + part.begin * width(), from + part.begin * width(), part.size());

@@ -1,11 +1,10 @@
-// Collectives in which the ranks reach each other's buffers: each is read, and written, where it lies, and nothing is
-// copied on the way. Rank threads always can (local_backend.cc); processes can where the buffers are shared memory
-// (shm_windows.h).
+// Collectives in which the ranks access each other's buffers in place, so nothing is copied through slots. Threads
+// always can (local_backend.cc). Processes can if the buffers are in shared memory (shm_windows.h).
 //
-// Two rounds of control_block.h. In the first the ranks compare signatures and learn where the others' buffers are. Then each
-// rank does its part of the work: it copies what it needs out of its peers' buffers, or, where values are reduced, it
-// reduces its own slice and writes the result wherever it is wanted. The second round says that this is done, and that
-// the peers' buffers are needed no longer.
+// An operation has two rounds (control_block.h). In the first the ranks compare signatures and learn where the others'
+// buffers are. Then each rank does its part of the work. It copies what it needs out of its peers' buffers. For a
+// reduction it reduces its own slice and writes the result to every rank that needs it. The second round says that the
+// rank is done and needs its peers' buffers no longer.
 #pragma once
 
 #include <chrono>
@@ -20,7 +19,7 @@
 
 namespace phalanx {
 
-/// A peer's buffers, at this rank's addresses.
+/// A peer's buffers, as addresses in this rank's process.
 struct PeerBuffers {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;                               // all_reduce, reduce, broadcast
@@ -31,19 +30,19 @@ struct PeerBuffers {
 class DirectOperation : public RoundOperation {
  public:
   using RoundOperation::RoundOperation;
-  /// Waits until no peer is at work on this rank's buffers.
+  /// Waits until no peer works on this rank's buffers.
   bool retire() noexcept override;
 
  protected:
   Progress step() override;
-  /// One of each rank; asked for once, when all have published the first round.
+  /// The buffers of each rank. Called once, when all ranks have published the first round.
   virtual std::vector<PeerBuffers> peers() = 0;
-  /// This rank has no more to do in the peers' buffers.
+  /// This rank no longer accesses the peers' buffers.
   virtual void leave_peers() noexcept {}
-  /// After a failure: a peer that will not say that it is done, since it has died or was stopped. One that was stopped
-  /// may go on with its piece later.
+  /// After a failure: true for a peer that will not report completion, because it died or is stopped. A stopped peer
+  /// may continue its piece later.
   virtual bool has_ended(int) const noexcept { return false; }
-  /// A second has gone by since this was first asked.
+  /// True once a second has passed since the first call.
   bool has_timed_out();
 
  private:
@@ -57,14 +56,14 @@ class DirectOperation : public RoundOperation {
   void plan();
   void plan_copies();
   void plan_copy(std::byte* to, const std::byte* from, std::size_t elements);
-  bool work();  // a bounded piece of it; true: all is done
+  bool work();  // does a bounded piece of it; true: all is done
   void copy_piece();
   void reduce_piece();
 
   std::vector<PeerBuffers> peers_;
   bool is_planned_ = false;
   bool is_work_done_ = false;
-  bool is_alone_ = false;  // when it failed, some rank had not come
+  bool is_alone_ = false;  // when it failed, some rank had not arrived
   std::optional<std::chrono::steady_clock::time_point> retiring_since_;
   std::string error_;  // thrown only when no peer reads our description any more
   std::vector<Copy> copies_;

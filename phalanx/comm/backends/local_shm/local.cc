@@ -17,7 +17,7 @@
 namespace phalanx {
 namespace {
 
-// The same error, of the same class where it is one of ours, its message saying which rank it came from.
+// Rethrows the error with the rank in its message; an error of ours keeps its class.
 [[noreturn]] void rethrow_from_rank(const std::exception_ptr& error, int rank) {
   try {
     std::rethrow_exception(error);
@@ -39,13 +39,13 @@ void run_local_ranks(int world_size, const std::function<void(const std::shared_
   std::exception_ptr first_error;
   int first_rank = -1;
   const auto run_rank = [&](int rank) {
-    // Several rank threads must not each bring a team of worker threads.
+    // The rank threads must not each start a pool of worker threads.
     at::set_num_threads(1);
     log::set_thread_rank(rank, world_size);
     try {
       const auto& comm = world[static_cast<std::size_t>(rank)];
       body(comm);
-      // What it left under way may still be waited for.
+      // The others may still wait for operations that it left in flight.
       if (comm->is_idle()) mark_local_rank_gone(*backends[static_cast<std::size_t>(rank)]);
     } catch (...) {
       {

@@ -1,4 +1,4 @@
-// The local backend: N ranks as threads of one process. Most parallel logic is tested on it.
+// The local backend: N ranks as threads of one process. Most tests of parallel logic use it.
 //
 //   run_local_ranks(4, [](const std::shared_ptr<Communicator>& comm) {
 //     auto x = at::full({3}, comm->rank());
@@ -6,10 +6,10 @@
 //     EXPECT_EQ(x[0].item<float>(), 6);
 //   });
 //
-// The body runs once per rank on a thread of its own with one intra-op thread and grad mode on. The first exception of
-// any rank aborts the others (they throw CommError) and is rethrown here, its message prefixed by "rank R: " when it
-// is a phalanx::Error, unchanged in type otherwise. A rank that waits for one whose body has returned gets an error,
-// too.
+// The body runs once per rank, on a separate thread with one intra-op thread and grad mode on. The first exception of
+// any rank aborts the others (they throw CommError) and is rethrown here. If it is a phalanx::Error its message gets
+// the prefix "rank R: "; any other exception is rethrown unchanged. A rank that waits for one whose body has
+// returned gets an error, too.
 #pragma once
 
 #include <functional>

@@ -75,7 +75,7 @@ class LocalBackend final : public Backend {
     return std::make_unique<LocalCollective>(control_block_, description);
   }
   std::shared_ptr<Backend> split(const SplitRequest& request) override {
-    // The first member makes the group and hands its address round; the second exchange says that all hold it.
+    // The first member makes the group and sends its address to all; the second exchange confirms that all hold it.
     std::shared_ptr<LocalGroup> group;
     std::string address(sizeof(void*), '\0');
     if (request.rank == 0) {

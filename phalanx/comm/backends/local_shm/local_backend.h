@@ -1,10 +1,10 @@
 // The local backend: ranks are threads of one process and read each other's buffers in place.
 //
-// A collective is two rounds. In the first each rank publishes its signature and the address of its description; in the
-// second it says that it needs its peers' buffers no longer. Between the two:
+// A collective has two rounds. In the first each rank publishes its signature and the address of its description. In
+// the second it says that it no longer needs its peers' buffers. Between the two:
 //   reductions    each rank reduces its slice, reading all ranks' buffers in rank order, and writes the result to every
-//                 rank that gets it. Nobody else reads or writes that slice, so results may replace inputs in place.
-//   the others    each rank copies what it is to get out of its peers' buffers.
+//                 rank that receives it. No other rank accesses that slice, so results may replace inputs in place.
+//   the others    each rank copies its result out of its peers' buffers.
 #pragma once
 
 #include <memory>
@@ -15,11 +15,12 @@
 
 namespace phalanx {
 
-/// One backend per rank; each is used by the thread that plays the rank (or the progress thread for it).
+/// One backend per rank. Only the rank's thread uses it (or the progress thread for it).
 std::vector<std::shared_ptr<Backend>> make_local_backends(int size);
 
-/// The rank of a backend that make_local_backends() made will do nothing more, in this group and all split from it:
-/// whoever waits for it gets an error soon.
+/// The rank of this backend will do nothing more, in this group and in all split from it. A rank that waits for it soon
+/// gets an error.
+/// REQUIRES: make_local_backends() made the backend.
 void mark_local_rank_gone(Backend& backend) noexcept;
 
 }  // namespace phalanx

@@ -20,8 +20,9 @@ P2PChannels::P2PChannels(ControlBlock& control_block, ChannelMemory memory)
   control_block.set_stall_reason([this](int peer) { return stall_reason(peer); });
 }
 
-// A rank finishes what it has been told to do in order, so one that has a message for us, or waits for one, that this
-// collective stands before will not come. Its words are read before its round number (RoundOperation::check_peers).
+// A rank executes its operations in order. If it has a message for this rank, or waits for one, that this rank would
+// serve only after this collective, it will not arrive. The counters are read before its round number
+// (RoundOperation::check_peers).
 std::string P2PChannels::stall_reason(int peer) const {
   const std::uint32_t sent = channel(peer, control_block_.rank()).sent.load(std::memory_order_acquire);
   if (sent != recv_queues_[static_cast<std::size_t>(peer)].received)
@@ -157,7 +158,7 @@ bool P2PChannels::move_receives(int source) {
       from.receiver_waiting.store(0, std::memory_order_release);
     }
     if (entry.is_first) start_message(source, entry);
-    // After all that may throw: what is claimed is taken.
+    // After everything that may throw: a claimed entry must be received.
     if (memory_.chunk_bytes == 0) {
       std::uint32_t claim = 0;
       if (!from.claims[box.received % kChannelEntries].compare_exchange_strong(claim, 1, std::memory_order_acq_rel))
@@ -213,7 +214,7 @@ P2POperation::~P2POperation() {
 }
 
 Progress P2POperation::advance() {
-  // Read before looking, so that whatever changes afterwards makes the doorbell's value stale.
+  // Read first, so that any later change makes the doorbell's value stale.
   channel_signal_seen_ =
       channels_.control_block_.of(channels_.control_block_.rank()).channel_signal.load(std::memory_order_seq_cst);
   bool moved = false;
@@ -255,7 +256,7 @@ void P2POperation::check_peers() {
   for (int peer : missing_ranks()) {
     const std::string why = channels_.control_block_.death_reason(peer);
     if (why.empty()) continue;
-    // What it did just before it ended still counts.
+    // What the peer did just before it ended still counts.
     const bool moved = channels_.move_sends(peer) | channels_.move_receives(peer);
     if (moved) continue;
     channels_.control_block_.throw_if_aborted();  // a rank that failed wrote its reason before it ended

@@ -1,20 +1,21 @@
 // Point-to-point messages of the local and the shm backend.
 //
-// For every ordered pair of ranks there is a Channel: a ring of kChannelEntries entries with a count of entries sent
-// (written by the source) and taken (written by the destination). A message is one or more entries; the first carries
-// its type, length and tag. In shared memory an entry has a slot of chunk_bytes that the source fills and the
-// destination copies out; between threads chunk_bytes is 0 and an entry is the source's pointer: one copy in all.
+// For every ordered pair of ranks there is a Channel: a ring of kChannelEntries entries with two counters. The source
+// counts the entries sent, the destination counts the entries received. A message is one or more entries; the first
+// carries its type, length and tag. In shared memory an entry has a slot of chunk_bytes, which the source fills and the
+// destination copies out. Between threads chunk_bytes is 0 and an entry is the source's pointer, so there is one copy
+// in all.
 //
-// - A send is done when the destination has taken all of it, so a mismatch is an error on both sides.
-// - Messages of a pair match receives by tag, in issue order. One that arrives before another that is being waited for
-//   (its tag is not asked for yet) is put aside in the destination's own memory, as in MPI.
-// - Ordering: `sent` is stored (release) after the entry and its slot are written and loaded (acquire) before they are
-//   read; `received` is stored (release) after they were read and loaded (acquire) before they are written again. Each
-//   change also rings the other rank's mail word, on which a rank sleeps whatever it waits for.
-// - Between threads the destination claims an entry before it reads the source's buffer, and a source that fails
-//   revokes what is not claimed and waits for what is: no buffer is read after its operation has ended.
-// - `receiver_waiting` is 1 while the destination waits for a message and has taken all that were sent. It is cleared before
-//   `received` moves, so a source that is past its sends never sees an old 1.
+// - A send is done when the destination has received all of it. So a mismatch is an error on both sides.
+// - Messages of a pair match receives by tag, in issue order. A message whose tag is not requested yet may arrive
+//   before one that is. The destination then stores it in its own memory, as MPI does with unexpected messages.
+// - Ordering: `sent` is stored (release) after the entry and its slot are written, and loaded (acquire) before they are
+//   read. `received` is stored (release) after they were read, and loaded (acquire) before they are written again. Each
+//   change also changes the other rank's channel_signal, the one word on which a rank sleeps whatever it waits for.
+// - Between threads the destination claims an entry before it reads the source's buffer. A source that fails revokes
+//   what is not claimed and waits for what is. So no buffer is read after its operation has ended.
+// - `receiver_waiting` is 1 while the destination waits for a message and has received all that were sent. It is
+//   cleared before `received` moves, so a source that is past its sends never sees an old 1.
 #pragma once
 
 #include <deque>
@@ -70,7 +71,7 @@ class P2POperation final : public Operation {
     const Transfer* transfer = nullptr;
     std::size_t bytes = 0;
     std::size_t moved = 0;
-    std::uint32_t last_entry = 0;  // send: `received` to wait for
+    std::uint32_t last_entry = 0;  // send: the value of `received` to wait for
     bool all_posted = false;       // send
     bool is_matched = false;       // recv
     bool is_done = false;
@@ -88,14 +89,14 @@ class P2PChannels {
  private:
   friend class P2POperation;
   using Part = P2POperation::Part;
-  struct Message {  // arrived before it was asked for
+  struct Message {  // arrived before it was requested
     ChannelEntry head;
     std::size_t moved = 0;
     std::vector<std::byte> bytes;
     bool is_complete() const { return moved == bytes.size(); }
   };
   struct SendQueue {
-    std::deque<Part*> posted;  // in order; the front ones may be all sent and waiting to be taken
+    std::deque<Part*> posted;  // in order; the front ones may be fully sent and not yet received
     std::uint32_t sent = 0;
   };
   struct RecvQueue {

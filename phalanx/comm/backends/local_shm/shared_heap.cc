@@ -33,7 +33,7 @@ struct HeapHead {
   std::uint64_t bytes;
 };
 
-std::atomic<SharedHeap*> the_heap{nullptr};  // the newest, with those it has inherited behind it; never destroyed
+std::atomic<SharedHeap*> the_heap{nullptr};  // the newest, linked to those it inherited; never destroyed
 thread_local int pauses = 0;
 
 std::size_t in_pages(std::size_t bytes) { return (bytes + kHeapPage - 1) / kHeapPage * kHeapPage; }
@@ -48,7 +48,7 @@ SharedHeap::SharedHeap(const SharedHeapOptions& options)
     : bytes_(in_pages(std::max(options.reserved_bytes, 2 * kHeapPage))), cache_limit_(options.cached_bytes) {
   if (options.reserved_bytes == 0)
     bytes_ = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  // A longer file would be a signal (SIGXFSZ).
+  // A longer file would raise SIGXFSZ.
   if (rlimit limit{}; getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes_)
     bytes_ = std::max<std::size_t>(limit.rlim_cur / kHeapPage, 2) * kHeapPage;
   descriptor_ = memfd_create("phalanx-heap", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -89,8 +89,7 @@ void SharedHeap::start(const SharedHeapOptions& options) {
   the_heap.store(heap, std::memory_order_release);
 }
 
-// The parent's memory must stay as it is, whatever happens here: from now on each page is copied when this process
-// writes to it.
+// The child must not change the parent's memory: from now on each page is copied when this process writes to it.
 void SharedHeap::on_fork_in_child() noexcept {
   SharedHeap* const heap = current();
   if (heap == nullptr) return;
@@ -159,7 +158,7 @@ SharedHeap::Block SharedHeap::free(void* block) noexcept {
   return {used.bytes, used.tag};
 }
 
-// Joined with its neighbours.
+// Merges the block with its free neighbours.
 void SharedHeap::add_free(std::size_t offset, std::size_t bytes) {
   const auto after = free_.lower_bound(offset);
   if (after != free_.end() && offset + bytes == after->first) {
@@ -217,14 +216,14 @@ void SharedHeap::uncache(std::size_t offset, std::size_t bytes) {
   }
 }
 
-// The largest first, until half of what may be kept is left: so that it does not happen again at once.
+// Releases the largest first, until half of the limit is left, so that it does not happen again at once.
 void SharedHeap::trim() {
   std::vector<std::pair<std::size_t, std::size_t>> parts;  // bytes, offset
   for (const auto& [offset, bytes] : cached_) parts.emplace_back(bytes, offset);
   std::sort(parts.rbegin(), parts.rend());
   for (const auto& [bytes, offset] : parts) {
     if (cached_bytes_ <= cache_limit_ / 2) return;
-    // Should the kernel refuse, they stay, and nothing is lost.
+    // If the kernel refuses, the pages stay, and nothing is lost.
     fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
               static_cast<off_t>(bytes));
     uncache(offset, bytes);

@@ -1,4 +1,4 @@
-// The shared heap: as a heap, under tensors, across fork(), and as the place of what collectives read and write.
+// The shared heap: as a heap, under tensors, across fork(), and as the memory that collectives read and write.
 #include "phalanx/comm/backends/local_shm/shared_heap.h"
 
 #include <ATen/core/Tensor.h>
@@ -45,7 +45,7 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-// A heap is for good: each test has its own in processes of its own.
+// A heap exists until its process ends, so each test runs in separate processes.
 std::string run_alone(const std::function<void()>& body) {
   return run_forked_ranks(1, [&](int) { body(); });
 }
@@ -97,7 +97,8 @@ TEST(SharedHeap, BlocksAreApartAndKeepWhatIsInThem) {
                 all.pop_back();
               };
               for (int step = 0; step < 20'000; ++step) {
-                // Now more are taken than freed, now fewer, so that the heap is full and nearly empty several times.
+                // Alternates between more allocations and more frees, so the heap is full and nearly empty several
+                // times.
                 if (!all.empty() && random() % 100 < (step / 2'000 % 2 == 0 ? 40U : 60U)) {
                   give_one();
                   continue;
@@ -125,7 +126,7 @@ TEST(SharedHeap, BlocksAreApartAndKeepWhatIsInThem) {
               while (!all.empty()) give_one();
               must_be(heap.use().in_use == 0, "nothing is left");
               must_be(bytes_with_pages(heap) <= 5 * kMiB, "pages are kept");
-              // Free blocks are joined: all is one again.
+              // Free blocks are merged: the heap is one block again.
               must_be(SharedHeap::try_allocate(63 * kMiB) != nullptr, "in one piece");
               must_be(SharedHeap::try_allocate(63 * kMiB) == nullptr, "a second one");
             }),
@@ -224,7 +225,7 @@ TEST(SharedHeap, IsAsLongAsAFileMayBe) {
             "");
 }
 
-// What the child does to its tensors is nothing to its parent, and what it makes is its own.
+// What the child writes to its tensors does not reach the parent, and its new tensors are its own.
 TEST(SharedHeap, AForkedChildHasItsOwnTensors) {
   EXPECT_EQ(run_alone([] {
               share_large_tensors();
@@ -309,12 +310,12 @@ TEST(SharedHeapCollectives, PassTheSuiteOfTheBackends) {
     EXPECT_EQ(run_heap_ranks(world, [](Communicator& comm) { run_backend_suite(comm); }), "") << world << " ranks";
 }
 
-// Where one rank has no heap, nothing is lost but speed.
+// If one rank has no heap, only speed is lost.
 TEST(SharedHeapCollectives, NeedAHeapOnEveryRank) {
   EXPECT_EQ(run_heap_ranks(3, heap_suite, [](int rank) { return rank != 1; }), "");
 }
 
-// As where the system forbids one process to look at another.
+// Like a system that forbids processes to inspect each other.
 TEST(SharedHeapCollectives, NeedHeapsThatAllCanReach) {
   TcpStoreServer server;
   EXPECT_EQ(run_forked_ranks(3,
@@ -327,7 +328,7 @@ TEST(SharedHeapCollectives, NeedHeapsThatAllCanReach) {
             "");
 }
 
-// Kibibytes that this process has touched of its segments, whose slots they are.
+// Kibibytes that this process has touched of its segments, which hold the slots.
 std::int64_t segments_kib() {
   std::ifstream maps("/proc/self/smaps");
   std::int64_t sum = 0;
@@ -366,7 +367,7 @@ TEST(SharedHeapCollectives, DoNotGoThroughSlots) {
             "");
 }
 
-// The part of two levels inside a machine is shm, and finds the heaps as it does.
+// The intra-node part of a hierarchical communicator is shm, and uses the heaps in the same way.
 TEST(SharedHeapCollectives, ServeTheMachinesOfTwoLevels) {
   constexpr int kRanks = 4;
   TcpStoreServer server;
@@ -392,8 +393,8 @@ TEST(SharedHeapCollectives, ServeTheMachinesOfTwoLevels) {
             "");
 }
 
-// A rank that was stopped in the middle may go on writing into its peers' tensors when it is continued: what it can
-// still reach is never given to another tensor.
+// A rank that was stopped in the middle may continue to write into its peers' tensors later: memory that it can still
+// access is never reused for another tensor.
 TEST(SharedHeapCollectives, AStoppedRankDoesNotWriteIntoLaterTensors) {
   constexpr int kVictim = 1;
   constexpr std::int64_t kElements = 30'000'000;

@@ -53,7 +53,7 @@ void SharedPages::map() {
 void SharedPages::take(std::size_t begin, std::size_t bytes) { take_from(kHeadBytes + begin, bytes); }
 
 void SharedPages::take_from(std::size_t begin, std::size_t bytes) {
-  constexpr std::size_t kAtOnce = 16U << 20;  // a signal interrupts it, and what was taken is given back
+  constexpr std::size_t kAtOnce = 16U << 20;  // a signal interrupts fallocate, which then undoes its allocation
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t part = std::min(kAtOnce, bytes - done);
     const int status = posix_fallocate(descriptor_, static_cast<off_t>(begin + done), static_cast<off_t>(part));
@@ -109,7 +109,7 @@ void SharedPages::open(const std::string& address, const std::array<std::uint64_
 
 std::shared_ptr<SharedPages> SharedPages::make(Request request, const Exchange& exchange) {
   std::shared_ptr<SharedPages> pages;
-  // What fails here is told to the others, so that all give up together instead of waiting.
+  // A failure here is sent to the others, so that all give up together instead of waiting.
   const auto attempt = [](auto body) -> std::string {
     try {
       body();

@@ -1,9 +1,9 @@
-// Memory that the processes of one machine share: how it is made, found and proven to be the right one.
+// Memory that the processes of one node share: how it is made, found and verified.
 //
-// The first member makes a memfd (no name in any file system, mode 0600, sealed against shrinking), publishes its
-// process id and descriptor, and every other one opens it through /proc/<pid>/fd. A random token inside proves that the
-// right memory was opened. The descriptor is closed as soon as all have mapped it, so nothing is left behind however a
-// rank ends: the kernel frees the memory with the last mapping. Pages are taken when first touched, or by take().
+// The first member makes a memfd (no name in any file system, mode 0600, sealed against shrinking) and publishes its
+// process id and descriptor. The other members open it through /proc/<pid>/fd. A random token inside proves that they
+// opened the right memory. The descriptor is closed as soon as all have mapped it, so nothing is left behind however a
+// rank ends: the kernel frees the memory with the last mapping. Pages are allocated when first touched, or by take().
 #pragma once
 
 #include <array>
@@ -18,36 +18,37 @@ namespace phalanx {
 
 class SharedPages {
  public:
-  /// all_gather(value): every rank's value. It is called twice by every rank, or throws. On one of them failing, all
-  /// do.
+  /// all_gather(value): returns every rank's value. Every rank calls it twice, or it throws. If it fails on one rank,
+  /// it fails on all.
   using Exchange = std::function<std::vector<std::string>(const std::string&)>;
 
   struct Request {
     std::size_t bytes = 0;
-    std::array<std::uint64_t, 3> form{};  // what the memory is for; the same on all members
-    std::vector<int> members;             // ranks behind `exchange`; members[0] makes the memory
-    int rank = -1;  // this rank's place in members. < 0: takes part in the exchanges, gets nullptr
-    /// Run by every member once it has mapped the memory; may take() pages. A CommError fails all.
+    std::array<std::uint64_t, 3> form{};  // describes the purpose of the memory; the same on all members
+    std::vector<int> members;             // ranks of `exchange`; members[0] makes the memory
+    int rank = -1;  // this rank's index in members. < 0: takes part in the exchanges, gets nullptr
+    /// Every member runs it once it has mapped the memory. It may take() pages. A CommError fails all members.
     std::function<void(SharedPages&)> prepare;
   };
 
-  /// Collective over the ranks behind `exchange`. The memory is zero.
+  /// Collective over the ranks of `exchange`. The memory is zero.
   static std::shared_ptr<SharedPages> make(Request request, const Exchange& exchange);
   ~SharedPages();
   SharedPages(const SharedPages&) = delete;
   SharedPages& operator=(const SharedPages&) = delete;
 
-  /// At the beginning of a page; of the requested size.
+  /// Page-aligned, with the requested size.
   std::byte* data() const noexcept { return data_; }
-  /// In Request::prepare only: takes these pages now, so that a full memory is an error here, not a signal later.
+  /// Allocates these pages now, so that lack of memory is an error here instead of a signal later.
+  /// REQUIRES: called within Request::prepare.
   void take(std::size_t begin, std::size_t bytes);
 
  private:
   explicit SharedPages(std::size_t bytes);
   void create(const std::array<std::uint64_t, 3>& form);                            // memfd, mapping, token
-  void open(const std::string& address, const std::array<std::uint64_t, 3>& form);  // that another process made
+  void open(const std::string& address, const std::array<std::uint64_t, 3>& form);  // made by another process
   void map();
-  void take_from(std::size_t begin, std::size_t bytes);  // of the whole, with the page before data()
+  void take_from(std::size_t begin, std::size_t bytes);  // offset in the whole mapping, with the page before data()
   void close_descriptor();
 
   std::size_t bytes_;  // with the page before data()

@@ -8,7 +8,7 @@
 namespace phalanx {
 namespace {
 
-c10::Allocator* others = nullptr;  // libtorch's; of all other tensors
+c10::Allocator* others = nullptr;  // libtorch's; allocates all other tensors
 
 void free_shared(void* block) {
   if (block != nullptr) SharedHeap::owner_of(block)->free(block);
@@ -28,7 +28,7 @@ class SharingAllocator final : public c10::Allocator {
     if (block == nullptr) return others->allocate(bytes);
     return {block, block, &free_shared, c10::DeviceType::CPU};
   }
-  // Where nothing but the address is known.
+  // For callers that know only the address.
   c10::DeleterFnPtr raw_deleter() const override { return &free_any; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
@@ -40,7 +40,7 @@ void share_large_tensors(const SharedHeapOptions& options) {
   static std::once_flag once;
   std::call_once(once, [] {
     others = c10::GetCPUAllocator();
-    // The allocator that counts (tensor/counting_allocator.h) comes before this one, and asks the heap itself.
+    // The counting allocator (tensor/counting_allocator.h) has priority over this one and uses the heap itself.
     c10::SetCPUAllocator(new SharingAllocator, /*priority=*/0);
   });
 }

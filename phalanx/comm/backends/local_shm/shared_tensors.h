@@ -1,26 +1,29 @@
-// Ordinary tensors that the other ranks of the machine can reach: one line for a program whose collectives are on
-// tensors that it has not made by Communicator::symmetric_empty().
+// Ordinary tensors that the other ranks of the node can access. One line enables it, for a program whose collectives
+// use tensors that were not made by Communicator::symmetric_empty().
 //
-//   share_large_tensors();                                  // first of all
+//   share_large_tensors();                                  // before anything else
 //   auto context = init_from_environment();
 //   at::Tensor x = at::ones({1 << 20});
-//   context.world->all_reduce(x);                           // shm: read and written where it lies
+//   context.world->all_reduce(x);                           // shm: read and written in place
 //
-// From then on CPU tensors of SharedHeap::kLeastBytes and more come from the process's shared heap (shared_heap.h),
-// through whatever operation they are made; smaller ones, and those that find no room there, from where they came
-// before. Collectives of `shm` on them go without copies if all ranks' data lie in heaps, and give the same bits.
+// From then on CPU tensors of at least SharedHeap::kLeastBytes come from the process's shared heap (shared_heap.h),
+// whatever operation makes them. Smaller tensors, and those for which the heap has no room, come from the previous
+// allocator. Collectives of `shm` on them need no copies if all ranks' data are in heaps. The results have the same
+// bits.
 //
-// What it costs: pages of the heap are small where the kernel gives private memory huge ones by itself
-// (/sys/kernel/mm/transparent_hugepage/enabled: [always]); what peers have read of a tensor counts in their RSS, too;
-// memory limits of private memory (RLIMIT_DATA) do not hold it.
+// Costs:
+// - Heap pages are small, even where the kernel would give private memory huge pages
+//   (/sys/kernel/mm/transparent_hugepage/enabled: [always]).
+// - What peers have read of a tensor counts in their RSS, too.
+// - Limits on private memory (RLIMIT_DATA) do not apply to the heap.
 #pragma once
 
 #include "phalanx/comm/backends/local_shm/shared_heap.h"
 
 namespace phalanx {
 
-/// For the whole process, for good; a second call changes nothing. Tensors that are there already stay where they are,
-/// communicators that are there already go on copying. Throws CommError where a heap cannot be made.
+/// For the whole process, for good. A second call changes nothing. Existing tensors stay where they are; existing
+/// communicators continue to copy. Throws CommError if a heap cannot be made.
 void share_large_tensors(const SharedHeapOptions& options = {});
 
 }  // namespace phalanx

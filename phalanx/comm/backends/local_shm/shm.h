@@ -1,8 +1,4 @@
-// The shm communicator: ranks are processes of one machine that exchange data through shared memory.
-//
-// Collective: every rank calls it with the same store, world size and options.name. Throws a CommError if shared memory
-// cannot be had or a rank runs elsewhere (another machine or PID namespace), on every rank. Nothing is left behind in
-// the file system, however the ranks end.
+// The shm communicator: ranks are processes of one node that exchange data through shared memory.
 //
 //   auto comm = make_shm_communicator(store, rank, world_size, {.name = "node"});
 #pragma once
@@ -14,6 +10,10 @@
 
 namespace phalanx {
 
+/// Nothing is left behind in the file system, however the ranks end.
+/// REQUIRES: every rank calls it, with the same store, world size and options.name.
+/// Throws CommError on every rank if shared memory cannot be had or a rank runs elsewhere (on another node or in
+/// another PID namespace).
 std::shared_ptr<Communicator> make_shm_communicator(Store& store, int rank, int world_size,
                                                     CommunicatorOptions options = {});
 

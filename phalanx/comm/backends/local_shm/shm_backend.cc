@@ -14,12 +14,12 @@
 namespace phalanx {
 namespace {
 
-// Measured (docs/communication.md): large enough that a wait is small beside the copying, small enough that what was
+// Measured (docs/communication.md): large enough that a wait is short compared with the copy; small enough that data
 // copied in is still in the second-level cache when it is copied out.
 constexpr std::size_t kSlotBytes = 512U << 10;
 constexpr std::size_t kChannelChunk = 128U << 10;
 
-// What the ranks that a group is made of, and those split from it, have said of themselves.
+// What the ranks of a group, and of those split from it, have published about themselves.
 class ShmRanks {
  public:
   static std::string own() {
@@ -99,14 +99,14 @@ class ShmBackend final : public Backend {
  private:
   std::shared_ptr<ShmSegment> segment_;
   std::shared_ptr<const ShmRanks> ranks_;
-  std::vector<int> members_;  // places in ranks_
+  std::vector<int> members_;  // indices into ranks_
   bool is_oversubscribed_;
   ControlBlock control_block_;
   P2PChannels channels_;
   ShmWindows windows_;
 };
 
-// All ranks' values, by way of the store. A rank that dies meanwhile is an error at once.
+// All-gathers a value through the store. If a rank dies meanwhile, that is an error at once.
 class StoreExchange {
  public:
   StoreExchange(Store& store, std::string prefix, int rank, int size, std::chrono::milliseconds timeout)
@@ -117,13 +117,13 @@ class StoreExchange {
     try {
       store_.cancel_when_lost(lost_key(rank_));
     } catch (const Error&) {
-      // The store has gone.
+      // The store is gone.
     }
   }
   StoreExchange(const StoreExchange&) = delete;
   StoreExchange& operator=(const StoreExchange&) = delete;
 
-  /// From now on ranks that are stopped are an error, too.
+  /// From now on a stopped rank is an error, too.
   void watch(std::shared_ptr<ProcessProbe> processes) { processes_ = std::move(processes); }
 
   std::vector<std::string> operator()(const std::string& value) {
@@ -138,10 +138,10 @@ class StoreExchange {
       try {
         return store_.get_all(keys, slice);
       } catch (const CommError&) {
-        if (Clock::now() - begin < slice) throw;  // not for the time
+        if (Clock::now() - begin < slice) throw;  // not a timeout
       }
-      // Also of a rank that has told this value: the next one will not come. Who was lost goes before who has only
-      // ended, perhaps because of that.
+      // Also for a rank that has published this value: its next one will not come. A rank that was lost takes
+      // precedence over one that only ended, perhaps because of the loss.
       for (int r = 0; r < size_; ++r)
         if (store_.try_get(lost_key(r))) throw_not_made(r, "has died");
       std::string missing;
@@ -178,7 +178,7 @@ class StoreExchange {
 std::shared_ptr<Backend> make_shm_backend(Store& store, int rank, int size, const std::string& name,
                                           std::chrono::milliseconds timeout, std::chrono::milliseconds heartbeat) {
   if (rank < 0 || rank >= size) throw Error(fmt::format("shm: rank {} of a world of {}", rank, size));
-  // A store may see several groups of one name, one after the other: each rank counts its own calls.
+  // A store may serve several groups of one name, one after the other: each rank counts its own calls.
   const std::string prefix = fmt::format("shm/{}", name);
   const std::int64_t call = store.add(fmt::format("{}/calls/{}", prefix, rank), 1);
   StoreExchange exchange(store, fmt::format("{}/{}", prefix, call), rank, size, timeout);

@@ -1,5 +1,5 @@
-// The shm backend, torch-free. See shm_collectives.h for how data move, control_block.h for why that is safe, shm_segment.h for
-// the memory and p2p_channels.h for point-to-point messages.
+// The shm backend, torch-free. See shm_collectives.h for how data move, control_block.h for why that is safe,
+// shm_segment.h for the memory and p2p_channels.h for point-to-point messages.
 #pragma once
 
 #include <chrono>
@@ -14,14 +14,15 @@
 
 namespace phalanx {
 
-/// timeout: for all ranks to come; heartbeat: how long a stopped one is waited for (0: by the operation's clock alone).
+/// `timeout`: for all ranks to arrive. `heartbeat`: how long to wait for a stopped rank (0: as long as the operation's
+/// timeout allows).
 std::shared_ptr<Backend> make_shm_backend(Store& store, int rank, int size, const std::string& name,
                                           std::chrono::milliseconds timeout,
                                           std::chrono::milliseconds heartbeat = kDefaultHeartbeat);
 
-/// Several groups at once, each of some of the ranks behind `exchange`, all of which call this: members are those of
-/// this rank's group, in order, and so error texts call them; `rank` is its place there. Without members: takes part in
-/// the exchanges (three) and gets nullptr.
+/// Makes several groups at once, each from some of the ranks of `exchange`; all of those ranks call it. `members` are
+/// the ranks of this rank's group, in order; error texts call them by these numbers. `rank` is this rank's index in
+/// members. Without members this rank takes part in the exchanges (three) and gets nullptr.
 std::shared_ptr<Backend> make_shm_part(const std::vector<int>& members, int rank,
                                        const std::function<std::vector<std::string>(const std::string&)>& exchange,
                                        std::chrono::milliseconds heartbeat = kDefaultHeartbeat);

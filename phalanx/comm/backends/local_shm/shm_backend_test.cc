@@ -119,7 +119,7 @@ TEST(ShmBackend, AKilledRankIsSeenByThoseWhoSendToItAndByAsynchronousWork) {
             "");
 }
 
-// A rank that has finished and gone is not dead to those who still read what it left.
+// A rank that ended in order does not count as dead for ranks that still read its data.
 TEST(ShmBackend, RanksMayLeaveEarly) {
   EXPECT_EQ(run_shm_ranks(4,
                           [](Communicator& comm) {

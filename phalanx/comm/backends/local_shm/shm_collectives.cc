@@ -14,21 +14,21 @@ namespace phalanx {
 namespace {
 
 constexpr std::size_t kOneShotBytes = 16U << 10;
-// Of a message that leaves the caches, smaller chunks are still in the second-level cache when they are copied out; a
-// smaller message is better off with fewer waits. A function of the size alone: all ranks must agree.
+// For a message larger than the caches, smaller chunks are still in the second-level cache when they are copied out.
+// For a smaller message fewer waits are better. It depends on the size only: all ranks must agree.
 constexpr std::size_t kLargeBytes = 8U << 20;
 constexpr std::size_t kLargeChunk = 256U << 10;
-// What lies in symmetric memory and is at least so long is not copied to slots: two short waits instead of two copies.
-// On two quiet cores it is as fast from 8 KiB up (docs/benchmarks.md); where ranks wait for a core a wait costs more.
+// Data in symmetric memory of at least this size is not copied to slots: two short waits replace two copies. On two
+// idle cores it is as fast from 8 KiB up (docs/benchmarks.md); if ranks compete for a core a wait costs more.
 constexpr std::size_t kDirectBytes = 16U << 10;
-constexpr std::size_t kReduceTile = 16U << 10;  // bytes; reduced, then copied to the slot while in the first cache
+constexpr std::size_t kReduceTile = 16U << 10;  // bytes; reduced, then copied to the slot while in the L1 cache
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// What peers read of a rank's data, if they can reach them; nothing where they cannot or it is not worth a second
-// round.
+// The part of a rank's data that peers would read, if they can access it. Empty if they cannot, or if it is not worth a
+// second round.
 struct Reach {
   const std::byte* data = nullptr;
   std::size_t bytes = 0;
@@ -64,12 +64,12 @@ class ShmOperation : public DirectOperation {
   }
 
   bool retire() noexcept final {
-    // No peer has begun, nor will, if some rank's data are in no window.
+    // If some rank's data is in no window, no peer has begun, nor will.
     if (!window_ || (has_published() && control_block_.first_behind(first_round_) < 0 && !are_all_in_one_window()))
       return true;
     if (DirectOperation::retire()) return true;
     if (!has_timed_out()) return false;
-    // A peer that was stopped may be at it still. It has the memory mapped, whatever becomes of it here.
+    // A stopped peer may still work on it. It has the memory mapped, whatever happens to it here.
     window_->abandon(window_->part(rank()) + offset_);
     return true;
   }
@@ -84,7 +84,7 @@ class ShmOperation : public DirectOperation {
   std::byte* output() const { return static_cast<std::byte*>(description_.output); }
   const std::byte* input() const { return static_cast<const std::byte*>(description_.input); }
   std::byte* slot(int of, std::size_t stage) const { return segment_.slot(of, first_round_ + stage); }
-  // Into the output. Of a large one whoever reads it next finds little in the caches either way.
+  // Copies into the output. The next reader of a large output finds little of it in the caches either way.
   void deliver(std::byte* to, const std::byte* from, std::size_t bytes) const {
     if (to == from || bytes == 0) return;
     if (streams_)
@@ -134,7 +134,7 @@ class ShmOperation : public DirectOperation {
   void leave_peers() noexcept final { window_->leave_peers(); }
   bool has_ended(int peer) const noexcept final { return !control_block_.death_reason(peer).empty(); }
 
-  std::shared_ptr<ShmWindow> window_;  // nothing: through the slots
+  std::shared_ptr<ShmWindow> window_;  // null: through the slots
   std::size_t offset_ = 0;
 };
 
@@ -146,8 +146,7 @@ class ShmBarrier final : public ShmOperation {
   Progress slot_step() override { return Progress::done; }
 };
 
-// --- exchange
-// ---------------------------------------------------------------------------------------------------------
+// --- exchange --------------------------------------------------------------------------------------------------------
 
 class ShmExchange : public ShmOperation {
  public:
@@ -156,7 +155,8 @@ class ShmExchange : public ShmOperation {
  protected:
   virtual void write_piece(std::size_t piece) = 0;
   virtual void read_piece(std::size_t piece) = 0;
-  // Right after it was written and published, while it is in the cache: what of it belongs to this rank's result.
+  // Called right after a piece was written and published, while it is in the cache: copies this rank's part of it into
+  // the result.
   virtual void keep_piece(std::size_t) {}
 
   // Set by the constructors.
@@ -274,7 +274,7 @@ class ShmScatter final : public ShmExchange {
       for (std::int64_t count : d.counts) longest = std::max(longest, static_cast<std::size_t>(count));
       kernel_ = reduce_kernel(d.dtype, d.op);
       sources_.resize(static_cast<std::size_t>(size()));
-      // In place, the lines of the result are in the cache: this rank's input lies there.
+      // In place, the lines of the result are in the cache, because this rank's input is there.
       const std::byte* own = input() + part_of(d.counts, d.output_count, rank()).begin * width_;
       if (streams_ && output() != own) tile_.resize(kReduceTile);
     } else {
@@ -361,7 +361,7 @@ class ShmScatter final : public ShmExchange {
     }
   }
 
-  // From sources_, by way of a tile in the first cache where the result is streamed.
+  // Reduces from sources_; if the result is streamed, through a tile in the L1 cache.
   void reduce_piece(std::byte* to, std::size_t bytes) {
     if (tile_.empty()) return kernel_(to, sources_.data(), size(), bytes / width_);
     for (std::size_t at = 0; at < bytes; at += tile_.size()) {
@@ -374,13 +374,12 @@ class ShmScatter final : public ShmExchange {
 
   ReduceKernel kernel_ = nullptr;
   std::vector<const void*> sources_;
-  std::vector<std::byte> tile_;  // empty: reduced straight to where it belongs
+  std::vector<std::byte> tile_;  // empty: reduces directly into the result
   bool counts_in_first_piece_ = false;
   bool counts_are_read_ = false;
 };
 
-// --- all_reduce and reduce
-// --------------------------------------------------------------------------------------------
+// --- all_reduce and reduce -------------------------------------------------------------------------------------------
 
 class ShmReduce final : public ShmOperation {
  public:
@@ -454,7 +453,7 @@ class ShmReduce final : public ShmOperation {
     }
   }
 
-  // Elements `part` of the chunk that starts at `base` into `to`, and a copy into `also`.
+  // Reduces elements `part` of the chunk that starts at `base` into `to`, and copies them to `also`.
   void reduce(std::byte* to, std::byte* also, std::size_t base, Range part, std::size_t stage) {
     for (int r = 0; r < size(); ++r)
       sources_[static_cast<std::size_t>(r)] =

@@ -1,5 +1,5 @@
-// The shm backend with payloads that leave the caches: many pieces for every verb, results that are streamed, and the
-// bits of a sum in rank order.
+// The shm backend with payloads larger than the caches: many pieces for every verb, streamed results, and the bits of a
+// sum in rank order.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -21,7 +21,7 @@
 namespace phalanx {
 namespace {
 
-// More than is streamed, no multiple of a piece or of a line, and even between 2, 3, 4 and 8 ranks.
+// Large enough to be streamed, no multiple of a piece or of a cache line, and divisible by 2, 3, 4 and 8 ranks.
 constexpr std::int64_t kLarge = 24 * 90'013;
 static_assert(kLarge * sizeof(float) > kStreamBytes);
 
@@ -32,7 +32,7 @@ float large_value(int rank, std::int64_t i) {
     for (std::size_t k = 0; k < made.size(); ++k) made[k] = 1.0F / static_cast<float>(k + 1);
     return made;
   }();
-  // Repeats after so many elements that neither pieces nor parts do.
+  // The period is no multiple of a piece or of a part.
   return values[(static_cast<std::size_t>(i) + static_cast<std::size_t>(i) / 1000 +
                  static_cast<std::size_t>(rank) * 57) %
                 values.size()];
@@ -40,7 +40,7 @@ float large_value(int rank, std::int64_t i) {
 
 using LargeValue = std::function<float(std::int64_t)>;
 
-// Begins 4 bytes behind a line.
+// Begins 4 bytes after a cache line boundary.
 at::Tensor large_empty(std::int64_t count) { return at::empty({count + 1}).narrow(0, 1, count); }
 
 at::Tensor large_tensor(std::int64_t count, int rank, std::int64_t first = 0) {
@@ -66,7 +66,7 @@ float sum_in_rank_order(int world, std::int64_t i) {
   return sum;
 }
 
-// Of kLarge in all; the last rank has nothing, the first the most.
+// kLarge elements in total; the last rank has none, the first the most.
 std::vector<std::int64_t> uneven_parts(int world) {
   std::vector<std::int64_t> counts(static_cast<std::size_t>(world), kLarge / (2 * world) + 1);
   if (world > 1) counts.back() = 0;
@@ -107,7 +107,7 @@ void large_gathers(Communicator& comm) {
   comm.gather(me == root ? whole : at::Tensor(), mine, {.root = root});
   if (me == root) require_all("gather", whole);
 
-  // A part of its own for each, of the size of the whole.
+  // A different part for each rank, each of the full size.
   const at::Tensor source = me == root ? large_tensor(kLarge * comm.size(), 1) : at::Tensor();
   comm.scatter(whole, source, {.root = root});
   require_large("scatter", whole, 0, kLarge, [&](std::int64_t i) { return large_value(1, me * kLarge + i); });
@@ -160,7 +160,7 @@ void large_exchanges(Communicator& comm) {
 void large_reductions(Communicator& comm) {
   const int me = comm.rank();
   const int world = comm.size();
-  // A part of the size of the whole, so that it is streamed.
+  // A part of the full size, so that it is streamed.
   const at::Tensor input = large_tensor(kLarge * world, me);
   at::Tensor part = large_empty(kLarge);
   comm.reduce_scatter(part, input);

@@ -1,5 +1,5 @@
-// What the ranks of a group of shm share (shared_pages.h): their board, the slots of the collectives and the channels
-// of point-to-point messages.
+// The memory that the ranks of an shm group share (shared_pages.h): their control block, the slots of the collectives
+// and the channels of point-to-point messages.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ class ShmSegment {
  public:
   using Exchange = SharedPages::Exchange;
 
-  /// Collective over the ranks behind `exchange`. members[0] of them makes the segment for the layout.size members;
-  /// a rank that is in no group (rank < 0) takes part in the exchanges (two) and gets nullptr.
+  /// Collective over the ranks of `exchange`. members[0] makes the segment for the layout.size members. A rank in no
+  /// group (rank < 0) takes part in the exchanges (two) and gets nullptr.
   static std::shared_ptr<ShmSegment> make(const ShmLayout& layout, const std::vector<int>& members, int rank,
                                           const Exchange& exchange);
 

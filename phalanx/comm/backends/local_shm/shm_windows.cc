@@ -41,7 +41,7 @@ bool ShmWindow::holds(const void* data, std::size_t bytes) const noexcept {
 
 void ShmWindow::leave_peers() const noexcept {
   if (keeps_peers_mapped_) return;
-  // Should the kernel refuse, they stay mapped, and nothing is lost. The parts lie one behind the other.
+  // If the kernel refuses, they stay mapped, and nothing is lost. The parts are contiguous.
   const auto before = static_cast<std::size_t>(rank_), behind = parts_.size() - before - 1;
   madvise(part(0), stride_ * before, MADV_DONTNEED);
   madvise(part(rank_) + stride_, stride_ * behind, MADV_DONTNEED);
@@ -61,7 +61,7 @@ std::shared_ptr<ShmWindow> ShmWindows::make(const ShmWindow::Form& form, const S
   request.members.resize(size);
   std::iota(request.members.begin(), request.members.end(), 0);
   request.rank = form.rank;
-  // Each rank takes its own part, so that the pages are near the cores that it runs on.
+  // Each rank allocates its own part, so that the pages are near the cores that it runs on.
   request.prepare = [&](SharedPages& pages) { pages.take(stride * static_cast<std::size_t>(form.rank), form.bytes); };
   auto pages = SharedPages::make(std::move(request), exchange);
   const std::lock_guard lock(mutex_);

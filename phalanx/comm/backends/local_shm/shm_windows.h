@@ -1,11 +1,11 @@
-// Symmetric memory of a group of shm: of each window every rank owns a part, in which its tensors lie, and has the
-// others' parts mapped, too. An operation whose ranks all have their data in one window copies nothing in or out
+// Symmetric memory of an shm group. In each window every rank owns a part, which holds its tensors, and has the others'
+// parts mapped, too. An operation whose ranks all have their data in one window copies nothing in or out
 // (direct_operation.h).
 //
-// Windows come and go with the tensors in them. A rank keeps the parts of its peers mapped as long as its own tensor
-// lives; a peer's tensor may be gone by then, its memory is not.
+// A window lives as long as the tensors in it. A rank keeps its peers' parts mapped as long as its own tensor lives. A
+// peer may have freed its tensor by then; the memory still exists.
 //
-// Where each rank has a shared heap (shared_heap.h), their heaps are one more window, which is always there.
+// If every rank has a shared heap (shared_heap.h), the heaps form one more window, which always exists.
 #pragma once
 
 #include <cstddef>
@@ -25,13 +25,13 @@ namespace phalanx {
 class ShmWindow {
  public:
   struct Form {
-    std::size_t bytes = 0;  // of a part
+    std::size_t bytes = 0;  // of one rank's part
     int rank = 0;
-    int size = 0;  // ranks
+    int size = 0;  // number of ranks
     SymmetricOptions options;
   };
   ShmWindow(const std::shared_ptr<SharedPages>& pages, std::uint64_t number, std::size_t stride, const Form& form);
-  /// Of heaps. own_bytes: of this rank's.
+  /// A window of heaps. own_bytes: the size of this rank's heap.
   ShmWindow(std::vector<std::shared_ptr<std::byte>> heaps, std::size_t own_bytes, int rank);
   ~ShmWindow();
   ShmWindow(const ShmWindow&) = delete;
@@ -39,15 +39,15 @@ class ShmWindow {
 
   std::uint64_t number() const noexcept { return number_; }  // 1, 2, ...: the same on all ranks
   std::byte* part(int rank) const noexcept { return parts_[static_cast<std::size_t>(rank)].get(); }
-  /// Whether these bytes lie in this rank's part.
+  /// Whether these bytes are in this rank's part.
   bool holds(const void* data, std::size_t bytes) const noexcept;
   std::size_t offset_of(const void* data) const noexcept {
     return static_cast<std::size_t>(static_cast<const std::byte*>(data) - part(rank_));
   }
-  /// An operation has no more to do in the peers' parts. Unless they are to stay mapped, their pages leave this
-  /// process's page tables; what they hold stays.
+  /// An operation is done with the peers' parts. Unless they are to stay mapped, their pages leave this process's page
+  /// tables; their contents stay.
   void leave_peers() const noexcept;
-  /// A peer may still write there, at any time: the memory must never be another tensor's.
+  /// A peer may still write there at any time: the memory must never be reused for another tensor.
   void abandon(const void* data) const noexcept;
 
  private:
@@ -58,17 +58,17 @@ class ShmWindow {
   std::size_t stride_;  // bytes of a part, in whole pages
   int rank_;
   bool keeps_peers_mapped_;
-  observe::MemoryCategory category_;  // this rank's part is counted there; not a heap, whose blocks are
+  observe::MemoryCategory category_;  // where this rank's part is counted; not for a heap, which counts its blocks
 };
 
-/// One rank's. Any thread.
+/// The windows of one rank. Any thread may call.
 class ShmWindows {
  public:
-  /// Collective over the form's ranks, behind `exchange`; bytes are the same on all. The memory is zero, and the pages
-  /// of this rank's part are taken. Throws CommError on every rank if one of them has no memory.
+  /// Collective over the form's ranks, through `exchange`. form.bytes is the same on all. The memory is zero, and the
+  /// pages of this rank's part are allocated. Throws CommError on every rank if one of them has no memory.
   std::shared_ptr<ShmWindow> make(const ShmWindow::Form& form, const SharedPages::Exchange& exchange);
-  /// addresses[r]: rank r's SharedHeap::address(), empty without one. If one of them is missing or cannot be reached,
-  /// nothing changes: the ranks then see that data lie in no window on this one.
+  /// addresses[r]: rank r's SharedHeap::address(), empty without a heap. If one is missing or cannot be mapped, nothing
+  /// changes: the ranks then see that this rank's data is in no window.
   void add_heaps(const std::vector<std::string>& addresses, int rank);
   /// The window that holds these bytes in this rank's part, or nullptr.
   std::shared_ptr<ShmWindow> find(const void* data, std::size_t bytes);

@@ -44,7 +44,7 @@ std::string run_symmetric_ranks(int world, const std::function<void(Communicator
 void symmetric_suite(Communicator& comm) {
   const int world = comm.size();
   for (const c10::ScalarType type : {c10::ScalarType::Float, c10::ScalarType::BFloat16}) {
-    // Below and above the size from which it matters, and more than a step's work or than the caches hold.
+    // Below and above the size from which symmetric memory is used, and more than one step or the caches hold.
     for (const std::int64_t count : {5, 40'001, 700'003}) {
       if (count > 100'000 && (type != c10::ScalarType::Float || world > 2)) continue;
       const auto make = [&] { return comm.symmetric_empty({(count + 100) * world}, type); };
@@ -63,7 +63,7 @@ void symmetric_suite(Communicator& comm) {
                     [&](std::int64_t n) { return comm.rank() != 0 ? a.narrow(0, 0, n) : at::empty({n}, a.options()); });
     }
   }
-  // Several under way, in windows that come and go.
+  // Several operations in flight, in windows that are made and destroyed.
   std::vector<Work> works;
   std::vector<at::Tensor> tensors;
   for (int k = 0; k < 6; ++k) {
@@ -106,7 +106,7 @@ TEST(Symmetric, NothingGoesThroughTheSlots) {
             "");
 }
 
-// Between collectives a process has the pages of its own part alone, where its peers are not to stay mapped.
+// Unless its peers stay mapped, a process holds only the pages of its own part between collectives.
 TEST(Symmetric, PeersLeaveThePageTables) {
   EXPECT_EQ(run_symmetric_ranks(3,
                                 [](Communicator& comm) {
@@ -148,7 +148,7 @@ TEST(Symmetric, NothingIsLeftOfATensorThatIsGone) {
             "");
 }
 
-// The window of a rank that has let its tensor go, and ended, still serves the others.
+// The window of a rank that has freed its tensor and ended still serves the others.
 TEST(Symmetric, ATensorMayOutliveItsCommunicatorAndItsPeers) {
   EXPECT_EQ(run_forked_ranks(3,
                              [server = std::make_shared<TcpStoreServer>()](int rank) {
@@ -201,7 +201,7 @@ TEST(Symmetric, WithoutMemoryEveryRankSaysSo) {
             "");
 }
 
-// What they wait for after the failure, that nobody writes into their tensors any more, must not make them late.
+// After the failure the ranks wait until no peer writes into their tensors. That must not delay the error.
 TEST(Symmetric, ARankThatDiesAtWorkOnItsPeersTensorsIsNamedWithinASecond) {
   constexpr int kVictim = 1;
   EXPECT_EQ(again_if_late([] {
@@ -229,8 +229,8 @@ TEST(Symmetric, ARankThatDiesAtWorkOnItsPeersTensorsIsNamedWithinASecond) {
             "");
 }
 
-// Nobody looks whether the ranks live (heartbeat 0), so the operation's clock ends it; the stopped one, who might go on
-// writing, is waited for no longer than a second more.
+// No rank checks whether the others live (heartbeat 0), so the operation's timeout ends it. The stopped rank, which
+// might continue to write, is awaited for at most one more second.
 TEST(Symmetric, ARankThatStopsAtWorkOnItsPeersTensorsDoesNotHoldThem) {
   constexpr int kVictim = 1;
   TcpStoreServer server;

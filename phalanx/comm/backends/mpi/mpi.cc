@@ -25,7 +25,7 @@ std::shared_ptr<Communicator> make_mpi_communicator(std::shared_ptr<Store> store
         fmt::format("backend mpi: this process is rank {} of {}, but MPI calls it rank {} of {}: start all "
                     "ranks with one mpirun or srun, or choose another backend",
                     rank, world_size, process.rank(), process.size()));
-  // Every rank makes its communicators in the same order, so the count is a name that they agree on.
+  // Every rank makes its communicators in the same order, so all ranks agree on this number.
   const auto serial = store->add(fmt::format("mpi/made/{}", rank), 1);
   auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("mpi/{}", serial));
   MpiBackend::Setup setup;
@@ -49,7 +49,7 @@ std::optional<std::string> mpi_library() {
   const MpiTable* table = nullptr;
   try {
     table = &mpi();
-  } catch (const ConfigError&) {  // no Open MPI on this machine
+  } catch (const ConfigError&) {  // no Open MPI on this node
     return std::nullopt;
   }
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};

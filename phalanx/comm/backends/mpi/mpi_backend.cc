@@ -15,15 +15,15 @@ namespace {
 
 using MpiClock = std::chrono::steady_clock;
 
-// When a rank has died or stopped, the lowest of the others says so and ends the job; if it is busy, they do after
-// this.
+// When a rank has died or stopped, the lowest of the others reports it and ends the job. If that rank is busy, the
+// others do so after this time.
 constexpr std::chrono::milliseconds kLeaveToLowest{300};
-// How long an operation that is given up may still come to its end by itself.
+// How long an operation that is given up may still complete by itself.
 constexpr std::chrono::milliseconds kLastChance{1000};
 constexpr std::chrono::milliseconds kLookWhileMpiMakes{100};
 constexpr std::chrono::milliseconds kShortestJoining{30'000};
 
-// Of a process's identity the part before its process and namespace: ranks with equal ones compete for the same cores.
+// The part of a process's identity before its process and namespace. Ranks with equal parts compete for the same cores.
 std::string node_of(const std::string& identity) { return identity.substr(0, identity.find(':')); }
 
 int creation_tag(const std::string& id, int largest) {
@@ -57,9 +57,9 @@ MpiBackend::MpiBackend(Setup setup)
   peers_.add();
 }
 
-// MPI makes a communicator in a call that blocks until all members are in it and that nothing can interrupt. So a
-// thread makes it, which is left to itself when a rank is seen to be out. Not inside enter(): other communicators of
-// this process must go on, or a peer that waits for one of them first would never come here.
+// MPI makes a communicator in a blocking call that cannot be interrupted and waits for all members. So a separate
+// thread makes it; the thread is abandoned when a rank is found to have failed. It does not hold enter(): other
+// communicators of this process must continue, or a peer that waits for one of them first would never arrive here.
 void MpiBackend::make_comm() {
   struct Making {
     std::mutex mutex;
@@ -91,7 +91,7 @@ void MpiBackend::make_comm() {
     making->has_ended = true;
     making->ended.notify_all();
   }).detach();
-  // All ranks are there when they begin.
+  // All ranks have arrived when they begin.
   const auto patience = std::max(setup_.peers.connect_timeout, kShortestJoining);
   const auto deadline = MpiClock::now() + patience;
   std::unique_lock lock(making->mutex);
@@ -107,8 +107,8 @@ void MpiBackend::make_comm() {
 }
 
 MpiBackend::~MpiBackend() {
-  // What a failed group left under way still needs its communicator. Else nothing is under way any more, and to free it
-  // is a local act in Open MPI.
+  // Operations that a failed group left in flight still need its communicator. Otherwise nothing is in flight any more,
+  // and freeing the communicator is a local operation in Open MPI.
   int is_finalised = 0;
   if (abort_.is_set() || mpi().finalized(&is_finalised) != MPI_SUCCESS || is_finalised != 0) return;
   const auto inside = process_.enter();
@@ -132,13 +132,13 @@ void MpiBackend::abort(const std::string& reason) noexcept {
   if (!abort_.set(reason)) return;
   if (size() == 1) return;
   process_.note_failure();
-  // Of a death everybody hears from the store; told a second time, it would look like this rank's own decision.
+  // The store reports a death to every rank. Announcing it again would look like this rank's own decision.
   if (!peers_.lost().empty()) return;
   peers_.announce_abort(reason);
 }
 
 std::shared_ptr<std::byte[]> MpiBackend::scratch(std::size_t bytes) {
-  // Whoever was given up keeps what it had.
+  // An operation that was given up keeps its memory.
   if (scratch_bytes_ < bytes || scratch_.use_count() > 1) {
     scratch_.reset(new std::byte[bytes]);
     scratch_bytes_ = bytes;
@@ -157,8 +157,8 @@ void MpiBackend::drop_notices(int peer) {
   }
 }
 
-// A rank that has not brought its signature is still before this collective, and a message of its that nobody takes is
-// what holds it: it does one thing after the other.
+// A rank that has not sent its signature has not reached this collective. It runs its operations one after the other,
+// so it is blocked by a message of its own that is not received.
 std::string MpiBackend::stall_reason() {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
@@ -181,7 +181,7 @@ std::string MpiBackend::stall_reason() {
 
 void MpiBackend::check_ranks() {
   throw_if_aborted();
-  // A rank that failed and ended gave its reason first: that is the cause, its end only what follows.
+  // A rank that failed and ended gave its reason first: that is the cause, its end is only a consequence.
   if (const std::string reason = peers_.announced_abort(); !reason.empty()) throw CommError(reason);
   if (const std::string why = peers_.failure_reason(); !why.empty()) throw CommError(why);
 }
@@ -209,7 +209,7 @@ bool MpiOperation::retire() noexcept {
     }
     if (are_requests_done()) return true;
   } catch (const std::exception&) {
-    // MPI says that a request has failed: it is as good as under way.
+    // MPI reports that a request has failed: treat it as still in flight.
   }
   if (is_callers_memory_in_use()) {
     if (waited > kLastChance)

@@ -1,14 +1,14 @@
-// MpiBackend: collectives and messages as sequences of MPI's non-blocking calls; see mpi.h for what it promises. Knows
-// no torch.
+// MpiBackend: collectives and messages as sequences of MPI's non-blocking calls. mpi.h describes its guarantees.
+// Torch-free.
 //
-// Collectives begin with MPI_Iallgather of the signatures, then of the counts of an uneven all_to_all. The data are one
-// call of MPI where its int counts reach, else pieces.
+// Collectives begin with MPI_Iallgather of the signatures, then of the counts of an uneven all_to_all. The data is
+// moved by one MPI call if its int counts suffice, else in pieces.
 //
-// A message is a header, with the data in it if they are few, under the user's tag; the receiver compares it with what
-// it expects and answers; only then do more data follow. So a send is done when its message has been taken, a mismatch
-// is an error on both sides, and a send that nobody receives can be given up.
+// A message is a header under the user's tag; a short message has its data in the header. The receiver compares the
+// header with what it expects and answers. Only then does more data follow. So a send is done when its message has been
+// received, a mismatch is an error on both sides, and a send that is never received can be given up.
 //
-// Tags: the low two bits say what it is (MpiTag), the others hold the user's tag or the number of the message.
+// Tags: the low two bits are the kind (MpiTag); the other bits hold the user's tag or the number of the message.
 #pragma once
 
 #include <mpi.h>
@@ -28,8 +28,8 @@
 namespace phalanx {
 
 enum class MpiTag : std::uint8_t { header, answer, data, other };
-inline constexpr int kMpiPieces = 0;  // the values of MpiTag::other: a piece of a collective,
-inline constexpr int kMpiNotice = 1;  // or word that the sender waits for a message
+inline constexpr int kMpiPieces = 0;  // a value of MpiTag::other: a piece of a collective
+inline constexpr int kMpiNotice = 1;  // a value of MpiTag::other: the sender reports that it waits for a message
 
 class MpiBackend final : public Backend {
  public:
@@ -65,17 +65,19 @@ class MpiBackend final : public Backend {
   std::vector<int> behind(std::uint64_t collective) const { return peers_.behind(collective); }
   std::uint64_t begin_collective() { return peers_.begin_collective(); }
 
-  /// Memory for collectives, kept from one to the next.
+  /// Memory for collectives, reused from one to the next.
   std::shared_ptr<std::byte[]> scratch(std::size_t bytes);
 
-  // Messages so far, by peer.
+  // Number of messages so far, by peer.
   std::uint32_t next_message(int destination) { return sent_[static_cast<std::size_t>(destination)]++; }
   void count_received(int source) { ++received_[static_cast<std::size_t>(source)]; }
   std::uint32_t received(int source) const { return received_[static_cast<std::size_t>(source)]; }
-  /// What the peer has said about messages that it waits for is of no use once it gets one. Inside enter().
+  /// Discards what the peer reported about messages that it waits for: useless once it gets one.
+  /// REQUIRES: called inside MpiProcess::enter().
   void drop_notices(int peer);
-  /// Asked while a collective waits for signatures: how a peer waits for a message to or from this rank instead, or
-  /// empty. Inside MpiProcess::enter().
+  /// Called while a collective waits for signatures: says how a peer instead waits for a message to or from this rank;
+  /// empty: none does.
+  /// REQUIRES: called inside MpiProcess::enter().
   std::string stall_reason();
 
  private:
@@ -92,7 +94,7 @@ class MpiBackend final : public Backend {
   AbortState abort_;
 };
 
-/// What collectives and messages have in common: what becomes of them when they fail.
+/// What collectives and messages share: how they end after a failure.
 class MpiOperation : public Operation {
  public:
   explicit MpiOperation(MpiBackend& backend) : backend_(backend) {}

@@ -100,7 +100,7 @@ MpiJob run_under_mpirun_once(int world, const std::string& body, seconds limit) 
   return job;
 }
 
-// Once more, and again, where a rank found an error late; see again_if_late().
+// Repeats the run if a rank found an error late; see again_if_late().
 MpiJob run_under_mpirun(int world, const std::string& body, seconds limit = seconds(120)) {
   MpiJob job = run_under_mpirun_once(world, body, limit);
   for (int more = 0; more < 2 && job.output.find(": late: ") != std::string::npos; ++more) {
@@ -174,15 +174,15 @@ std::string mpi_death_at(const FaultCall& call, bool beside_nccl) {
     mpi_ranks::expect(job.status != 0 && folder.has("dies"), "the rank did not die\n" + job.output);
     const std::string dead = fmt::format("rank {} has died", victim);
     mpi_ranks::expect_in(said, {dead.c_str(), "group 'the world'"});
-    // Whoever came to say it before mpirun ended him.
+    // The ranks that reported it before mpirun ended them.
     std::istringstream lines(said);
     for (std::string line; std::getline(lines, line);) {
       if (line.find(" has died") != std::string::npos) mpi_ranks::expect_in(line, {dead.c_str()});
       if (line.find(", rank ") != std::string::npos) require_told(call, line, mpi_ranks::kDeathCount, victim);
     }
     require_told(call, said, mpi_ranks::kDeathCount, victim);
-    // A group in the making holds nothing of the caller's. Beside NCCL, MPI has staging memory: those who wait for the
-    // streams' part get the error, and mpirun ends the job.
+    // A group that is being made holds no memory of the caller. Beside NCCL, MPI has staging memory: the ranks that
+    // wait for the streams' part get the error, and mpirun ends the job.
     if (call.name != "split") mpi_ranks::expect_in(said, {"op "});
     if (call.name != "split" && (!beside_nccl || !call.moves_tensors)) mpi_ranks::expect_in(said, {"ends the job"});
   } catch (const std::exception& error) {

@@ -1,10 +1,10 @@
 // Collectives over MPI's non-blocking calls. With S ranks:
 //   broadcast, all_gather, gather, scatter, all_to_all    MPI's own
-//   all_reduce, reduce, reduce_scatter                    MPI's own where its order and its arithmetic will do (mpi.h);
+//   all_reduce, reduce, reduce_scatter                    MPI's own if its order and its arithmetic suffice (mpi.h);
 //     else in rank order: all-to-all of slices, our kernels, and for all_reduce an all-gather of the slices, chunk by
 //     chunk; small ones in one all-gather of everything
 //   barrier                                               the signatures
-// Where the int counts of a call do not reach, the same bytes go as messages of at most that many elements.
+// If a call's int counts are too small, the same bytes are sent as messages of at most that many elements.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,8 +19,8 @@
 namespace phalanx {
 namespace {
 
-constexpr std::size_t kSmallMpiReduction = 64 * 1024;  // bytes of all ranks together: everybody gathers everything
-constexpr std::size_t kMpiReductionChunk = 8U << 20;   // bytes of a reduction in rank order that are under way at once
+constexpr std::size_t kSmallMpiReduction = 64 * 1024;  // bytes of all ranks together: every rank gathers everything
+constexpr std::size_t kMpiReductionChunk = 8U << 20;   // bytes of a reduction in rank order that are in flight at once
 
 // For reducing by MPI; never for 16-bit floats.
 MPI_Datatype number_of(DataType type) {
@@ -103,7 +103,7 @@ class MpiCollective final : public MpiOperation {
 
  private:
   enum class Phase : std::uint8_t { signature, compare, counts, data };
-  // One step of moving the data; false: nothing is under way, and all is done.
+  // One step of moving the data; false: nothing is in flight, and all is done.
   using Step = bool (MpiCollective::*)();
 
   std::size_t bytes(std::size_t count) const { return count * element_; }
@@ -117,7 +117,7 @@ class MpiCollective final : public MpiOperation {
   // Does one step. False when all is done.
   bool next() {
     if (size_ == 1) {
-      // Reductions of one rank, broadcast and barrier leave everything in its place.
+      // With one rank, reductions, broadcast and barrier change nothing.
       if (d_.input != nullptr && d_.output != nullptr && !d_.compare_only)
         copy_mpi_bytes(d_.output, d_.input, bytes(static_cast<std::size_t>(d_.output_count)));
       return false;
@@ -180,7 +180,7 @@ class MpiCollective final : public MpiOperation {
     if (const std::string text = all_to_all_mismatch(inputs, outputs); !text.empty()) throw CommError(text);
   }
 
-  // By what all ranks know alike. Null if there is nothing to move.
+  // Depends only on what is the same on all ranks. Null if there is nothing to move.
   Step choose() {
     const bool by_mpi = !backend_.setup().deterministic && mpi_can_reduce(d_.dtype, d_.op);
     count_ = static_cast<std::size_t>(d_.output_count);
@@ -208,7 +208,7 @@ class MpiCollective final : public MpiOperation {
         if (d_.input_counts.empty()) largest_total_ = static_cast<std::size_t>(d_.input_count);
         return largest_total_ == 0 ? nullptr : &MpiCollective::all_to_all;
       default:
-        return nullptr;  // barrier: all have come
+        return nullptr;  // barrier: all ranks have arrived
     }
   }
 
@@ -227,7 +227,7 @@ class MpiCollective final : public MpiOperation {
                                  backend_.tag(MpiTag::other, kMpiPieces), backend_.comm(), requests_.next()));
   }
 
-  // What each rank sends to and receives from each other: elements, and where they begin.
+  // What each rank sends to and receives from each other: element counts and offsets.
   struct Parts {
     std::vector<Range> of;
     std::vector<int> counts() const {
@@ -259,7 +259,7 @@ class MpiCollective final : public MpiOperation {
       if (r != rank_) send_pieces(r, in + bytes(from.of[r].begin), from.of[r].size());
   }
 
-  // Every rank's part of `data` to all others; the own is in its place already.
+  // Sends every rank's part of `data` to all others. This rank's part is in its place already.
   void share(std::byte* data, const Parts& parts, bool fits) {
     moves_data_ = true;
     if (fits) {
@@ -274,7 +274,8 @@ class MpiCollective final : public MpiOperation {
       if (r != rank_) send_pieces(r, data + bytes(parts.of[rank_].begin), parts.of[rank_].size());
   }
 
-  // To the root; its own part is in its place already. `data` is the whole there, this rank's part elsewhere.
+  // Sends the parts to the root, whose own part is in its place already. `data` is everything on the root, and this
+  // rank's part elsewhere.
   void collect(std::byte* data, const Parts& parts) {
     moves_data_ = true;
     if (!is_root()) return send_pieces(static_cast<std::size_t>(d_.root), data, parts.of[rank_].size());
@@ -375,7 +376,7 @@ class MpiCollective final : public MpiOperation {
     }
   }
 
-  // `own` is this rank's input; the others' lie in `blocks` one after the other, with a gap in this rank's place.
+  // `own` is this rank's input. `blocks` holds the others' one after the other, with a gap in this rank's position.
   void reduce_blocks(std::byte* out, const std::byte* own, const std::byte* blocks, std::size_t count) const {
     if (count == 0) return;
     std::vector<const void*> inputs;
@@ -431,7 +432,7 @@ class MpiCollective final : public MpiOperation {
     const Range mine = slices.of[rank_];
     if (step_ % 2 == 0) {
       Parts from = slices, to;
-      from.of[rank_].end = from.of[rank_].begin;  // what stays here is reduced from where it is
+      from.of[rank_].end = from.of[rank_].begin;  // what stays here is reduced in place
       for (std::size_t r = 0; r < size_; ++r)
         to.of.push_back({r * mine.size(), r * mine.size() + (r == rank_ ? 0 : mine.size())});
       const auto room = backend_.scratch(bytes((size_ + 1) * mine.size()));
@@ -451,7 +452,7 @@ class MpiCollective final : public MpiOperation {
   }
 
   bool reduce_scatter_by_mpi() {
-    // MPI wants input and output apart.
+    // MPI requires that input and output do not overlap.
     const std::byte* own = input(part_of(d_.counts, d_.output_count, backend_.rank()).begin);
     const bool in_place = own == d_.output;
     if (step_ > 0) {
@@ -476,7 +477,7 @@ class MpiCollective final : public MpiOperation {
     return true;
   }
 
-  // The same stretch of every rank's part at a time.
+  // Processes the same range of every rank's part at a time.
   bool reduce_scatter_in_order() {
     const std::size_t longest =
         d_.counts.empty() ? count_ : static_cast<std::size_t>(*std::ranges::max_element(d_.counts));
@@ -510,13 +511,13 @@ class MpiCollective final : public MpiOperation {
   const std::size_t size_, rank_, element_;
   const MPI_Datatype mover_;
   const std::size_t limit_;    // elements of one call
-  const std::uint64_t index_;  // among the group's collectives
+  const std::uint64_t index_;  // number of this collective in the group
   Phase phase_ = Phase::signature;
   Step data_ = nullptr;
   int step_ = 0;
   std::size_t count_ = 0;          // output_count
   std::size_t largest_total_ = 0;  // all_to_all: what any rank sends or receives
-  bool moves_data_ = false;        // what is under way uses the caller's tensors
+  bool moves_data_ = false;        // the requests in flight use the caller's tensors
   std::byte* header_ = nullptr;
   std::byte* blocks_ = nullptr;
   MpiRequests requests_;

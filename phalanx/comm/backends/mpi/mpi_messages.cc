@@ -26,7 +26,7 @@ class MpiMessages final : public MpiOperation {
     for (const Transfer& transfer : description.transfers)
       if (transfer.tag < 0 || transfer.tag > largest)
         throw CommError(fmt::format("tag {}: this MPI takes tags from 0 to {}", transfer.tag, largest));
-    // At once, for messages of equal tag match in the order in which they are asked for.
+    // All at once, because messages of equal tag match in the order in which they are posted.
     const auto inside = backend_.process().enter();
     for (const Transfer& transfer : description.transfers) {
       parts_.push_back(std::make_unique<Part>());
@@ -47,11 +47,11 @@ class MpiMessages final : public MpiOperation {
       }
       all &= part->is_done;
     }
-    if (all) notices_.are_done();  // else they are kept a little longer
+    if (all) notices_.are_done();  // else they live a little longer
     return all ? Progress::done : moved ? Progress::moved : Progress::blocked;
   }
 
-  // A peer that stands in a collective cannot know by itself that this rank waits for a message: it is told, once.
+  // A peer that waits in a collective cannot know that this rank waits for a message. So it is notified, once.
   void check_peers() override {
     MpiOperation::check_peers();
     const auto inside = backend_.process().try_enter();
@@ -113,7 +113,7 @@ class MpiMessages final : public MpiOperation {
     const std::size_t length = sizeof(MpiHeader) + (is_inline(transfer) ? bytes(transfer) : 0);
     const int tag = backend_.tag(MpiTag::header, transfer.tag);
     if (!transfer.is_send) {
-      // The sender may think of another length.
+      // The sender may send another length.
       part.box = part.requests.bytes(sizeof(MpiHeader) + kInlineBytes);
       part.requests.call("MPI_Irecv", mpi().irecv(part.box, sizeof(MpiHeader) + kInlineBytes, mpi().byte, transfer.peer,
                                                   tag, comm, part.requests.next()));
@@ -132,7 +132,7 @@ class MpiMessages final : public MpiOperation {
                                                 comm, part.requests.next()));
   }
 
-  // What was asked of MPI for this part has been done.
+  // Called when MPI has completed the requests of this part.
   void next(Part& part) {
     const Transfer& transfer = *part.transfer;
     const bool is_last = part.moves_data || part.box == nullptr || (transfer.is_send && is_inline(transfer));
@@ -187,7 +187,7 @@ class MpiMessages final : public MpiOperation {
   }
 
   std::vector<std::unique_ptr<Part>> parts_;
-  MpiRequests notices_;  // nobody waits for these
+  MpiRequests notices_;  // no operation waits for these
 };
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace phalanx {
 namespace {
 
-// Open MPI answers this with a page about how it was built, and ends the process.
+// In this case Open MPI would print a page about how it was built, and end the process.
 void throw_if_srun_gave_no_pmi() {
   if (!env_string("SLURM_PROCID") || !env_string("SLURM_STEP_NUM_TASKS")) return;  // no task of srun's
   for (const char* given : {"PMIX_NAMESPACE", "PMI_FD", "PMI_RANK", "OMPI_COMM_WORLD_RANK"})
@@ -35,7 +35,7 @@ void check_mpi(int status, const char* call) {
 }
 
 MpiProcess& MpiProcess::get() {
-  // Never destroyed: what was left here must outlive whatever MPI does until the process has ended.
+  // Never destroyed: the memory left here must outlive everything that MPI does until the process has ended.
   static MpiProcess* const process = new MpiProcess;
   int is_finalised = 0;
   check_mpi(mpi().finalized(&is_finalised), "MPI_Finalized");
@@ -86,7 +86,7 @@ void MpiProcess::end_job(const std::string& why) noexcept {
   try {
     const std::string text = fmt::format("phalanx: {}\nphalanx: rank {} ends the job\n", why, rank_);
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
-  } catch (...) {  // no memory for the words: the job ends all the same
+  } catch (...) {  // no memory for the text: the job ends all the same
   }
   mpi().abort(mpi().comm_world, 1);
   ::_exit(1);

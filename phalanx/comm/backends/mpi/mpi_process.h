@@ -1,11 +1,12 @@
-// MPI in this process. There is one MPI to a process by its standard, so there is one of these.
+// MpiProcess: MPI in this process. The standard allows one MPI per process, so there is one of these.
 //
-// - One thread at a time begins and advances operations: who does not get in comes again. MPI_THREAD_MULTIPLE would let
-//   them in together, to wait for each other inside. It is needed all the same: a communicator is made by a thread of
-//   its own, in calls that block (MpiBackend::make_comm), beside whoever advances the operations of others.
-// - What MPI may still touch when an operation is given up (it can cancel neither collectives nor sends) is left here,
-//   and lives until the process ends.
-// - Errors come back as status codes, and as CommError from check_mpi(), with MPI's own text.
+// - One thread at a time starts and advances operations. A thread that cannot enter tries again later.
+//   MPI_THREAD_MULTIPLE would admit them together, but they would wait for each other inside. It is still needed: a
+//   separate thread makes a communicator, in blocking calls (MpiBackend::make_comm), while other threads advance
+//   operations.
+// - MPI can cancel neither collectives nor sends. So the memory that MPI may still access when an operation is given up
+//   is left here, and lives until the process ends.
+// - MPI calls return errors as status codes. check_mpi() turns them into CommError with MPI's own text.
 #pragma once
 
 #include <mpi.h>
@@ -22,8 +23,8 @@ namespace phalanx {
 
 class MpiProcess {
  public:
-  /// Initialises MPI at the first call, unless the program has. Throws ConfigError if it does not take calls from any
-  /// thread, or is over.
+  /// The first call initialises MPI, unless the program has. Throws ConfigError if MPI does not accept calls from any
+  /// thread, or is finalised.
   static MpiProcess& get();
   MpiProcess(const MpiProcess&) = delete;
   MpiProcess& operator=(const MpiProcess&) = delete;
@@ -35,10 +36,10 @@ class MpiProcess {
   std::unique_lock<std::mutex> try_enter() { return std::unique_lock(mutex_, std::try_to_lock); }
   std::unique_lock<std::mutex> enter() { return std::unique_lock(mutex_); }
 
-  /// Some group has failed: MPI_Finalize might wait for ever.
+  /// Some group has failed: MPI_Finalize might wait for ever, so it will not be called.
   void note_failure() noexcept { has_failed_.store(true); }
   void leave(std::vector<MPI_Request> requests, std::shared_ptr<void> memory);
-  /// Says why on standard error and ends all ranks.
+  /// Writes the reason to standard error and ends all ranks.
   [[noreturn]] void end_job(const std::string& why) noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// What the ranks do that mpi_backend_test.cc starts by mpirun: one function of kBodies each.
+// The functions (kBodies) of the ranks that mpi_backend_test.cc starts by mpirun.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
@@ -54,7 +54,7 @@ struct MpiRank {
   std::shared_ptr<Communicator> make(MpiOptions options = {}) const {
     return make_mpi_communicator(store, rank, world, std::move(options));
   }
-  // Nobody goes on before all have come: a rank that ends after a failure takes the job with it.
+  // No rank continues before all have arrived: a rank that ends after a failure ends the job, too.
   void meet() {
     const int number = rendezvous_count++;
     store->set(fmt::format("meeting/{}/{}", number, rank), "");
@@ -98,7 +98,7 @@ void body_suite(MpiRank& self) {
     run_failures(self, [&](const CommunicatorOptions& options) { return self.make({.communicator = options}); });
 }
 
-// Values for which MPI's own arithmetic would not do.
+// Values for which MPI's own arithmetic would be wrong.
 void check_arithmetic(MpiRank& self) {
   const auto comm = self.make();
   // 256 + 1 has no bfloat16: only a sum in float32 sees the ones.
@@ -117,10 +117,10 @@ FaultCall call_named(const std::string& name, int victim) {
   throw std::runtime_error("no call is named " + name);
 }
 
-// One rank dies in the middle of a call; `comm` is over Open MPI, wholly or between machines.
+// One rank dies in the middle of a call; `comm` uses Open MPI, for everything or between nodes.
 void die_in_a_call(Communicator& comm, int rank, int victim) {
   const FaultCall call = call_named(std::getenv("PHALANX_TEST_CALL"), victim);
-  // Past mpirun, which passes on nothing while it ends the job. The files' times say when.
+  // Not through mpirun, which forwards nothing while it ends the job. The files' times show when.
   const std::string folder = std::getenv("PHALANX_TEST_FOLDER");
   mpi_ranks::expect(std::freopen((folder + "/said").c_str(), "a", stderr) != nullptr, "a file for the error");
   call.begin(comm, mpi_ranks::kDeathCount)();
@@ -142,7 +142,7 @@ void body_death(MpiRank& self) {
   die_in_a_call(*comm, self.rank, 1);
 }
 
-// The same with NCCL's double inside two machines of two ranks: one of the second dies.
+// The same with the fake NCCL inside two nodes of two ranks: one rank of the second node dies.
 void body_hierarchical_death(MpiRank& self) {
   const CommunicatorOptions options{.name = "the world"};
   const auto rank = make_hierarchical_rank(self.make({.communicator = options}), *self.store,
@@ -151,7 +151,7 @@ void body_hierarchical_death(MpiRank& self) {
   die_in_a_call(*rank->comm, self.rank, mpi_ranks::kHierarchicalVictim);
 }
 
-// One rank stops when it has got a part of the data. The tensor is nobody's but the operation's.
+// One rank stops when it has received a part of the data. Only the operation holds the tensor.
 void body_stopped(MpiRank& self) {
   constexpr std::int64_t kCount = 30'000'000;
   const std::string folder = std::getenv("PHALANX_TEST_FOLDER");
@@ -211,7 +211,7 @@ void body_stopped_amidst_data(MpiRank& self) {
   kill(getpid(), SIGSTOP);
 }
 
-// Rank 1 stops; whoever is not it calls `wait_in_vain`, whose error is returned; then rank 1 goes on.
+// Rank 1 stops. The other ranks call `wait_in_vain`, whose error is returned. Then rank 1 continues.
 std::string while_rank_1_stands_still(MpiRank& self, const std::string& stop,
                                       const std::function<void()>& wait_in_vain) {
   if (self.rank == 1) {
@@ -249,7 +249,7 @@ void body_heartbeat(MpiRank& self) {
     self.meet();
   }
   {
-    // As on three machines, where nobody sees another's process.
+    // As on three nodes, where no rank sees another's process.
     const auto comm = self.make({.identity = fmt::format("machine{}:1 1 1", self.rank), .communicator = options});
     comm->barrier();
     at::Tensor x = at::full({10}, 1.0F);
@@ -257,7 +257,7 @@ void body_heartbeat(MpiRank& self) {
     if (self.rank != 1) mpi_ranks::expect_in(text, {"recv(float32[10]", "rank 1 has given no sign of life"});
     self.meet();
   }
-  // Rank 1 says that it is there and stops before it joins the others' group in MPI.
+  // Rank 1 publishes its arrival and stops before it joins the others' group in MPI.
   if (self.rank == 1) self.store->set("mpi/3/world3/rank/1", ProcessProbe::identity());
   const std::string text = while_rank_1_stands_still(self, "making", [&] { self.make({.communicator = options}); });
   if (self.rank != 1)
@@ -266,8 +266,7 @@ void body_heartbeat(MpiRank& self) {
 }
 
 #ifdef PHALANX_HAVE_MPI
-// The issuing thread and the progress thread have operations of their own under way, and one of them at a time is in
-// MPI.
+// The issuing thread and the progress thread each have operations in flight, but only one of them at a time is in MPI.
 void check_one_thread_in_mpi(MpiRank& self) {
   const auto comm = self.make();
   const auto other = comm->split(0, self.rank, "other");
@@ -336,7 +335,7 @@ void body_hierarchical(MpiRank& self) {
     const auto comm = make({.deterministic = deterministic});
     mpi_ranks::expect(comm->backend_name() == "shm+mpi", comm->backend_name());
     mpi_ranks::expect(comm->backend()->traits().rank_order_reduction == deterministic, "what the traits say");
-    // Of MPI it concerns what that does by itself; in rank order all the same, as they go from machine to machine.
+    // `deterministic` concerns only MPI's own reductions; inter-node reductions are in rank order in either case.
     if (!deterministic) run_backend_suite(*comm);
     const CommVolume before = *comm_volume(*comm->backend());
     comm->broadcast(at::full({1000}, 1.0F));
@@ -350,7 +349,7 @@ void body_hierarchical(MpiRank& self) {
   run_failures(self, [&](const CommunicatorOptions& options) { return make({.communicator = options}); });
 }
 
-// NCCL, that is its double, on two machines of two ranks, MPI between them.
+// The fake NCCL on two nodes of two ranks, MPI between them.
 void body_nccl_hierarchical(MpiRank& self) {
   const auto make = [&](const CommunicatorOptions& options) {
     return make_hierarchical_rank(self.make({.communicator = options}), *self.store,

@@ -1,13 +1,13 @@
-// MpiRequests: calls of MPI under way, with the memory that they use and that is not the caller's.
+// MpiRequests: MPI calls in flight, with the memory that they use and that is not the caller's.
 //
-// Used by one thread at a time, inside MpiProcess::enter(). Requests that are not done when this goes away are left to
+// One thread at a time uses it, inside MpiProcess::enter(). Unfinished requests of a destroyed MpiRequests are left to
 // the process, with their memory: MPI may still write there.
 //
 //   std::byte* box = requests.bytes(64);
-//   requests.call("MPI_Irecv", MPI_Irecv(box, 64, MPI_BYTE, peer, tag, comm, requests.next()));
-//   ...
-//   if (requests.are_done()) use(box);      // throws what went wrong
-//   requests.clear();                       // lets go of the memory
+//   requests.call("MPI_Irecv", mpi().irecv(box, 64, mpi().byte, peer, tag, comm, requests.next()));
+//   // ...
+//   if (requests.are_done()) use(box);      // throws if a request failed
+//   requests.clear();                       // frees the memory
 #pragma once
 
 #include <mpi.h>
@@ -28,9 +28,9 @@ class MpiRequests {
   MpiRequests(const MpiRequests&) = delete;
   MpiRequests& operator=(const MpiRequests&) = delete;
 
-  /// Where the next call puts its request; valid until the one after.
+  /// Where the next MPI call stores its request. Valid until the following call of next().
   MPI_Request* next();
-  /// The status that the call returned.
+  /// Checks the status that the MPI call returned.
   void call(const char* name, int status);
 
   /// Memory and arguments that live as long as the requests. Never null.
@@ -40,7 +40,7 @@ class MpiRequests {
 
   bool are_done();  // asks MPI; throws CommError
   bool is_empty() const noexcept { return requests_.empty(); }
-  void clear();  // when they are done
+  void clear();  // REQUIRES: they are done
   void leave() noexcept;
 
  private:
@@ -54,7 +54,7 @@ class MpiRequests {
   std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
 };
 
-/// For moving elements of `type`: only their size counts.
+/// The MPI type for moving elements of `type`: only their size counts.
 MPI_Datatype mover_of(DataType type);
 
 }  // namespace phalanx

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kModule = "libphalanx_mpi.so";
 
-/// Where the module may be: beside the program, where an installation has it, and wherever the loader looks.
+/// Where the module may be: beside the program, in the installation's folder, and in the loader's search path.
 std::vector<std::string> module_places() {
   if (const auto given = env_string("PHALANX_MPI_MODULE")) return {*given};
   std::vector<std::string> places;

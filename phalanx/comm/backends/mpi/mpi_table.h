@@ -1,6 +1,6 @@
-// MPI's calls and constants, as a table that a small module of ours fills (mpi_module.cc). The module alone is linked
-// with Open MPI, whose constants are data symbols, and it is opened when a rank first asks for MPI: so one program runs
-// with and without an MPI. Types and the constants that are plain numbers are those of <mpi.h>.
+// MPI's calls and constants, as a table that a small module of ours fills (mpi_module.cc). Only the module is linked
+// with Open MPI, whose constants are data symbols. It is opened when a rank first needs MPI. So one program runs with
+// and without an MPI. Types, and constants that are plain numbers, are those of <mpi.h>.
 //
 //   mpi().isend(data, count, mpi().byte, peer, tag, comm, &request);      // MPI_Isend with MPI_BYTE
 #pragma once
@@ -12,7 +12,7 @@
 namespace phalanx {
 
 struct MpiTable {
-  std::size_t size = sizeof(MpiTable);  // module and program are of one build
+  std::size_t size = sizeof(MpiTable);  // shows that module and program are of one build
 
   MPI_Comm comm_world, comm_null;
   MPI_Group group_null;
@@ -57,10 +57,10 @@ struct MpiTable {
   decltype(&MPI_Group_free) group_free;
 };
 
-/// The table of the module, opened at the first call. A ConfigError where the module or its MPI cannot be loaded.
+/// The module's table; the first call opens it. Throws ConfigError if the module or its MPI cannot be loaded.
 const MpiTable& mpi();
 
-/// The name by which the module exports its table: a function that gives a `const MpiTable*`.
+/// The exported name of the module's table: a function that returns a `const MpiTable*`.
 inline constexpr const char* kMpiTableSymbol = "phalanx_mpi_table";
 
 }  // namespace phalanx

@@ -1,4 +1,4 @@
-// The world of a rank whose tensors are on a CUDA device, made of a world for host memory.
+// Makes the world communicator for CUDA tensors from a world communicator for host memory.
 //
 //   auto host = make_shm_communicator(store, rank, world_size);
 //   auto world = make_device_communicator(std::move(host), c10::Device("cuda:0"), {.path = DevicePath::automatic});
@@ -14,7 +14,7 @@
 namespace phalanx {
 
 enum class DevicePath : std::uint8_t {
-  automatic,  // nccl; staged, with a warning, where a rank cannot load it
+  automatic,  // nccl; if a rank cannot use it: staged, with a warning
   nccl,       // nccl.h
   staged      // staged_backend.h
 };
@@ -24,9 +24,9 @@ struct DeviceCommunicatorOptions {
   CommunicatorOptions communicator;
 };
 
-/// Collective. For a CPU device the host communicator itself; else it is taken over: nobody may use it from then on,
-/// and the device becomes the calling thread's current one. Errors: as make_nccl_communicator() and
-/// make_staged_backend().
+/// Collective. For a CPU device it returns the host communicator itself. Otherwise it takes the host communicator over:
+/// nobody else may use that from then on, and the device becomes the calling thread's current one. Errors are those of
+/// make_nccl_communicator() and make_staged_backend().
 std::shared_ptr<Communicator> make_device_communicator(std::shared_ptr<Communicator> host, c10::Device device,
                                                        DeviceCommunicatorOptions options = {});
 

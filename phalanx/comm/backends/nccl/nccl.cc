@@ -16,7 +16,7 @@ struct NcclPieces {
   std::shared_ptr<DeviceStreams> streams;
 };
 
-// NCCL takes no two ranks on one device. By rank: DeviceStreams::device_identity().
+// NCCL does not accept two ranks on one device. devices[r]: rank r's DeviceStreams::device_identity().
 void throw_if_shared(const std::vector<std::string>& devices) {
   std::map<std::string, std::size_t> first;
   for (std::size_t rank = 0; rank < devices.size(); ++rank) {
@@ -30,7 +30,7 @@ void throw_if_shared(const std::vector<std::string>& devices) {
   }
 }
 
-// All ranks must be able to: one that cannot would leave the others waiting. `problem`: why this one cannot.
+// All ranks must be able to use NCCL: one that cannot would leave the others waiting. `problem`: why this one cannot.
 std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, int cuda_device, NcclPieces pieces,
                                              const std::string& problem, NcclOptions options) {
   NcclUniqueId id{};
@@ -38,7 +38,7 @@ std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, i
     CommunicatorOptions quiet = options.communicator;
     quiet.name += " (meeting for NCCL)";
     Communicator bootstrap(control, quiet);
-    // Either why not, or nothing.
+    // The reason why this rank cannot, or empty.
     std::string mine = problem;
     if (problem.empty() && bootstrap.rank() == 0) {
       const NcclResult result = pieces.table->get_unique_id(&id);

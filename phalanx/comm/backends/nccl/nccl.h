@@ -1,16 +1,17 @@
-// The nccl communicator: ranks with a CUDA device each, on one or many machines.
+// The nccl communicator: ranks with one CUDA device each, on one or many nodes.
 //
-// - CUDA tensors of the rank's device go through NCCL, on a stream of the communicator's own: a verb, synchronous or
-//   not, waits on the device for what the caller's current stream has in hand, and Work::wait() makes the current
-//   stream wait. The host waits at a group's first calls alone: NCCL connects the ranks then, so wait() returns, and a
-//   synchronous verb with it, when the others have made the call, too. CPU tensors, byte objects and barriers go
-//   through the control communicator and make the host wait as there.
-// - The ranks' calls are compared behind the stream: a mismatch aborts the group, ends what hangs on the device, and is
-//   the error of a later call on every rank. With CommunicatorOptions::strict the comparison comes first, and so does
-//   the host's wait for it: the call itself throws.
-// - Messages between two ranks match in the order of issue; tags must agree. Messages in both directions that are under
-//   way at the same time belong into one batch_isend_irecv().
-// - Sums are in NCCL's order, 16-bit floats in NCCL's accumulator; every rank gets the same bits. bool is or, and.
+// - CUDA tensors of the rank's device go through NCCL, on a stream that the communicator owns. Before an operation,
+//   synchronous or not, the device waits for the work queued on the caller's current stream. Work::wait() makes the
+//   current stream wait, not the host.
+// - The host waits only at a group's first calls. NCCL connects the ranks then, so wait(), and a synchronous verb,
+//   returns when the others have made the call, too.
+// - CPU tensors, byte objects and barriers go through the control communicator; there the host waits.
+// - The ranks' signatures are compared asynchronously. A mismatch aborts the group, ends what hangs on the device, and
+//   is the error of a later call on every rank. With CommunicatorOptions::strict the host waits for the comparison
+//   first, and the call itself throws.
+// - Messages between two ranks match in issue order; tags must agree. Put messages in both directions that are in
+//   flight at the same time into one batch_isend_irecv().
+// - Sums are in NCCL's order, 16-bit floats in NCCL's accumulator. Every rank gets the same bits. For bool: or, and.
 // - CUDA graphs cannot capture an operation. Two ranks cannot share a device (NCCL refuses it).
 //
 //   auto control = make_shm_backend(store, rank, world_size, "control", timeout);
@@ -27,8 +28,8 @@
 
 namespace phalanx {
 
-/// A rank has no such device or cannot load NCCL, or two share a device: nothing has been done yet, and all ranks get
-/// this error.
+/// A rank has no such device or cannot load NCCL, or two ranks share a device. All ranks get this error, and nothing
+/// has been done yet.
 class NcclUnavailable : public CommError {
  public:
   using CommError::CommError;
@@ -36,11 +37,12 @@ class NcclUnavailable : public CommError {
 
 struct NcclOptions {
   CommunicatorOptions communicator;
-  std::vector<int> names;  // what error texts call the ranks, where these are a part of a group; empty: 0, 1, ...
+  std::vector<int> names;  // rank numbers for error texts, if the ranks are part of a larger group; empty: 0, 1, ...
 };
 
-/// Collective over the ranks of `control`, which nobody else may use from then on. Throws NcclUnavailable, or CommError
-/// if NCCL cannot connect the ranks within communicator.first_timeout.
+/// Collective over the ranks of `control`. Throws NcclUnavailable, or CommError if NCCL cannot connect the ranks within
+/// communicator.first_timeout.
+/// REQUIRES: nobody else uses `control` from then on.
 std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Backend> control, int cuda_device,
                                                      NcclOptions options = {});
 

@@ -24,7 +24,7 @@ std::shared_ptr<Backend> NcclBackend::split(const SplitRequest& request) {
   setup.control = setup_.control->split(request);
   setup.names = request.names;
   const auto give_up = [this] { setup_.control->check_ranks(); };
-  // A group is known by its least rank; ncclCommSplit orders by key.
+  // The least rank identifies a group; ncclCommSplit orders by key.
   const int color =
       request.members.empty() ? kNcclNoColor : *std::min_element(request.members.begin(), request.members.end());
   setup.group = setup_.group->split(color, std::max(request.rank, 0), give_up);

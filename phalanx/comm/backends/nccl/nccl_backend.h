@@ -1,20 +1,20 @@
-// NcclBackend: collectives of CUDA tensors through NCCL, stream-ordered; see nccl.h for what it promises.
+// NcclBackend: collectives of CUDA tensors through NCCL, stream-ordered. nccl.h describes its guarantees.
 //
-// Two planes. Data of an accelerator go through NCCL on a stream of the group's own; everything else goes through the
-// control backend (shm or gloo) of the same ranks: tensors and byte objects in host memory, barriers, the comparison of
-// signatures, news of dead ranks and of aborts, and what a split has to agree on.
+// Data plane: accelerator data goes through NCCL, on a stream that the group owns. Control plane: everything else goes
+// through the control backend (shm or gloo) of the same ranks. That is: tensors and byte objects in host memory,
+// barriers, the comparison of signatures, news of dead ranks and of aborts, and the agreement of a split.
 //
-// An operation with device data, step by step:
-//   launch()   the communication stream waits for what the caller's current stream has in hand; NCCL is called;
-//              an event marks the end of its kernels. `strict`: nothing yet.
-//   advance()  launches what launch() could not: where the call before has not been taken yet, NCCL does not take this
-//              one within a moment (nccl_operation.h), or, `strict`, ranks had to agree first. Compares signatures with
-//              the other ranks (in the order of issue); looks for errors that NCCL reports; done when the event is.
+// The steps of an operation with device data:
+//   launch()   The communication stream waits for the work queued on the caller's current stream. NCCL is called. An
+//              event marks the end of its kernels. `strict`: nothing yet.
+//   advance()  Launches what launch() could not: NCCL has not taken the previous call yet, or does not take this one
+//              within a moment (nccl_operation.h), or, `strict`, the ranks must agree first. Compares signatures with
+//              the other ranks, in issue order. Checks for errors that NCCL reports. Done when the event is.
 // A mismatch or a time-out aborts NCCL's communicator, which ends the kernels that wait in vain.
 //
-// What NCCL lacks is made of its calls in one group: gather, scatter, all_to_all of sends and receives; the uneven
-// all_gather and reduce_scatter of one broadcast or reduce per rank. Messages between two ranks match in the order of
-// issue and must have the same tag on both sides. Those of a rank to itself are copies.
+// Operations that NCCL lacks are several NCCL calls in one NCCL group: gather, scatter, all_to_all are sends and
+// receives; the uneven all_gather and reduce_scatter are one broadcast or reduce per rank. Messages between two ranks
+// match in issue order and must have the same tag on both sides. A rank's messages to itself are copies.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ class NcclBackend final : public Backend {
   struct Setup {
     std::shared_ptr<const NcclTable> table;
     std::shared_ptr<DeviceStreams> streams;
-    std::shared_ptr<Backend> control;  // host memory, same ranks; nobody else drives it
+    std::shared_ptr<Backend> control;  // host memory, same ranks; only this object drives it
     std::shared_ptr<NcclCommunicator> group;
     int cuda_device = -1;
     bool strict = false;
@@ -74,7 +74,7 @@ class NcclBackend final : public Backend {
   void throw_if_aborted() const { abort_.throw_if_set(); }
   int name_of(int rank) const { return setup_.names.empty() ? rank : setup_.names[static_cast<std::size_t>(rank)]; }
 
-  struct SelfMessage {  // a rank's message to itself: kept until it is asked for
+  struct SelfMessage {  // a rank's message to itself: stored until it is received
     int tag = 0;
     DataType dtype = DataType::u8;
     std::int64_t count = 0;
@@ -85,7 +85,7 @@ class NcclBackend final : public Backend {
   std::mutex& self_mutex() { return self_mutex_; }
   std::deque<SelfMessage>& self_messages() { return self_messages_; }
 
-  /// NCCL's calls are made in the order of issue, also when one waits for something.
+  /// Turns make NCCL's calls happen in issue order, even when one of them waits for something.
   std::uint64_t take_turn() { return next_turn_++; }
   bool is_turn(std::uint64_t turn) const { return turn == launched_turns_.load(std::memory_order_acquire); }
   void end_turn() { launched_turns_.fetch_add(1, std::memory_order_acq_rel); }

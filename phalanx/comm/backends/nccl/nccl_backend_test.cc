@@ -1,5 +1,5 @@
-// What moves the tensors of a device: the nccl backend over a double of NCCL, and staging through host memory, both
-// over fake streams. The suite with ranks as threads and as processes, and what only these do: streams, groups, abort.
+// The backends for device tensors: nccl over a fake NCCL, and staging through host memory, both over fake streams. Runs
+// the suite with ranks as threads and as processes, and tests what only these have: streams, groups, abort.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -77,7 +77,7 @@ NcclOptions with_strictness(CommunicatorOptions options, bool strict) {
 void expect_clear_failures(int world, const NcclRanks& run_ranks) {
   for (const bool strict : {false, true}) {
     for (const SuiteCase& test : backend_failure_suite()) {
-      // Behind the stream, a rank whose own part is right learns of it after the call.
+      // Compared asynchronously: a rank whose own part is right learns of the mismatch after the call.
       if (!strict && std::string_view(test.name) == "counts") continue;
       SCOPED_TRACE(fmt::format("{}{}", test.name, strict ? ", strict" : ""));
       EXPECT_EQ(again_if_late([&] {
@@ -115,14 +115,14 @@ TEST(NcclBackend, ProcessesFailClearly) {
   for (const int world : {2, 4}) expect_clear_failures(world, run_nccl_processes);
 }
 
-// A rank of a world of its own for each call: what a stream waits for in vain holds up whatever comes behind it.
+// Each call has a separate world: a stream that waits in vain blocks everything behind it.
 class NcclDeaths : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Calls, NcclDeaths, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "strict" : "behind_the_stream"; });
 
 constexpr std::int64_t kDeathCount = 300'000;
 
-// Until it fails, over and over; the error must name the call.
+// Repeats the call until it fails; the error must name the call.
 void call_until_told(FaultRank& self, NcclRank& rank, const FaultCall& call, std::chrono::milliseconds bound,
                      const std::string& words) {
   const std::string text = self.error_within(bound, [&] {
@@ -162,7 +162,7 @@ TEST_P(NcclDeaths, AtOtherNumbersOfRanksToo) {
   for (const int world : {2, 4, 8}) expect_death_is_told(world, fault_calls(1).front(), GetParam());
 }
 
-// NCCL, whose sockets break at once, may be the first to know, but not who it was.
+// NCCL, whose sockets break at once, may detect the death first, but not which rank it was.
 TEST_P(NcclDeaths, TheDeadRankIsNamedWhereNcclNoticesFirst) {
   expect_death_is_told(3, fault_calls(1).front(), GetParam(), /*nccl_notices=*/true);
 }
@@ -241,7 +241,7 @@ TEST(NcclBackend, MessagesBetweenHostsGoPastTheDevice) {
                              [](NcclRank& rank) {
                                EXPECT_FALSE(rank.comm->backend()->traits().has_tags);
                                const int me = rank.comm->rank(), peer = 1 - me;
-                               // The second is asked for first: the control backend has tags.
+                               // The second is received first: the control backend has tags.
                                std::vector<Work> sent;
                                for (const int number : {0, 1})
                                  sent.push_back(rank.comm->send(at::full({2}, 10.0F * number + me), peer,
@@ -285,8 +285,8 @@ TEST(NcclBackend, TensorsLiveUntilTheDeviceIsThrough) {
             "");
 }
 
-// A mismatch is found behind the stream: the device is freed, and a later call says what was wrong (the verb itself,
-// where the comparison was quicker than its return).
+// A mismatch is found asynchronously: the device is freed, and a later call reports what was wrong (or the verb itself,
+// if the comparison was quicker than its return).
 TEST(NcclBackend, AMismatchFreesTheStreamsAndIsTheErrorOfALaterCall) {
   EXPECT_EQ(run_nccl_threads(2,
                              [](NcclRank& rank) {
@@ -312,7 +312,7 @@ TEST(NcclBackend, AMismatchFreesTheStreamsAndIsTheErrorOfALaterCall) {
             "");
 }
 
-// --- what becomes of a verb
+// --- how verbs map to NCCL calls
 
 TEST(NcclBackend, VerbsThatNcclLacksAreGroups) {
   EXPECT_EQ(run_nccl_threads(
@@ -407,7 +407,7 @@ TEST(NcclBackend, TwoGroupsMayBeUsedInOppositeOrder) {
             "");
 }
 
-// NCCL writes down what a split has made when it is through, also if nobody waits for that any more.
+// NCCL stores the result of a split when it completes, even if no thread waits for it any more.
 TEST(NcclBackend, ASplitThatFailsIsEndedBeforeItsMemoryIs) {
   const auto transport = make_local_backends(2);
   std::vector<std::unique_ptr<FakeNccl>> libraries;

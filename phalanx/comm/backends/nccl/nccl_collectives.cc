@@ -160,7 +160,7 @@ class NcclCollective final : public NcclOperation {
     const std::int64_t even = d_.input_count / backend_.size();
     const auto part = [&](const std::vector<std::int64_t>& counts, int rank) { return part_of(counts, even, rank); };
     const Range from = part(d_.input_counts, backend_.rank()), to = part(d_.output_counts, backend_.rank());
-    // Unequal counts to oneself are found by compare_counts().
+    // compare_counts() finds unequal counts of a rank with itself.
     copy(at(d_.output, static_cast<std::int64_t>(to.begin)), at(d_.input, static_cast<std::int64_t>(from.begin)),
          static_cast<std::int64_t>(std::min(from.size(), to.size())));
     backend_.group().begin_group("all_to_all", [&](NcclComm* comm) {
@@ -178,7 +178,7 @@ class NcclCollective final : public NcclOperation {
     });
   }
 
-  // Until one fails. Inside a group NCCL answers success; a communicator that is being made answers in_progress.
+  // Calls until one fails. Inside a group NCCL returns success; a communicator that is being made returns in_progress.
   template <class Body>
   NcclResult for_each_peer(Body body) const {
     for (int peer = 0; peer < backend_.size(); ++peer) {

@@ -11,10 +11,10 @@ namespace {
 
 using NcclClock = std::chrono::steady_clock;
 
-// How long a group that ends in good order waits for NCCL to finish what the other ranks still do with it.
+// How long a group that ends in order waits for NCCL to finish the work of the other ranks in it.
 constexpr std::chrono::seconds kFinalizePatience{10};
 
-// Between two looks at a call that NCCL has not finished: it mostly takes microseconds, the making of a group seconds.
+// The pause between two polls of an unfinished NCCL call: most calls take microseconds, making a group takes seconds.
 void nccl_nap(SpinBackoff& backoff) {
   if (!backoff.step()) std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
@@ -38,7 +38,7 @@ void NcclCommunicator::throw_if_aborted(const char* what) const {
   if (is_aborted()) abort_.throw_if_set(fmt::format("NCCL: {}: ", what).c_str());
 }
 
-// Of what makes a group: it is through when the communicator's state is no longer in_progress.
+// For calls that make a group: complete when the communicator's state is no longer in_progress.
 void NcclCommunicator::await(const char* what, NcclResult first, NcclComm* comm,
                              const std::function<void()>& give_up) const {
   NcclResult state = first;
@@ -81,11 +81,11 @@ std::shared_ptr<NcclCommunicator> NcclCommunicator::split(int color, int key, co
   std::shared_ptr<NcclCommunicator> group(new NcclCommunicator(setup_));
   NcclConfig config = this->config();
   const NcclResult result = setup_.table->comm_split(comm_, color, key, &group->comm_, &config);
-  // The state of the old group tells when the call is through, then that of the new one when it can be used.
+  // The old group's state shows when the call is complete, then the new group's state shows when it is usable.
   try {
     await("split", result, comm_, give_up);
   } catch (...) {
-    // NCCL may still be at it, and is to write down what it has made.
+    // NCCL may still be working, and will store the communicator that it made.
     left_behind_ = std::move(group);
     abort("it could not be split");
     throw;
@@ -100,7 +100,7 @@ std::shared_ptr<NcclCommunicator> NcclCommunicator::split(int color, int key, co
   return group;
 }
 
-// Whoever holds it for long is the aborter.
+// Only the aborter holds the lock for long.
 std::unique_lock<std::mutex> NcclCommunicator::lock_for(const char* what) {
   for (;;) {
     throw_if_aborted(what);
@@ -143,7 +143,7 @@ void NcclCommunicator::begin_group(const char* what, const std::function<NcclRes
 }
 
 std::string NcclCommunicator::async_error() {
-  // Somebody who makes a call looks at the state himself.
+  // A thread that makes a call checks the state itself.
   const std::unique_lock lock(call_mutex_, std::try_to_lock);
   if (!lock.owns_lock() || is_aborted()) return "";
   NcclResult state = NcclResult::success;
@@ -166,7 +166,7 @@ void NcclCommunicator::abort(const std::string& reason) noexcept {
       ended_.store(true, std::memory_order_release);
     });
   } catch (const std::exception&) {
-    // No thread is to be had: the communicator is left as it is, and the process is about to end in errors anyway.
+    // No thread available: the communicator is left as it is; the process is about to end in errors anyway.
     ended_.store(true, std::memory_order_release);
   }
 }

@@ -1,16 +1,18 @@
-// NcclCommunicator: one NCCL communicator, from its making to its end. Non-blocking throughout: no call of NCCL can hang a
-// thread of ours, and abort() ends whatever is under way on the device.
+// NcclCommunicator: one NCCL communicator, from creation to end. It is non-blocking: no NCCL call can hang a thread of
+// ours, and abort() ends whatever runs on the device.
 //
-// - Calls of one communicator are made one after the other, from any thread; NCCL's order is theirs. One has been taken
-//   when its kernels are in their stream. That may take long: at a group's first calls NCCL connects the ranks, and so
-//   waits for those that have not made the call. Nobody waits for it here: whoever has begun a call asks again.
-// - abort(reason) returns at once; a thread of its own calls ncclCommAbort, which waits for the device. From then on
-//   every call throws and names the reason, and the group's streams soon run on.
-// - A failure of NCCL is a CommError with NCCL's own words.
+// - Calls of one communicator are made one after the other, from any thread; NCCL executes them in that order. NCCL has
+//   taken a call when its kernels are in their stream. That may take long: at a group's first calls NCCL connects the
+//   ranks, so it waits for those that have not made the call. No thread blocks for it: the caller polls is_enqueued().
+// - abort(reason) returns at once. A separate thread calls ncclCommAbort, which waits for the device. From then on
+//   every call throws and names the reason, and the group's streams soon continue.
+// - A failure of NCCL is a CommError with NCCL's own text.
 //
-//   auto group = NcclCommunicator::make(table, streams, id, size, rank, 300s);
-//   group->begin("all_reduce", [&](NcclComm* comm) { return table->all_reduce(..., comm, stream); });
-//   while (!group->is_enqueued()) ...do something else...
+//   auto group = NcclCommunicator::make({table, streams, 300s}, id, size, rank);
+//   group->begin("all_reduce", [&](NcclComm* comm) {
+//     return table->all_reduce(data, data, count, NcclType::float32, NcclOp::sum, comm, stream);
+//   });
+//   while (!group->is_enqueued()) std::this_thread::yield();   // or do something else
 #pragma once
 
 #include <atomic>
@@ -32,32 +34,35 @@ class NcclCommunicator {
   struct Setup {
     std::shared_ptr<const NcclTable> table;
     std::shared_ptr<DeviceStreams> streams;
-    std::chrono::milliseconds timeout{};  // for making and splitting, and until NCCL has taken what all ranks call
+    std::chrono::milliseconds timeout{};  // for creation and split, and until NCCL has taken a call that all ranks made
   };
 
-  /// Collective over the ranks that hold the same id. give_up() may throw while the others are waited for.
+  /// Collective over the ranks that hold the same id. give_up() is called while waiting for the others; it may throw to
+  /// give up.
   static std::shared_ptr<NcclCommunicator> make(Setup setup, const NcclUniqueId& id, int size, int rank,
                                                 const std::function<void()>& give_up = {});
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  /// Collective over this group, which must have nothing under way. nullptr for color kNcclNoColor. If it throws,
-  /// this group can no longer be used.
+  /// Collective over this group. Returns nullptr for color kNcclNoColor. If it throws, this group can no longer be
+  /// used.
+  /// REQUIRES: nothing is in flight on this group.
   std::shared_ptr<NcclCommunicator> split(int color, int key, const std::function<void()>& give_up = {});
 
-  /// Makes a call; the one before must have been taken. `what` is named in errors, and outlives the call. Never blocks.
+  /// Makes a call. Never blocks. Errors name `what`, which outlives the call.
+  /// REQUIRES: NCCL has taken the previous call.
   void begin(const char* what, const std::function<NcclResult(NcclComm*)>& body);
-  /// The same between ncclGroupStart and ncclGroupEnd; the body throws nothing and returns the first result that is no
-  /// success.
+  /// The same between ncclGroupStart and ncclGroupEnd. The body throws nothing and returns the first result that is not
+  /// a success.
   void begin_group(const char* what, const std::function<NcclResult(NcclComm*)>& body);
-  /// Whether NCCL has taken the last call. What goes wrong meanwhile is async_error()'s to tell. Never blocks.
+  /// Whether NCCL has taken the last call. Never blocks. async_error() reports what goes wrong meanwhile.
   bool is_enqueued();
 
-  /// What NCCL has found out by itself since; empty if all is well. Never blocks.
+  /// An error that NCCL has detected since; empty if all is well. Never blocks.
   std::string async_error();
 
-  /// The first reason counts.
+  /// Later reasons are ignored.
   void abort(const std::string& reason) noexcept;
   bool is_aborted() const noexcept { return abort_.is_set(); }
   /// After abort(): NCCL puts nothing into any stream any more.

@@ -56,7 +56,7 @@ class NcclMessages final : public NcclOperation {
   }
   bool retire() noexcept override {
     if (headers_operation_ && !headers_operation_->retire()) return false;
-    // A message to oneself that nobody has asked for, or will, is given up.
+    // A message to this rank itself that has not been received, and will not be, is given up.
     const std::lock_guard lock(backend_.self_mutex());
     std::erase_if(backend_.self_messages(), [this](const auto& message) {
       return std::find(self_sends_.begin(), self_sends_.end(), message.consumed) != self_sends_.end();
@@ -79,7 +79,7 @@ class NcclMessages final : public NcclOperation {
     return fmt::format("{}[{}]", name_of(dtype), count);
   }
 
-  // Everything that is to happen on the device is in the stream: then the operation has an end.
+  // Once all its device work is in the stream, the operation's end can be marked.
   bool launch_what_can_be() {
     if (!backend_.strict() || is_agreed_) launch_remote();
     std::erase_if(self_receives_, [this](const Transfer* one) { return receive_from_self(*one); });
@@ -138,7 +138,7 @@ class NcclMessages final : public NcclOperation {
     return true;
   }
 
-  // Type, length and tag of each message travel beside it.
+  // Type, length and tag of each message go over the control plane.
   void begin_headers() {
     headers_.resize(remote_.size());
     headers_description_.verb = Verb::batch_p2p;

@@ -9,9 +9,9 @@ namespace {
 
 using NcclOperationClock = std::chrono::steady_clock;
 
-// How long NCCL's own words wait for the control plane to name the culprit.
+// How long NCCL's error is held back for the control plane to name the failed rank.
 constexpr std::chrono::milliseconds kNamePatience{700};
-// A rank that has ended may have done its part: then the device is through with ours in a moment.
+// A rank that has ended may have done its part: then the device completes ours within this time.
 constexpr std::chrono::milliseconds kEndedPatience{500};
 
 }  // namespace

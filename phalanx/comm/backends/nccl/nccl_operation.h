@@ -1,9 +1,9 @@
-// NcclOperation: what the operations of the nccl backend share: their place among streams, the launch, and the watch
-// over the device.
+// NcclOperation: what the operations of the nccl backend share: their order among streams, the launch, and the
+// observation of the device.
 //
-// A launch has two steps: NCCL is called, and has taken the call. Between them may lie all the time that a peer needs
-// to come (nccl_communicator.h), in which nobody waits: advance() looks again. Calls are made in the order of issue, each when
-// the one before has been taken.
+// A launch has two steps: NCCL is called, and NCCL has taken the call. Between them the peers may need any time to
+// arrive (nccl_communicator.h). Nothing blocks meanwhile: advance() polls. Calls are made in issue order, each when
+// NCCL has taken the previous one.
 #pragma once
 
 #include <chrono>
@@ -46,7 +46,7 @@ class NcclOperation : public Operation {
       backend_.streams().copy(backend_.stream(), to, from, static_cast<std::size_t>(count) * element_);
   }
 
-  // Puts what body() puts into the stream behind the caller's work. If it throws, what it began still has an end.
+  // Orders what body() enqueues after the caller's work. If body() throws, the end of what it began is still marked.
   template <class Body>
   void in_stream(Body body) {
     if (!has_begun_) backend_.streams().wait(backend_.stream(), *ready_);
@@ -58,8 +58,8 @@ class NcclOperation : public Operation {
       throw;
     }
   }
-  /// The next step of the launch, which never blocks; true: `body`, which makes one call to NCCL or none, is in the
-  /// stream, and so is what then() puts behind it.
+  /// The next step of the launch. Never blocks. `body` makes at most one NCCL call. True: the work of `body`, and what
+  /// then() adds behind it, is in the stream.
   template <class Body, class Then>
   bool launch_step(Body body, Then then) {
     if (launch_ == Launch::waits) {
@@ -75,7 +75,7 @@ class NcclOperation : public Operation {
     }
     return true;
   }
-  /// For the issuing thread: NCCL mostly takes a call in microseconds, and the next one can follow at once then.
+  /// For the issuing thread: NCCL mostly takes a call within microseconds, so the next one can follow at once.
   template <class Step>
   void launch_briefly(Step step) {
     const auto begin = std::chrono::steady_clock::now();
@@ -86,7 +86,8 @@ class NcclOperation : public Operation {
   bool is_launched() const noexcept { return launch_ == Launch::done; }
   void mark_end() { completion_->set(backend_.streams().record(backend_.stream())); }
 
-  /// Once agreed upon: is the device through? Throws what NCCL, or the control plane, has found out.
+  /// Polls the device. Throws errors that NCCL or the control plane has detected.
+  /// REQUIRES: the signatures have been found equal.
   Progress poll_completion();
   void check_device_peers();
 
@@ -95,7 +96,7 @@ class NcclOperation : public Operation {
   const std::size_t element_;
   const NcclType type_;
   std::shared_ptr<DeviceCompletion> completion_;
-  std::shared_ptr<DeviceEvent> ready_;  // what the caller's stream had in hand
+  std::shared_ptr<DeviceEvent> ready_;  // marks the work queued on the caller's stream
   bool has_begun_ = false;
 
  private:

@@ -30,7 +30,7 @@ std::string nccl_version_words(int version) {
 }  // namespace
 
 std::shared_ptr<const NcclTable> load_nccl(const std::string& library) {
-  // Never closed: NCCL starts threads of its own.
+  // Never closed: NCCL starts threads.
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = dlerror();

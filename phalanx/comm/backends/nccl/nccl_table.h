@@ -1,6 +1,6 @@
-// NCCL's C calls, as a table. NCCL is opened at run time, so that one program runs with and without it, and a test can
-// fill the table with a double. The types are declared here: nccl.h is not needed to build (nccl_header_check.cc
-// compares the two where it is at hand). Names and numbers are NCCL's own, from version 2.18 on.
+// NCCL's C calls, as a table. NCCL is opened at run time, so one program runs with and without it, and a test can fill
+// the table with a fake. The types are declared here, so nccl.h is not needed to build (nccl_header_check.cc compares
+// the two if it is available). Names and numbers are NCCL's own, from version 2.18 on.
 //
 //   std::shared_ptr<const NcclTable> table = load_nccl();        // CommError: why libnccl.so.2 cannot be loaded
 //   table->all_reduce(data, data, count, NcclType::float32, NcclOp::sum, comm, stream);
@@ -111,8 +111,8 @@ void for_each_nccl_call(Table& table, Visitor visit) {
   visit(table.recv, "ncclRecv");
 }
 
-/// Opens `library` (once per process; it stays open). CommError: what the loader said, which call is missing, or that
-/// it is older than 2.18.
+/// Opens `library` (once per process; it stays open). Throws CommError: the loader's error, the missing call, or that
+/// the version is older than 2.18.
 std::shared_ptr<const NcclTable> load_nccl(const std::string& library = "libnccl.so.2");
 
 /// "2.29.7"

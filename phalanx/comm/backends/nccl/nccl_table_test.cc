@@ -1,4 +1,4 @@
-// Where NCCL, or a device, is not there: what is said, and to whom.
+// Without NCCL, or without a device: which error is reported, and to which ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -21,7 +21,8 @@ void SignatureWindow::begin() {
   description_ = {};
   description_.verb = Verb::all_gather;
   description_.dtype = DataType::u8;
-  // All ranks' exchanges begin with the same operation: one that does something else, on the host, sees what it is.
+  // The exchanges of all ranks begin with the same operation. A rank that does something else on the host then gets an
+  // error that names it.
   description_.stands_for = mine_.signatures.data();
   description_.input = &mine_;
   description_.input_count = sizeof(Contribution);

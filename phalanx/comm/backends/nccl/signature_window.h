@@ -1,11 +1,12 @@
-// SignatureWindow: compares the signatures of operations whose data move elsewhere (nccl), over a backend for host
-// memory. Up to kWindow operations share one exchange, so that a slow control plane keeps up with a fast device.
+// SignatureWindow: compares, over a backend for host memory, the signatures of operations whose data moves elsewhere
+// (nccl). Up to kWindow operations share one exchange, so a slow control plane keeps up with a fast device.
 //
-// Every rank contributes the signatures that it has issued and that are not compared yet, the oldest first. What all
-// ranks have contributed is compared; since that is the same on all, the next exchange begins at the same place.
+// Every rank contributes the signatures that it has issued and not compared yet, oldest first. Those that all ranks
+// have contributed are compared. Their number is the same on all ranks, so the next exchange starts at the same
+// operation.
 //
-//   const std::uint64_t ticket = window.add(signature_of(description));   // in the order of issue, any thread
-//   while (window.advance(ticket) != Progress::done) ...                  // by the driver of the control backend
+//   const std::uint64_t ticket = window.add(signature_of(description));   // in issue order, any thread
+//   while (window.advance(ticket) != Progress::done) {}                   // by the driver of the control backend
 #pragma once
 
 #include <array>
@@ -25,9 +26,9 @@ class SignatureWindow {
  public:
   explicit SignatureWindow(Backend& control) : control_(control) {}
 
-  /// The place of the operation among those added.
+  /// Returns the operation's ticket: its index among those added.
   std::uint64_t add(const Signature& signature);
-  /// Done when the operation has been compared. Throws CommError as require_equal_signatures() does.
+  /// Done when the operation's signature has been compared. Throws CommError as require_equal_signatures() does.
   Progress advance(std::uint64_t ticket);
   std::optional<Doorbell> doorbell() { return operation_ ? operation_->doorbell() : std::nullopt; }
   void check_peers() {
@@ -47,10 +48,10 @@ class SignatureWindow {
   void compare();
 
   Backend& control_;
-  std::mutex mutex_;  // of waiting_ and added_
+  std::mutex mutex_;  // guards waiting_ and added_
   std::deque<Signature> waiting_;
   std::uint64_t added_ = 0;
-  // The driver's.
+  // Used by the driver only.
   std::uint64_t compared_ = 0;
   Contribution mine_;
   std::vector<Contribution> all_;

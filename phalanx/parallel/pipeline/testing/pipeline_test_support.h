@@ -1,4 +1,4 @@
-// Models in stages and what one rank makes of them, for the tests of pipelines.
+// Pipeline stages of small models, and the same models on one rank, for the tests of pipelines.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -33,7 +33,7 @@
 namespace phalanx::pipeline_testing {
 
 constexpr std::int64_t kWidth = 12;
-constexpr int kLayers = 8;  // at 4 ranks of 2 stages one each
+constexpr int kLayers = 8;  // 4 ranks with 2 stages each: one layer per stage
 
 inline at::Tensor random_rows(std::int64_t rows, const std::string& name) {
   at::Tensor x = at::empty({rows, kWidth}, at::kFloat);
@@ -54,7 +54,7 @@ inline torch::nn::Sequential torch_layers() {
   return net;
 }
 
-/// The same of layers of ours: [first, last) of them, under their numbers.
+/// The same from Phalanx layers: layers [first, last), under their numbers.
 struct OwnLayers : nn::Module {
   OwnLayers(int first, int last) : nn::Module("OwnLayers") {
     for (int i = first; i < last; ++i) {
@@ -70,7 +70,7 @@ struct OwnLayers : nn::Module {
   std::vector<std::shared_ptr<nn::Linear>> layers;
 };
 
-/// Two such layers, the second in a module of its own.
+/// Two such layers, the second inside a nested module.
 struct NestedPair : nn::Module {
   struct Inner : nn::Module {
     Inner() : nn::Module("Inner") {
@@ -88,7 +88,7 @@ struct NestedPair : nn::Module {
   std::shared_ptr<Inner> inner;
 };
 
-/// The eight layers as pairs, [first, last) of the layers: units inside units when they are sharded.
+/// The eight layers as pairs, [first, last) of the layers. Sharded, they are nested units.
 struct NestedLayers : nn::Module {
   NestedLayers(int first, int last) : nn::Module("NestedLayers") {
     for (int i = first / 2; i < last / 2; ++i)
@@ -112,7 +112,7 @@ struct NestedLayers : nn::Module {
 
 enum class Layers { own, nested, foreign };
 
-/// The stages of a rank: as many layers each.
+/// The stages of a rank, all with the same number of layers.
 inline std::vector<PipelineStage> stages_of(const schedule::Schedule& schedule, int rank, Layers whose) {
   const int each = kLayers / schedule.stages();
   std::vector<PipelineStage> stages;
@@ -159,7 +159,7 @@ struct OneRank {
     const auto queue = std::make_shared<WeightGradientQueue>();
     queue->set_deferring(false);
     for (int i = 0; i < micro_batches; ++i) {
-      const WeightGradientQueue::Scope scope(queue, {});  // the formula of layers that may defer
+      const WeightGradientQueue::Scope scope(queue, {});  // the formula that layers use when they may defer
       const auto at = static_cast<std::size_t>(i);
       const at::Tensor loss = stage.loss(x.chunk(micro_batches)[at], y.chunk(micro_batches)[at]);
       losses.push_back(loss.item<double>());
@@ -196,7 +196,7 @@ inline double relative_difference(const at::Tensor& found, const at::Tensor& exp
   return (found - expected).norm().item<double>() / std::max(expected.norm().item<double>(), 1e-30);
 }
 
-/// What the ranks talk through: messages with tags, or without them as over NCCL (comm/testing/nccl_ranks.h).
+/// The backend: messages with tags, or without them as over NCCL (comm/testing/nccl_ranks.h).
 enum class Over { local, nccl };
 
 inline void run_ranks(Over over, int ranks, const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
@@ -208,7 +208,7 @@ inline void run_ranks(Over over, int ranks, const std::function<void(const std::
   EXPECT_EQ(run_nccl_threads(ranks, on_one_thread), "");
 }
 
-/// What each rank throws; empty where it does not.
+/// The error message of each rank; empty if it throws none.
 inline std::vector<std::string> errors_of(int ranks,
                                           const std::function<void(const std::shared_ptr<Communicator>&)>& body,
                                           Over over = Over::local) {
