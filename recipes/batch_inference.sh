@@ -18,7 +18,7 @@ ranks=2
 read_arguments "$@"
 make_small_model
 for i in $(seq 1 40); do
-  printf '{"unique_id": "q-%d", "input_prompt": "%s"}\n' "$i" "$(sed -n "$((i * 3))p" docs/data_parallel.md | tr -d '"\\' | cut -c 1-60)"
+  printf '{"unique_id": "q-%d", "input_prompt": "%s"}\n' "$i" "$(grep . docs/glossary.md | sed -n "$((i * 2))p" | tr -d '"\\' | cut -c 1-60)"
 done > "$folder/prompts.jsonl"
 echo '{"unique_id": "without"}' >> "$folder/prompts.jsonl"
 job=(-n "$ranks" --checkpoint "$folder/run/hf" --prompts-file "$folder/prompts.jsonl" --output "$folder/answers"

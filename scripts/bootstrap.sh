@@ -186,7 +186,7 @@ install_torch() {
     rm -rf .venv
     "$python" -m venv .venv
   fi
-  say "installing $torch_pin into .venv (some 200 MB for the CPU build, several GB for PyPI's CUDA build; see docs/building.md)"
+  say "installing $torch_pin into .venv (some 200 MB for the CPU build, several GB for PyPI's CUDA build; see docs/install.md)"
   .venv/bin/python -m pip install --disable-pip-version-check --no-input "$torch_pin" ||
     fail "pip could not install $torch_pin (its output is above). Without PyPI: unpack a libtorch 2.11 to 2.13 yourself and set PHALANX_TORCH_DIR"
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Trains small models for a few steps under each layout, and prints what the fullest rank took beside what was predicted:
-the tables of docs/memory.md.
+the tables of benchmarks/results/memory.md.
 
     scripts/memory_table.py [--program build/release/bin/phalanx] [--ranks 4] [-- --model.flavor 50M ...]
     scripts/memory_table.py --families gpt2 mixtral ...      a column for each family, totals alone

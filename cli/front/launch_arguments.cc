@@ -62,7 +62,7 @@ Ending
   -h, --help                            this text
 
 The lines of ranks other than 0 are prefixed with [rank]. Flags may be given as PET_<NAME> in the environment. See
-docs/launching.md.
+docs/launch_options.md.
 
   phalanx launch --nproc-per-node 2 ./my_program --its options
   phalanx launch --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node1:29400 ./my_program

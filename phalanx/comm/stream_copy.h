@@ -15,7 +15,7 @@ namespace phalanx {
 
 /// Results of at least this size are streamed. They do not fit into the second-level cache, and in the third they would
 /// compete with everything else the program needs. Below this size the next reader would pay for it
-/// (docs/benchmarks.md).
+/// (benchmarks/results/copy_strategies.md).
 inline constexpr std::size_t kStreamBytes = 8U << 20;
 
 /// How many bytes of a collective's result should be streamed. A result of kStreamBytes or more: all of it. A shorter

@@ -2,7 +2,7 @@
 //
 // Spinning reacts within tens of nanoseconds, but burns a core that the awaited rank may need. With more ranks than
 // cores the spin must be short, or each wait lasts a scheduler quantum (milliseconds). The lengths are measured; see
-// docs/communication.md.
+// docs/communication_internals.md.
 #pragma once
 
 #include <chrono>

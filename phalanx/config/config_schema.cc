@@ -232,7 +232,7 @@ const std::vector<Key>& known_keys() {
        "Ranks over which the layers are cut into stages.", 1, kAny},
       {"parallelism", "pipeline_parallel_schedule", at<&C::parallelism, &C::Parallelism::pipeline_parallel_schedule>,
        "In what order stages work: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble or "
-       "DualPipeV (docs/pipeline.md)."},
+       "DualPipeV (docs/pipeline_schedules.md)."},
       {"parallelism", "pipeline_parallel_microbatch_size",
        at<&C::parallelism, &C::Parallelism::pipeline_parallel_microbatch_size>,
        "Sequences that go through a pipeline together. Divides a data rank's share of the global batch.", 1, kAny},

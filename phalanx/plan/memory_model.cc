@@ -20,7 +20,7 @@ using observe::MemoryCategory;
 constexpr std::int64_t kPooledUnits = 2;  // for all-gathers, and for gradients: one in use, one in flight
 
 // Private memory outside of tensors, allocated after the start. The smallest limits under which runs succeed
-// (docs/memory.md) are matched by a constant for threads' stacks and libraries' buffers, plus a share of the
+// (docs/memory_estimate.md) are matched by a constant for threads' stacks and libraries' buffers, plus a share of the
 // activations for gaps in the heap. glibc's heap returns blocks of 32 MiB and more, so above that there are hardly any
 // gaps.
 constexpr std::int64_t kHostRuntime = 36 << 20;

@@ -1,5 +1,5 @@
 // Predicts how much memory a rank needs to train a Llama, from the dimensions of the model and the layout, before
-// anything is allocated. docs/memory.md compares it with measurements. It does not use torch.
+// anything is allocated. benchmarks/results/memory.md compares it with measurements. It does not use torch.
 //
 // State (P parameters, N ranks that share a copy of the model, AdamW in float32): 16 P bytes without sharding,
 // 8 P + 8 P / N under ZeRO-1, 4 P + 12 P / N under ZeRO-2, 16 P / N under ZeRO-3, plus the cost of rows that cannot be

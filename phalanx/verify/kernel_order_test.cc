@@ -2,7 +2,7 @@
 // the other, as they were issued. Then ranks that share two communicators must issue their operations in one order, or
 // they wait forever. Every layout trains and validates on such devices and gives the same numbers as elsewhere. They
 // use a double of NCCL, whose messages have no tags and wait for their receives (comm/testing/nccl_ranks.h).
-// docs/communication.md lists the communicators.
+// docs/cuda_communication.md lists the communicators.
 #include <ATen/Parallel.h>
 
 #include <chrono>

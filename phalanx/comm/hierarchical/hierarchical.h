@@ -34,7 +34,7 @@ struct HierarchicalOptions {
   std::vector<int> nodes;  // of each rank, from 0; nothing is proved then
   std::optional<std::string> hint;
   // Collectives that move fewer bytes are the flat backend's: there, waiting costs more than the bytes. Measured
-  // (docs/communication.md).
+  // (docs/communication_internals.md).
   std::int64_t smallest_bytes = 256 * 1024;
   bool by_estimate = true;                // false: reductions go through the machines also where that moves more bytes
   std::int64_t piece_bytes = 512 * 1024;  // of what is under way between two machines at a time

@@ -150,7 +150,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
     if (plan.is_root && plans.size() == 1 && !alone) {
       log::warn_once(fmt::format(
           "fully_shard: {} has no parts that say when they are used: it is one unit, whose {} of parameters, and as "
-          "much of gradients, stay on every rank (docs/sharding.md shows how to change that)",
+          "much of gradients, stay on every rank (docs/fsdp_your_net.md shows how to change that)",
           module.name(), human_bytes(static_cast<std::uint64_t>(units.back()->bytes()))));
     }
     for (std::size_t i = 0; i < units.back()->size(); ++i) {

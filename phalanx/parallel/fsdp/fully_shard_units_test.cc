@@ -209,7 +209,7 @@ TEST(FullyShardUnits, InsideUnitsThatAreSmallAreJoined) {
   }
 }
 
-// The nets of docs/sharding.md.
+// The nets of docs/fsdp_your_net.md.
 namespace before {
 struct Net : torch::nn::Module {
   torch::nn::Linear a = register_module("a", torch::nn::Linear(12, 24));
@@ -250,7 +250,7 @@ TEST(FullyShardUnits, AModuleWithoutAnyIsOneWithAWarningUntilItsChildrenStandInA
   std::int64_t one = 0, two = 0;
   EXPECT_THAT(warnings_of<before::Net>(1, one),
               AllOf(HasSubstr("warning - fully_shard: "), HasSubstr("before::Net has no parts that say when"),
-                    HasSubstr("it is one unit, whose 2.50 KiB of parameters"), HasSubstr("docs/sharding.md")));
+                    HasSubstr("it is one unit, whose 2.50 KiB of parameters"), HasSubstr("docs/fsdp_your_net.md")));
   EXPECT_THAT(warnings_of<after::Net>(2, two), Not(HasSubstr("fully_shard")));
   // The bytes of the warning no longer stay unsharded: half of them belong to the other rank.
   EXPECT_GE(one, (2 * 12 * 24 + 12 + 24) * 4);
