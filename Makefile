@@ -4,16 +4,19 @@
 BUILD ?= build/release
 PREFIX ?= $(HOME)/.local
 JOBS ?= $(shell nproc)
+# Tests that run side by side: most of them wait for other ranks, or for time-outs, half of the time.
+TEST_JOBS ?= 2
 SANITIZED ?= build/asan
 PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all install tour test test-all fuzz slurm soak deaths kills worlds timeline mutations layouts demo format check cuda-check clean released parquet
+.PHONY: help bootstrap configure build all install tour quick test test-all fuzz slurm soak deaths kills worlds timeline mutations layouts demo format check cuda-check clean released parquet
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
 	@echo 'make test      set up, build, run every test'
+	@echo 'make quick     the same with the tests that take seconds alone (ctest -L quick)'
 	@echo 'make build     set up, build the programs and libraries (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
 	@echo 'make install   install programs and libraries into ~/.local (make install PREFIX=/opt/phalanx)'
 	@echo 'make tour      run the commands of the README'
@@ -47,9 +50,12 @@ build: configure
 all: configure
 	cmake --build $(BUILD) --parallel $(JOBS)
 
+quick: all
+	ctest --test-dir $(BUILD) --label-regex quick --parallel $(TEST_JOBS) --output-on-failure --no-tests=error
+
 test: all
 	@scripts/bootstrap.sh --tests
-	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+	ctest --test-dir $(BUILD) --parallel $(TEST_JOBS) --output-on-failure --no-tests=error
 	@scripts/say_skipped.sh $(BUILD)
 
 # Status 77: no clang with libFuzzer here, which is said.

@@ -5,10 +5,10 @@
 #     the static library phalanx_<path with _ for />, of every *.cc here that is no *_test.cc. DEPENDS are folders above it
 #     in CMakeLists.txt's list: comm, comm/liveness. TORCH: its sources may include torch. PRECOMPILED: nearly all of them
 #     include torch's modules or autograd. COLD: no loop of it is ever waited for; compiled in two thirds of the time.
-#   phalanx_test([LINK lib...] [ADD file...] [EXCLUDE file...] [LIBRARY name])
+#   phalanx_test([FULL] [LINK lib...] [ADD file...] [EXCLUDE file...] [LIBRARY name])
 #     one test binary a folder, <path with _ for />_test, with every case of the *_test.cc here; each start costs 0.2 s
 #     where torch is linked, so cases are registered with ctest one binary at a time. LIBRARY: another library than the
-#     folder's own, where it has none.
+#     folder's own, where it has none. FULL: takes more than some ten seconds (ctest -L quick leaves it out).
 #   phalanx_test_support([DEPENDS folder...] [ADD file...] [EXCLUDE file...])
 #     what tests of several folders share: phalanx_<path with _ for />, of every *.cc here that is no *_test.cc. Never
 #     installed.
@@ -109,7 +109,7 @@ function(phalanx_test)
   if(NOT PHALANX_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "LIBRARY" "ADD;EXCLUDE;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "FULL" "LIBRARY" "ADD;EXCLUDE;LINK" ${ARGN})
   phalanx_own_name(name)
   phalanx_sources(sources TRUE)
   set(library phalanx_${name})
@@ -136,7 +136,11 @@ function(phalanx_test)
   phalanx_unity(${target})
   add_test(NAME ${name} COMMAND ${target} --gtest_brief=1)
   # One intra-op thread a rank: many tests run several ranks as threads.
-  set_tests_properties(${name} PROPERTIES TIMEOUT 900 ENVIRONMENT "OMP_NUM_THREADS=1")
+  set(label quick)
+  if(ARG_FULL)
+    set(label full)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT 900 LABELS ${label} ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
 function(phalanx_umbrella)
