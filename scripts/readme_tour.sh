@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the README's shell blocks as they stand, in an empty folder that has this one's files, with a home of its own.
+# Runs the shell blocks of the README and of the quick starts as they stand: each page in an empty folder that has this
+# one's files, with a home of its own.
 #
 #   scripts/readme_tour.sh FOLDER      FOLDER/home/.local has the installed programs (`make tour` puts them there)
 #
@@ -11,27 +12,34 @@ folder=$(realpath "$1")
 fail() { echo "readme_tour: $*" >&2; exit 1; }
 [[ -x "$folder/home/.local/bin/phalanx" ]] || fail "no $folder/home/.local/bin/phalanx: run \`make tour\`"
 
+run_page() {  # <page> <what at least one of its blocks begins with>
+  local page=$1 work
+  work=$folder/work/$(basename "$page" .md)
+  mkdir -p "$work"
+  for name in README.md docs phalanx configs recipes build; do ln -s "$PWD/$name" "$work/$name"; done
+
+  # The blocks, one file each, in their order.
+  awk -v out="$work/block" '
+    /^<!-- not run:/ { skip = 1 }
+    /^```sh$/ { inside = !skip; skip = 0; if (inside) { ++count; file = sprintf("%s-%02d.sh", out, count); next } }
+    /^```$/ { inside = 0 }
+    inside { print > file }' "$page"
+  ls "$work"/block-*.sh >/dev/null 2>&1 || fail "$page has no shell blocks to run"
+  {
+    echo 'set -euo pipefail'
+    for block in "$work"/block-*.sh; do
+      echo "echo '== $page: $(basename "$block" .sh)'"
+      sed -E -e '/^make install/d' -e 's/(--training\.steps) [0-9]+/\1 4/' \
+        -e 's/(bench train .* --steps) [0-9]+/\1 1 --warm-up 0 --layouts "dp_replicate=2 dp_shard=2"/' "$block"
+    done
+  } >"$work/tour.sh"
+  grep -q "^$2" "$work/tour.sh" || fail "no block of $page begins with '$2'"
+  (cd "$work" && HOME="$folder/home" bash tour.sh </dev/null)
+  echo "readme_tour: $(ls "$work"/block-*.sh | wc -l) blocks of $page work as they stand"
+}
+
 rm -rf "$folder/work"
-mkdir -p "$folder/work"
-for name in README.md docs phalanx configs; do ln -s "$PWD/$name" "$folder/work/$name"; done
-
-# The blocks, one file each, in their order.
-awk -v out="$folder/work/block" '
-  /^<!-- not run:/ { skip = 1 }
-  /^```sh$/ { inside = !skip; skip = 0; if (inside) { ++count; file = sprintf("%s-%02d.sh", out, count); next } }
-  /^```$/ { inside = 0 }
-  inside { print > file }' README.md
-cd "$folder/work"
-ls block-*.sh >/dev/null 2>&1 || fail "README.md has no shell blocks to run"
-
-{
-  echo 'set -euo pipefail'
-  for block in block-*.sh; do
-    echo "echo '== $block'"
-    sed -E -e '/^make install/d' -e 's/(--training\.steps) [0-9]+/\1 4/' \
-      -e 's/(bench train .* --steps) [0-9]+/\1 1 --warm-up 0 --layouts "dp_replicate=2 dp_shard=2"/' "$block"
-  done
-} >tour.sh
-grep -q '^phalanx train' tour.sh || fail "the blocks of README.md train nothing"
-HOME="$folder/home" bash tour.sh </dev/null
-echo "readme_tour: $(ls block-*.sh | wc -l) blocks of README.md work as they stand"
+run_page README.md 'phalanx train'
+run_page docs/quickstart_library.md 'phalanx launch'
+run_page docs/quickstart_cluster.md 'phalanx train'
+run_page docs/quickstart_student.md 'phalanx launch'

@@ -10,6 +10,7 @@
 #include "cli/eval_arguments.h"
 #include "cli/front/bench_command.h"
 #include "cli/front/checkpoint_command.h"
+#include "cli/front/completion_command.h"
 #include "cli/front/eval_command.h"
 #include "cli/front/generate_command.h"
 #include "cli/front/launch_command.h"
@@ -55,6 +56,8 @@ std::vector<Command> commands() {
       {"report", "write the HTML report of a run", kReportHelp, report_command},
       {"trace", "say from flight recorder files which rank a job is waiting for", kTraceHelp, trace_command},
       {"doctor", "say what this machine and build have, and what is missing", "", doctor},
+      {"completion", "print the script by which a shell completes commands and options", kCompletionHelp,
+       [](const Arguments& arguments) { return completion_command(arguments, commands()); }},
   };
 }
 

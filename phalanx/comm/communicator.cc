@@ -163,6 +163,33 @@ class Communicator::Impl {
     throw Error(fmt::format("{}: input and output overlap other than as this rank's slice", what));
   }
 
+  // A verb from `input` to `output`.
+  OperationDescription describe(Verb verb, const at::Tensor& output, const at::Tensor& input, const char* what) const {
+    OperationDescription d;
+    d.verb = verb;
+    d.dtype = check(input, what);
+    check_same_type(check(output, what), d.dtype, what);
+    read_from(d, input);
+    write_to(d, output);
+    return d;
+  }
+
+  // all_gather and reduce_scatter: `whole` holds the parts of all ranks, `part` this rank's. Equal parts have no counts.
+  void check_parts(const at::Tensor& whole, const at::Tensor& part, const std::vector<std::int64_t>& counts,
+                   bool is_uneven, bool is_whole_output, const char* what) const {
+    const char *const name_of_whole = is_whole_output ? "output" : "input", *const name_of_part =
+                                                                                is_whole_output ? "input" : "output";
+    std::int64_t begin = part.numel() * rank();
+    if (is_uneven) {
+      check_count(whole.numel(), check_counts(counts, what), name_of_whole, what);
+      check_count(part.numel(), counts[static_cast<std::size_t>(rank())], name_of_part, what);
+      begin = std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0});
+    } else {
+      check_count(whole.numel(), part.numel() * size(), name_of_whole, what);
+    }
+    check_overlap(whole, part, begin, what);
+  }
+
   // --- issue --------------------------------------------------------------------------------------------------------
 
   // Whether the tensors are on the device of a stream-ordered backend. Without a CUDA device (tests) all tensors count
@@ -203,6 +230,25 @@ class Communicator::Impl {
     engine_->submit(queue_, work);
     if (!async) work->wait();
     return Work(std::move(work));
+  }
+
+  Work all_gather(at::Tensor output, at::Tensor input, std::vector<std::int64_t> counts, bool is_uneven, bool async) {
+    const char* const what = is_uneven ? "all_gather_uneven" : "all_gather";
+    OperationDescription d = describe(Verb::all_gather, output, input, what);
+    check_parts(output, input, counts, is_uneven, /*is_whole_output=*/true, what);
+    d.counts = std::move(counts);
+    return issue(std::move(d), async, {std::move(output), std::move(input)});
+  }
+
+  Work reduce_scatter(at::Tensor output, at::Tensor input, std::vector<std::int64_t> counts, bool is_uneven,
+                      ReduceOptions options) {
+    const char* const what = is_uneven ? "reduce_scatter_uneven" : "reduce_scatter";
+    OperationDescription d = describe(Verb::reduce_scatter, output, input, what);
+    check_op(d.dtype, options.op, what);
+    check_parts(input, output, counts, is_uneven, /*is_whole_output=*/false, what);
+    d.op = options.op;
+    d.counts = std::move(counts);
+    return issue(std::move(d), options.async, {std::move(output), std::move(input)});
   }
 
   ByteObjects byte_objects() {
@@ -330,64 +376,21 @@ Work Communicator::reduce(at::Tensor tensor, RootedReduceOptions options) {
 }
 
 Work Communicator::all_gather(at::Tensor output, at::Tensor input, CommOptions options) {
-  OperationDescription d;
-  d.verb = Verb::all_gather;
-  d.dtype = impl_->check(input, "all_gather");
-  Impl::check_same_type(impl_->check(output, "all_gather"), d.dtype, "all_gather");
-  Impl::check_count(output.numel(), input.numel() * size(), "output", "all_gather");
-  Impl::check_overlap(output, input, input.numel() * rank(), "all_gather");
-  Impl::read_from(d, input);
-  Impl::write_to(d, output);
-  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+  return impl_->all_gather(std::move(output), std::move(input), {}, /*is_uneven=*/false, options.async);
 }
 
 Work Communicator::all_gather_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> counts,
                                      CommOptions options) {
-  OperationDescription d;
-  d.verb = Verb::all_gather;
-  d.dtype = impl_->check(input, "all_gather_uneven");
-  Impl::check_same_type(impl_->check(output, "all_gather_uneven"), d.dtype, "all_gather_uneven");
-  Impl::check_count(output.numel(), impl_->check_counts(counts, "all_gather_uneven"), "output", "all_gather_uneven");
-  Impl::check_count(input.numel(), counts[static_cast<std::size_t>(rank())], "input", "all_gather_uneven");
-  Impl::check_overlap(output, input, std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0}),
-                      "all_gather_uneven");
-  Impl::read_from(d, input);
-  Impl::write_to(d, output);
-  d.counts = std::move(counts);
-  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+  return impl_->all_gather(std::move(output), std::move(input), std::move(counts), /*is_uneven=*/true, options.async);
 }
 
 Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOptions options) {
-  OperationDescription d;
-  d.verb = Verb::reduce_scatter;
-  d.dtype = impl_->check(input, "reduce_scatter");
-  Impl::check_same_type(impl_->check(output, "reduce_scatter"), d.dtype, "reduce_scatter");
-  Impl::check_op(d.dtype, options.op, "reduce_scatter");
-  Impl::check_count(input.numel(), output.numel() * size(), "input", "reduce_scatter");
-  Impl::check_overlap(input, output, output.numel() * rank(), "reduce_scatter");
-  d.op = options.op;
-  Impl::read_from(d, input);
-  Impl::write_to(d, output);
-  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+  return impl_->reduce_scatter(std::move(output), std::move(input), {}, /*is_uneven=*/false, options);
 }
 
 Work Communicator::reduce_scatter_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> counts,
                                          ReduceOptions options) {
-  OperationDescription d;
-  d.verb = Verb::reduce_scatter;
-  d.dtype = impl_->check(input, "reduce_scatter_uneven");
-  Impl::check_same_type(impl_->check(output, "reduce_scatter_uneven"), d.dtype, "reduce_scatter_uneven");
-  Impl::check_op(d.dtype, options.op, "reduce_scatter_uneven");
-  Impl::check_count(input.numel(), impl_->check_counts(counts, "reduce_scatter_uneven"), "input",
-                    "reduce_scatter_uneven");
-  Impl::check_count(output.numel(), counts[static_cast<std::size_t>(rank())], "output", "reduce_scatter_uneven");
-  Impl::check_overlap(input, output, std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0}),
-                      "reduce_scatter_uneven");
-  d.op = options.op;
-  Impl::read_from(d, input);
-  Impl::write_to(d, output);
-  d.counts = std::move(counts);
-  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+  return impl_->reduce_scatter(std::move(output), std::move(input), std::move(counts), /*is_uneven=*/true, options);
 }
 
 Work Communicator::gather(at::Tensor output, at::Tensor input, RootedOptions options) {
@@ -423,33 +426,22 @@ Work Communicator::scatter(at::Tensor output, at::Tensor input, RootedOptions op
 }
 
 Work Communicator::all_to_all(at::Tensor output, at::Tensor input, CommOptions options) {
-  OperationDescription d;
-  d.verb = Verb::all_to_all;
-  d.dtype = impl_->check(input, "all_to_all");
-  Impl::check_same_type(impl_->check(output, "all_to_all"), d.dtype, "all_to_all");
+  OperationDescription d = impl_->describe(Verb::all_to_all, output, input, "all_to_all");
   Impl::check_count(output.numel(), input.numel(), "output", "all_to_all");
   if (input.numel() % size() != 0)
     throw Error(fmt::format("all_to_all: {} elements cannot be divided among {} ranks; use all_to_all_uneven",
                             input.numel(), size()));
   Impl::check_overlap(output, input, -1, "all_to_all");
-  Impl::read_from(d, input);
-  Impl::write_to(d, output);
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
 }
 
 Work Communicator::all_to_all_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> output_counts,
                                      std::vector<std::int64_t> input_counts, CommOptions options) {
-  OperationDescription d;
-  d.verb = Verb::all_to_all;
-  d.dtype = impl_->check(input, "all_to_all_uneven");
-  Impl::check_same_type(impl_->check(output, "all_to_all_uneven"), d.dtype, "all_to_all_uneven");
-  Impl::check_count(output.numel(), impl_->check_counts(output_counts, "all_to_all_uneven"), "output",
-                    "all_to_all_uneven");
-  Impl::check_count(input.numel(), impl_->check_counts(input_counts, "all_to_all_uneven"), "input",
-                    "all_to_all_uneven");
-  Impl::check_overlap(output, input, -1, "all_to_all_uneven");
-  Impl::read_from(d, input);
-  Impl::write_to(d, output);
+  constexpr const char* kWhat = "all_to_all_uneven";
+  OperationDescription d = impl_->describe(Verb::all_to_all, output, input, kWhat);
+  Impl::check_count(output.numel(), impl_->check_counts(output_counts, kWhat), "output", kWhat);
+  Impl::check_count(input.numel(), impl_->check_counts(input_counts, kWhat), "input", kWhat);
+  Impl::check_overlap(output, input, -1, kWhat);
   d.input_counts = std::move(input_counts);
   d.output_counts = std::move(output_counts);
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});

@@ -162,18 +162,18 @@ ReachedStore follow_agent(const WorkerEnvironment& environment, const std::strin
 // attempts use the same key. The key may still hold the address of the last attempt. Then nothing listens there, and
 // the rank reads the key again until rank 0 has written the new address.
 ReachedStore rendezvous_through_agent(const WorkerEnvironment& environment, milliseconds timeout) {
-  using AgentClock = std::chrono::steady_clock;
+  using Clock = std::chrono::steady_clock;
   const std::string key = fmt::format("phalanx/{}/store", environment.run_id);
   const bool by_file = job_secret_from_environment().value.empty() && environment.on_one_node();
   if (environment.rank == 0) return serve_through_agent(environment, key, by_file, timeout);
-  const auto deadline = AgentClock::now() + timeout;
+  const auto deadline = Clock::now() + timeout;
   for (;;) {
     const std::string current = exchange_through_agent_store(environment.master, key, nullptr, timeout);
-    const auto left = std::chrono::ceil<milliseconds>(deadline - AgentClock::now());
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     try {
       return follow_agent(environment, key, current, by_file, std::max(left, milliseconds(1)));
     } catch (const CommError& error) {
-      if (AgentClock::now() >= deadline)
+      if (Clock::now() >= deadline)
         throw CommError(fmt::format("rank 0 was not reached within {} s where torchrun's store at {} says, {}: {}",
                                     static_cast<double>(timeout.count()) / 1000.0, environment.master.text(), current,
                                     error.what()));
@@ -258,24 +258,24 @@ constexpr std::string_view kCpusAfter = " cpus:", kProcessAfter = "\tprocess:";
 // Waits for a key that is set when all ranks have reached this point. Throws if one of the ranks fails in the meantime.
 void await_all(Store& store, StartupMonitor& startup_monitor, const WorkerEnvironment& environment,
                const std::string& key, milliseconds timeout) {
-  using RendezvousClock = std::chrono::steady_clock;
+  using Clock = std::chrono::steady_clock;
   const auto look_every = std::max(milliseconds(200), environment.world_size * milliseconds(3));
-  const auto deadline = RendezvousClock::now() + timeout;
+  const auto deadline = Clock::now() + timeout;
   for (;;) {
-    const auto begin = RendezvousClock::now();
+    const auto begin = Clock::now();
     const auto slice = std::clamp(std::chrono::ceil<milliseconds>(deadline - begin), milliseconds(1), look_every);
     std::string first;
     try {
       first = store.wait_any({key, "trouble", StartupMonitor::kGone}, slice);
     } catch (const CommError&) {
-      if (RendezvousClock::now() - begin < slice) throw;  // not a timeout
+      if (Clock::now() - begin < slice) throw;  // not a timeout
     }
     if (first == key) return;
     if (first == StartupMonitor::kGone) throw CommError(kNotStarted + store.get(first));
     if (first == "trouble") throw CommError(store.get(first));
     if (const std::string why = startup_monitor.failure_in_rendezvous(); !why.empty())
       abort_rendezvous(store, kNotStarted + why);
-    if (RendezvousClock::now() < deadline) continue;
+    if (Clock::now() < deadline) continue;
     std::string missing;
     for (int rank = 0; rank < environment.world_size; ++rank)
       if (!store.try_get(claim_key(rank))) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);

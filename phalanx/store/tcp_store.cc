@@ -21,7 +21,7 @@ using store_wire::Operation;
 using store_wire::Reader;
 using store_wire::Status;
 using store_wire::Writer;
-using StoreClock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;
 
 // The server answers a wait at its deadline. A client gives up this much later.
 constexpr std::chrono::milliseconds kAnswerGrace{5'000};
@@ -53,9 +53,9 @@ std::shared_ptr<Store> TcpStore::clone() const {
 UniqueFd TcpStore::connect(std::chrono::milliseconds timeout) const {
   // A server with many simultaneous connections may drop one before its handshake.
   constexpr int kAttempts = 5;
-  const auto start = StoreClock::now();
+  const auto start = Clock::now();
   for (int attempt = 1;; ++attempt) {
-    const auto spent = std::chrono::duration_cast<std::chrono::milliseconds>(StoreClock::now() - start);
+    const auto spent = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
     UniqueFd fd = connect_to(reached_.value_or(server_), std::max(timeout - spent, Milliseconds(1)), "the store",
                              {.was_up = reached_.has_value(), .interrupt = &interrupt_});
     const auto deadline = start + std::max(timeout, kAnswerGrace);
@@ -68,7 +68,7 @@ UniqueFd TcpStore::connect(std::chrono::milliseconds timeout) const {
 }
 
 std::string TcpStore::ask_on(int fd, const std::string& frame, Milliseconds timeout, const std::string& what) const {
-  const auto deadline = StoreClock::now() + std::min(timeout, Milliseconds(store_wire::kMaxTimeoutMs)) + kAnswerGrace;
+  const auto deadline = Clock::now() + std::min(timeout, Milliseconds(store_wire::kMaxTimeoutMs)) + kAnswerGrace;
   std::string payload;
   // A call that is answered at once never waits, so it checks for the interrupt first.
   IoResult result = interrupt_.is_due() ? IoResult::interrupted : send_all(fd, frame, deadline, &interrupt_);

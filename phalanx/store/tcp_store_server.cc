@@ -29,7 +29,7 @@
 namespace phalanx {
 namespace {
 
-using ServerClock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;
 using ServerOperation = store_wire::Operation;
 using ServerStatus = store_wire::Status;
 
@@ -47,7 +47,7 @@ struct StoreConnection {
   ServerOperation waiting = ServerOperation::set;  // set: none
   std::vector<std::string> keys;
   std::size_t missing = 0;  // entries of this connection in waiters_
-  ServerClock::time_point deadline{};
+  Clock::time_point deadline{};
   std::map<std::string, std::string> when_lost;
 
   bool is_waiting() const { return waiting != ServerOperation::set; }
@@ -59,7 +59,7 @@ class RefusalLog {
   /// The line to log, or nullopt if this minute's limit is reached.
   std::optional<std::string> line(const std::string& store, const std::string& peer, const std::string& reason) {
     constexpr int kPerMinute = 10;
-    const auto now = ServerClock::now();
+    const auto now = Clock::now();
     if (count_ == 0 || now - since_ > std::chrono::minutes(1)) {
       since_ = now;
       count_ = 0;
@@ -76,7 +76,7 @@ class RefusalLog {
   }
 
  private:
-  ServerClock::time_point since_{};
+  Clock::time_point since_{};
   int count_ = 0;
   std::size_t unlogged_ = 0;
 };
@@ -127,7 +127,7 @@ class TcpStoreServer::Impl {
     for (;;) {
       int timeout = -1;
       if (!deadlines_.empty()) {
-        const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadlines_.begin()->first - ServerClock::now());
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadlines_.begin()->first - Clock::now());
         timeout = static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3'600'000));
       }
       const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
@@ -177,7 +177,7 @@ class TcpStoreServer::Impl {
       connection.fd = std::move(fd);
       connection.handshake = std::make_unique<StoreHandshake>(options_.secret);
       connection.peer = peer_name(peer);
-      set_deadline(id, connection, ServerClock::now() + options_.hello_timeout);
+      set_deadline(id, connection, Clock::now() + options_.hello_timeout);
     }
   }
 
@@ -202,7 +202,7 @@ class TcpStoreServer::Impl {
     if (const auto text = refusals_.line(address().text(), peer, reason)) options_.on_refusal(*text);
   }
 
-  void set_deadline(std::uint64_t id, StoreConnection& connection, ServerClock::time_point deadline) {
+  void set_deadline(std::uint64_t id, StoreConnection& connection, Clock::time_point deadline) {
     clear_deadline(id, connection);
     connection.deadline = deadline;
     deadlines_.emplace(deadline, id);
@@ -367,7 +367,7 @@ class TcpStoreServer::Impl {
     for (auto& key : connection.keys) key = reader.key();
     if (!reader.finished()) return false;
     connection.waiting = operation;
-    set_deadline(id, connection, ServerClock::now() + std::chrono::milliseconds(timeout_ms));
+    set_deadline(id, connection, Clock::now() + std::chrono::milliseconds(timeout_ms));
     return progress_wait(id, connection);
   }
 
@@ -470,7 +470,7 @@ class TcpStoreServer::Impl {
   }
 
   void expire() {
-    const auto now = ServerClock::now();
+    const auto now = Clock::now();
     while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
       const std::uint64_t id = deadlines_.begin()->second;
       deadlines_.erase(deadlines_.begin());
@@ -511,7 +511,7 @@ class TcpStoreServer::Impl {
   Connections connections_;
   std::unordered_map<std::string, std::string> table_;
   std::unordered_multimap<std::string, std::uint64_t> waiters_;
-  std::set<std::pair<ServerClock::time_point, std::uint64_t>> deadlines_;
+  std::set<std::pair<Clock::time_point, std::uint64_t>> deadlines_;
   std::vector<std::uint64_t> lost_;
   std::set<std::uint64_t> handshake_;  // connections that are not accepted yet, oldest first
   RefusalLog refusals_;

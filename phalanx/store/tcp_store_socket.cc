@@ -23,7 +23,7 @@ namespace phalanx {
 namespace {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-using SocketClock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;
 
 AddressList resolve_host(const HostPort& address, bool passive) {
   addrinfo hints{};
@@ -45,9 +45,9 @@ void set_no_delay(int fd) {
 }
 
 // Waits until the descriptor is ready; -1: until the deadline. Calls interrupted by signals are repeated.
-IoResult wait_ready(int fd, short events, SocketClock::time_point deadline, const SocketInterrupt* interrupt) {
+IoResult wait_ready(int fd, short events, Clock::time_point deadline, const SocketInterrupt* interrupt) {
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SocketClock::now()).count();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
     if (left <= 0) return IoResult::late;
     pollfd fds[2] = {{fd, events, 0}, {interrupt ? interrupt->fd() : -1, POLLIN, 0}};
     const int ready = poll(fds, 2, static_cast<int>(std::min<std::int64_t>(left, 60'000)));
@@ -58,7 +58,7 @@ IoResult wait_ready(int fd, short events, SocketClock::time_point deadline, cons
 }
 
 // 0 when connected, else the errno; ETIMEDOUT at the deadline, ECANCELED when interrupted.
-int connect_once(const addrinfo& address, SocketClock::time_point deadline, const SocketInterrupt* interrupt,
+int connect_once(const addrinfo& address, Clock::time_point deadline, const SocketInterrupt* interrupt,
                  UniqueFd& result) {
   UniqueFd fd(socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, address.ai_protocol));
   if (!fd) return errno;
@@ -96,7 +96,7 @@ SocketInterrupt::SocketInterrupt() : timer_(timerfd_create(CLOCK_MONOTONIC, TFD_
   if (!timer_) throw CommError(fmt::format("no descriptor for a timer: {}", std::strerror(errno)));
 }
 
-void SocketInterrupt::at(SocketClock::time_point time) noexcept {
+void SocketInterrupt::at(Clock::time_point time) noexcept {
   const std::lock_guard lock(mutex_);
   if (time >= time_) return;
   time_ = time;
@@ -172,7 +172,7 @@ std::uint16_t local_port(int fd) {
 
 UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, const std::string& what,
                     ConnectOptions options) {
-  const auto deadline = SocketClock::now() + timeout;
+  const auto deadline = Clock::now() + timeout;
   const auto list = resolve_host(address, /*passive=*/false);
   auto pause = std::chrono::milliseconds(2);
   int told = 0;  // errno of the last attempt that our own deadline did not end
@@ -193,18 +193,18 @@ UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, 
                                   address.text()));
     // These pass when the server comes up; anything else (no route, no permission) does not.
     const bool may_pass = error == ECONNREFUSED || error == ECONNRESET || error == ECONNABORTED || error == EAGAIN;
-    if (!may_pass || SocketClock::now() + pause >= deadline) {
+    if (!may_pass || Clock::now() + pause >= deadline) {
       const std::string reason =
           error == ECONNREFUSED ? "connection refused: nothing listens there" : std::strerror(error);
       throw CommError(fmt::format("cannot reach {} at {} after {} attempt{} in {} ms: {}", what, address.text(),
                                   attempts, attempts == 1 ? "" : "s", timeout.count(), reason));
     }
-    wait_ready(-1, 0, SocketClock::now() + pause, options.interrupt);
+    wait_ready(-1, 0, Clock::now() + pause, options.interrupt);
     pause = std::min(pause * 2, std::chrono::milliseconds(200));
   }
 }
 
-IoResult send_all(int fd, std::string_view bytes, SocketClock::time_point deadline, const SocketInterrupt* interrupt) {
+IoResult send_all(int fd, std::string_view bytes, Clock::time_point deadline, const SocketInterrupt* interrupt) {
   while (!bytes.empty()) {
     const ssize_t sent = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent > 0) {
@@ -218,7 +218,7 @@ IoResult send_all(int fd, std::string_view bytes, SocketClock::time_point deadli
   return IoResult::done;
 }
 
-IoResult receive_all(int fd, char* data, std::size_t size, SocketClock::time_point deadline,
+IoResult receive_all(int fd, char* data, std::size_t size, Clock::time_point deadline,
                      const SocketInterrupt* interrupt) {
   while (size > 0) {
     const ssize_t got = recv(fd, data, size, 0);

@@ -17,7 +17,7 @@
 namespace phalanx {
 namespace {
 
-using TicketClock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr std::string_view kTicketTitle = "phalanx rendezvous 1\n";
@@ -60,11 +60,11 @@ std::optional<StoreTicket> RendezvousFile::read() const {
 }
 
 std::shared_ptr<TcpStore> RendezvousFile::connect(milliseconds timeout, const std::string& own_secret) const {
-  const auto deadline = TicketClock::now() + timeout;
+  const auto deadline = Clock::now() + timeout;
   auto pause = milliseconds(2);
   std::string last_error;
   for (;;) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline - TicketClock::now());
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     if (const auto ticket = read()) {
       if (ticket->secret.empty() && own_secret.empty())
         throw ConfigError(
@@ -83,7 +83,7 @@ std::shared_ptr<TcpStore> RendezvousFile::connect(milliseconds timeout, const st
         last_error = error.what();
       }
     }
-    if (TicketClock::now() + pause >= deadline) break;
+    if (Clock::now() + pause >= deadline) break;
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, milliseconds(100));
   }

@@ -23,7 +23,7 @@
 namespace phalanx {
 namespace {
 
-using MemberClock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
 Addresses addresses_of(const std::string& host) {
@@ -240,13 +240,13 @@ class NodeMembership::Impl {
 
   // Waits until a process listens at the endpoint.
   bool reach(const HostPort& address) {
-    const auto deadline = MemberClock::now() + options_.join_timeout;
+    const auto deadline = Clock::now() + options_.join_timeout;
     const auto slice = std::chrono::milliseconds(500);
     std::string reason;
     for (bool told = false;; told = true) {
       if (wants_to_leave()) return false;
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - MemberClock::now());
-      const auto begin = MemberClock::now();
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+      const auto begin = Clock::now();
       try {
         connect_to(address, std::clamp(left, std::chrono::milliseconds(1), slice), "the rendezvous");
         return true;
@@ -257,7 +257,7 @@ class NodeMembership::Impl {
         // The last attempt may have been cut short. The error of the one before is more useful.
         if (reason.empty() || left.count() > 0) reason = std::move(now);
       }
-      if (MemberClock::now() >= deadline)
+      if (Clock::now() >= deadline)
         throw CommError(fmt::format("the node that hosts the rendezvous at {} has not come within {:g} s: {}",
                                     address.text(), std::chrono::duration<double>(options_.join_timeout).count(),
                                     reason));
@@ -292,7 +292,7 @@ class NodeMembership::Impl {
   void speak() {
     int next_message = 1;
     std::int64_t beats = 0;
-    auto next_beat = MemberClock::now() + options_.keep_alive;
+    auto next_beat = Clock::now() + options_.keep_alive;
     try {
       for (;;) {
         std::deque<NodeMessage> messages;
@@ -312,9 +312,9 @@ class NodeMembership::Impl {
                       to_json(NodeMessage{.kind = NodeMessage::Kind::bye}));
           return;
         }
-        if (MemberClock::now() < next_beat) continue;
+        if (Clock::now() < next_beat) continue;
         store_->set(rendezvous_keys::beat(number_), std::to_string(++beats));
-        next_beat = MemberClock::now() + options_.keep_alive;
+        next_beat = Clock::now() + options_.keep_alive;
       }
     } catch (const std::exception& error) {
       post_event({{},

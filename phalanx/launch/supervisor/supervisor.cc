@@ -25,7 +25,7 @@
 namespace phalanx {
 namespace {
 
-using SupervisorClock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;
 
 double sent_now_s() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -124,7 +124,7 @@ class Agent {
     if (group_) {
       group_->add_poll_fds(fds);
       if (const auto wake_at = group_->wake_at(); wake_at != WorkerGroup::kNever) {
-        const auto left = std::chrono::ceil<std::chrono::milliseconds>(wake_at - SupervisorClock::now()).count();
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(wake_at - Clock::now()).count();
         timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
       }
     }
@@ -181,7 +181,7 @@ class Agent {
   }
 
   void watch_ranks() {
-    const auto now = SupervisorClock::now();
+    const auto now = Clock::now();
     const bool were_alive = group_->any_alive();
     group_->step(now);
     if (last_result_) {
@@ -341,14 +341,14 @@ class Agent {
   // Waits until all output of the ranks is shown, however slowly it is read, unless a stop signal comes.
   void flush_output() {
     constexpr std::chrono::seconds kPatience(1);
-    const auto until = SupervisorClock::now() + kPatience;
+    const auto until = Clock::now() + kPatience;
     for (;;) {
       std::vector<pollfd> fds{{signals_->get(), POLLIN, 0}};
       for (const BackgroundWriter* console : logs_->consoles()) {
         console->acknowledge();
         if (!console->is_idle()) fds.push_back({console->fd(), POLLIN, 0});
       }
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - SupervisorClock::now()).count();
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
       if (fds.size() == 1) return;
       if (stop_signal_ != 0 && left <= 0) return discard_output(stop_signal_);
       if (poll(fds.data(), fds.size(), stop_signal_ != 0 ? static_cast<int>(left) : -1) < 0 && errno != EINTR) return;

@@ -32,7 +32,7 @@ using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::Not;
 using testing::StartsWith;
-using TestClock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;
 
 std::string host_name() {
   char name[256] = {};
@@ -119,7 +119,7 @@ TEST(SupervisorTest, NothingOutlivesAKilledLauncher) {
 // Repeats the measurement, at most twice, if it took 2 s or more: a pause of the machine makes it late only once.
 template <class Measure>
 void expect_within_two_seconds(Measure measure) {
-  TestClock::duration took = measure();
+  Clock::duration took = measure();
   for (int more = 0; more < 2 && took >= std::chrono::seconds(2); ++more) took = measure();
   EXPECT_LT(took, std::chrono::seconds(2));
 }
@@ -130,10 +130,10 @@ TEST(SupervisorTest, CtrlCEndsRanksThatIgnoreItWithinTwoSeconds) {
     RunningLauncher launcher(2, {test_program(), "stubborn", notes.path().string()});
     std::vector<pid_t> pids;
     for (const char* name : {"pid.0", "pid.1", "child.0", "child.1"}) pids.push_back(noted_pid(notes, name));
-    const auto start = TestClock::now();
+    const auto start = Clock::now();
     launcher.send(SIGINT);
     EXPECT_EQ(launcher.wait(), 128 + SIGINT);
-    const auto took = TestClock::now() - start;
+    const auto took = Clock::now() - start;
     EXPECT_EQ(launcher.err(), "");
     for (const pid_t pid : pids) EXPECT_TRUE(comes_true([&] { return is_gone(pid); })) << pid;
     return took;
@@ -145,11 +145,11 @@ TEST(SupervisorTest, ASecondCtrlCKillsAtOnce) {
     TempDirectory notes("notes");
     RunningLauncher launcher(1, {test_program(), "graceful", notes.path().string()});
     noted_pid(notes, "pid.0");
-    const auto start = TestClock::now();
+    const auto start = Clock::now();
     launcher.send(SIGINT);
     launcher.send(SIGTERM);  // two pending SIGINTs would be one
     EXPECT_EQ(launcher.wait(), 128 + SIGTERM);
-    return TestClock::now() - start;
+    return Clock::now() - start;
   });
 }
 
@@ -369,10 +369,10 @@ TEST(SupervisorTest, AnotherSignalMayBeTheOneThatEndsTheJobAndItsPatienceIsSet) 
     RunningLauncher launcher(1, {fmt::format("--signal={}", SIGUSR2), "--terminate-ms=200", test_program(), "stubborn",
                                  notes.path().string()});
     const pid_t rank = noted_pid(notes, "pid.0"), child = noted_pid(notes, "child.0");
-    const auto start = TestClock::now();
+    const auto start = Clock::now();
     launcher.send(SIGUSR2);
     EXPECT_EQ(launcher.wait(), 128 + SIGUSR2);
-    const auto took = TestClock::now() - start;
+    const auto took = Clock::now() - start;
     EXPECT_GE(took, std::chrono::milliseconds(150));
     for (const pid_t pid : {rank, child}) EXPECT_TRUE(comes_true([&] { return is_gone(pid); })) << pid;
     return took;
@@ -405,10 +405,10 @@ TEST(SupervisorTest, ARankThatSaysThatItIsNearlyDoneIsNotWaitedForAnyLonger) {
     TempDirectory notes("notes");
     RunningLauncher launcher(1, {test_program(), "nearly-done", notes.path().string()});
     noted_pid(notes, "pid.0");
-    const auto start = TestClock::now();
+    const auto start = Clock::now();
     launcher.send(SIGTERM);
     EXPECT_EQ(launcher.wait(), 128 + SIGTERM);
-    return TestClock::now() - start;
+    return Clock::now() - start;
   });
 }
 

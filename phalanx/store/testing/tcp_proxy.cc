@@ -17,13 +17,13 @@
 namespace phalanx {
 namespace {
 
-using ProxyClock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRetransmission{200};
 constexpr std::size_t kMaxPieces = 64;  // on their way in one direction; then nothing more is read
 
 struct Piece {
-  ProxyClock::time_point due;
+  Clock::time_point due;
   std::string bytes;  // none: the end of what this side sends
 };
 
@@ -99,7 +99,7 @@ void TcpProxy::take_from(Connection& connection, int i) {
     return;
   }
   connection.ended[i] = got == 0;
-  auto due = ProxyClock::now() + std::chrono::milliseconds(delay_ms_.load());
+  auto due = Clock::now() + std::chrono::milliseconds(delay_ms_.load());
   if (const int one_of = lose_one_of_.load(); one_of > 0 && ++pieces_ % one_of == 0) due += kRetransmission;
   if (!incoming.empty()) due = std::max(due, incoming.back().due);
   incoming.push_back({due, std::string(buffer, static_cast<std::size_t>(got))});
@@ -107,7 +107,7 @@ void TcpProxy::take_from(Connection& connection, int i) {
 
 void TcpProxy::pass_on_to(Connection& connection, int i) {
   auto& outgoing = connection.on_the_way[1 - i];
-  while (!connection.broken && !outgoing.empty() && outgoing.front().due <= ProxyClock::now()) {
+  while (!connection.broken && !outgoing.empty() && outgoing.front().due <= Clock::now()) {
     Piece& piece = outgoing.front();
     if (piece.bytes.empty()) {
       shutdown(connection.ends[i].get(), SHUT_WR);
@@ -127,7 +127,7 @@ void TcpProxy::pass_on_to(Connection& connection, int i) {
 void TcpProxy::serve() {
   while (!stopping_.load()) {
     const bool moves = !stalled_.load();
-    const auto now = ProxyClock::now();
+    const auto now = Clock::now();
     std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}, {moves ? listener_.get() : -1, POLLIN, 0}};
     auto next = now + std::chrono::hours(1);
     for (const auto& connection : connections_)

@@ -13,7 +13,7 @@
 namespace phalanx {
 namespace {
 
-using MpiClock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;
 
 // When a rank has died or stopped, the lowest of the others reports it and ends the job. If that rank is busy, the
 // others do so after this time.
@@ -93,11 +93,11 @@ void MpiBackend::make_comm() {
   }).detach();
   // All ranks have arrived when they begin.
   const auto patience = std::max(setup_.peers.connect_timeout, kShortestJoining);
-  const auto deadline = MpiClock::now() + patience;
+  const auto deadline = Clock::now() + patience;
   std::unique_lock lock(making->mutex);
   while (!making->ended.wait_for(lock, kLookWhileMpiMakes, [&] { return making->has_ended; })) {
     peers_.throw_if_peer_failed();
-    if (MpiClock::now() > deadline)
+    if (Clock::now() > deadline)
       throw CommError(fmt::format("mpi: of the {} ranks of group '{}' not all have joined it within {} s", size(),
                                   peers_.id(), static_cast<double>(patience.count()) / 1000));
   }
@@ -198,8 +198,8 @@ void MpiOperation::check_peers() {
 bool MpiOperation::retire() noexcept {
   const auto inside = backend_.process().try_enter();
   if (!inside) return false;
-  if (!retiring_since_) retiring_since_ = MpiClock::now();
-  const auto waited = MpiClock::now() - *retiring_since_;
+  if (!retiring_since_) retiring_since_ = Clock::now();
+  const auto waited = Clock::now() - *retiring_since_;
   try {
     if (peer_has_died_ || (peer_is_unresponsive_ && is_callers_memory_in_use())) {
       int lowest = 0;

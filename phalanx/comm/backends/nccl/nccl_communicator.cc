@@ -9,7 +9,7 @@
 namespace phalanx {
 namespace {
 
-using NcclClock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;
 
 // How long a group that ends in order waits for NCCL to finish the work of the other ranks in it.
 constexpr std::chrono::seconds kFinalizePatience{10};
@@ -42,12 +42,12 @@ void NcclCommunicator::throw_if_aborted(const char* what) const {
 void NcclCommunicator::await(const char* what, NcclResult first, NcclComm* comm,
                              const std::function<void()>& give_up) const {
   NcclResult state = first;
-  const auto begin = NcclClock::now();
+  const auto begin = Clock::now();
   SpinBackoff backoff(SpinBackoff::kBackground);
   while (state == NcclResult::in_progress) {
     throw_if_aborted(what);
     if (give_up) give_up();
-    if (NcclClock::now() - begin > setup_.timeout)
+    if (Clock::now() - begin > setup_.timeout)
       throw CommError(
           fmt::format("NCCL: {} is not finished after {:.1f} s: a rank has not come, or NCCL cannot "
                       "connect (NCCL_DEBUG=INFO shows what it tries)",
@@ -178,8 +178,8 @@ NcclCommunicator::~NcclCommunicator() {
   const auto device = setup_.streams->enter();
   NcclResult state = setup_.table->comm_finalize(comm_);
   SpinBackoff backoff(SpinBackoff::kBackground);
-  for (const auto begin = NcclClock::now();
-       state == NcclResult::in_progress && NcclClock::now() - begin < kFinalizePatience; nccl_nap(backoff)) {
+  for (const auto begin = Clock::now(); state == NcclResult::in_progress && Clock::now() - begin < kFinalizePatience;
+       nccl_nap(backoff)) {
     const NcclResult asked = setup_.table->comm_get_async_error(comm_, &state);
     if (asked != NcclResult::success) state = asked;
   }

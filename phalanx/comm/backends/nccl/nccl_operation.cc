@@ -7,7 +7,7 @@
 namespace phalanx {
 namespace {
 
-using NcclOperationClock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;
 
 // How long NCCL's error is held back for the control plane to name the failed rank.
 constexpr std::chrono::milliseconds kNamePatience{700};
@@ -19,15 +19,15 @@ constexpr std::chrono::milliseconds kEndedPatience{500};
 Progress NcclOperation::poll_completion() {
   if (error_.empty()) {
     error_ = backend_.group().async_error();
-    error_since_ = NcclOperationClock::now();
+    error_since_ = Clock::now();
   }
   if (!error_.empty()) {
     backend_.check_ranks();
-    if (NcclOperationClock::now() - error_since_ > kNamePatience) throw CommError("NCCL: " + error_);
+    if (Clock::now() - error_since_ > kNamePatience) throw CommError("NCCL: " + error_);
     return Progress::blocked;
   }
   if (launch_ == Launch::under_way) {
-    const auto now = NcclOperationClock::now();
+    const auto now = Clock::now();
     if (!unlaunched_since_) unlaunched_since_ = now;
     if (now - *unlaunched_since_ > backend_.group().timeout())
       throw CommError(
@@ -58,7 +58,7 @@ void NcclOperation::check_device_peers() {
     backend_.check_ranks();
     failing_since_.reset();
   } catch (const CommError&) {
-    const auto now = NcclOperationClock::now();
+    const auto now = Clock::now();
     if (!failing_since_) failing_since_ = now;
     if (now - *failing_since_ > kEndedPatience) throw;
   }
