@@ -2,8 +2,7 @@
 #
 #   cmake -S . -B build/fuzz -DPHALANX_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++    (scripts/fuzz.sh does)
 #
-# All of them know no torch, so neither torch nor the rest of Phalanx is looked for. The folders' own lists of sources are
-# used; what of them includes torch is left out.
+# None of them knows torch, so neither torch nor the rest of Phalanx is looked for.
 
 if(NOT CMAKE_CXX_COMPILER_ID MATCHES Clang)
   message(FATAL_ERROR "libFuzzer is clang's: -DCMAKE_CXX_COMPILER=clang++")

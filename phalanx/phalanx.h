@@ -1,5 +1,5 @@
-// Phalanx in one header: the stable public headers, by what they are for. Each may be included by itself, which compiles
-// faster; the others are internal and may change in any release.
+// Phalanx in one header: the stable public headers, by what they are for. Each may be included by itself, which
+// compiles faster. All other headers are internal and may change in any release.
 //
 //   #include <torch/torch.h>
 //   #include "phalanx/phalanx.h"
@@ -17,7 +17,9 @@
 
 // Ranks that communicate: collectives and messages; ranks as threads, for tests.
 #include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/comm/backends/local_shm/shared_tensors.h"
 #include "phalanx/comm/communicator.h"
+#include "phalanx/comm/hierarchical/hierarchical.h"
 #include "phalanx/comm/work.h"
 
 // Starting: who this rank is, and its world.
@@ -33,10 +35,15 @@
 #include "phalanx/tensor/train_state.h"
 
 // Layers that can be sharded, and their initial values.
+#include "phalanx/nn/attention.h"
+#include "phalanx/nn/embedding.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/nn/linear.h"
 #include "phalanx/nn/module.h"
+#include "phalanx/nn/rms_norm.h"
 
 // Optimizers that know shards.
+#include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/optim/loss_scaler.h"
@@ -50,6 +57,7 @@
 #include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
 #include "phalanx/parallel/pipeline/split_sequential.h"
+#include "phalanx/parallel/replica_check.h"
 #include "phalanx/parallel/tensor/styles.h"
 
 // Models, data, checkpoints, training, inference.

@@ -54,7 +54,7 @@ def problems(root):
     order, torch_free = folder_order(root)
     found = []
     for path in sorted((root / "phalanx").rglob("*")):
-        if path.suffix not in {".h", ".cc", ".cu"} or not path.is_file():
+        if path.suffix not in {".h", ".cc", ".cu", ".inc"} or not path.is_file():
             continue
         where = path.relative_to(root)
         folder = folder_of(where.parts)
@@ -66,6 +66,12 @@ def problems(root):
             place = f"{where}:{number}"
             if parts[0] in PROGRAMS:
                 found.append(f"{place}: the library includes {name} of a program")
+            if folder and name == "phalanx/phalanx.h" and not is_test(path):
+                found.append(f"{place}: the library includes its own umbrella header")
+            if parts[0] == "phalanx" and "testing" in parts and not is_test(path):
+                found.append(f"{place}: {name} is for tests, and is not installed")
+            if name.startswith("."):
+                found.append(f"{place}: {name} is relative; expected the path in the repository")
             other = folder_of(parts)
             if folder and other:
                 if other not in order:
@@ -95,6 +101,9 @@ def self_test():
         "phalanx/comm/sub/i.cc": ('#include "phalanx/comm/x.h"\n#include <torch/torch.h>', None),
         "phalanx/comm/j.cc": ('#include "phalanx/comm/sub/x.h"', "comm/sub/ is below it"),
         "phalanx/comm/testing/k.cc": ('#include "phalanx/comm/sub/x.h"', None),
+        "phalanx/base/m.cc": ('#include "phalanx/phalanx.h"', "its own umbrella header"),
+        "phalanx/base/n.cc": ('#include "phalanx/base/testing/x.h"', "is for tests"),
+        "phalanx/base/o.inc": ('#include "../base/x.h"', "is relative"),
         "phalanx/base/l_test.cc": ('#include <torch/torch.h>', None),
         "phalanx/base/commented.h": ('// #include "phalanx/comm/b.h"', None),
         "phalanx/phalanx.h": ('#include "phalanx/comm/b.h"', None),

@@ -16,7 +16,8 @@ struct CompletedCommand {
   std::vector<std::string> options;  // "--top-k"
 };
 
-/// Reads words and options out of what `phalanx NAME --help` prints. `takes_keys`: every configuration key is an option.
+/// Reads words and options out of what `phalanx NAME --help` prints. `takes_keys`: every configuration key is an
+/// option.
 CompletedCommand completed_command(std::string_view name, std::string_view help, bool takes_keys);
 
 /// `shell`: bash, zsh or fish. UsageError for another one.

@@ -9,7 +9,7 @@
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
-#include "phalanx/checkpoint/sharded_state.h"
+#include "phalanx/checkpoint/testing/sharded_state.h"
 #include "phalanx/checkpoint/testing/test_state.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 

@@ -21,7 +21,7 @@
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
-#include "phalanx/checkpoint/sharded_state.h"
+#include "phalanx/checkpoint/testing/sharded_state.h"
 #include "phalanx/checkpoint/testing/test_state.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/backends/local_shm/shm.h"

@@ -9,7 +9,7 @@
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/files/saved_state.h"
-#include "phalanx/checkpoint/sharded_state.h"
+#include "phalanx/checkpoint/testing/sharded_state.h"
 #include "phalanx/checkpoint/testing/test_state.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/comm/backends/local_shm/local.h"

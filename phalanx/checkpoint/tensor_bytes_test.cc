@@ -9,7 +9,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/checkpoint/files/box_copy.h"
-#include "phalanx/checkpoint/sharded_state.h"
+#include "phalanx/checkpoint/testing/sharded_state.h"
 #include "phalanx/checkpoint/testing/test_state.h"
 
 namespace phalanx {

@@ -9,14 +9,14 @@
 //   Several communicators progress independently, so two ranks may use two of them in opposite order.
 // - Tensors must be contiguous and on the communicator's device. A non-contiguous tensor is an Error (copy it first),
 //   so there is never a hidden copy. Neither read nor write the data until an asynchronous Work is done.
-// - Reductions give every rank the same bits. The local and shm backends reduce in rank order, so their results are
-//   also equal from run to run and between the two. 16-bit floats are accumulated in float32. `avg` divides once, after
-//   the sum; it is refused for integers.
+// - Reductions give every rank the same bits. The local, shm, gloo and shm+gloo backends reduce in rank order, so
+//   their results are also equal from run to run and between these backends. 16-bit floats are accumulated in float32.
+//   `avg` divides once, after the sum; it is refused for integers.
 // - Every wait has a timeout. Its error names group, op, sequence number, shape and the ranks that have not arrived.
 //   After a CommError the destination is undefined: it may hold a mix of old and new values.
 // - One thread at a time uses a Communicator (the thread of its rank). Destroy it only when its Works are done.
 //
-//   auto comm = ...;                       // from init_from_environment(), run_local_ranks(), or split()
+//   std::shared_ptr<Communicator> comm = context.world;  // of init_from_environment(); or run_local_ranks(), split()
 //   comm->all_reduce(loss, {.op = ReduceOp::avg});
 //   auto tp = comm->split(rank / 4, rank); // sub-communicator of the ranks with the same colour, ordered by key
 #pragma once

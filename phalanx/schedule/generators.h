@@ -14,7 +14,8 @@
 // p is the number of ranks, m that of micro-batches; rounds = max(1, m / p rounded down). In names, case, '-', '_' and
 // blanks do not matter, and common short names are known: ZB1P, ZBV, Interleaved, BFS, ...
 //
-// InterleavedZeroBubble with one stage a rank is ZB1P (ZB-H1) in the literature. docs/pipeline_schedules.md explains each.
+// InterleavedZeroBubble with one stage a rank is ZB1P (ZB-H1) in the literature.
+// docs/pipeline_schedules.md explains each.
 //
 // Throws ConfigError for numbers that a schedule cannot have, with the equation, the numbers and the nearest valid
 // ones.

@@ -3,12 +3,12 @@
 // Contract
 // - Thread-safe. Keys are 1 to 1,024 bytes, values 0 to 64 MiB. Both may hold any bytes.
 // - get, get_all, wait and wait_any block until the keys exist. After the timeout (the call's, else the store's) they
-//   throw a CommError that names the missing keys. All other calls return at once. Over TCP they, too, fail with a
-//   CommError after the store's timeout, or after some 20 s if that is longer.
+//   throw a CommError that names the missing keys. All other calls return at once. Over TCP they fail with a
+//   CommError 5 s after the store's timeout, or after 20 s if that is sooner.
 //
 //   PrefixStore store(base, "rendezvous");
 //   store.set(fmt::format("address/{}", rank), address);
-//   auto all = store.get_all(keys, 30s);   // "... waited 30 s for 1 of 4 keys: rendezvous/address/3"
+//   auto all = store.get_all(keys, 30s);   // "... waited 30 s for 4 keys: still missing 1: rendezvous/address/3"
 #pragma once
 
 #include <chrono>

@@ -10,7 +10,7 @@
 //   auto model = make_parallel_model(config, plan, world, device);        // collective
 //   model->initialise(seed);
 //   model->values_were_loaded();
-//   at::Tensor loss = model->forward_backward(batch, pass);               // gradients of one micro-batch
+//   at::Tensor loss = model->forward_backward(batch, pass);  // this batch's gradients; in a pipeline the whole step's
 //   clip_grad_norm(model->parameters(), 1.0, model->grad_norm_group());
 //
 // Collective: all ranks of the world call the same methods in the same order.
@@ -51,7 +51,7 @@ class ParallelModel {
   ParallelModel& operator=(const ParallelModel&) = delete;
 
   virtual void initialise(std::uint64_t seed) = 0;
-  /// To be called before the first step, and whenever weights() have been written to since.
+  /// Collective. Call it before the first step, and whenever weights() have been written to since.
   virtual void values_were_loaded() = 0;
 
   /// Forward and backward pass of this data rank's batch: the mean loss, 0-dim, on the device, detached. Gradients are
@@ -63,7 +63,7 @@ class ParallelModel {
 
   /// What this rank runs: the model, or its stages of a pipeline.
   virtual std::vector<nn::Module*> modules() const = 0;
-  /// What this rank holds of the weights, to be filled.
+  /// This rank's shards of the weights, to be filled.
   virtual std::vector<NamedTensor> weights() const = 0;
   /// These, and copies of them that other stages hold: ranks that hold the same part have the same bits.
   virtual std::vector<NamedTensor> replicated_weights() const { return weights(); }

@@ -1,7 +1,7 @@
 // Applies the forms of parallelism of a run's plan to a model, or to one stage of a pipeline.
 //
 //   Parallelized parts = parallelize(stage, config, plan, mesh, device);   // stage: a models::Llama without memory
-//   parts.sharded->initialise(seed);
+//   if (parts.sharded) parts.sharded->initialise(seed);
 #pragma once
 
 #include <memory>

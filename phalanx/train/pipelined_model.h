@@ -30,7 +30,7 @@ class PipelinedModel final : public ParallelModel {
 
   void initialise(std::uint64_t seed) override;
   void values_were_loaded() override;
-  /// All micro-batches of a step: `pass.share` and `pass.is_last` say nothing here. With a recorder each pass becomes a
+  /// All micro-batches of a step: `pass.share` and `pass.is_last` are ignored here. With a recorder each pass becomes a
   /// span "2F0" of the category "pass", also where one of them throws.
   at::Tensor forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) override;
   /// Of any number of sequences, as one micro-batch.

@@ -1,8 +1,8 @@
 // The checkpoints of a run: what it starts from, what it resumes from, what it saves.
 //
 // Contract
-// - All of it is collective, except has_checkpoint(), resumes(), saved_step() and has_ended_save(). A failure is the
-//   same error on every rank. Only rank 0 looks at the files: what other ranks see on their disks changes nothing.
+// - All of it is collective, has_checkpoint() too, except resumes(), saved_step() and has_ended_save(). A failure is
+//   the same error on every rank. Only rank 0 looks at the files: what other ranks see on their disks changes nothing.
 // - From decide() on the run's lock is held (run_lock.h), so that no other process changes the answer.
 // - If [checkpoint] enable is off, load() finds nothing, and save() and finish() do nothing.
 //

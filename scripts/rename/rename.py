@@ -7,6 +7,9 @@ A table of moves has lines "old path<TAB>new path". The script moves the files w
 #include lines, and mentions in comments, documents and scripts, with or without the leading "phalanx/". Where the file
 name itself changes, and no other file has it, bare mentions follow too.
 
+In other files than C++ a word changes wherever it stands: say in the third column where it may. The words of one table go
+before the moves of the next: words.tsv, file_names.tsv, words2.tsv, file_names2.tsv, after moves.tsv.
+
 A table of words has lines "old<TAB>new[<TAB>prefix,prefix...[<TAB>code]]": each whole word becomes the other one, in code
 and in comments. String literals stay as they are: what stands there is in users' hands, on disk or on the wire. The third
 column restricts a line to files whose path begins so. "code" marks an English word: it changes in C++ alone, and in a

@@ -166,7 +166,7 @@ void CollectiveSchedule::check_peers() {
     asks_flat |= !step.is_intra_node;
     step.operation->check_peers();
   });
-  // A neighbour may wait for a rank of another machine, which nobody of this one would hear of.
+  // A neighbour may wait for a rank of another node, which nobody of this one would hear of.
   if (!asks_flat) backend_.flat().check_ranks();
 }
 

@@ -1,8 +1,8 @@
 // Steps: a collective over two levels, as a list of what this rank does and in which order it may.
 //
-// A step is a collective inside the machine, a message, a piece of work in memory, or an operation of the flat backend.
+// A step is a collective inside the node, a message, a piece of work in memory, or an operation of the flat backend.
 // Each waits for the steps that it names, which stand before it in the list; otherwise steps go on side by side:
-//   - collectives inside the machine one after the other, in the order of the list, which is the same on all its ranks;
+//   - collectives inside the node one after the other, in the order of the list, which is the same on all its ranks;
 //   - messages to (or from) one rank begin in the order of the list, and at most kMessagesAtOnce are under way.
 // So a piece can be on the wire while the one before it is passed on inside. No rank waits for a cycle if all lists put
 // their steps in an order that agrees with some order of the whole operation (here: by pieces).
@@ -29,7 +29,7 @@ class CollectiveSchedule {
   CollectiveSchedule(const CollectiveSchedule&) = delete;
   CollectiveSchedule& operator=(const CollectiveSchedule&) = delete;
 
-  /// Ranks (root) are those of the machine.
+  /// Ranks (root) are those of the node.
   Id intra_node(OperationDescription description, After after = {});
   /// With any rank of the group, by whichever way leads there.
   Id send(const void* data, std::size_t bytes, int peer, After after = {});

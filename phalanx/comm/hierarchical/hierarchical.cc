@@ -38,7 +38,7 @@ std::shared_ptr<Communicator> make_hierarchical_communicator(std::shared_ptr<Com
   }
   for (const std::string& text : exchange(failure_reason)) {
     if (text.empty()) continue;
-    // On one machine the caller has nothing else in mind than what it has.
+    // On one node the caller has nothing else in mind than what it has.
     if (rank == 0 && layout.nodes() > 1)
       log::warn(
           fmt::format("the ranks of a machine cannot share memory, so all use {}: {}", flat->backend_name(), text));

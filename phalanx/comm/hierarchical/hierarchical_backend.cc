@@ -45,7 +45,7 @@ class HierarchicalCollective final : public Operation {
   bool has_data_ = false;
 };
 
-// send, recv and batch_p2p: what stays on the machine, and what leaves it, at once.
+// send, recv and batch_p2p: what stays on the node, and what leaves it, at once.
 class HierarchicalMessages final : public Operation {
  public:
   HierarchicalMessages(HierarchicalBackend& backend, const OperationDescription& description) : backend_(backend) {
@@ -91,7 +91,7 @@ class HierarchicalMessages final : public Operation {
   void check_peers() override {
     for (Part* part : {&intra_node_, &inter_node_})
       if (part->operation) part->operation->check_peers();
-    if (!inter_node_.operation) backend_.flat().check_ranks();  // an abort from another machine
+    if (!inter_node_.operation) backend_.flat().check_ranks();  // an abort from another node
   }
   bool retire() noexcept override {
     bool all = true;
@@ -142,7 +142,7 @@ std::unique_ptr<Operation> HierarchicalBackend::start(const OperationDescription
 }
 
 std::shared_ptr<Backend> HierarchicalBackend::split(const SplitRequest& request) {
-  // The members that are on this machine, in the order of the new group.
+  // The members that are on this node, in the order of the new group.
   std::vector<int> node_of, local_indices, names;
   int local_rank = -1;
   for (std::size_t i = 0; i < request.members.size(); ++i) {

@@ -1,9 +1,10 @@
-// HierarchicalBackend: a backend for the ranks of one machine (`intra_node`, shm) and one for all ranks (`flat`, gloo or mpi),
+// HierarchicalBackend: a backend for the ranks of one node (`intra_node`, shm) and one for all ranks (`flat`, gloo or
+// mpi),
 // put together; see hierarchical.h for what it promises. Torch-free.
 //
-// A collective is a list of steps (collective_schedule.h). It begins with a barrier inside the machine and, at the same
+// A collective is a list of steps (collective_schedule.h). It begins with a barrier inside the node and, at the same
 // time, the flat backend's comparison of the real description, which moves no data (compare_only): the first finds
-// ranks of this machine that are in a message instead, the second every other mismatch. Or, where that is as good, the
+// ranks of this node that are in a message instead, the second every other mismatch. Or, where that is as good, the
 // flat backend does it all. Messages of a rank go through inner or flat by where the peer is.
 #pragma once
 
@@ -30,7 +31,7 @@ class HierarchicalBackend final : public Backend {
     bool by_estimate = true;
     std::int64_t piece_bytes = 0;
   };
-  /// inner: over the members of this rank's machine, in their order; null if it is alone there.
+  /// inner: over the members of this rank's node, in their order; null if it is alone there.
   HierarchicalBackend(std::shared_ptr<Backend> flat, std::shared_ptr<Backend> intra_node, NodeLayout layout,
                       Tuning tuning);
 
@@ -48,7 +49,7 @@ class HierarchicalBackend final : public Backend {
   const NodeLayout& layout() const { return layout_; }
   const Tuning& tuning() const { return tuning_; }
   int node() const { return layout_.node_of(rank()); }
-  const std::vector<int>& local_members() const { return layout_.members(node()); }  // of this machine, itself too
+  const std::vector<int>& local_members() const { return layout_.members(node()); }  // of this node, itself too
   bool is_local(int peer) const { return layout_.node_of(peer) == node(); }
   std::uint64_t next_intra_node_sequence() { return intra_node_sequence_++; }
   CommVolume bytes() const { return {intra_node_bytes_.load(), inter_node_bytes_.load()}; }

@@ -1,9 +1,9 @@
-// What moves data without reducing them. With M machines:
-//   broadcast    from machine to machine in a line, beginning with the root's; one rank of each passes every piece to
-//                the next machine and to its own
-//   all_gather   a rank sends its part to one rank of every other machine, which passes it on inside; the work is dealt
-//                out among the ranks of a machine
-//   gather, scatter, all_to_all    a message for each pair, inside the machine or between two
+// What moves data without reducing them. With M nodes:
+//   broadcast    from node to node in a line, beginning with the root's; one rank of each passes every piece to
+//                the next node and to its own
+//   all_gather   a rank sends its part to one rank of every other node, which passes it on inside; the work is dealt
+//                out among the ranks of a node
+//   gather, scatter, all_to_all    a message for each pair, inside the node or between two
 // Whatever is passed on goes in pieces, so that the wire and the memory are busy at the same time.
 #include <algorithm>
 #include <cstring>
@@ -50,7 +50,7 @@ class DataSchedule {
   using Id = CollectiveSchedule::Id;
   const std::byte* input() const { return static_cast<const std::byte*>(d_.input); }
   std::byte* output() const { return static_cast<std::byte*>(d_.output); }
-  // The d-th machine after this one, or before it.
+  // The d-th node after this one, or before it.
   int node_after(int from, int d) const { return (from + d) % layout_.nodes(); }
   int node_before(int from, int d) const { return (from - d + layout_.nodes()) % layout_.nodes(); }
   Range part(const std::vector<std::int64_t>& counts, std::int64_t even, int of) const {
@@ -58,7 +58,7 @@ class DataSchedule {
     return {range.begin * width_, range.end * width_};
   }
 
-  // To all ranks of this machine, from the one that has it.
+  // To all ranks of this node, from the one that has it.
   void pass_on(std::byte* data, std::size_t bytes, int from, Id after) {
     if (backend_.intra_node() == nullptr) return;
     OperationDescription d;

@@ -1,5 +1,5 @@
 // Which transport carries how many bytes: what two levels say of it (comm_volume), in closed forms, and held
-// against what the backends inside and between the machines were given, counted there.
+// against what the backends inside and between the nodes were given, counted there.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -63,20 +63,20 @@ TEST(HierarchicalGloo, EachByteCrossesTheWireOnce) {
                                          auto body) {
                     require_moved(moved_by(comm, *counter, body), intra_node, inter_node, what);
                   };
-                  // Passed on inside by one rank of each machine; one copy to the other machine.
+                  // Passed on inside by one rank of each node; one copy to the other node.
                   check("broadcast", 2 * kBytes, kBytes, [&] { comm.broadcast(tensor(kCount), {.root = 3}); });
                   check("all_gather", 2 * n * kBytes, n * kBytes,
                         [&] { comm.all_gather(tensor(kCount * n), tensor(kCount)); });
-                  // Up to the other machine, and down again; every rank brings its input, every machine deals the
+                  // Up to the other node, and down again; every rank brings its input, every node deals the
                   // result.
                   check("all_reduce", (n + 2) * kBytes, 2 * kBytes, [&] { comm.all_reduce(tensor(kCount)); });
                   check("reduce", (n + 1) * kBytes, kBytes, [&] { comm.reduce(tensor(kCount), {.root = 4}); });
                   check("reduce to machine 0", (n + 1) * kBytes, 2 * kBytes,
                         [&] { comm.reduce(tensor(kCount), {.root = 1}); });
-                  // Two fifths of the result are machine 0's.
+                  // Two fifths of the result are node 0's.
                   check("reduce_scatter", (n * n + n) * kBytes, (n + 2) * kBytes,
                         [&] { comm.reduce_scatter(tensor(kCount), tensor(kCount * n)); });
-                  // Pairs of one machine: 2 * 1 and 3 * 2; of two: 2 * 2 * 3.
+                  // Pairs of one node: 2 * 1 and 3 * 2; of two: 2 * 2 * 3.
                   check("all_to_all", 8 * kBytes, 12 * kBytes,
                         [&] { comm.all_to_all(tensor(kCount * n), tensor(kCount * n)); });
                   check("gather", 2 * kBytes, 2 * kBytes, [&] {

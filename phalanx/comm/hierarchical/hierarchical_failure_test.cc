@@ -1,5 +1,5 @@
 // Two levels when ranks die or stop: while such a group is being made, beside a rank that stands still, and where the
-// ranks of one "machine" cannot see the processes of the other. The bounds are explained in fault_world.h.
+// ranks of one "node" cannot see the processes of the other. The bounds are explained in fault_world.h.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <fcntl.h>
@@ -103,7 +103,7 @@ std::shared_ptr<Communicator> gloo_world(const TcpStoreServer& server, int rank,
 
 // --- while a group is being made
 
-// What the making of a two-level world consists of: two exchanges to prove the machines, three for the shared memory,
+// What the making of a two-level world consists of: two exchanges to prove the nodes, three for the shared memory,
 // one for agreement; each of two operations of gloo.
 constexpr int kOperationsOfMaking = 12;
 
@@ -131,7 +131,7 @@ std::string dies_in_making(int victim, int operation) {
 }
 
 TEST(HierarchicalGlooFaults, ARankThatDiesWhileTheGroupIsMadeIsNamed) {
-  // Rank 1 shares a machine with rank 0; rank 2 is alone.
+  // Rank 1 shares a node with rank 0; rank 2 is alone.
   for (int operation = 0; operation < kOperationsOfMaking; ++operation) {
     const int victim = operation % 3 == 0 ? 2 : 1;
     EXPECT_EQ(again_if_late([&] { return dies_in_making(victim, operation); }), "")
@@ -192,7 +192,7 @@ TEST(HierarchicalGlooFaults, ARankThatDiesWhileAGroupIsSplitIsNamed) {
 
 // --- in the middle of a collective
 
-// Rank 1 waits for its neighbour, rank 0, to pass on what rank 2 of the other machine sends. Rank 2 dies, and rank 0
+// Rank 1 waits for its neighbour, rank 0, to pass on what rank 2 of the other node sends. Rank 2 dies, and rank 0
 // stands still, so that it tells rank 1 nothing: rank 1 must find out by itself.
 TEST(HierarchicalGlooFaults, ARankInTheInnerStepHearsOfADeathOnAnotherMachine) {
   const auto run = [] {
@@ -334,7 +334,7 @@ void run_in(const ProcessNamespace& space, InnerRanks& ranks, int rank, const st
                                                  : std::string(ranks.errors[place].data()));
 }
 
-// Ranks 0 and 1 are here, 2 and 3 in the namespace: two machines, by the proof.
+// Ranks 0 and 1 are here, 2 and 3 in the namespace: two nodes, by the proof.
 class StrangersTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -403,7 +403,7 @@ TEST_F(HierarchicalGlooStrangers, ADeathIsNamed) {
   EXPECT_EQ(again_if_late([&] { return run({2}, SIGKILL, 5s, kTold, "rank 2 has died"); }), "");
 }
 
-// Nobody is left on the other machine who could see it.
+// Nobody is left on the other node who could see it.
 TEST_F(HierarchicalGlooStrangers, ASilentMachineIsNamed) {
   EXPECT_EQ(again_if_late([&] { return run({2, 3}, SIGSTOP, 2s, 4s, " has given no sign of life"); }), "");
 }

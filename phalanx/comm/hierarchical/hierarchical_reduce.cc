@@ -1,15 +1,15 @@
-// Reductions in rank order over several machines, each of which has a contiguous range of ranks.
+// Reductions in rank order over several nodes, each of which has a contiguous range of ranks.
 //
-// The data go in chunks, and a chunk in one piece for each lane (ranks of the same place on their machines). For each
-// chunk, on machine m:
-//   bring     the ranks of the machine bring their inputs of a piece to its lane (inside)
-//   up        the lane gets from machine m - 1 what the ranks before this machine add up to,
-//   add       adds the inputs of its machine in their order, and sends that to machine m + 1.
-//             16-bit floats go up as float32. The last machine has the result, divides it for avg, and rounds it.
-//   down      all_reduce: results go back down from machine to machine; reduce and reduce_scatter: from the last one
-//             straight to the machine that wants the chunk
+// The data go in chunks, and a chunk in one piece for each lane (ranks of the same place on their nodes). For each
+// chunk, on node m:
+//   bring     the ranks of the node bring their inputs of a piece to its lane (inside)
+//   up        the lane gets from node m - 1 what the ranks before this node add up to,
+//   add       adds the inputs of its node in their order, and sends that to node m + 1.
+//             16-bit floats go up as float32. The last node has the result, divides it for avg, and rounds it.
+//   down      all_reduce: results go back down from node to node; reduce and reduce_scatter: from the last one
+//             straight to the node that wants the chunk
 //   deal      the results of all lanes go to whoever wants them (inside)
-// Chunk t is dealt after chunk t + lag has been brought, where lag is the way up and down in chunks: so all machines
+// Chunk t is dealt after chunk t + lag has been brought, where lag is the way up and down in chunks: so all nodes
 // are at work at the same time, and a rank needs memory for a few pieces only.
 #include <algorithm>
 #include <array>
@@ -92,7 +92,7 @@ class ReductionSchedule {
   void add() {
     divide_into_chunks();
     if (is_lane_) make_rings();
-    // The way of a chunk from here to the last machine and back, and one more of each for what is being added.
+    // The way of a chunk from here to the last node and back, and one more of each for what is being added.
     const std::size_t lag = 2 * static_cast<std::size_t>(last_ - node_) + 2;
     for (std::size_t t = 0; t < chunks_.size() + lag; ++t) {
       if (t < chunks_.size()) exchange_and_reduce(t);
@@ -104,7 +104,7 @@ class ReductionSchedule {
   using Id = CollectiveSchedule::Id;
   struct Chunk {
     std::size_t begin = 0, count = 0;  // elements
-    int owner_node = -1;               // the machine that wants the result; -1: all
+    int owner_node = -1;               // the node that wants the result; -1: all
     Id exchanged = CollectiveSchedule::kNone, added = CollectiveSchedule::kNone, sent_up = CollectiveSchedule::kNone,
        has_result = CollectiveSchedule::kNone, sent_down = CollectiveSchedule::kNone,
        distributed = CollectiveSchedule::kNone;
@@ -160,7 +160,7 @@ class ReductionSchedule {
     if (backend_.intra_node() != nullptr) exchange_inputs(t);
     if (!is_lane_) return;
     const Range mine = piece(chunk, local_rank_);
-    if (mine.size() == 0) return;  // so on all machines
+    if (mine.size() == 0) return;  // so on all nodes
     add_up(t, mine);
     send_down(t, mine);
   }
@@ -229,7 +229,7 @@ class ReductionSchedule {
     }
   }
 
-  // Elements of the chunk that a lane has and the rank at `local_rank` of this machine wants.
+  // Elements of the chunk that a lane has and the rank at `local_rank` of this node wants.
   std::int64_t share(const Chunk& chunk, int lane, int local_rank) const {
     if (lane >= lanes_) return 0;
     const int rank = backend_.local_members()[static_cast<std::size_t>(local_rank)];
@@ -257,7 +257,7 @@ class ReductionSchedule {
           schedule_.receive(chunk.result, mine * width_, rank_at(last_), {chunk.added, before(t, &Chunk::distributed)});
     if (backend_.intra_node() == nullptr) {
       if (d_.verb == Verb::all_reduce || chunk.count == 0) return;
-      // Alone on its machine, so the only one that can want it.
+      // Alone on its node, so the only one that can want it.
       chunk.distributed = schedule_.work([to = output_position(chunk), from = chunk.result,
                                           bytes = chunk.count * width_] { std::copy_n(from, bytes, to); },
                                          {chunk.has_result});

@@ -1,4 +1,4 @@
-// Two levels across real processes. Which rank is on which "machine" is told by the test, but for the proof itself.
+// Two levels across real processes. Which rank is on which "node" is told by the test, but for the proof itself.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -68,7 +68,7 @@ TEST(NodeDiscovery, OtherHintsAreOtherMachines) {
               ElementsAre(0, 1, 0, 1, 0));
 }
 
-// As clones of a virtual machine: equal hints, but the process of that number is another, with a token of its own.
+// As clones of a virtual node: equal hints, but the process of that number is another, with a token of its own.
 TEST(NodeDiscovery, EqualHintsProveNothing) {
   const auto through = [](int rank, Exchange exchange) -> Exchange {
     return [rank, exchange](const std::string& value) {
@@ -184,7 +184,7 @@ TEST_P(HierarchicalSuite, Passes) {
                                      expect_here(comm.backend_name() == "shm+gloo", comm.backend_name());
                                      run_backend_suite(comm, [&](const SuiteCase& test) {
                                        const std::string name = test.name;
-                                       // With many ranks what is new: the verbs over more machines.
+                                       // With many ranks what is new: the verbs over more nodes.
                                        const bool is_long = name == "all_reduce" || name == "soak" || name == "async";
                                        return comm.size() <= 4 || !is_long;
                                      });
@@ -319,7 +319,7 @@ TEST(HierarchicalGloo, ATagIsReserved) {
             "");
 }
 
-// Inside a machine, too: there rank 2 is the second, and of the group below rank 3 is.
+// Inside a node, too: there rank 2 is the second, and of the group below rank 3 is.
 TEST(HierarchicalGloo, ErrorsCallTheRanksAsTheGroupDoes) {
   const auto require_error = [](const std::function<void()>& body, const std::string& part) {
     try {
@@ -420,8 +420,8 @@ TEST(HierarchicalGloo, EveryGroupGetsTheTransportsThatItCanHave) {
                   const int r = comm.rank();
                   check(0, r, "shm+gloo");                               // all
                   check(0, -r, "shm+gloo");                              // in reverse order
-                  check(r / 2, r, r == 4 ? "gloo" : "shm");              // by machine; one is alone
-                  check(r == 4 ? 0 : r % 2, r, "gloo");                  // one of each machine
+                  check(r / 2, r, r == 4 ? "gloo" : "shm");              // by node; one is alone
+                  check(r == 4 ? 0 : r % 2, r, "gloo");                  // one of each node
                   check(r < 3 ? 0 : 1, r, r < 3 ? "shm+gloo" : "gloo");  // two and one; one and one
                   check(r == 2 ? -1 : 0, r, r == 2 ? "" : "shm+gloo");   // not all
                   check(r % 2 == 0 && r < 4 ? -1 : 1, r % 3, r % 2 == 0 && r < 4 ? "" : "gloo");
@@ -444,7 +444,7 @@ TEST(HierarchicalGloo, WhatIsOnOneLevelHasOne) {
             "");
 }
 
-// With the real proof: these processes do share a machine, unless their hints differ. What launchers write into the
+// With the real proof: these processes do share a node, unless their hints differ. What launchers write into the
 // environment says the opposite, once of all and once of each rank.
 TEST(HierarchicalGloo, TheProofDecidesAndNoVariable) {
   TcpStoreServer server;

@@ -53,7 +53,7 @@ std::shared_ptr<Communicator> make_nccl_hierarchy(std::shared_ptr<Communicator> 
         flat->backend_name()));
   }
 
-  // On every machine, or nowhere.
+  // On every node, or nowhere.
   const auto agree = [&](const std::string& failure_reason) {
     const std::vector<std::string> failure_reasons = exchange(failure_reason);
     for (std::size_t r = 0; r < failure_reasons.size(); ++r)

@@ -59,7 +59,7 @@ class NcclHierarchicalOperation final : public Operation {
   }
   void check_peers() override {
     if (completion_->event()) return;
-    // A neighbour may wait for a rank of another machine, of which this one would not hear otherwise.
+    // A neighbour may wait for a rank of another node, of which this one would not hear otherwise.
     backend_.flat().check_ranks();
     for_each_running([this](NcclStage::Part& part) { named(part, [&] { part.operation->check_peers(); }); });
   }
@@ -84,7 +84,7 @@ class NcclHierarchicalOperation final : public Operation {
   std::shared_ptr<StreamCompletion> completion() override { return completion_; }
 
  private:
-  // The ranks of the machine have come, which finds those that are in a message instead; all ranks call the same.
+  // The ranks of the node have come, which finds those that are in a message instead; all ranks call the same.
   NcclStage comparison(const OperationDescription& description) {
     NcclStage stage;
     OperationDescription compared = description;
@@ -199,7 +199,7 @@ BackendTraits NcclHierarchicalBackend::traits() const noexcept {
   return {.name = name_,
           .host_only = setup_.cuda_device < 0,
           .oversubscribed = setup_.flat->traits().oversubscribed,
-          .has_tags = false,  // inside of a machine there are none
+          .has_tags = false,  // inside of a node there are none
           .stream_ordered = true,
           .cuda_device = setup_.cuda_device};
 }

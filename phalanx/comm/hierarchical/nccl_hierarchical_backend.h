@@ -1,8 +1,8 @@
-// NcclHierarchicalBackend: see nccl_hierarchical.h for what it promises. It moves nothing itself: an operation is a list of
-// stages, one after the other, and a stage is operations of the backends below, side by side.
-//   inside  nccl: the ranks of this machine
-//   lane    staged over gloo or mpi: the ranks of this one's place on all machines; collectives
-//   far     staged over gloo or mpi: all ranks; messages between machines
+// NcclHierarchicalBackend: see nccl_hierarchical.h for what it promises. It moves nothing itself: an operation is a list
+// of stages, one after the other, and a stage is operations of the backends below, side by side.
+//   intra_node   nccl: the ranks of this node
+//   lane         staged over gloo or mpi: the ranks with this local rank on all nodes; collectives
+//   staged_flat  staged over gloo or mpi: all ranks; messages between nodes
 //   flat    the same without staging: host memory, and the comparison of what the ranks call
 #pragma once
 
@@ -30,7 +30,7 @@ class NcclHierarchicalBackend final : public Backend {
     int cuda_device = -1;
   };
   explicit NcclHierarchicalBackend(Setup setup);
-  /// Two or more machines with equally many ranks, two or more, in a row.
+  /// Two or more nodes with equally many ranks, two or more, in a row.
   static bool can_serve(const NodeLayout& layout);
 
   int rank() const noexcept override { return setup_.flat->rank(); }

@@ -1,13 +1,13 @@
-// The stages of each collective, on M machines with G ranks each. "lane": between the ranks of one place.
+// The stages of each collective, on M nodes with G ranks each. "lane": between the ranks of one place.
 //   all_reduce      inside: reduce_scatter of the tensor into G slices; lane: all_reduce of the slice; inside:
 //                   all_gather of the slices
-//   reduce          the same, with a reduce to the root's machine, where the slices are sent to the root
-//   reduce_scatter  inside, for each machine m: reduce_scatter of the parts of m's ranks; lane: reduce_scatter of the M
+//   reduce          the same, with a reduce to the root's node, where the slices are sent to the root
+//   reduce_scatter  inside, for each node m: reduce_scatter of the parts of m's ranks; lane: reduce_scatter of the M
 //                   sums that a rank has now
-//   all_gather      lane: all_gather; inside, for each machine m: all_gather of the parts that came from m
+//   all_gather      lane: all_gather; inside, for each node m: all_gather of the parts that came from m
 //   broadcast       lane of the root: broadcast; inside: broadcast
-//   gather, scatter, all_to_all    a message for each pair, inside the machine or between two
-// The average is that of the machines' averages, which are over equally many ranks.
+//   gather, scatter, all_to_all    a message for each pair, inside the node or between two
+// The average is that of the nodes' averages, which are over equally many ranks.
 #include <algorithm>
 
 #include "phalanx/comm/hierarchical/hierarchical_backend.h"
@@ -154,7 +154,7 @@ class NcclPlan {
     messages.add();
   }
 
-  // Of reduce_scatter's input and all_gather's output: the part of a rank, and those of a machine.
+  // Of reduce_scatter's input and all_gather's output: the part of a rank, and those of a node.
   Range part(int of) const {
     return part_of(d_.counts, d_.verb == Verb::reduce_scatter ? d_.output_count : d_.input_count, of);
   }

@@ -1,5 +1,5 @@
-// NCCL inside "machines" and gloo between them, over doubles of NCCL and of streams, across real processes. Which rank
-// is on which machine is told by the test.
+// NCCL inside "nodes" and gloo between them, over doubles of NCCL and of streams, across real processes. Which rank
+// is on which node is told by the test.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -70,12 +70,12 @@ TEST_P(NcclHierarchicalSuite, Passes) {
                        [](HierarchicalRank& rank) {
                          const std::string expected = GetParam().backend;
                          require_that(rank.comm->backend_name() == expected, std::string(rank.comm->backend_name()));
-                         // Inside of a machine messages have none.
+                         // Inside of a node messages have none.
                          require_that(rank.comm->backend()->traits().has_tags == !expected.starts_with("nccl"), "tags");
                          const int ranks = rank.comm->size();
                          run_backend_suite(*rank.comm, [&](const SuiteCase& test) {
                            const std::string name = test.name;
-                           // With many ranks what is new: the verbs over more machines.
+                           // With many ranks what is new: the verbs over more nodes.
                            const bool is_long = name == "all_reduce" || name == "soak" || name == "async";
                            // The suite wants the average to the last bit, which that of averages is for powers of two.
                            const bool is_rounded =
@@ -104,7 +104,7 @@ void require_reductions(Communicator& comm, at::ScalarType type, std::int64_t co
                           : op == ReduceOp::product ? product
                           : op == ReduceOp::max     ? n
                                                     : 1;
-  // Rounded to the type: what each of up to four machines has, and the result; whole numbers are exact.
+  // Rounded to the type: what each of up to four nodes has, and the result; whole numbers are exact.
   const double unit = type == at::kFloat      ? 0x1p-24
                       : type == at::kDouble   ? 0x1p-53
                       : type == at::kHalf     ? 0x1p-11
@@ -185,7 +185,7 @@ TEST(NcclHierarchicalGloo, NcclMovesWhatStaysOnAMachineAndGlooTheRest) {
               require_given(comm, *counter, intra_node, inter_node, what, body);
             };
             std::vector<std::string> before = rank.nccl->calls();
-            // All inputs, and the slices of two machines; between: half a tensor a rank.
+            // All inputs, and the slices of two nodes; between: half a tensor a rank.
             check("all_reduce", 6 * kBytes, 2 * kBytes, [&] { comm.all_reduce(tensor(kCount)); });
             std::vector<std::string> calls = rank.nccl->calls();
             calls.erase(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(before.size()));
@@ -238,9 +238,9 @@ TEST(NcclHierarchicalGloo, EveryGroupGetsWhatItCanHave) {
                                  }
                                };
                                check(0, -r, "nccl+gloo");                           // in reverse order
-                               check(r / 2, r, "nccl");                             // by machine
-                               check(r % 2, r, "gloo");                             // one of each machine
-                               check(r < 4 ? 0 : -1, r, r < 4 ? "nccl+gloo" : "");  // two machines
+                               check(r / 2, r, "nccl");                             // by node
+                               check(r % 2, r, "gloo");                             // one of each node
+                               check(r < 4 ? 0 : -1, r, r < 4 ? "nccl+gloo" : "");  // two nodes
                                check(r < 3 ? 0 : 1, r, "gloo");                     // two and one, one and two
                                check(0, r % 2, "gloo");                             // in turns
                                check(r < 5 ? 0 : 1, r, r < 5 ? "gloo" : "nccl");    // one alone
@@ -277,7 +277,7 @@ TEST(NcclHierarchicalGloo, MistakesAreClear) {
   }
 }
 
-// NCCL of one machine cannot be had: nobody on the others waits for it.
+// NCCL of one node cannot be had: nobody on the others waits for it.
 TEST(NcclHierarchicalGloo, AMachineWithoutNcclIsAnErrorOnAll) {
   TcpStoreServer server;
   EXPECT_EQ(run_forked_ranks(4,

@@ -35,7 +35,7 @@ std::string token_text(const ProofPage& page) { return fmt::format("{:016x}{:016
 class OwnPage {
  public:
   explicit OwnPage(int rank) {
-    // Where shared memory cannot be had, the rank is alone on its machine, which is no error.
+    // Where shared memory cannot be had, the rank is alone on its node, which is no error.
     page_.magic = kProofMagic;
     page_.rank = rank;
     if (getrandom(page_.token.data(), sizeof page_.token, 0) != static_cast<ssize_t>(sizeof page_.token)) return;

@@ -22,7 +22,7 @@ NodeLayout::NodeLayout(const std::vector<int>& node_of) {
 }
 
 bool NodeLayout::is_chain_better(Verb verb, DataType dtype) const {
-  // Bytes for each element that leave the busiest machine.
+  // Bytes for each element that leave the busiest node.
   const double width = static_cast<double>(element_size(dtype));
   const double prefix = std::max(width, dtype == DataType::f16 || dtype == DataType::bf16 ? 4.0 : 1.0);
   double largest = 0;
@@ -32,7 +32,7 @@ bool NodeLayout::is_chain_better(Verb verb, DataType dtype) const {
   double chain = prefix;                                  // up; results come down on the other side of the wire
   if (verb != Verb::reduce_scatter) {
     flat += (all - 1) / all * width;
-    if (nodes() > 2) chain += width;  // a machine in the middle passes both on
+    if (nodes() > 2) chain += width;  // a node in the middle passes both on
   }
   return chain < flat;
 }

@@ -1,4 +1,4 @@
-// Where the ranks of a group are: its machines, and the ranks of each. Torch-free; the same on all ranks.
+// Where the ranks of a group are: its nodes, and the ranks of each. Torch-free; the same on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +10,23 @@ namespace phalanx {
 
 class NodeLayout {
  public:
-  /// node_of[r]: any numbers; equal ones are one machine. Machines are numbered anew, in the order of their first
+  /// node_of[r]: any numbers; equal ones are one node. Nodes are numbered anew, in the order of their first
   /// ranks.
   explicit NodeLayout(const std::vector<int>& node_of);
 
   int ranks() const { return static_cast<int>(node_of_.size()); }
   int nodes() const { return static_cast<int>(members_.size()); }
   int node_of(int rank) const { return node_of_[static_cast<std::size_t>(rank)]; }
-  /// Its place among the ranks of its machine.
+  /// Its place among the ranks of its node.
   int local_rank_of(int rank) const { return local_ranks_[static_cast<std::size_t>(rank)]; }
   /// In the order of their ranks.
   const std::vector<int>& members(int node) const { return members_[static_cast<std::size_t>(node)]; }
-  /// How many ranks of every machine have one of the same place on all others.
+  /// How many ranks of every node have one of the same place on all others.
   int lanes() const { return lanes_; }
-  /// Whether every machine has a contiguous range of ranks: then a sum can be taken machine by machine in rank order.
+  /// Whether every node has a contiguous range of ranks: then a sum can be taken node by node in rank order.
   bool is_contiguous() const { return is_contiguous_; }
 
-  /// Whether a reduction moves fewer bytes over the busiest machine's wire if it goes from machine to machine than if
+  /// Whether a reduction moves fewer bytes over the busiest node's wire if it goes from node to node than if
   /// the flat backend does it (as gloo's does: all-to-all of slices, then for all but reduce_scatter an all-gather).
   bool is_chain_better(Verb verb, DataType dtype) const;
 

@@ -196,7 +196,7 @@ void fail_missing(Communicator& comm) {
   }
   comm.mark_started();
   const std::string text = error_of<CommError>([&] { comm.all_reduce(x); }, "missing rank");
-  // The other ranks call at the same time. A rank that the machine has delayed for longer than the timeout is named
+  // The other ranks call at the same time. A rank that the node has delayed for longer than the timeout is named
   // too.
   require(text.find("ranks 0, ") == std::string::npos, "late: " + text);
   require_mentions(text, {"all_reduce(float32[7], sum)", "timed out", "rank 0"});

@@ -33,7 +33,7 @@ std::span<const SuiteCase> backend_failure_suite();
 CommunicatorOptions failure_options(const SuiteCase& test);
 
 /// Returns the failures that run() reports. If they are only about lateness ("late: " in every line), it tries again,
-/// up to three times in all. A virtual machine may be paused at the wrong moment, and LoadedTime cannot detect this.
+/// up to three times in all. A virtual node may be paused at the wrong moment, and LoadedTime cannot detect this.
 /// But this does not happen three times in a row.
 std::string again_if_late(const std::function<std::string()>& run);
 

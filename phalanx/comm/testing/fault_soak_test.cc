@@ -253,7 +253,7 @@ std::string endure(const Round& round, const HostPort& server, Findings& finding
   if (round.fault == Fault::pause) usleep(static_cast<useconds_t>(round.delay.count() / 2));
   world.go(1);
   if (round.fault != Fault::kill) world.send(round.victim, SIGCONT);
-  // If the machine was suspended, the pause was not short.
+  // If the node was suspended, the pause was not short.
   const bool was_short = std::chrono::steady_clock::now() - struck < round.delay / 2 + kSoakHeartbeat / 4;
   failures += world.finish();
   if (round.fault == Fault::pause && !was_short && !failures.empty()) {

@@ -34,7 +34,7 @@ struct FaultPage {
 namespace {
 
 constexpr std::chrono::seconds kHang{60};
-constexpr int kHopeless = 10;  // times the bound: too late on any machine
+constexpr int kHopeless = 10;  // times the bound: too late on any node
 
 std::int64_t to_us(std::chrono::steady_clock::time_point at) {
   return std::chrono::duration_cast<std::chrono::microseconds>(at.time_since_epoch()).count();

@@ -4,7 +4,7 @@
 // Ranks are forked. The test controls them by signals and through a page of shared memory. No timing depends on sleeps:
 // a process that waits for another sleeps on a futex word of that page. Times are measured from the fault.
 //
-// The bound on the delay of an error holds for a machine with a core for every thread that needs one. So the measured
+// The bound on the delay of an error holds for a node with a core for every thread that needs one. So the measured
 // time excludes the time in which, by /proc/pressure/cpu, some thread needed a core and had none. But ten times the
 // bound is always too late (late()).
 //
@@ -31,7 +31,7 @@
 
 namespace phalanx {
 
-/// The current time, and how long the machine has been short of cores so far (nullopt: unknown).
+/// The current time, and how long the node has been short of cores so far (nullopt: unknown).
 struct LoadedTime {
   std::chrono::steady_clock::time_point at;
   std::optional<std::chrono::microseconds> crowded;

@@ -34,7 +34,7 @@
 //   object and make a new one.
 // - Gradients must be dense, and all parameters on one device.
 // - Buffers are copied from rank 0 at construction and by broadcast_buffers(), not in every forward pass.
-// - From the begin to the end of backward(), nothing else may use the communicator.
+// - From the beginning to the end of backward(), nothing else may use the communicator.
 // - The module's parameters may outlive this object. Destroying it ends the synchronisation.
 #pragma once
 

@@ -19,7 +19,8 @@ constexpr std::size_t kOneShotBytes = 16U << 10;
 constexpr std::size_t kLargeBytes = 8U << 20;
 constexpr std::size_t kLargeChunk = 256U << 10;
 // Data in symmetric memory of at least this size is not copied to slots: two short waits replace two copies. On two
-// idle cores it is as fast from 8 KiB up (benchmarks/results/copy_strategies.md); if ranks compete for a core a wait costs more.
+// idle cores it is as fast from 8 KiB up (benchmarks/results/copy_strategies.md); if ranks compete for a core a wait
+// costs more.
 constexpr std::size_t kDirectBytes = 16U << 10;
 constexpr std::size_t kReduceTile = 16U << 10;  // bytes; reduced, then copied to the slot while in the L1 cache
 
@@ -210,7 +211,8 @@ class ShmGather final : public ShmExchange {
  public:
   ShmGather(ControlBlock& control_block, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& d)
       : ShmExchange(control_block, segment, windows, d) {
-    // Smaller pieces are no faster on idle cores (benchmarks/results/copy_strategies.md), and cost more waits on busy ones.
+    // Smaller pieces are no faster on idle cores (benchmarks/results/copy_strategies.md), and cost more waits on busy
+    // ones.
     piece_bytes_ = segment.layout().slot_bytes;
     std::size_t longest = 0;
     if (d.verb == Verb::broadcast) {
