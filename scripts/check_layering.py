@@ -5,7 +5,8 @@
   programs (cli, recipes, benchmarks) include all of them and are included by none of them. A subfolder is a folder of its
   own; testing/ belongs to the one that it lies in.
 - No header includes one of torch's catch-all headers: each costs its includer 10 to 20 s of compilation.
-- A folder marked * there holds no torch and includes only such folders, so that the front program starts without it.
+- A folder marked * there holds no torch and includes only such folders, so that the front program starts without it; its
+  CMakeLists.txt does not say TORCH, and every other one does.
 
     scripts/check_layering.py [--self-test] [ROOT]
 """
@@ -53,6 +54,10 @@ def is_test(path):
 def problems(root):
     order, torch_free = folder_order(root)
     found = []
+    for folder in order:
+        build = root / "phalanx" / folder / "CMakeLists.txt"
+        if build.exists() and (re.search(r"phalanx_library\(TORCH\b", build.read_text()) is None) != (folder in torch_free):
+            found.append(f"{build.relative_to(root)}: {folder} is marked * in PHALANX_FOLDERS or says TORCH: expected one of them")
     for path in sorted((root / "phalanx").rglob("*")):
         if path.suffix not in {".h", ".cc", ".cu", ".inc"} or not path.is_file():
             continue
@@ -101,6 +106,8 @@ def self_test():
         "phalanx/comm/sub/i.cc": ('#include "phalanx/comm/x.h"\n#include <torch/torch.h>', None),
         "phalanx/comm/j.cc": ('#include "phalanx/comm/sub/x.h"', "comm/sub/ is below it"),
         "phalanx/comm/testing/k.cc": ('#include "phalanx/comm/sub/x.h"', None),
+        "phalanx/base/CMakeLists.txt": ("phalanx_library(TORCH DEPENDS x)", "expected one of them"),
+        "phalanx/comm/CMakeLists.txt": ("phalanx_library(DEPENDS x)", "expected one of them"),
         "phalanx/base/m.cc": ('#include "phalanx/phalanx.h"', "its own umbrella header"),
         "phalanx/base/n.cc": ('#include "phalanx/base/testing/x.h"', "is for tests"),
         "phalanx/base/o.inc": ('#include "../base/x.h"', "is relative"),

@@ -53,7 +53,7 @@ class Store {
 
   Milliseconds timeout() const noexcept { return timeout_; }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }  // call it before threads share the store
-  virtual std::string describe() const = 0;                       // "TCP store at 127.0.0.1:40123", for errors
+  virtual std::string describe() const = 0;                       // "store at 127.0.0.1:40123", for errors
 
   /// Another client of the same store, with the same timeout, not interrupted. It connects at its first call.
   virtual std::shared_ptr<Store> clone() const = 0;

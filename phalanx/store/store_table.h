@@ -15,11 +15,11 @@ std::int64_t add_to_counter(const std::string& key, const std::string& current, 
 void check_key(const std::string& key);
 void check_value(const std::string& key, std::size_t bytes);
 
-/// "TCP store at 127.0.0.1:4000: waited 30 s for 2 of 4 keys: a, b" (at most 16 names are written out).
+/// "store at 127.0.0.1:4000: waited 30 s for 4 keys: still missing 2: a, b" (at most 16 names are written out).
 std::string timeout_message(const std::string& store, std::chrono::milliseconds timeout, std::size_t key_count,
                             const std::vector<std::string>& missing, bool any);
 
-/// "TCP store at 127.0.0.1:4000: waiting for key 'a': interrupted, ..."
+/// "store at 127.0.0.1:4000: waiting for key 'a': interrupted, ..."
 std::string interrupted_message(const std::string& store, const std::string& what);
 
 }  // namespace phalanx::store_detail

@@ -17,6 +17,7 @@ comment only where it is code: behind . -> :: or a back quote, or before ( or a 
 comments.
 """
 import argparse
+import os
 import pathlib
 import re
 import subprocess
@@ -136,16 +137,19 @@ def rename(rows):
 
 
 def main():
+    top = subprocess.run(["git", "rev-parse", "--show-toplevel"], check=True, capture_output=True, text=True).stdout.strip()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moves")
     parser.add_argument("--words")
     args = parser.parse_args()
     if subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True).stdout.strip():
         sys.exit("the work tree has changes: commit or stash them, so that this change stands alone")
-    if args.moves:
-        move(table(args.moves))
-    if args.words:
-        rename(table(args.words))
+    moves, words = (table(path) if path else [] for path in (args.moves, args.words))
+    os.chdir(top)  # names are the repository's, wherever this is run
+    if moves:
+        move(moves)
+    if words:
+        rename(words)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// Steps: a collective over two levels, as a list of what this rank does and in which order it may.
+// CollectiveSchedule: a hierarchical collective, as a list of what this rank does and in which order it may.
 //
 // A step is a collective inside the node, a message, a piece of work in memory, or an operation of the flat backend.
 // Each waits for the steps that it names, which stand before it in the list; otherwise steps go on side by side:

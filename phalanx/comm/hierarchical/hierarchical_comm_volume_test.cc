@@ -1,4 +1,4 @@
-// Which transport carries how many bytes: what two levels say of it (comm_volume), in closed forms, and held
+// Which transport carries how many bytes: what a hierarchical backend says of it (comm_volume), in closed forms, and held
 // against what the backends inside and between the nodes were given, counted there.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "phalanx/base/error.h"
-
 namespace phalanx {
 
 NcclBackend::NcclBackend(Setup setup)
