@@ -19,7 +19,6 @@
 #include "phalanx/comm/backends/mpi/mpi.h"
 #include "phalanx/comm/backends/nccl/device_communicator.h"
 #include "phalanx/comm/hierarchical/hierarchical.h"
-#include "phalanx/comm/hierarchical/nccl_hierarchical.h"
 #include "phalanx/launch/rank_rendezvous.h"
 #include "phalanx/launch/rendezvous/init_method.h"
 #include "phalanx/launch/rendezvous/own_address.h"

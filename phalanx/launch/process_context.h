@@ -13,7 +13,7 @@
 // - Device "auto": cuda:LOCAL_RANK if libtorch has CUDA and this node has a GPU, otherwise cpu.
 // - Backends on a GPU: "auto" is nccl for CUDA tensors, beside the host backend that the ranks would use without a GPU.
 //   If a rank cannot load NCCL, CUDA tensors go through host memory, with a warning. "nccl" forces NCCL. "nccl+gloo"
-//   and "nccl+mpi" use NCCL for intra-node traffic only (nccl_hierarchical.h). Any other backend moves CUDA tensors
+//   and "nccl+mpi" use NCCL for intra-node traffic only (hierarchical.h). Any other backend moves CUDA tensors
 //   through host memory (device_communicator.h).
 // - Shared heap: large CPU tensors that are created after this call can be placed in memory that the ranks of one node
 //   read without copies (comm/backends/local_shm/shared_tensors.h). InitOptions::shared_heap switches this on; if it is

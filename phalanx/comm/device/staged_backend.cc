@@ -1,6 +1,7 @@
 #include "phalanx/comm/device/staged_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <map>
 #include <mutex>
@@ -72,12 +73,20 @@ class StagedBackend final : public Backend {
   DeviceStream stream() const { return stream_; }
   PinnedPool& pool() { return pool_; }
 
+  /// Turns make the host's operations start in issue order, whichever of their inputs is seen to arrive first. Messages
+  /// between two ranks with the same tag match in that order.
+  std::uint64_t take_turn() { return next_turn_++; }
+  bool is_turn(std::uint64_t turn) const { return turn == started_turns_.load(std::memory_order_acquire); }
+  void end_turn() { started_turns_.fetch_add(1, std::memory_order_acq_rel); }
+
  private:
   std::shared_ptr<Backend> host_;
   int cuda_device_;
   std::shared_ptr<DeviceStreams> streams_;
   DeviceStream stream_;
   PinnedPool pool_;
+  std::uint64_t next_turn_ = 0;
+  std::atomic<std::uint64_t> started_turns_{0};
 };
 
 // Device to pinned memory, the host's operation, pinned memory to device.
@@ -103,6 +112,7 @@ class StagedOperation final : public Operation {
     for (Transfer& one : on_host_.transfers)
       one.data = stage(one.data, bytes(one.count, element_size(one.dtype)), one.is_send, !one.is_send);
     arrived_ = backend_.streams()->record(backend_.stream());
+    turn_ = backend_.take_turn();
   }
   ~StagedOperation() override {
     for (Piece& piece : pieces_) backend_.pool().give_back(piece.bytes, std::move(piece.pinned));
@@ -111,8 +121,9 @@ class StagedOperation final : public Operation {
   Progress advance() override {
     if (completion_->event()) return completion_->event()->is_done() ? Progress::done : Progress::blocked;
     if (!operation_) {
-      if (!arrived_->is_done()) return Progress::blocked;
+      if (!backend_.is_turn(turn_) || !arrived_->is_done()) return Progress::blocked;
       operation_ = backend_.host().start(on_host_);
+      backend_.end_turn();
     }
     const Progress progress = operation_->advance();
     if (progress != Progress::done) return progress;
@@ -168,6 +179,7 @@ class StagedOperation final : public Operation {
   std::shared_ptr<DeviceCompletion> completion_;
   std::shared_ptr<DeviceEvent> arrived_;  // the input is in pinned memory
   std::unique_ptr<Operation> operation_;
+  std::uint64_t turn_ = 0;
 };
 
 std::unique_ptr<Operation> StagedBackend::start(const OperationDescription& description) {

@@ -1,11 +1,26 @@
 #include "phalanx/comm/hierarchical/collective_schedule.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace phalanx {
+namespace {
 
-CollectiveSchedule::CollectiveSchedule(HierarchicalBackend& backend)
-    : backend_(backend), ways_(2 * static_cast<std::size_t>(backend.size())) {}
+// By the verb, not by which pointers are null: the data of an empty tensor are null, too.
+std::size_t bytes_given(const OperationDescription& d, int rank) {
+  if (d.compare_only) return 0;
+  std::size_t bytes = 0;
+  for (const Transfer& one : d.transfers)
+    if (one.is_send) bytes += static_cast<std::size_t>(one.count) * element_size(one.dtype);
+  if (!d.transfers.empty() || (d.verb == Verb::broadcast && d.root != rank)) return bytes;
+  const bool is_in_place = d.verb == Verb::broadcast || d.verb == Verb::all_reduce || d.verb == Verb::reduce;
+  return static_cast<std::size_t>(is_in_place ? d.output_count : d.input_count) * element_size(d.dtype);
+}
+
+}  // namespace
+
+CollectiveSchedule::CollectiveSchedule(HierarchicalBackend& backend, bool on_device)
+    : backend_(backend), on_device_(on_device) {}
 
 CollectiveSchedule::~CollectiveSchedule() {
   steps_.clear();  // operations before the memory that they use
@@ -18,68 +33,81 @@ std::byte* CollectiveSchedule::memory(std::size_t bytes) {
 }
 
 CollectiveSchedule::Id CollectiveSchedule::add(Step step, After after) {
-  for (const Id id : after)
-    if (id != kNone && steps_[static_cast<std::size_t>(id)].state != State::done) step.after.push_back(id);
+  std::erase_if(after, [&](Id id) { return id == kNone || steps_[static_cast<std::size_t>(id)].state == State::done; });
+  step.after = std::move(after);
   steps_.push_back(std::move(step));
   return static_cast<Id>(steps_.size()) - 1;
 }
 
 CollectiveSchedule::Id CollectiveSchedule::intra_node(OperationDescription description, After after) {
+  description.on_device = on_device_ && description.verb != Verb::barrier;
+  description.sequence = backend_.next_intra_node_sequence();
+  const Id id = operation(*backend_.intra_node(), std::move(description), std::move(after));
+  steps_.back().kind = Kind::collective;
+  return id;
+}
+
+CollectiveSchedule::Id CollectiveSchedule::operation(Backend& transport, OperationDescription description,
+                                                     After after) {
   Step step;
-  step.kind = Kind::intra_node;
-  step.is_intra_node = true;
+  step.kind = Kind::operation;
+  step.transport = &transport;
+  step.sent = bytes_given(description, transport.rank());
   step.description = std::move(description);
-  step.description.sequence = backend_.next_intra_node_sequence();
-  const OperationDescription& d = step.description;
-  const bool gives_output = d.verb == Verb::broadcast && d.root == backend_.intra_node()->rank();
-  step.sent = static_cast<std::size_t>(gives_output ? d.output_count : d.input_count) * element_size(d.dtype);
-  return add(std::move(step), after);
+  return add(std::move(step), std::move(after));
 }
 
-CollectiveSchedule::Id CollectiveSchedule::send(const void* data, std::size_t bytes, int peer, After after) {
-  return message(true, const_cast<void*>(data), bytes, peer, after);
+CollectiveSchedule::Id CollectiveSchedule::send(const void* data, std::size_t bytes, int peer, After after,
+                                                Memory memory) {
+  return message(true, const_cast<void*>(data), bytes, peer, std::move(after), memory);
 }
-CollectiveSchedule::Id CollectiveSchedule::receive(void* data, std::size_t bytes, int peer, After after) {
-  return message(false, data, bytes, peer, after);
+CollectiveSchedule::Id CollectiveSchedule::receive(void* data, std::size_t bytes, int peer, After after,
+                                                   Memory memory) {
+  return message(false, data, bytes, peer, std::move(after), memory);
 }
 
-CollectiveSchedule::Id CollectiveSchedule::message(bool is_send, void* data, std::size_t bytes, int peer, After after) {
+CollectiveSchedule::Id CollectiveSchedule::message(bool is_send, void* data, std::size_t bytes, int peer, After after,
+                                                   Memory memory) {
+  const bool is_local = backend_.is_local(peer);
   Step step;
   step.kind = Kind::message;
-  step.is_intra_node = backend_.is_local(peer);
+  step.description.on_device = on_device_ && memory == Memory::caller;
+  step.transport = is_local                     ? backend_.intra_node()
+                   : step.description.on_device ? &backend_.staged_flat()
+                                                : &backend_.flat();
   step.sent = is_send ? bytes : 0;
   step.description.verb = is_send ? Verb::send : Verb::recv;
   step.description.transfers.push_back({is_send, data, static_cast<std::int64_t>(bytes), DataType::u8,
-                                        step.is_intra_node ? backend_.layout().local_rank_of(peer) : peer,
-                                        kHierarchicalTag});
-  return add(std::move(step), after);
+                                        is_local ? backend_.layout().local_rank_of(peer) : peer, kHierarchicalTag});
+  return add(std::move(step), std::move(after));
+}
+
+CollectiveSchedule::Id CollectiveSchedule::copy(void* to, const void* from, std::size_t bytes, After after) {
+  if (to == from || bytes == 0) return all(std::move(after));
+  if (!on_device_) return work([=] { std::memcpy(to, from, bytes); }, std::move(after));
+  Step step;
+  step.kind = Kind::copy;
+  step.body = [this, to, from, bytes] { backend_.streams().copy(backend_.stream(), to, from, bytes); };
+  return add(std::move(step), std::move(after));
 }
 
 CollectiveSchedule::Id CollectiveSchedule::work(std::function<void()> body, After after) {
   Step step;
   step.body = std::move(body);
-  return add(std::move(step), after);
+  return add(std::move(step), std::move(after));
 }
 
-CollectiveSchedule::Id CollectiveSchedule::flat(const OperationDescription& description) {
-  Step step;
-  step.kind = Kind::flat;
-  step.description = description;
-  if (!description.compare_only) {
-    // Not by what is null: the data of an empty tensor are, too.
-    const Verb verb = description.verb;
-    const bool is_in_place = verb == Verb::broadcast || verb == Verb::all_reduce || verb == Verb::reduce;
-    if (verb != Verb::broadcast || description.root == backend_.rank())
-      step.sent = static_cast<std::size_t>(is_in_place ? description.output_count : description.input_count) *
-                  element_size(description.dtype);
-  }
-  return add(std::move(step), {});
+CollectiveSchedule::Id CollectiveSchedule::all(After after) {
+  std::erase(after, kNone);
+  if (after.empty()) return kNone;
+  return after.size() == 1 ? after.front() : work([] {}, std::move(after));
 }
 
 CollectiveSchedule::Way& CollectiveSchedule::way_of(const Step& step) {
+  if (ways_.empty()) ways_.resize(2 * static_cast<std::size_t>(backend_.size()));
   const Transfer& transfer = step.description.transfers.front();
   const int peer =
-      step.is_intra_node ? backend_.local_members()[static_cast<std::size_t>(transfer.peer)] : transfer.peer;
+      is_intra_node(step) ? backend_.local_members()[static_cast<std::size_t>(transfer.peer)] : transfer.peer;
   return ways_[2 * static_cast<std::size_t>(peer) + (transfer.is_send ? 1 : 0)];
 }
 
@@ -91,12 +119,40 @@ bool CollectiveSchedule::may_start(const Step& step) const {
 // True if it has begun.
 bool CollectiveSchedule::start(Step& step) {
   if (!may_start(step)) return false;
-  backend_.count(step.is_intra_node, step.sent);
   step.state = State::runs;
-  if (step.kind != Kind::work)
-    step.operation =
-        step.is_intra_node ? backend_.intra_node()->start(step.description) : backend_.flat().start(step.description);
+  if (step.transport == nullptr) {
+    step.body();
+    step.body = nullptr;
+    if (step.kind == Kind::copy) step.copied = backend_.streams().record(backend_.stream());
+    return true;
+  }
+  backend_.count(is_intra_node(step), step.sent);
+  const auto current = on_device_ ? backend_.streams().enter_stream(backend_.stream()) : nullptr;
+  step.operation = step.transport->start(step.description);
+  if (on_device_) step.operation->completion();  // advance() launches it
   return true;
+}
+
+bool CollectiveSchedule::start_message(Step& step) {
+  Way& way = way_of(step);
+  if (way.closed_in == pass_ || way.running == kMessagesAtOnce || !start(step)) {
+    way.closed_in = pass_;
+    return false;
+  }
+  ++way.running;
+  return true;
+}
+
+Progress CollectiveSchedule::poll(Step& step) {
+  const Progress progress = step.operation           ? step.operation->advance()
+                            : step.copied->is_done() ? Progress::done
+                                                     : Progress::blocked;
+  if (progress != Progress::done) return progress;
+  if (step.kind == Kind::message) --way_of(step).running;
+  step.operation.reset();
+  step.copied.reset();
+  step.state = State::done;
+  return Progress::done;
 }
 
 Progress CollectiveSchedule::advance() {
@@ -105,38 +161,17 @@ Progress CollectiveSchedule::advance() {
   const std::size_t end = std::min(steps_.size(), first_ + kWindow);
   for (std::size_t i = first_; i < end; ++i) {
     Step& step = steps_[i];
-    if (step.state == State::waits) {
-      if (step.kind == Kind::intra_node && intra_node_is_busy) continue;
-      if (step.kind == Kind::message) {
-        Way& way = way_of(step);
-        const bool is_open = way.closed_in != pass_ && way.running < kMessagesAtOnce;
-        if (is_open && start(step)) {
-          ++way.running;
-          moved = true;
-        } else {
-          way.closed_in = pass_;
-        }
-      } else {
-        moved |= start(step);
-      }
-      if (step.kind == Kind::intra_node) intra_node_is_busy = true;
-      if (step.kind != Kind::work || step.state == State::waits) continue;
-      step.body();
-      step.body = nullptr;
-      step.state = State::done;
-      return Progress::moved;  // as much as a chunk
-    }
-    if (step.state == State::runs) {
-      const Progress progress = step.operation->advance();
-      moved |= progress != Progress::blocked;
-      if (progress == Progress::done) {
-        if (step.kind == Kind::message) --way_of(step).running;
-        step.operation.reset();
+    const bool is_collective = step.kind == Kind::collective;
+    if (step.state == State::waits && !(is_collective && intra_node_is_busy)) {
+      const bool has_begun = step.kind == Kind::message ? start_message(step) : start(step);
+      moved |= has_begun;
+      if (has_begun && step.kind == Kind::work) {
         step.state = State::done;
-      } else if (step.kind == Kind::intra_node) {
-        intra_node_is_busy = true;
+        return Progress::moved;  // that was as much as a chunk
       }
     }
+    if (step.state == State::runs) moved |= poll(step) != Progress::blocked;
+    if (is_collective && step.state != State::done) intra_node_is_busy = true;
     if (step.state == State::done && i == first_) ++first_;
   }
   return first_ == steps_.size() ? Progress::done : moved ? Progress::moved : Progress::blocked;
@@ -150,6 +185,8 @@ void CollectiveSchedule::for_each_running(Body body) {
 
 bool CollectiveSchedule::add_doorbells(std::vector<Doorbell>& bells) {
   bool all = true;
+  for (std::size_t i = first_; i < std::min(steps_.size(), first_ + kWindow); ++i)
+    if (steps_[i].copied) all = false;  // a device rings no bell
   std::vector<Doorbell> mine;
   for_each_running([&](Step& step) { all = step.operation->add_doorbells(mine) && all; });
   // All messages of a backend ring one bell.
@@ -163,17 +200,23 @@ bool CollectiveSchedule::add_doorbells(std::vector<Doorbell>& bells) {
 void CollectiveSchedule::check_peers() {
   bool asks_flat = false;
   for_each_running([&](Step& step) {
-    asks_flat |= !step.is_intra_node;
+    asks_flat |= !is_intra_node(step);
     step.operation->check_peers();
   });
-  // A neighbour may wait for a rank of another node, which nobody of this one would hear of.
+  // A rank of this node may wait for a rank of another node. Nobody on this node would hear of that rank's end.
   if (!asks_flat) backend_.flat().check_ranks();
 }
 
 bool CollectiveSchedule::retire() noexcept {
   bool all = true;
-  for (Step& step : steps_)
+  for (Step& step : steps_) {
     if (step.operation) all = step.operation->retire() && all;
+    try {
+      all = all && (!step.copied || step.copied->is_done());
+    } catch (const std::exception&) {
+      // The device has failed: it copies nothing any more.
+    }
+  }
   return all;
 }
 
@@ -181,7 +224,7 @@ std::vector<int> CollectiveSchedule::missing_ranks() {
   std::vector<int> missing;
   for_each_running([&](Step& step) {
     for (const int rank : step.operation->missing_ranks())
-      missing.push_back(step.is_intra_node ? backend_.local_members()[static_cast<std::size_t>(rank)] : rank);
+      missing.push_back(is_intra_node(step) ? backend_.local_members()[static_cast<std::size_t>(rank)] : rank);
   });
   std::ranges::sort(missing);
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());

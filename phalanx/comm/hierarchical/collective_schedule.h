@@ -1,16 +1,22 @@
-// CollectiveSchedule: a hierarchical collective, as a list of what this rank does and in which order it may.
+// CollectiveSchedule: what one rank does in one hierarchical operation: a list of steps, and which of them wait for
+// which.
 //
-// A step is a collective inside the node, a message, a piece of work in memory, or an operation of the flat backend.
-// Each waits for the steps that it names, which stand before it in the list; otherwise steps go on side by side:
-//   - collectives inside the node one after the other, in the order of the list, which is the same on all its ranks;
-//   - messages to (or from) one rank begin in the order of the list, and at most kMessagesAtOnce are under way.
-// So a piece can be on the wire while the one before it is passed on inside. No rank waits for a cycle if all lists put
-// their steps in an order that agrees with some order of the whole operation (here: by pieces).
+// A step is an operation of a backend, a message, a copy, or work in host memory. A step waits for the steps that it
+// names, which stand before it in the list. Apart from that, steps run side by side:
+//   - Collectives inside the node run one after the other, in the order of the list. All ranks of a node add the same
+//     collectives in the same order.
+//   - Messages to one rank, and messages from one rank, begin in the order of the list. At most kMessagesAtOnce of each
+//     are in flight.
+// So one piece can be on the wire while the piece before it is passed on inside the node. No cycle of ranks waits for
+// each other if the lists of all ranks follow one order of the whole operation, here the order of its pieces.
+//
+//   const auto got = schedule.receive(data, bytes, 3);        // from rank 3 of the group
+//   schedule.send(data, bytes, 7, {got});                     // then to rank 7
+//   while (schedule.advance() != Progress::done) { /* wait */ }
 #pragma once
 
 #include <deque>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -21,72 +27,96 @@ namespace phalanx {
 class CollectiveSchedule {
  public:
   using Id = int;
-  static constexpr Id kNone = -1;  // done before it began
-  using After = std::initializer_list<Id>;
+  static constexpr Id kNone = -1;  // a step that is done before it began
+  using After = std::vector<Id>;
+  /// The memory of a message. `caller`: the memory that the operation is about, on the device if the operation is.
+  enum class Memory : std::uint8_t { caller, host };
 
-  explicit CollectiveSchedule(HierarchicalBackend& backend);
+  /// on_device: the operation moves device memory. REQUIRES: then the backend has a device.
+  explicit CollectiveSchedule(HierarchicalBackend& backend, bool on_device = false);
   ~CollectiveSchedule();
   CollectiveSchedule(const CollectiveSchedule&) = delete;
   CollectiveSchedule& operator=(const CollectiveSchedule&) = delete;
 
-  /// Ranks (root) are those of the node.
+  bool on_device() const { return on_device_; }
+
+  /// A collective of this node. Its root is a local rank.
   Id intra_node(OperationDescription description, After after = {});
-  /// With any rank of the group, by whichever way leads there.
-  Id send(const void* data, std::size_t bytes, int peer, After after = {});
-  Id receive(void* data, std::size_t bytes, int peer, After after = {});
+  /// Any operation of one of the backends: a whole collective, its comparison, or messages that run together.
+  Id operation(Backend& transport, OperationDescription description, After after = {});
+  /// A message with any other rank of the group.
+  Id send(const void* data, std::size_t bytes, int peer, After after = {}, Memory memory = Memory::caller);
+  Id receive(void* data, std::size_t bytes, int peer, After after = {}, Memory memory = Memory::caller);
+  /// Copies the caller's memory. On a device, one side may also be memory().
+  Id copy(void* to, const void* from, std::size_t bytes, After after = {});
+  /// Work in host memory, about as much as a chunk.
   Id work(std::function<void()> body, After after = {});
-  Id flat(const OperationDescription& description);  // the whole of it, or compare_only
+  /// Done when all of `after` are.
+  Id all(After after);
+  /// Host memory (pinned, if there is a device) that lives as long as the schedule.
   std::byte* memory(std::size_t bytes);
 
-  /// A bounded piece of everything that can go on; done when all steps are.
+  /// Does a bounded piece of everything that can go on. done: all steps are done.
   Progress advance();
   bool add_doorbells(std::vector<Doorbell>& bells);
   void check_peers();
   bool retire() noexcept;
-  std::vector<int> missing_ranks();  // of the group
+  std::vector<int> missing_ranks();  // ranks of the group
 
  private:
-  enum class Kind : std::uint8_t { intra_node, message, work, flat };
+  enum class Kind : std::uint8_t { collective, message, operation, copy, work };
   enum class State : std::uint8_t { waits, runs, done };
   struct Step {
     Kind kind = Kind::work;
     State state = State::waits;
-    bool is_intra_node = false;  // which of the two backends
-    std::size_t sent = 0;        // bytes that this rank gives to others
+    Backend* transport = nullptr;
+    std::size_t sent = 0;  // bytes of the caller's data that this rank gives to the transport
     OperationDescription description;
     std::function<void()> body;
-    std::vector<Id> after;
+    After after;
     std::unique_ptr<Operation> operation;
+    std::shared_ptr<DeviceEvent> copied;
   };
-  struct Way {  // messages with one rank in one direction
+  struct Way {  // the messages with one rank in one direction
     int running = 0;
-    std::uint64_t closed_in = 0;  // the pass in which an earlier one had to wait
+    std::uint64_t closed_in = 0;  // the pass in which an earlier message had to wait
   };
   static constexpr int kMessagesAtOnce = 3;
-  static constexpr std::size_t kWindow = 256;  // steps that are looked at
+  static constexpr std::size_t kWindow = 256;  // how many steps advance() looks at
 
   Id add(Step step, After after);
-  Id message(bool is_send, void* data, std::size_t bytes, int peer, After after);
+  Id message(bool is_send, void* data, std::size_t bytes, int peer, After after, Memory memory);
+  bool is_intra_node(const Step& step) const { return step.transport == backend_.intra_node(); }
   Way& way_of(const Step& step);
   bool may_start(const Step& step) const;
   bool start(Step& step);
+  bool start_message(Step& step);
+  Progress poll(Step& step);
   template <class Body>
   void for_each_running(Body body);
 
   HierarchicalBackend& backend_;
+  const bool on_device_;
   std::deque<Step> steps_;  // never moved: operations point into them
-  std::size_t first_ = 0;   // all before it are done
+  std::size_t first_ = 0;   // all steps before it are done
   std::uint64_t pass_ = 0;
   std::vector<Way> ways_;  // [2 * rank + is_send]
-  std::vector<std::pair<std::size_t, std::unique_ptr<std::byte[]>>> memory_;
+  std::vector<std::pair<std::size_t, std::shared_ptr<std::byte>>> memory_;
 };
 
-/// False for what the flat backend does as well; the same on all ranks.
-bool uses_hierarchy(const HierarchicalBackend& backend, const OperationDescription& description);
-/// The data of a collective, once all ranks are known to ask alike.
+/// False if the flat backend does the whole operation as well. The same on all ranks.
+bool uses_hierarchy(const HierarchicalBackend& backend, const OperationDescription& description, bool on_device);
+/// Adds the steps of a verb that moves data without reducing them.
+/// REQUIRES: all ranks are known to call the same.
 void add_data_steps(HierarchicalBackend& backend, const OperationDescription& description,
                     CollectiveSchedule& schedule);
+/// Adds the steps of a reduction in host memory, in rank order.
 void add_reduction_steps(HierarchicalBackend& backend, const OperationDescription& description,
                          CollectiveSchedule& schedule);
+/// Adds the steps of a reduction in device memory: the backend of the node reduces there, the host between nodes.
+/// `scratch` is device memory of node_sum_scratch_bytes().
+void add_node_sum_steps(HierarchicalBackend& backend, const OperationDescription& description,
+                        CollectiveSchedule& schedule, std::byte* scratch);
+std::size_t node_sum_scratch_bytes(HierarchicalBackend& backend, const OperationDescription& description);
 
 }  // namespace phalanx

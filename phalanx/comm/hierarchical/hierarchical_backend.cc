@@ -2,143 +2,51 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "phalanx/base/error.h"
-#include "phalanx/comm/hierarchical/collective_schedule.h"
+#include "phalanx/comm/device/staged_backend.h"
 
 namespace phalanx {
 namespace {
 
-constexpr std::size_t kHierarchicalMemory = 64U << 20;
-
-class HierarchicalCollective final : public Operation {
- public:
-  HierarchicalCollective(HierarchicalBackend& backend, const OperationDescription& description)
-      : backend_(backend), d_(description), schedule_(backend), is_flat_(!uses_hierarchy(backend, description)) {
-    if (backend_.intra_node() != nullptr) schedule_.intra_node({});
-    OperationDescription compared = d_;
-    compared.compare_only = !is_flat_;
-    schedule_.flat(compared);
-  }
-
-  Progress advance() override {
-    const Progress progress = schedule_.advance();
-    if (progress != Progress::done || is_flat_ || has_data_) return progress;
-    has_data_ = true;
-    if (d_.verb == Verb::all_reduce || d_.verb == Verb::reduce || d_.verb == Verb::reduce_scatter)
-      add_reduction_steps(backend_, d_, schedule_);
-    else
-      add_data_steps(backend_, d_, schedule_);
-    return Progress::moved;
-  }
-  bool add_doorbells(std::vector<Doorbell>& bells) override { return schedule_.add_doorbells(bells); }
-  void check_peers() override { schedule_.check_peers(); }
-  bool retire() noexcept override { return schedule_.retire(); }
-  std::vector<int> missing_ranks() override { return schedule_.missing_ranks(); }
-
- private:
-  HierarchicalBackend& backend_;
-  const OperationDescription& d_;
-  CollectiveSchedule schedule_;
-  const bool is_flat_;
-  bool has_data_ = false;
-};
-
-// send, recv and batch_p2p: what stays on the node, and what leaves it, at once.
-class HierarchicalMessages final : public Operation {
- public:
-  HierarchicalMessages(HierarchicalBackend& backend, const OperationDescription& description) : backend_(backend) {
-    for (const Transfer& transfer : description.transfers) {
-      if (transfer.tag == kHierarchicalTag)
-        throw CommError(
-            fmt::format("tag {} is reserved for messages between machines: choose another", kHierarchicalTag));
-      const bool intra_node = backend.intra_node() != nullptr && backend.is_local(transfer.peer);
-      Part& part = intra_node ? intra_node_ : inter_node_;
-      part.description.transfers.push_back(transfer);
-      if (intra_node) part.description.transfers.back().peer = backend.layout().local_rank_of(transfer.peer);
-      if (transfer.is_send)
-        backend.count(intra_node, static_cast<std::size_t>(transfer.count) * element_size(transfer.dtype));
-    }
-    for (Part* part : {&intra_node_, &inter_node_}) {
-      if (part->description.transfers.empty()) continue;
-      part->description.verb = description.verb;
-      part->description.sequence = description.sequence;
-      Backend& transport = part == &intra_node_ ? *backend.intra_node() : backend.flat();
-      part->operation = transport.start(part->description);
-    }
-  }
-
-  Progress advance() override {
-    bool moved = false, all = true;
-    for (Part* part : {&intra_node_, &inter_node_}) {
-      if (!part->operation) continue;
-      const Progress progress = part->operation->advance();
-      moved |= progress != Progress::blocked;
-      if (progress == Progress::done)
-        part->operation.reset();
-      else
-        all = false;
-    }
-    return all ? Progress::done : moved ? Progress::moved : Progress::blocked;
-  }
-  bool add_doorbells(std::vector<Doorbell>& bells) override {
-    bool all = true;
-    for (Part* part : {&intra_node_, &inter_node_})
-      if (part->operation) all = part->operation->add_doorbells(bells) && all;
-    return all;
-  }
-  void check_peers() override {
-    for (Part* part : {&intra_node_, &inter_node_})
-      if (part->operation) part->operation->check_peers();
-    if (!inter_node_.operation) backend_.flat().check_ranks();  // an abort from another node
-  }
-  bool retire() noexcept override {
-    bool all = true;
-    for (Part* part : {&intra_node_, &inter_node_})
-      if (part->operation) all = part->operation->retire() && all;
-    return all;
-  }
-  std::vector<int> missing_ranks() override {
-    std::vector<int> missing;
-    if (intra_node_.operation)
-      for (const int local_rank : intra_node_.operation->missing_ranks())
-        missing.push_back(backend_.local_members()[static_cast<std::size_t>(local_rank)]);
-    if (inter_node_.operation)
-      for (const int rank : inter_node_.operation->missing_ranks()) missing.push_back(rank);
-    std::ranges::sort(missing);
-    return missing;
-  }
-
- private:
-  struct Part {
-    OperationDescription description;
-    std::unique_ptr<Operation> operation;
-  };
-  HierarchicalBackend& backend_;
-  Part intra_node_, inter_node_;
-};
+constexpr std::size_t kMostCachedBytes = 64U << 20;
 
 }  // namespace
 
 HierarchicalBackend::HierarchicalBackend(std::shared_ptr<Backend> flat, std::shared_ptr<Backend> intra_node,
-                                         NodeLayout layout, Tuning tuning)
+                                         NodeLayout layout, Tuning tuning, HierarchicalDevice device)
     : flat_(std::move(flat)),
       intra_node_(std::move(intra_node)),
       layout_(std::move(layout)),
       tuning_(tuning),
-      name_(fmt::format("shm+{}", flat_->traits().name)) {}
+      device_(std::move(device)),
+      name_(fmt::format("{}+{}", has_device() ? "nccl" : "shm", flat_->traits().name)) {
+  if (!has_device()) return;
+  staged_flat_ = staged(flat_);
+  stream_ = device_.streams->make_stream();
+}
+
+std::shared_ptr<Backend> HierarchicalBackend::staged(std::shared_ptr<Backend> host) const {
+  return make_staged_backend(std::move(host), device_.cuda_device, device_.streams);
+}
 
 BackendTraits HierarchicalBackend::traits() const noexcept {
   BackendTraits traits = flat_->traits();
   traits.name = name_;
-  traits.oversubscribed = traits.oversubscribed || (intra_node_ && intra_node_->traits().oversubscribed);
+  if (has_device()) {
+    traits.rank_order_reduction = false;
+    traits.host_only = device_.cuda_device < 0;
+    traits.has_tags = false;  // NCCL has none
+    traits.stream_ordered = true;
+    traits.cuda_device = device_.cuda_device;
+  } else {
+    traits.oversubscribed = traits.oversubscribed || (intra_node_ && intra_node_->traits().oversubscribed);
+  }
   return traits;
 }
 
 std::unique_ptr<Operation> HierarchicalBackend::start(const OperationDescription& description) {
-  if (description.transfers.empty()) return std::make_unique<HierarchicalCollective>(*this, description);
-  return std::make_unique<HierarchicalMessages>(*this, description);
+  if (has_device() && !description.on_device) return flat_->start(description);
+  return make_hierarchical_operation(*this, description);
 }
 
 std::shared_ptr<Backend> HierarchicalBackend::split(const SplitRequest& request) {
@@ -148,19 +56,21 @@ std::shared_ptr<Backend> HierarchicalBackend::split(const SplitRequest& request)
   for (std::size_t i = 0; i < request.members.size(); ++i) {
     const int member = request.members[i];
     node_of.push_back(layout_.node_of(member));
-    if (!is_local(member)) continue;
+    if (node_of.back() != node()) continue;
     if (static_cast<int>(i) == request.rank) local_rank = static_cast<int>(local_indices.size());
     local_indices.push_back(layout_.local_rank_of(member));
     names.push_back(static_cast<int>(i));
   }
   const NodeLayout layout(node_of);
   const bool is_on_one = layout.nodes() == 1;
+  // A device's memory also moves without the host if the group has one rank.
+  const bool has_intra_node = local_indices.size() > 1 || (is_on_one && has_device());
 
-  // Every rank of this group takes part in the same exchanges, whatever becomes of it: two of inner's, and one more, so
-  // that all give up together if one cannot go on.
+  // Every rank of this group takes part in the same exchanges, even if it joins no group: the two that every backend of
+  // a node makes (shm, or nccl over shm), and one more, so that all give up together if one cannot go on.
   SplitRequest within = request;
-  within.members = local_indices.size() > 1 ? local_indices : std::vector<int>();
-  within.rank = within.members.empty() ? -1 : local_rank;
+  within.members = has_intra_node ? local_indices : std::vector<int>();
+  within.rank = has_intra_node ? local_rank : -1;
   within.names = names;
   within.exchange = [&](const std::string& value) {
     const std::vector<std::string> all = request.exchange(value);
@@ -194,8 +104,9 @@ std::shared_ptr<Backend> HierarchicalBackend::split(const SplitRequest& request)
     return intra_node;
   }
   std::shared_ptr<Backend> flat = flat_->split(request);
-  if (!flat || layout.nodes() == layout.ranks() || is_on_one) return flat;
-  return std::make_shared<HierarchicalBackend>(std::move(flat), std::move(intra_node), layout, tuning_);
+  if (!flat) return nullptr;
+  if (layout.nodes() == layout.ranks() || is_on_one) return has_device() ? staged(std::move(flat)) : flat;
+  return std::make_shared<HierarchicalBackend>(std::move(flat), std::move(intra_node), layout, tuning_, device_);
 }
 
 void HierarchicalBackend::abort(const std::string& reason) noexcept {
@@ -208,17 +119,19 @@ void HierarchicalBackend::check_ranks() {
   flat_->check_ranks();
 }
 
-std::unique_ptr<std::byte[]> HierarchicalBackend::acquire_buffer(std::size_t bytes) {
+std::shared_ptr<std::byte> HierarchicalBackend::acquire_buffer(std::size_t bytes) {
   const auto found = memory_.find(bytes);
-  if (found == memory_.end()) return std::unique_ptr<std::byte[]>(new std::byte[bytes]);
-  std::unique_ptr<std::byte[]> memory = std::move(found->second);
+  if (found == memory_.end())
+    return has_device() ? device_.streams->make_pinned(bytes)
+                        : std::shared_ptr<std::byte>(new std::byte[bytes], std::default_delete<std::byte[]>());
+  std::shared_ptr<std::byte> memory = std::move(found->second);
   memory_.erase(found);
   cached_bytes_ -= bytes;
   return memory;
 }
 
-void HierarchicalBackend::release_buffer(std::unique_ptr<std::byte[]> memory, std::size_t bytes) {
-  if (cached_bytes_ + bytes > kHierarchicalMemory) return;
+void HierarchicalBackend::release_buffer(std::shared_ptr<std::byte> memory, std::size_t bytes) {
+  if (cached_bytes_ + bytes > kMostCachedBytes) return;
   cached_bytes_ += bytes;
   memory_.emplace(bytes, std::move(memory));
 }

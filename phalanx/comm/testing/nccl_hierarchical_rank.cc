@@ -12,7 +12,7 @@
 namespace phalanx {
 
 std::shared_ptr<HierarchicalRank> make_hierarchical_rank(std::shared_ptr<Communicator> flat, Store& store,
-                                                         const NcclHierarchicalOptions& options) {
+                                                         const HierarchicalOptions& options) {
   const NodeLayout layout(options.nodes);
   const int node = layout.node_of(flat->rank());
   auto made = std::make_shared<HierarchicalRank>();

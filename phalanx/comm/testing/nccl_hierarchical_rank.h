@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/comm/hierarchical/nccl_hierarchical.h"
+#include "phalanx/comm/hierarchical/hierarchical.h"
 #include "phalanx/comm/testing/fake_nccl.h"
 #include "phalanx/comm/testing/fake_streams.h"
 #include "phalanx/store/store.h"
@@ -26,7 +26,7 @@ struct HierarchicalRank {
 /// are.
 /// REQUIRES: all ranks of `flat` call it (it is collective), with the same `store`.
 std::shared_ptr<HierarchicalRank> make_hierarchical_rank(std::shared_ptr<Communicator> flat, Store& store,
-                                                         const NcclHierarchicalOptions& options);
+                                                         const HierarchicalOptions& options);
 
 /// Destroys the rank's communicator. Throws std::runtime_error if there were calls that NCCL does not allow.
 void end_hierarchical_rank(HierarchicalRank& rank);

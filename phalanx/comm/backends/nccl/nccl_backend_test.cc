@@ -545,6 +545,27 @@ TEST(StagedBackend, WaitsForTheComputeStreamAndTheComputeStreamForIt) {
             "");
 }
 
+// Whichever the progress thread sees first in pinned memory.
+TEST(StagedBackend, MessagesWithOneTagMatchInTheOrderOfIssue) {
+  constexpr std::int64_t kMessages = 500, kCount = 512;
+  EXPECT_EQ(run_staged_threads(2,
+                               [](NcclRank& rank) {
+                                 const bool is_sender = rank.comm->rank() == 0;
+                                 std::vector<at::Tensor> tensors;
+                                 std::vector<Work> works;
+                                 for (std::int64_t i = 0; i < kMessages; ++i) {
+                                   at::Tensor& x = tensors.emplace_back(at::full({kCount}, is_sender ? i : -1.0));
+                                   works.push_back(is_sender ? rank.comm->send(x, 1, {.async = true})
+                                                             : rank.comm->recv(x, 0, {.async = true}));
+                                 }
+                                 for (Work& work : works) work.wait();
+                                 for (std::int64_t i = 0; i < kMessages; ++i)
+                                   ASSERT_EQ(tensors[static_cast<std::size_t>(i)].const_data_ptr<float>()[kCount - 1],
+                                             static_cast<float>(i));
+                               }),
+            "");
+}
+
 // --- NCCL's own failures
 
 TEST(NcclBackend, WhatNcclReportsIsAnError) {
