@@ -6,6 +6,8 @@ PREFIX ?= $(HOME)/.local
 JOBS ?= $(shell nproc)
 # Tests that run side by side: most of them wait for other ranks, or for time-outs, half of the time.
 TEST_JOBS ?= 2
+# Which cases of the long tests `make quick` runs.
+TEST_SEED ?= 1
 SANITIZED ?= build/asan
 PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
@@ -16,7 +18,7 @@ CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
 	@echo 'make test      set up, build, run every test'
-	@echo 'make quick     the same with the tests that take seconds alone (ctest -L quick)'
+	@echo 'make quick     the same with the tests that take seconds, and a sample of the others (make quick TEST_SEED=7)'
 	@echo 'make build     set up, build the programs and libraries (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
 	@echo 'make install   install programs and libraries into ~/.local (make install PREFIX=/opt/phalanx)'
 	@echo 'make tour      run the commands of the README'
@@ -52,11 +54,11 @@ all: configure
 	cmake --build $(BUILD) --parallel $(JOBS)
 
 quick: all
-	ctest --test-dir $(BUILD) --label-regex quick --parallel $(TEST_JOBS) --output-on-failure --no-tests=error
+	PHALANX_TEST_SEED=$(TEST_SEED) ctest --test-dir $(BUILD) --label-regex 'quick|sample' --parallel $(TEST_JOBS) --output-on-failure --no-tests=error
 
 test: all
 	@scripts/bootstrap.sh --tests
-	ctest --test-dir $(BUILD) --parallel $(TEST_JOBS) --output-on-failure --no-tests=error
+	ctest --test-dir $(BUILD) --label-exclude sample --parallel $(TEST_JOBS) --output-on-failure --no-tests=error
 	@scripts/say_skipped.sh $(BUILD)
 
 # Status 77: no clang with libFuzzer here, which is said.
@@ -105,7 +107,7 @@ parquet: bootstrap
 test-all: test slurm soak deaths kills worlds timeline layouts mutations released parquet check
 	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
-	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 ctest --test-dir $(SANITIZED) --label-exclude sample --output-on-failure --no-tests=error
 
 install: build
 	cmake --install $(BUILD) --prefix "$(PREFIX)"

@@ -8,7 +8,8 @@
 #   phalanx_test([FULL] [LINK lib...] [ADD file...] [EXCLUDE file...] [LIBRARY name])
 #     one test binary a folder, <path with _ for />_test, with every case of the *_test.cc here; each start costs 0.2 s
 #     where torch is linked, so cases are registered with ctest one binary at a time. LIBRARY: another library than the
-#     folder's own, where it has none. FULL: takes more than some ten seconds (ctest -L quick leaves it out).
+#     folder's own, where it has none. FULL: takes more than some ten seconds. `make quick` runs
+#     a sample of its cases instead (scripts/sample_tests.py; label `sample`).
 #   phalanx_test_support([DEPENDS folder...] [ADD file...] [EXCLUDE file...])
 #     what tests of several folders share: phalanx_<path with _ for />, of every *.cc here that is no *_test.cc. Never
 #     installed.
@@ -146,6 +147,12 @@ function(phalanx_test)
     set(label full)
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT 900 LABELS ${label} ENVIRONMENT "OMP_NUM_THREADS=1")
+  find_program(PHALANX_SAMPLE_PYTHON python3)
+  if(ARG_FULL AND PHALANX_SAMPLE_PYTHON)
+    add_test(NAME ${name}_sample COMMAND ${PHALANX_SAMPLE_PYTHON} ${PROJECT_SOURCE_DIR}/scripts/sample_tests.py
+                                         $<TARGET_FILE:${target}>)
+    set_tests_properties(${name}_sample PROPERTIES TIMEOUT 300 LABELS sample ENVIRONMENT "OMP_NUM_THREADS=1")
+  endif()
 endfunction()
 
 function(phalanx_umbrella)
