@@ -27,7 +27,7 @@ NodeLayout layout_of(const Communicator& flat, const Exchange& exchange, const H
   if (options.nodes.empty())
     return NodeLayout(discover_nodes(rank, size, exchange, options.hint.value_or(local_host_id())));
   if (static_cast<int>(options.nodes.size()) != size)
-    throw ConfigError(fmt::format("two levels: the machines of {} ranks are given, and there are {} ranks",
+    throw ConfigError(fmt::format("hierarchical communicator: the nodes of {} ranks are given, and there are {} ranks",
                                   options.nodes.size(), size));
   return NodeLayout(options.nodes);
 }
@@ -114,8 +114,7 @@ std::shared_ptr<Communicator> make_hierarchical_communicator(std::shared_ptr<Com
     if (text.empty()) continue;
     // On one node the caller has nothing else in mind than what it has.
     if (rank == 0 && layout.nodes() > 1)
-      log::warn(
-          fmt::format("the ranks of a machine cannot share memory, so all use {}: {}", flat->backend_name(), text));
+      log::warn(fmt::format("the ranks of a node cannot share memory, so all use {}: {}", flat->backend_name(), text));
     return flat;
   }
   std::shared_ptr<Backend> backend = flat->backend();

@@ -52,51 +52,50 @@ void require_moved(const Moved& moved, std::int64_t intra_node, std::int64_t int
 }
 
 TEST(HierarchicalGloo, EachByteCrossesTheWireOnce) {
-  EXPECT_EQ(run_hierarchical_ranks(
-                eager_hierarchical_options({0, 0, 1, 1, 1}),
-                [](Communicator& comm) {
-                  const auto counter = comm.split(0, comm.rank(), "counter");
-                  const int n = comm.size();
-                  constexpr std::int64_t kCount = 100'000, kBytes = 4 * kCount;
-                  const auto tensor = [](std::int64_t count) { return at::full({count}, 1.0F); };
-                  const auto check = [&](const char* what, std::int64_t intra_node, std::int64_t inter_node,
-                                         auto body) {
-                    require_moved(moved_by(comm, *counter, body), intra_node, inter_node, what);
-                  };
-                  // Passed on inside by one rank of each node; one copy to the other node.
-                  check("broadcast", 2 * kBytes, kBytes, [&] { comm.broadcast(tensor(kCount), {.root = 3}); });
-                  check("all_gather", 2 * n * kBytes, n * kBytes,
-                        [&] { comm.all_gather(tensor(kCount * n), tensor(kCount)); });
-                  // Up to the other node, and down again; every rank brings its input, every node deals the
-                  // result.
-                  check("all_reduce", (n + 2) * kBytes, 2 * kBytes, [&] { comm.all_reduce(tensor(kCount)); });
-                  check("reduce", (n + 1) * kBytes, kBytes, [&] { comm.reduce(tensor(kCount), {.root = 4}); });
-                  check("reduce to machine 0", (n + 1) * kBytes, 2 * kBytes,
-                        [&] { comm.reduce(tensor(kCount), {.root = 1}); });
-                  // Two fifths of the result are node 0's.
-                  check("reduce_scatter", (n * n + n) * kBytes, (n + 2) * kBytes,
-                        [&] { comm.reduce_scatter(tensor(kCount), tensor(kCount * n)); });
-                  // Pairs of one node: 2 * 1 and 3 * 2; of two: 2 * 2 * 3.
-                  check("all_to_all", 8 * kBytes, 12 * kBytes,
-                        [&] { comm.all_to_all(tensor(kCount * n), tensor(kCount * n)); });
-                  check("gather", 2 * kBytes, 2 * kBytes, [&] {
-                    comm.gather(comm.rank() == 2 ? tensor(kCount * n) : at::Tensor(), tensor(kCount), {.root = 2});
-                  });
-                  check("scatter", 1 * kBytes, 3 * kBytes, [&] {
-                    comm.scatter(tensor(kCount), comm.rank() == 0 ? tensor(kCount * n) : at::Tensor(), {.root = 0});
-                  });
-                  const auto message = [&](int from, int to) {
-                    if (comm.rank() == from) comm.send(tensor(kCount), to);
-                    if (comm.rank() == to) comm.recv(tensor(kCount), from);
-                  };
-                  check("send inside", kBytes, 0, [&] { message(4, 2); });
-                  check("send between", 0, kBytes, [&] { message(1, 4); });
-                  check("batch", 5 * kBytes - 2 * kBytes, 2 * kBytes, [&] {
-                    comm.batch_isend_irecv({{true, tensor(kCount), (comm.rank() + 1) % n, 1},
-                                            {false, tensor(kCount), (comm.rank() + n - 1) % n, 1}});
-                  });
-                }),
-            "");
+  EXPECT_EQ(
+      run_hierarchical_ranks(
+          eager_hierarchical_options({0, 0, 1, 1, 1}),
+          [](Communicator& comm) {
+            const auto counter = comm.split(0, comm.rank(), "counter");
+            const int n = comm.size();
+            constexpr std::int64_t kCount = 100'000, kBytes = 4 * kCount;
+            const auto tensor = [](std::int64_t count) { return at::full({count}, 1.0F); };
+            const auto check = [&](const char* what, std::int64_t intra_node, std::int64_t inter_node, auto body) {
+              require_moved(moved_by(comm, *counter, body), intra_node, inter_node, what);
+            };
+            // Passed on inside by one rank of each node; one copy to the other node.
+            check("broadcast", 2 * kBytes, kBytes, [&] { comm.broadcast(tensor(kCount), {.root = 3}); });
+            check("all_gather", 2 * n * kBytes, n * kBytes,
+                  [&] { comm.all_gather(tensor(kCount * n), tensor(kCount)); });
+            // Up to the other node, and down again; every rank brings its input, every node deals the
+            // result.
+            check("all_reduce", (n + 2) * kBytes, 2 * kBytes, [&] { comm.all_reduce(tensor(kCount)); });
+            check("reduce", (n + 1) * kBytes, kBytes, [&] { comm.reduce(tensor(kCount), {.root = 4}); });
+            check("reduce to node 0", (n + 1) * kBytes, 2 * kBytes, [&] { comm.reduce(tensor(kCount), {.root = 1}); });
+            // Two fifths of the result are node 0's.
+            check("reduce_scatter", (n * n + n) * kBytes, (n + 2) * kBytes,
+                  [&] { comm.reduce_scatter(tensor(kCount), tensor(kCount * n)); });
+            // Pairs of one node: 2 * 1 and 3 * 2; of two: 2 * 2 * 3.
+            check("all_to_all", 8 * kBytes, 12 * kBytes,
+                  [&] { comm.all_to_all(tensor(kCount * n), tensor(kCount * n)); });
+            check("gather", 2 * kBytes, 2 * kBytes, [&] {
+              comm.gather(comm.rank() == 2 ? tensor(kCount * n) : at::Tensor(), tensor(kCount), {.root = 2});
+            });
+            check("scatter", 1 * kBytes, 3 * kBytes, [&] {
+              comm.scatter(tensor(kCount), comm.rank() == 0 ? tensor(kCount * n) : at::Tensor(), {.root = 0});
+            });
+            const auto message = [&](int from, int to) {
+              if (comm.rank() == from) comm.send(tensor(kCount), to);
+              if (comm.rank() == to) comm.recv(tensor(kCount), from);
+            };
+            check("send inside", kBytes, 0, [&] { message(4, 2); });
+            check("send between", 0, kBytes, [&] { message(1, 4); });
+            check("batch", 5 * kBytes - 2 * kBytes, 2 * kBytes, [&] {
+              comm.batch_isend_irecv({{true, tensor(kCount), (comm.rank() + 1) % n, 1},
+                                      {false, tensor(kCount), (comm.rank() + n - 1) % n, 1}});
+            });
+          }),
+      "");
 }
 
 TEST(HierarchicalGloo, WhatIsSmallOrNotInOrderIsTheFlatBackends) {
@@ -201,7 +200,7 @@ void compare_with_counts(const CountedHierarchy& hierarchical, std::int64_t coun
     comm.batch_isend_irecv({{true, tensor(count), (me + 1) % n, 1}, {false, tensor(count), (me + n - 1) % n, 1}});
   });
   check("byte objects", [&] { comm.all_gather_bytes(std::string(static_cast<std::size_t>(count + me), 'x')); });
-  require_that_bytes(of_all.inter_node > 0, "nothing was counted between the machines");
+  require_that_bytes(of_all.inter_node > 0, "nothing was counted between the nodes");
   require_that_bytes(of_all.intra_node > 0 || !hierarchical.intra_node, "nothing was counted inside");
 }
 

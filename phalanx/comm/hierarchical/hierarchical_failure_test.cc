@@ -194,7 +194,7 @@ TEST(HierarchicalGlooFaults, ARankThatDiesWhileAGroupIsSplitIsNamed) {
 
 // Rank 1 waits for its neighbour, rank 0, to pass on what rank 2 of the other node sends. Rank 2 dies, and rank 0
 // stands still, so that it tells rank 1 nothing: rank 1 must find out by itself.
-TEST(HierarchicalGlooFaults, ARankInTheInnerStepHearsOfADeathOnAnotherMachine) {
+TEST(HierarchicalGlooFaults, ARankInTheInnerStepHearsOfADeathOnAnotherNode) {
   const auto run = [] {
     TcpStoreServer server;
     FaultWorld world(3, [&](FaultRank& self) {
@@ -404,7 +404,7 @@ TEST_F(HierarchicalGlooStrangers, ADeathIsNamed) {
 }
 
 // Nobody is left on the other node who could see it.
-TEST_F(HierarchicalGlooStrangers, ASilentMachineIsNamed) {
+TEST_F(HierarchicalGlooStrangers, ASilentNodeIsNamed) {
   EXPECT_EQ(again_if_late([&] { return run({2, 3}, SIGSTOP, 2s, 4s, " has given no sign of life"); }), "");
 }
 

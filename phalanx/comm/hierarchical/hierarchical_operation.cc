@@ -20,8 +20,7 @@ class HierarchicalOperation : public Operation {
       : backend_(backend), d_(description), schedule_(backend, backend.has_device()) {
     for (const Transfer& transfer : description.transfers)
       if (transfer.tag == kHierarchicalTag)
-        throw CommError(
-            fmt::format("tag {} is reserved for messages between machines: choose another", kHierarchicalTag));
+        throw CommError(fmt::format("tag {} is reserved for messages between nodes: choose another", kHierarchicalTag));
   }
 
   Progress advance() override {

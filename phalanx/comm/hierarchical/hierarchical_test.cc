@@ -58,12 +58,12 @@ std::vector<int> proof_of(int size, const std::function<std::string(int)>& hint_
   return found[0];
 }
 
-TEST(NodeDiscovery, RanksThatShareMemoryShareAMachine) {
+TEST(NodeDiscovery, RanksThatShareMemoryShareANode) {
   EXPECT_THAT(proof_of(1, [](int) { return local_host_id(); }), ElementsAre(0));
   EXPECT_THAT(proof_of(4, [](int) { return local_host_id(); }), ElementsAre(0, 0, 0, 0));
 }
 
-TEST(NodeDiscovery, OtherHintsAreOtherMachines) {
+TEST(NodeDiscovery, OtherHintsAreOtherNodes) {
   EXPECT_THAT(proof_of(5, [](int rank) { return fmt::format("boot net:{} pid:1", rank % 2); }),
               ElementsAre(0, 1, 0, 1, 0));
 }
@@ -112,7 +112,7 @@ TEST(NodeDiscovery, WhatIsNoMemoryOfARankIsNotRead) {
   }
 }
 
-TEST(NodeDiscovery, NetworkNamespacesAreMachines) {
+TEST(NodeDiscovery, NetworkNamespacesAreNodes) {
   // Forked twice, so that this process stays where it is.
   if (run_forked_ranks(1, [](int) { expect_here(unshare(CLONE_NEWNET) == 0, "no"); }) != "")
     GTEST_SKIP() << "network namespaces cannot be made here (that needs root)";
@@ -146,7 +146,7 @@ TEST(NodeDiscovery, NetworkNamespacesAreMachines) {
 
 // --- the layout
 
-TEST(NodeLayout, NumbersMachinesLanesAndOrder) {
+TEST(NodeLayout, NumbersNodesLanesAndOrder) {
   const NodeLayout layout({7, 7, 7, 3, 3});
   EXPECT_EQ(layout.nodes(), 2);
   EXPECT_THAT(layout.members(0), ElementsAre(0, 1, 2));
@@ -356,7 +356,7 @@ TEST(HierarchicalGloo, ErrorsCallTheRanksAsTheGroupDoes) {
 }
 
 // Its neighbour, for whose message rank 0 waits, does nothing that could tell it.
-TEST(HierarchicalGloo, AnAbortOnAnotherMachineIsHeardOf) {
+TEST(HierarchicalGloo, AnAbortOnAnotherNodeIsHeardOf) {
   TcpStoreServer server;
   EXPECT_EQ(run_forked_ranks(3,
                              [&](int rank) {
@@ -462,7 +462,7 @@ TEST(HierarchicalGloo, TheProofDecidesAndNoVariable) {
                       setenv(name, apart ? "3" : "1", 1);
                     auto store = std::make_shared<TcpStore>(server.address());
                     HierarchicalOptions options;
-                    if (apart) options.hint = fmt::format("machine {}", rank / 2);
+                    if (apart) options.hint = fmt::format("node {}", rank / 2);
                     const auto comm = make_hierarchical_communicator(make_gloo_communicator(store, rank, 3), options);
                     expect_here(comm->backend_name() == (apart ? "shm+gloo" : "shm"), comm->backend_name());
                     comm->barrier();

@@ -91,7 +91,7 @@ TEST_P(NcclHierarchicalSuite, Passes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gloo, NcclHierarchicalSuite,
-                         ::testing::Values(HierarchicalWorld{"OneMachine", {3, 3}, "nccl"},
+                         ::testing::Values(HierarchicalWorld{"OneNode", {3, 3}, "nccl"},
                                            HierarchicalWorld{"NoneBesideAnother", {0, 1, 2}, "gloo"},
                                            HierarchicalWorld{"TwoAndTwo", {0, 0, 1, 1}, "nccl+gloo"},
                                            HierarchicalWorld{"ThreeAndThree", {0, 0, 0, 1, 1, 1}, "nccl+gloo"},
@@ -213,7 +213,7 @@ void require_given(Communicator& comm, Communicator& counter, std::int64_t intra
                            inter_node));
 }
 
-TEST(NcclHierarchicalGloo, NcclMovesWhatStaysOnAMachineAndGlooTheRest) {
+TEST(NcclHierarchicalGloo, NcclMovesWhatStaysOnANodeAndGlooTheRest) {
   EXPECT_EQ(
       run_hierarchical(
           {0, 0, 1, 1},
@@ -305,7 +305,7 @@ TEST(NcclHierarchicalGloo, MistakesAreClear) {
 }
 
 // NCCL of one node cannot be had: nobody on the others waits for it.
-TEST(NcclHierarchicalGloo, AMachineWithoutNcclIsAnErrorOnAll) {
+TEST(NcclHierarchicalGloo, ANodeWithoutNcclIsAnErrorOnAll) {
   TcpStoreServer server;
   EXPECT_EQ(run_forked_ranks(4,
                              [&](int r) {

@@ -35,7 +35,7 @@ std::string token_text(const ProofPage& page) { return fmt::format("{:016x}{:016
 class OwnPage {
  public:
   explicit OwnPage(int rank) {
-    // Where shared memory cannot be had, the rank is alone on its node, which is no error.
+    // A rank without shared memory is alone on its node. That is no error.
     page_.magic = kProofMagic;
     page_.rank = rank;
     if (getrandom(page_.token.data(), sizeof page_.token, 0) != static_cast<ssize_t>(sizeof page_.token)) return;
@@ -65,14 +65,14 @@ class OwnPage {
   int descriptor_ = -1;
 };
 
-// The token in `rank`'s memory, if this process can share that.
+// The token in `rank`'s memory, if this process can share that memory.
 std::optional<std::string> read_token(const std::string& address, int rank) {
-  // As a process that shares the memory would: writable, and mapped.
+  // Opened as a process that shares the memory would: writable, and mapped.
   const int descriptor = open(address.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) return std::nullopt;
   struct stat status {};
   void* memory = MAP_FAILED;
-  // A file of that number may be anything, where the process is another than was meant.
+  // The number may be a process of another rank's namespace: then this file may be anything.
   if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == kProofPageBytes)
     memory = mmap(nullptr, kProofPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   close(descriptor);
@@ -87,7 +87,7 @@ std::optional<std::string> read_token(const std::string& address, int rank) {
 // What a rank says in the second exchange.
 struct Claim {
   std::string own_token;
-  int of = -1;  // the rank whose memory it has read; itself: nobody's before its own
+  int of = -1;  // the rank whose memory it has read; its own rank: it could read nobody's before its own
   std::string token_read;
 };
 
@@ -110,7 +110,7 @@ std::vector<int> discover_nodes(int rank, int size,
                                 const std::string& hint) {
   const auto check_size = [size](const std::vector<std::string>& values) {
     if (static_cast<int>(values.size()) != size)
-      throw CommError(fmt::format("the machines of {} ranks: {} have answered", size, values.size()));
+      throw CommError(fmt::format("the nodes of {} ranks: {} have answered", size, values.size()));
   };
   const OwnPage page(rank);
   // "<address> <hint>"
@@ -130,7 +130,7 @@ std::vector<int> discover_nodes(int rank, int size,
       break;
     }
   }
-  // After this exchange nobody reads any more.
+  // After this exchange nobody reads the memory any more.
   const std::vector<std::string> texts = exchange(fmt::format("{} {} {}", mine.own_token, mine.of, mine.token_read));
   check_size(texts);
   std::vector<Claim> claims(texts.size());

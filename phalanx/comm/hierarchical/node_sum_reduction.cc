@@ -163,6 +163,7 @@ class NodeSumReduction {
     if (ours.size() == 0) return;
     Steps& steps = steps_[t];
     std::vector<const std::byte*> inputs;
+    inputs.reserve(static_cast<std::size_t>(nodes_));
     for (int node = 0; node < nodes_; ++node)
       inputs.push_back(node == node_ ? sums_[t % kRing] + ours.begin * width_ : input_of(t, node));
     CollectiveSchedule::After after = steps.received;

@@ -106,6 +106,7 @@ class RankOrderReduction {
       got = schedule_.receive(sum, mine.size() * acc_width_, chunks_.rank_at(node_ - 1),
                               {before(t, &Steps::added), before(t, &Steps::sent_up)});
     std::vector<const std::byte*> inputs;
+    inputs.reserve(local_size_);
     for (std::size_t k = 0; k < local_size_; ++k)
       inputs.push_back(local_size_ > 1 ? inputs_[t % kRing] + k * mine.size() * width_ : chunks_.source(begin));
     const bool is_last = node_ == last_;
