@@ -1,37 +1,59 @@
 #!/usr/bin/env bash
-# clang-tidy (.clang-tidy) over the torch-free sources: those of the other folders take a minute each to parse.
-# File names as arguments limit it to these; --part N takes every Nth file, from another one after each commit.
+# clang-tidy (.clang-tidy) over the sources of the library and the programs, without tests.
+#
+#   scripts/check_lint.sh                 all of them: some 25 minutes of processor time
+#   scripts/check_lint.sh --part 8        every 8th translation unit, from another one after each commit
+#   scripts/check_lint.sh phalanx/comm    the translation units of the folders or files given
+#
+# It checks the unity sources that the build makes, because most of the time goes into parsing torch's headers.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly build=build/lint
 prefix=()
 if [[ -d .deps/lib/cmake ]]; then prefix=("-DCMAKE_PREFIX_PATH=$PWD/.deps"); fi
-# One compile command per file, where the real build puts several files into one; nothing is compiled here.
-cmake -S . -B "$build" -G Ninja -DPHALANX_UNITY=OFF -DPHALANX_PCH=OFF -DPHALANX_BENCHMARKS=OFF "${prefix[@]}" >/dev/null
+# Nothing is compiled here. clang cannot read the precompiled headers of another compiler.
+cmake -S . -B "$build" -G Ninja -DPHALANX_UNITY=ON -DPHALANX_PCH=OFF -DPHALANX_BENCHMARKS=OFF "${prefix[@]}" >/dev/null
 
 part=1
 if [[ "${1:-}" == --part ]]; then
   part=$2
   shift 2
 fi
-files=("$@")
-if [[ ${#files[@]} -eq 0 ]]; then
+# One line for each translation unit: its file, and the sources that it consists of.
+units=$(python3 - "$build" <<'END'
+import json, os, re, sys
+build, root = os.path.abspath(sys.argv[1]), os.getcwd()
+for entry in sorted(json.load(open(f"{build}/compile_commands.json")), key=lambda entry: entry["file"]):
+    file = entry["file"]
+    text = open(file).read() if file.startswith(build + "/") and os.path.exists(file) else ""
+    sources = re.findall(r'^#include "(.*\.cc)"$', text, re.M) or [file]
+    sources = [os.path.relpath(source, root) for source in sources]
+    is_product = all(re.match(r"(phalanx|cli)/", source) for source in sources)
+    if is_product and not any(re.search(r"_test\.cc$|/testing/", source) for source in sources):
+        print(file, *sources)
+END
+)
+if [[ $# -gt 0 ]]; then
+  wanted=()
+  for path in "$@"; do
+    path=${path%/}
+    found=$(grep -E " ${path//./\\.}(/| |\$)" <<<"$units" || true)
+    [[ -n "$found" ]] || { echo "check_lint: no translation unit has a source of '$path' (tests are not checked)" >&2; exit 1; }
+    wanted+=("$found")
+  done
+  units=$(printf '%s\n' "${wanted[@]}" | sort -u)
+elif [[ "$part" -gt 1 ]]; then
   first=$((0x$(git rev-parse --short=6 HEAD) % part))
-  mapfile -t files < <(printf '%s\n' base observe schedule data data/tokenizer data/corpus |
-    while read -r folder; do git ls-files ":(glob)phalanx/$folder/*.cc"; done | grep -v '_test\.cc$' | awk -v part="$part" -v first="$first" 'NR % part == first')
+  units=$(awk -v part="$part" -v first="$first" 'NR % part == first' <<<"$units")
 fi
-# What the compilation database does not know, clang-tidy would guess at.
-known=()
-for file in "${files[@]}"; do
-  if grep -qF "\"file\": \"$PWD/$file\"" "$build/compile_commands.json"; then known+=("$file"); fi
-done
-[[ ${#known[@]} -gt 0 ]] || { echo "check_lint: no file to check" >&2; exit 1; }
+[[ -n "$units" ]] || { echo "check_lint: no file to check" >&2; exit 1; }
 
-if ! printf '%s\0' "${known[@]}" | xargs -0 -n 1 -P "$(nproc)" \
-  clang-tidy -p "$build" --quiet --extra-arg=-Wno-unknown-warning-option 2>"$build/clang-tidy.log"; then
+if ! cut -d ' ' -f 1 <<<"$units" | xargs -n 1 -P "$(nproc)" \
+  clang-tidy -p "$build" --quiet --extra-arg=-Wno-unknown-warning-option --checks=-bugprone-suspicious-include \
+  --header-filter="^$PWD/(phalanx|cli)/" 2>"$build/clang-tidy.log"; then
   grep -E 'error:|Error ' "$build/clang-tidy.log" >&2 || true
   echo "check_lint: clang-tidy found what is printed above" >&2
   exit 1
 fi
-echo "check_lint: ${#known[@]} files, nothing found"
+echo "check_lint: $(wc -w <<<"$(cut -d ' ' -f 2- <<<"$units")") files, nothing found"

@@ -1,46 +1,16 @@
 #include "phalanx/comm/device/staged_backend.h"
 
-#include <algorithm>
 #include <atomic>
-#include <bit>
-#include <map>
-#include <mutex>
 #include <vector>
 
+#include "phalanx/comm/abort_state.h"
 #include "phalanx/comm/device/device_completion.h"
+#include "phalanx/comm/device/pinned_pool.h"
 
 namespace phalanx {
 namespace {
 
 using Pinned = std::shared_ptr<std::byte>;
-
-// Pinned memory is slow to allocate, so blocks (of power-of-two sizes) are reused.
-class PinnedPool {
- public:
-  explicit PinnedPool(std::shared_ptr<DeviceStreams> streams) : streams_(std::move(streams)) {}
-  Pinned take(std::size_t bytes) {
-    const std::size_t size = std::bit_ceil(std::max(bytes, std::size_t{4096}));
-    {
-      const std::lock_guard lock(mutex_);
-      auto& free = free_[size];
-      if (!free.empty()) {
-        Pinned block = std::move(free.back());
-        free.pop_back();
-        return block;
-      }
-    }
-    return streams_->make_pinned(size);
-  }
-  void give_back(std::size_t bytes, Pinned block) {
-    const std::lock_guard lock(mutex_);
-    free_[std::bit_ceil(std::max(bytes, std::size_t{4096}))].push_back(std::move(block));
-  }
-
- private:
-  std::shared_ptr<DeviceStreams> streams_;
-  std::mutex mutex_;
-  std::map<std::size_t, std::vector<Pinned>> free_;
-};
 
 class StagedBackend final : public Backend {
  public:
@@ -65,7 +35,10 @@ class StagedBackend final : public Backend {
     auto host = host_->split(request);
     return host ? std::make_shared<StagedBackend>(std::move(host), cuda_device_, streams_) : nullptr;
   }
-  void abort(const std::string& reason) noexcept override { host_->abort(reason); }
+  void abort(const std::string& reason) noexcept override {
+    abort_.set(reason);
+    host_->abort(reason);
+  }
   void check_ranks() override { host_->check_ranks(); }
 
   Backend& host() { return *host_; }
@@ -77,6 +50,8 @@ class StagedBackend final : public Backend {
   /// between two ranks with the same tag match in that order.
   std::uint64_t take_turn() { return next_turn_++; }
   bool is_turn(std::uint64_t turn) const { return turn == started_turns_.load(std::memory_order_acquire); }
+  // A turn that fails to start never ends: then the backend has been aborted, and no later operation waits for it.
+  void throw_if_aborted() const { abort_.throw_if_set(); }
   void end_turn() { started_turns_.fetch_add(1, std::memory_order_acq_rel); }
 
  private:
@@ -87,6 +62,7 @@ class StagedBackend final : public Backend {
   PinnedPool pool_;
   std::uint64_t next_turn_ = 0;
   std::atomic<std::uint64_t> started_turns_{0};
+  AbortState abort_;
 };
 
 // Device to pinned memory, the host's operation, pinned memory to device.
@@ -121,6 +97,7 @@ class StagedOperation final : public Operation {
   Progress advance() override {
     if (completion_->event()) return completion_->event()->is_done() ? Progress::done : Progress::blocked;
     if (!operation_) {
+      backend_.throw_if_aborted();
       if (!backend_.is_turn(turn_) || !arrived_->is_done()) return Progress::blocked;
       operation_ = backend_.host().start(on_host_);
       backend_.end_turn();
@@ -183,6 +160,7 @@ class StagedOperation final : public Operation {
 };
 
 std::unique_ptr<Operation> StagedBackend::start(const OperationDescription& description) {
+  abort_.throw_if_set();
   if (!description.on_device) return host_->start(description);
   return std::make_unique<StagedOperation>(*this, description);
 }

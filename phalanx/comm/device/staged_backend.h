@@ -19,7 +19,7 @@
 namespace phalanx {
 
 /// Throws ConfigError if there is no such device.
-/// REQUIRES: nobody else uses `host` from then on.
+/// REQUIRES: from then on `host` has the same driver as the result.
 std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> host, int cuda_device);
 /// The same over any streams. cuda_device -1: tensors are in host memory (tests).
 std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> host, int cuda_device,

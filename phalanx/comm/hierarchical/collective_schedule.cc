@@ -158,7 +158,7 @@ Progress CollectiveSchedule::poll(Step& step) {
 Progress CollectiveSchedule::advance() {
   ++pass_;
   bool moved = false, intra_node_is_busy = false;
-  const std::size_t end = std::min(steps_.size(), first_ + kWindow);
+  const std::size_t end = window_end();
   for (std::size_t i = first_; i < end; ++i) {
     Step& step = steps_[i];
     const bool is_collective = step.kind == Kind::collective;
@@ -179,13 +179,13 @@ Progress CollectiveSchedule::advance() {
 
 template <class Body>
 void CollectiveSchedule::for_each_running(Body body) {
-  for (std::size_t i = first_; i < std::min(steps_.size(), first_ + kWindow); ++i)
+  for (std::size_t i = first_; i < window_end(); ++i)
     if (steps_[i].operation) body(steps_[i]);
 }
 
 bool CollectiveSchedule::add_doorbells(std::vector<Doorbell>& bells) {
   bool all = true;
-  for (std::size_t i = first_; i < std::min(steps_.size(), first_ + kWindow); ++i)
+  for (std::size_t i = first_; i < window_end(); ++i)
     if (steps_[i].copied) all = false;  // a device rings no bell
   std::vector<Doorbell> mine;
   for_each_running([&](Step& step) { all = step.operation->add_doorbells(mine) && all; });

@@ -7,14 +7,17 @@
 //     collectives in the same order.
 //   - Messages to one rank, and messages from one rank, begin in the order of the list. At most kMessagesAtOnce of each
 //     are in flight.
-// So one piece can be on the wire while the piece before it is passed on inside the node. No cycle of ranks waits for
-// each other if the lists of all ranks follow one order of the whole operation, here the order of its pieces.
+// So one piece can be on the wire while the piece before it is passed on inside the node. Only the next steps_at_once
+// steps of the list are looked at. A message waits for its peer, so the lists of all ranks must follow one order of the
+// whole operation, as they do here (pieces, then distances between nodes). Then the first step that is not done, of all
+// ranks, can always go on.
 //
 //   const auto got = schedule.receive(data, bytes, 3);        // from rank 3 of the group
 //   schedule.send(data, bytes, 7, {got});                     // then to rank 7
 //   while (schedule.advance() != Progress::done) { /* wait */ }
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -47,7 +50,7 @@ class CollectiveSchedule {
   /// A message with any other rank of the group.
   Id send(const void* data, std::size_t bytes, int peer, After after = {}, Memory memory = Memory::caller);
   Id receive(void* data, std::size_t bytes, int peer, After after = {}, Memory memory = Memory::caller);
-  /// Copies the caller's memory. On a device, one side may also be memory().
+  /// A copy within the memory of the operation. On a device, between any two of device memory and memory().
   Id copy(void* to, const void* from, std::size_t bytes, After after = {});
   /// Work in host memory, about as much as a chunk.
   Id work(std::function<void()> body, After after = {});
@@ -82,7 +85,6 @@ class CollectiveSchedule {
     std::uint64_t closed_in = 0;  // the pass in which an earlier message had to wait
   };
   static constexpr int kMessagesAtOnce = 3;
-  static constexpr std::size_t kWindow = 256;  // how many steps advance() looks at
 
   Id add(Step step, After after);
   Id message(bool is_send, void* data, std::size_t bytes, int peer, After after, Memory memory);
@@ -94,6 +96,9 @@ class CollectiveSchedule {
   Progress poll(Step& step);
   template <class Body>
   void for_each_running(Body body);
+
+  // The steps that advance() looks at.
+  std::size_t window_end() const { return std::min(steps_.size(), first_ + backend_.tuning().steps_at_once); }
 
   HierarchicalBackend& backend_;
   const bool on_device_;

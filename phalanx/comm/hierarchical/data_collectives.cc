@@ -4,7 +4,8 @@
 //   all_gather   A rank sends its part to one rank of every other node, which passes it on inside its node. The ranks of
 //                a node share that work.
 //   gather, scatter, all_to_all    A message for each pair of ranks, inside the node or between two.
-// What is passed on goes in pieces, so that the wire and the memory are busy at the same time.
+// What is passed on goes in pieces, so that the wire and the memory are busy at the same time. Only all_gather on a
+// device passes on whole parts.
 #include <algorithm>
 #include <limits>
 
@@ -105,10 +106,8 @@ class DataSchedule {
         const std::size_t bytes = gathered(of).size();
         return at < bytes ? std::min(piece, bytes - at) : 0;
       };
-      if (const std::size_t length = length_of(rank_); length > 0)
-        for (int d = 1; d < layout_.nodes(); ++d)
-          schedule_.send(input() + at, length, receiver(node_after(node_, d), rank_));
       for (int d = 0; d < layout_.nodes(); ++d) {
+        if (d > 0 && length_of(rank_) > 0) send_own(at, length_of(rank_), receiver(node_after(node_, d), rank_));
         const int from = node_before(node_, d);
         if (longest <= piece && is_one_all_gather(from))
           gather_whole_parts(from);
@@ -117,6 +116,19 @@ class DataSchedule {
             if (length_of(of) > 0) get_piece(of, at, length_of(of));
       }
     }
+  }
+
+  // From a device the own part is copied to the host once for all nodes.
+  void send_own(std::size_t at, std::size_t length, int peer) {
+    if (!schedule_.on_device()) {
+      schedule_.send(input() + at, length, peer);
+      return;
+    }
+    if (own_on_host_ == nullptr) {
+      own_on_host_ = schedule_.memory(length);
+      own_copied_ = schedule_.copy(own_on_host_, input() + at, length);
+    }
+    schedule_.send(own_on_host_, length, peer, {own_copied_}, CollectiveSchedule::Memory::host);
   }
 
   // Of the part of rank `of`; passed on inside.
@@ -240,6 +252,8 @@ class DataSchedule {
   const bool messages_have_tags_;  // inside the node: they match by tag, and several may be in flight
   Window sends_, receives_;
   OperationDescription batch_;
+  std::byte* own_on_host_ = nullptr;
+  Id own_copied_ = CollectiveSchedule::kNone;
 };
 
 // Bytes, by what all ranks know alike.

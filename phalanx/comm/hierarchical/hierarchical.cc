@@ -93,11 +93,12 @@ std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Communicator> flat,
   std::shared_ptr<Backend> backend = flat->backend();
   flat.reset();
   return std::make_shared<Communicator>(
-      std::make_shared<HierarchicalBackend>(
-          std::move(backend), std::move(intra_node), layout,
-          HierarchicalBackend::Tuning{
-              .smallest_bytes = 0, .by_estimate = false, .piece_bytes = options.device_piece_bytes},
-          HierarchicalDevice{streams, cuda_device}),
+      std::make_shared<HierarchicalBackend>(std::move(backend), std::move(intra_node), layout,
+                                            HierarchicalBackend::Tuning{.smallest_bytes = 0,
+                                                                        .by_estimate = false,
+                                                                        .piece_bytes = options.device_piece_bytes,
+                                                                        .steps_at_once = options.steps_at_once},
+                                            HierarchicalDevice{streams, cuda_device}),
       std::move(options.communicator));
 }
 
@@ -126,7 +127,8 @@ std::shared_ptr<Communicator> make_hierarchical_communicator(std::shared_ptr<Com
         std::make_shared<HierarchicalBackend>(std::move(backend), std::move(part.shm), layout,
                                               HierarchicalBackend::Tuning{.smallest_bytes = options.smallest_bytes,
                                                                           .by_estimate = options.by_estimate,
-                                                                          .piece_bytes = options.piece_bytes});
+                                                                          .piece_bytes = options.piece_bytes,
+                                                                          .steps_at_once = options.steps_at_once});
   return std::make_shared<Communicator>(std::move(backend), std::move(options.communicator));
 }
 

@@ -14,7 +14,7 @@
 // - Each byte crosses the wire between two nodes once. How, and when the flat backend does the whole operation instead:
 //   collective_schedule.h and the files that it names.
 // - A group that is split from it and is wholly on one node gets the plain backend of the node. A group without two
-//   ranks on any node gets the flat backend.
+//   ranks on any node gets the flat backend (over NCCL, by way of pinned memory).
 //
 // Over shared memory:
 // - Reductions are in rank order: the same bits as local, shm and gloo. (Over mpi, small reductions, and all of them if
@@ -22,8 +22,8 @@
 //   so.)
 //
 // Over NCCL:
-// - NCCL adds up inside a node. Every GPU gets a slice of the sum, which goes through pinned memory, and the host adds
-//   up the slices of all nodes. So sums are in NCCL's order inside a node, and what a node has added up is rounded to
+// - NCCL adds up inside a node. As many GPUs of each node as the smallest node has get a slice of the sum each. It
+//   goes through pinned memory, and the host adds up the slices of all nodes. So sums are in NCCL's order inside a node, and what a node has added up is rounded to
 //   the tensor's type before it is sent. All ranks get the same bits.
 // - Work::wait() returns when the host's part is done, as on staged_backend.h.
 // - CPU tensors, byte objects and barriers go over the flat communicator alone. Messages inside a node match in the
@@ -58,6 +58,7 @@ struct HierarchicalOptions {
   bool by_estimate = true;  // false: reductions go through the nodes also where that moves more bytes
   // What is on its way between two nodes at a time, for each rank that takes part.
   std::int64_t piece_bytes = 512 * 1024;
+  std::size_t steps_at_once = 256;                    // of an operation (collective_schedule.h); less is for tests
   std::int64_t device_piece_bytes = 4 * 1024 * 1024;  // the same over NCCL, which gains more from few calls
 };
 
@@ -73,8 +74,8 @@ struct CommVolume {
 std::shared_ptr<Communicator> make_hierarchical_communicator(std::shared_ptr<Communicator> flat,
                                                              HierarchicalOptions options = {});
 
-/// The same with NCCL inside the nodes. With all ranks on one node: "nccl". With no two ranks on one node: `flat`, for
-/// CUDA tensors by way of pinned memory. Throws NcclUnavailable or another CommError if NCCL or shared memory cannot be
+/// The same with NCCL inside the nodes. With all ranks on one node: "nccl". With no two ranks on one node: the flat
+/// backend, for CUDA tensors by way of pinned memory. Throws NcclUnavailable or another CommError if NCCL or shared memory cannot be
 /// had.
 std::shared_ptr<Communicator> make_nccl_hierarchical_communicator(std::shared_ptr<Communicator> flat, int cuda_device,
                                                                   HierarchicalOptions options = {});

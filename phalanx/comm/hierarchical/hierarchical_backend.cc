@@ -23,6 +23,7 @@ HierarchicalBackend::HierarchicalBackend(std::shared_ptr<Backend> flat, std::sha
   if (!has_device()) return;
   staged_flat_ = staged(flat_);
   stream_ = device_.streams->make_stream();
+  pinned_ = std::make_shared<PinnedPool>(device_.streams);
 }
 
 std::shared_ptr<Backend> HierarchicalBackend::staged(std::shared_ptr<Backend> host) const {
@@ -111,6 +112,7 @@ std::shared_ptr<Backend> HierarchicalBackend::split(const SplitRequest& request)
 
 void HierarchicalBackend::abort(const std::string& reason) noexcept {
   if (intra_node_) intra_node_->abort(reason);
+  if (staged_flat_) staged_flat_->abort(reason);
   flat_->abort(reason);
 }
 
@@ -120,10 +122,10 @@ void HierarchicalBackend::check_ranks() {
 }
 
 std::shared_ptr<std::byte> HierarchicalBackend::acquire_buffer(std::size_t bytes) {
+  if (pinned_) return pinned_->take(bytes);
   const auto found = memory_.find(bytes);
   if (found == memory_.end())
-    return has_device() ? device_.streams->make_pinned(bytes)
-                        : std::shared_ptr<std::byte>(new std::byte[bytes], std::default_delete<std::byte[]>());
+    return std::shared_ptr<std::byte>(new std::byte[bytes], std::default_delete<std::byte[]>());
   std::shared_ptr<std::byte> memory = std::move(found->second);
   memory_.erase(found);
   cached_bytes_ -= bytes;
@@ -131,6 +133,7 @@ std::shared_ptr<std::byte> HierarchicalBackend::acquire_buffer(std::size_t bytes
 }
 
 void HierarchicalBackend::release_buffer(std::shared_ptr<std::byte> memory, std::size_t bytes) {
+  if (pinned_) return pinned_->give_back(bytes, std::move(memory));
   if (cached_bytes_ + bytes > kMostCachedBytes) return;
   cached_bytes_ += bytes;
   memory_.emplace(bytes, std::move(memory));

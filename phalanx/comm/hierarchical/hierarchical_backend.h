@@ -19,6 +19,7 @@
 
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/device/device_streams.h"
+#include "phalanx/comm/device/pinned_pool.h"
 #include "phalanx/comm/hierarchical/hierarchical.h"
 #include "phalanx/comm/hierarchical/node_layout.h"
 
@@ -41,6 +42,7 @@ class HierarchicalBackend final : public Backend {
     std::int64_t smallest_bytes = 0;
     bool by_estimate = true;
     std::int64_t piece_bytes = 0;
+    std::size_t steps_at_once = 256;  // of a schedule
   };
   /// intra_node: over the members of this rank's node, in their order. nullptr if the rank is alone on its node.
   HierarchicalBackend(std::shared_ptr<Backend> flat, std::shared_ptr<Backend> intra_node, NodeLayout layout,
@@ -88,6 +90,7 @@ class HierarchicalBackend final : public Backend {
   HierarchicalDevice device_;
   std::shared_ptr<Backend> staged_flat_;
   DeviceStream stream_ = nullptr;
+  std::shared_ptr<PinnedPool> pinned_;  // nullptr without a device
   std::string name_;
   std::uint64_t intra_node_sequence_ = 0;
   std::atomic<std::uint64_t> intra_node_bytes_{0}, inter_node_bytes_{0};

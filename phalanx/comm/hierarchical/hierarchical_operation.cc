@@ -98,7 +98,8 @@ class DeviceOperation final : public HierarchicalOperation {
       : HierarchicalOperation(backend, description),
         completion_(std::make_shared<DeviceCompletion>(backend.shared_streams())) {
     // On the caller's stream, whose earlier work may still use that memory.
-    if (is_reduction(d_.verb)) scratch_ = device_memory(node_sum_scratch_bytes(backend, d_));
+    if (is_reduction(d_.verb) && uses_hierarchy(backend, d_, /*on_device=*/true))
+      scratch_ = device_memory(node_sum_scratch_bytes(backend, d_));
     issued_ = backend.streams().record_current();
   }
 
@@ -112,6 +113,10 @@ class DeviceOperation final : public HierarchicalOperation {
   }
   bool add_doorbells(std::vector<Doorbell>& bells) override {
     return !completion_->event() && HierarchicalOperation::add_doorbells(bells);
+  }
+  // Once the host's part is done, no other rank's end concerns this operation.
+  void check_peers() override {
+    if (!completion_->event()) HierarchicalOperation::check_peers();
   }
   bool retire() noexcept override {
     return HierarchicalOperation::retire() && (!completion_->event() || completion_->is_done());

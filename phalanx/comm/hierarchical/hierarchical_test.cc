@@ -233,6 +233,31 @@ TEST(HierarchicalGloo, CudaTensorsAreStagedOverIt) {
             "");
 }
 
+// However few steps of an operation are looked at: no rank waits for what another has out of sight.
+TEST(HierarchicalGloo, FewStepsAtOnceAreEnough) {
+  HierarchicalOptions options = eager_hierarchical_options({0, 1, 2, 3, 3});
+  options.steps_at_once = 2;
+  EXPECT_EQ(run_hierarchical_ranks(
+                options,
+                [](Communicator& comm) {
+                  const auto require_value = [](bool is_right, const char* verb) {
+                    if (!is_right) throw std::runtime_error(verb);
+                  };
+                  const std::int64_t n = comm.size(), count = 200'000;
+                  const at::Tensor mine = at::full({count}, comm.rank() + 1.0F);
+                  at::Tensor all = at::zeros({n * count});
+                  comm.all_gather(all, mine);
+                  for (std::int64_t i = 0; i < n * count; i += 999)
+                    require_value(all.const_data_ptr<float>()[i] == static_cast<float>(i / count + 1), "all_gather");
+                  at::Tensor dealt = at::zeros({n * count});
+                  comm.all_to_all(dealt, all);
+                  require_value(dealt.const_data_ptr<float>()[0] == comm.rank() + 1.0F, "all_to_all");
+                  comm.broadcast(dealt, {.root = 2});
+                  require_value(dealt.const_data_ptr<float>()[0] == 3.0F, "broadcast");
+                }),
+            "");
+}
+
 // --- bits
 
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }

@@ -160,6 +160,19 @@ TEST(NcclHierarchicalGloo, ReductionsAreRightAndTheSameOnAllRanks) {
     EXPECT_EQ(run_hierarchical(nodes, [](HierarchicalRank& rank) { require_all_reductions(*rank.comm); }), "");
 }
 
+// The sum of a node would not fit into float16.
+TEST(NcclHierarchicalGloo, AnAverageOfFloat16DoesNotOverflow) {
+  EXPECT_EQ(run_hierarchical({0, 0, 0, 1, 1},
+                             [](HierarchicalRank& rank) {
+                               at::Tensor x = at::full({1000}, 30'000, at::TensorOptions(at::kHalf));
+                               rank.comm->all_reduce(x, {.op = ReduceOp::avg});
+                               const at::Tensor wide = x.to(at::kFloat);
+                               for (std::int64_t i = 0; i < wide.numel(); ++i)
+                                 require_that(wide.const_data_ptr<float>()[i] == 30'000.0F, "average");
+                             }),
+            "");
+}
+
 // Many more pieces than are in memory at a time; every element has a value of its own.
 void require_reductions_in_pieces(Communicator& comm) {
   constexpr std::int64_t kCount = 10'007;

@@ -10,14 +10,23 @@
 //   distribute  gives the result to the ranks of its node that want it, inside the node
 // These phases of successive chunks overlap: while chunk t is added up inside the node, chunk t - 1 is on the wire.
 // What a node has added up is rounded to the type of the elements before it leaves the device.
-#include <array>
+#include <numeric>
 
 #include "phalanx/comm/hierarchical/reduction_chunks.h"
 
 namespace phalanx {
 namespace {
 
-constexpr std::size_t kRing = ReductionChunks::kPiecesInMemory;
+// Pieces for one node are smaller, as the node gets them from all others at once.
+std::size_t piece_bytes(const HierarchicalBackend& backend, Verb verb) {
+  const auto bytes = static_cast<std::size_t>(backend.tuning().piece_bytes);
+  return verb == Verb::all_reduce ? bytes : bytes / static_cast<std::size_t>(backend.layout().nodes());
+}
+
+// Chunks that are in memory at a time. Those of a reduce_scatter are for each node in turn.
+std::size_t chunks_in_memory(const HierarchicalBackend& backend, Verb verb) {
+  return 3 * (verb == Verb::reduce_scatter ? static_cast<std::size_t>(backend.layout().nodes()) : 1);
+}
 
 class NodeSumReduction {
  public:
@@ -26,16 +35,18 @@ class NodeSumReduction {
       : backend_(backend),
         d_(d),
         schedule_(schedule),
-        chunks_(backend, d),
+        chunks_(backend, d, piece_bytes(backend, d.verb)),
         scratch_(scratch),
         width_(element_size(d.dtype)),
         acc_width_(element_size(accumulator_of(d.dtype))),
         longest_(chunks_.longest_piece()),
         node_(backend.node()),
         nodes_(backend.layout().nodes()),
-        // The average of all is that of the nodes' averages only if these are over equally many ranks.
-        averages_on_nodes_(backend.layout().lanes() * nodes_ == backend.size()),
-        steps_(chunks_.all().size()) {}
+        ring_(chunks_in_memory(backend, d.verb)),
+        steps_(chunks_.all().size()),
+        sums_(ring_),
+        inputs_(ring_),
+        results_(ring_) {}
 
   void add() {
     if (chunks_.is_lane()) make_rings();
@@ -59,16 +70,20 @@ class NodeSumReduction {
 
   void make_rings() {
     if (acc_width_ > width_) acc_ = schedule_.memory(longest_ * acc_width_);
-    for (std::size_t k = 0; k < kRing; ++k) {
-      sums_[k] = schedule_.memory(longest_ * width_ + 1);
+    for (std::size_t t = 0; t < steps_.size(); ++t) {
+      const std::size_t k = t % ring_;
+      if (sums_[k] == nullptr) sums_[k] = schedule_.memory(longest_ * width_ + 1);
+      if (inputs_[k] != nullptr || !chunks_.is_wanted(chunks_.all()[t])) continue;
       inputs_[k] = schedule_.memory(stride() * static_cast<std::size_t>(nodes_) + 1);
       results_[k] = schedule_.memory(longest_ * width_ + 1);
     }
   }
 
-  // The step of the chunk whose memory chunk t uses again.
+  // The last such step of a chunk whose memory chunk t uses again.
   Id before(std::size_t t, Id Steps::*what) const {
-    return t < kRing ? CollectiveSchedule::kNone : steps_[t - kRing].*what;
+    while (t >= ring_)
+      if (const Id id = steps_[t -= ring_].*what; id != CollectiveSchedule::kNone) return id;
+    return CollectiveSchedule::kNone;
   }
   // The slice of a piece that a node adds up.
   Range slice(const Chunk& chunk, int node) const {
@@ -84,7 +99,7 @@ class NodeSumReduction {
   std::byte* on_device(std::size_t t) const {
     const Chunk& chunk = chunks_.all()[t];
     if (d_.verb == Verb::all_reduce) return chunks_.output(chunk.begin + chunks_.own_piece(chunk).begin);
-    return scratch_ + t % kRing * longest_ * width_;
+    return scratch_ + t % ring_ * longest_ * width_;
   }
 
   void sum_and_offer(std::size_t t) {
@@ -93,7 +108,7 @@ class NodeSumReduction {
     const Range mine = chunks_.own_piece(chunk);
     if (mine.size() == 0) return;  // so on all nodes
     Steps& steps = steps_[t];
-    std::byte* const sums = sums_[t % kRing];
+    std::byte* const sums = sums_[t % ring_];
     const void* from = backend_.intra_node() != nullptr ? on_device(t) : chunks_.source(chunk.begin + mine.begin);
     steps.on_host = schedule_.copy(sums, from, mine.size() * width_,
                                    {steps.summed, before(t, &Steps::offered), before(t, &Steps::added)});
@@ -112,7 +127,7 @@ class NodeSumReduction {
   }
 
   std::byte* input_of(std::size_t t, int node) const {
-    return inputs_[t % kRing] + static_cast<std::size_t>(node) * stride();
+    return inputs_[t % ring_] + static_cast<std::size_t>(node) * stride();
   }
 
   void sum(std::size_t t) {
@@ -120,7 +135,7 @@ class NodeSumReduction {
     OperationDescription d;
     d.verb = Verb::reduce_scatter;
     d.dtype = d_.dtype;
-    d.op = d_.op == ReduceOp::avg && !averages_on_nodes_ ? ReduceOp::sum : d_.op;
+    d.op = d_.op;
     d.input = chunks_.source(chunk.begin);
     d.input_count = static_cast<std::int64_t>(chunk.count);
     d.output = chunks_.is_lane() ? on_device(t) : nullptr;
@@ -139,7 +154,7 @@ class NodeSumReduction {
     const Range mine = chunks_.own_piece(chunk);
     if (mine.size() == 0 || !chunks_.is_wanted(chunk)) return;
     Steps& steps = steps_[t];
-    std::byte* const result = results_[t % kRing];
+    std::byte* const result = results_[t % ring_];
     add_up(t, result);
     std::vector<Id> ready{steps.added}, sent;
     for (int d = 1; chunk.owner_node < 0 && d < nodes_; ++d) {
@@ -165,17 +180,27 @@ class NodeSumReduction {
     std::vector<const std::byte*> inputs;
     inputs.reserve(static_cast<std::size_t>(nodes_));
     for (int node = 0; node < nodes_; ++node)
-      inputs.push_back(node == node_ ? sums_[t % kRing] + ours.begin * width_ : input_of(t, node));
+      inputs.push_back(node == node_ ? sums_[t % ring_] + ours.begin * width_ : input_of(t, node));
     CollectiveSchedule::After after = steps.received;
     for (const Id id : {steps.on_host, before(t, &Steps::on_device), before(t, &Steps::published)}) after.push_back(id);
     steps.added = schedule_.work(
-        [acc = acc_, result = result + ours.begin * width_, count = ours.size(), inputs = std::move(inputs),
-         dtype = d_.dtype, op = d_.op, divisor = averages_on_nodes_ ? nodes_ : backend_.size()]() mutable {
-          if (acc == nullptr) acc = result;
-          accumulate(dtype, op, acc, /*is_first=*/true, inputs, count);
-          finish_sum(dtype, op, result, acc, count, divisor);
+        [acc = acc_ != nullptr ? acc_ : result + ours.begin * width_, result = result + ours.begin * width_,
+         count = ours.size(), inputs = std::move(inputs), dtype = d_.dtype, op = d_.op, weights = node_weights()] {
+          if (weights.empty())
+            accumulate(dtype, op, acc, /*is_first=*/true, inputs, count);
+          else
+            add_weighted(dtype, acc, inputs, weights, count);
+          finish_sum(dtype, op, result, acc, count, std::accumulate(weights.begin(), weights.end(), 0));
         },
         std::move(after));
+  }
+
+  // avg: NCCL has divided by the number of ranks of a node, so that a sum of float16 does not overflow.
+  std::vector<int> node_weights() const {
+    std::vector<int> weights;
+    for (int node = 0; d_.op == ReduceOp::avg && node < nodes_; ++node)
+      weights.push_back(static_cast<int>(backend_.layout().members(node).size()));
+    return weights;
   }
 
   void distribute(std::size_t t) {
@@ -192,10 +217,10 @@ class NodeSumReduction {
   std::byte* const scratch_;
   const std::size_t width_, acc_width_, longest_;
   const int node_, nodes_;
-  const bool averages_on_nodes_;
+  const std::size_t ring_;
   std::vector<Steps> steps_;
-  std::array<std::byte*, kRing> sums_{}, inputs_{}, results_{};  // on the host
-  std::byte* acc_ = nullptr;                                     // for 16-bit floats
+  std::vector<std::byte*> sums_, inputs_, results_;  // [ring_]: on the host
+  std::byte* acc_ = nullptr;                         // for 16-bit floats
 };
 
 }  // namespace
@@ -207,7 +232,8 @@ void add_node_sum_steps(HierarchicalBackend& backend, const OperationDescription
 
 std::size_t node_sum_scratch_bytes(HierarchicalBackend& backend, const OperationDescription& description) {
   if (description.verb == Verb::all_reduce || backend.intra_node() == nullptr) return 0;
-  return kRing * ReductionChunks(backend, description).longest_piece() * element_size(description.dtype);
+  const ReductionChunks chunks(backend, description, piece_bytes(backend, description.verb));
+  return chunks_in_memory(backend, description.verb) * chunks.longest_piece() * element_size(description.dtype);
 }
 
 }  // namespace phalanx

@@ -23,7 +23,7 @@ class RankOrderReduction {
       : backend_(backend),
         d_(d),
         schedule_(schedule),
-        chunks_(backend, d),
+        chunks_(backend, d, static_cast<std::size_t>(backend.tuning().piece_bytes)),
         width_(element_size(d.dtype)),
         acc_width_(element_size(accumulator_of(d.dtype))),
         node_(backend.node()),
@@ -43,8 +43,8 @@ class RankOrderReduction {
 
  private:
   using Id = CollectiveSchedule::Id;
-  static constexpr std::size_t kRing = ReductionChunks::kPiecesInMemory;
-  struct Steps {  // of one chunk
+  static constexpr std::size_t kRing = 3;  // pieces of each kind that are in memory
+  struct Steps {                           // of one chunk
     Id exchanged = CollectiveSchedule::kNone, added = CollectiveSchedule::kNone, sent_up = CollectiveSchedule::kNone,
        has_result = CollectiveSchedule::kNone, sent_back = CollectiveSchedule::kNone,
        distributed = CollectiveSchedule::kNone;
@@ -60,9 +60,11 @@ class RankOrderReduction {
     }
   }
 
-  // The step of the chunk whose memory chunk t uses again.
+  // The last such step of a chunk whose memory chunk t uses again.
   Id before(std::size_t t, Id Steps::*what) const {
-    return t < kRing ? CollectiveSchedule::kNone : steps_[t - kRing].*what;
+    while (t >= kRing)
+      if (const Id id = steps_[t -= kRing].*what; id != CollectiveSchedule::kNone) return id;
+    return CollectiveSchedule::kNone;
   }
 
   void exchange_and_reduce(std::size_t t) {

@@ -20,7 +20,8 @@ void divide_all(void* values, std::size_t count, int by) {
 
 }  // namespace
 
-ReductionChunks::ReductionChunks(HierarchicalBackend& backend, const OperationDescription& description)
+ReductionChunks::ReductionChunks(HierarchicalBackend& backend, const OperationDescription& description,
+                                 std::size_t piece_bytes)
     : layout_(backend.layout()),
       d_(description),
       width_(element_size(d_.dtype)),
@@ -30,19 +31,30 @@ ReductionChunks::ReductionChunks(HierarchicalBackend& backend, const OperationDe
       local_size_(static_cast<int>(backend.local_members().size())),
       lanes_(layout_.lanes()) {
   const std::size_t acc_width = element_size(accumulator_of(d_.dtype));
-  const auto piece_bytes = static_cast<std::size_t>(backend.tuning().piece_bytes);
   const std::size_t most =
       std::max<std::size_t>(piece_bytes / acc_width / 64 * 64, 64) * static_cast<std::size_t>(lanes_);
-  if (d_.verb == Verb::reduce_scatter) {
-    for (int node = 0; node < layout_.nodes(); ++node)
-      divide(slice_for(layout_.members(node).front()).begin, slice_for(layout_.members(node).back()).end, node, most);
-  } else {
-    divide(0, static_cast<std::size_t>(d_.output_count), d_.verb == Verb::reduce ? layout_.node_of(d_.root) : -1, most);
+  struct Part {
+    std::size_t begin, end;
+    int owner_node;
+  };
+  std::vector<Part> parts;
+  for (int node = 0; d_.verb == Verb::reduce_scatter && node < layout_.nodes(); ++node)
+    parts.push_back(
+        {slice_for(layout_.members(node).front()).begin, slice_for(layout_.members(node).back()).end, node});
+  if (d_.verb != Verb::reduce_scatter)
+    parts.push_back(
+        {0, static_cast<std::size_t>(d_.output_count), d_.verb == Verb::reduce ? layout_.node_of(d_.root) : -1});
+  // A chunk of every part in turn, so that the wires of all nodes are busy.
+  for (bool is_left = true; is_left;) {
+    is_left = false;
+    for (Part& part : parts) {
+      if (part.begin >= part.end) continue;
+      const std::size_t count = std::min(most, part.end - part.begin);
+      chunks_.push_back({part.begin, count, part.owner_node});
+      part.begin += count;
+      is_left = true;
+    }
   }
-}
-
-void ReductionChunks::divide(std::size_t begin, std::size_t end, int owner_node, std::size_t most) {
-  for (std::size_t at = begin; at < end; at += most) chunks_.push_back({at, std::min(most, end - at), owner_node});
 }
 
 const std::byte* ReductionChunks::source(std::size_t element) const {
@@ -128,6 +140,30 @@ void accumulate(DataType dtype, ReduceOp op, void* acc, bool is_first, const std
       if (opens) continue;
       const std::array<const void*, 2> both{sum, wide.data()};
       kernel(sum, both.data(), 2, length);
+    }
+  }
+}
+
+void add_weighted(DataType dtype, void* acc, const std::vector<const std::byte*>& inputs,
+                  const std::vector<int>& weights, std::size_t count) {
+  const auto add = [&](auto* sum, const auto* values, std::size_t length, std::size_t input) {
+    using T = std::remove_pointer_t<decltype(sum)>;
+    const T weight = static_cast<T>(weights[input]);
+    for (std::size_t i = 0; i < length; ++i) sum[i] = (input == 0 ? T{} : sum[i]) + weight * values[i];
+  };
+  std::array<float, kWideTile> wide;
+  for (std::size_t at = 0; at < count; at += kWideTile) {
+    const std::size_t length = std::min(kWideTile, count - at);
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
+      const std::byte* const values = inputs[k] + at * element_size(dtype);
+      if (dtype == DataType::f64) {
+        add(static_cast<double*>(acc) + at, reinterpret_cast<const double*>(values), length, k);
+      } else if (dtype == DataType::f32) {
+        add(static_cast<float*>(acc) + at, reinterpret_cast<const float*>(values), length, k);
+      } else {
+        widen_floats(dtype, wide.data(), values, length);
+        add(static_cast<float*>(acc) + at, wide.data(), length, k);
+      }
     }
   }
 }

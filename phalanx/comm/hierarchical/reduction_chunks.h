@@ -1,6 +1,6 @@
 // ReductionChunks: what the two kinds of reductions over nodes have in common.
 //
-// The data go in chunks, and a chunk in one piece for each lane. A lane is the ranks with one local rank, one of each
+// The data go in chunks, and a chunk in one piece for each lane. Chunks of a reduce_scatter are for each node in turn. A lane is the ranks with one local rank, one of each
 // node; the smallest node has a rank for every lane. On its node, the rank of a lane gathers what there is of its piece,
 // deals with the other nodes, and gets the result. Then the results go to the ranks of the node that want them.
 #pragma once
@@ -15,14 +15,14 @@ namespace phalanx {
 class ReductionChunks {
  public:
   using Id = CollectiveSchedule::Id;
-  static constexpr std::size_t kPiecesInMemory = 3;  // of each kind
 
   struct Chunk {
     std::size_t begin = 0, count = 0;  // elements
     int owner_node = -1;               // the node that wants the result; -1: all
   };
 
-  ReductionChunks(HierarchicalBackend& backend, const OperationDescription& description);
+  /// piece_bytes: the most of a piece, in the accumulator's type.
+  ReductionChunks(HierarchicalBackend& backend, const OperationDescription& description, std::size_t piece_bytes);
 
   const std::vector<Chunk>& all() const { return chunks_; }
   const std::byte* source(std::size_t element) const;
@@ -48,7 +48,6 @@ class ReductionChunks {
  private:
   // Elements of reduce_scatter's input that are for one rank.
   Range slice_for(int rank) const { return part_of(d_.counts, d_.output_count, rank); }
-  void divide(std::size_t begin, std::size_t end, int owner_node, std::size_t most);
   std::int64_t share(const Chunk& chunk, int lane, int local_rank) const;
 
   const NodeLayout& layout_;
@@ -63,6 +62,9 @@ DataType accumulator_of(DataType dtype);
 /// acc = (is_first ? nothing : acc) op inputs[0] op inputs[1] ... `acc` has the accumulator's type.
 void accumulate(DataType dtype, ReduceOp op, void* acc, bool is_first, const std::vector<const std::byte*>& inputs,
                 std::size_t count);
+/// acc = weights[0] * inputs[0] + weights[1] * inputs[1] + ..., of floating-point numbers.
+void add_weighted(DataType dtype, void* acc, const std::vector<const std::byte*>& inputs,
+                  const std::vector<int>& weights, std::size_t count);
 /// The result, from the accumulator's type to the elements' type. avg: divides by `divisor`. `acc` is changed.
 void finish_sum(DataType dtype, ReduceOp op, void* result, void* acc, std::size_t count, int divisor);
 

@@ -1,6 +1,9 @@
 #include "phalanx/comm/backends/nccl/nccl_backend.h"
 
 #include <algorithm>
+#include <exception>
+
+#include "phalanx/base/error.h"
 
 namespace phalanx {
 
@@ -19,13 +22,21 @@ std::unique_ptr<Operation> NcclBackend::start(const OperationDescription& descri
 std::shared_ptr<Backend> NcclBackend::split(const SplitRequest& request) {
   throw_if_aborted();
   Setup setup = setup_;
-  setup.control = setup_.control->split(request);
+  // NCCL's split needs every rank, also one whose control backend could not be split.
+  std::exception_ptr failure;
+  try {
+    setup.control = setup_.control->split(request);
+  } catch (const CommError&) {
+    failure = std::current_exception();
+  }
   setup.names = request.names;
   const auto give_up = [this] { setup_.control->check_ranks(); };
   // The least rank identifies a group; ncclCommSplit orders by key.
-  const int color =
-      request.members.empty() ? kNcclNoColor : *std::min_element(request.members.begin(), request.members.end());
+  const int color = failure || request.members.empty()
+                        ? kNcclNoColor
+                        : *std::min_element(request.members.begin(), request.members.end());
   setup.group = setup_.group->split(color, std::max(request.rank, 0), give_up);
+  if (failure) std::rethrow_exception(failure);
   if (!setup.group || !setup.control) return nullptr;
   return std::make_shared<NcclBackend>(std::move(setup));
 }

@@ -545,6 +545,21 @@ TEST(StagedBackend, WaitsForTheComputeStreamAndTheComputeStreamForIt) {
             "");
 }
 
+// Also those that have not begun on the host: nobody waits for the end of their turn.
+TEST(StagedBackend, AnAbortEndsAllThatIsQueued) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::string failures = run_staged_threads(2, [](NcclRank& rank) {
+    if (rank.comm->rank() == 1) throw std::runtime_error("gives up");
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+    for (int i = 0; i < 5; ++i)
+      works.push_back(rank.comm->all_reduce(tensors.emplace_back(at::full({1000}, 1.0F)), {.async = true}));
+    for (Work& work : works) EXPECT_THROW(work.wait(), CommError);
+  });
+  EXPECT_EQ(failures, "rank 1: gives up\n");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));  // the time-out: 100 s
+}
+
 // Whichever the progress thread sees first in pinned memory.
 TEST(StagedBackend, MessagesWithOneTagMatchInTheOrderOfIssue) {
   constexpr std::int64_t kMessages = 500, kCount = 512;
