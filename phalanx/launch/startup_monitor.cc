@@ -89,9 +89,10 @@ void StartupMonitor::all_came(std::shared_ptr<Store> store, const std::vector<st
   if (options_.world_size == 1) return;
   store_ = std::move(store);
   heartbeat_monitor_ = std::make_unique<HeartbeatMonitor>(
-      std::make_shared<PrefixStore>(keys_, "start"), options_.rank, identities,
-      HeartbeatMonitor::Options{.heartbeat = options_.heartbeat, .store_rank = options_.store_rank});
-  heartbeat_monitor_->wait_in("start", "");
+      std::make_shared<PrefixStore>(keys_, "start"), options_.rank, options_.world_size,
+      HeartbeatMonitor::Options{.group = "start", .heartbeat = options_.heartbeat, .store_rank = options_.store_rank});
+  heartbeat_monitor_->observe(identities);
+  heartbeat_monitor_->wait_in("");
   thread_ = start_thread("the start of the ranks", [this] { run(); });
 }
 
@@ -112,7 +113,7 @@ void StartupMonitor::run() {
 std::string StartupMonitor::look() {
   std::map<int, std::string> failure_reasons;
   for (int rank = 0; rank < options_.world_size; ++rank)
-    if (std::string why = heartbeat_monitor_->failure_reason(rank); !why.empty())
+    if (std::string why = heartbeat_monitor_->silence_reason(rank); !why.empty())
       failure_reasons[rank] = std::move(why);
   try {
     for (const auto& [rank, why] : failure_reasons)

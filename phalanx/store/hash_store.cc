@@ -77,7 +77,8 @@ std::vector<std::string> HashStore::do_wait(const std::vector<std::string>& keys
     if (missing.empty()) return values;
     require_uninterrupted(missing.front());
     if (late)
-      throw CommError(store_detail::timeout_message(describe(), timeout, keys.size(), missing, mode == WaitFor::any));
+      throw StoreTimeout(
+          store_detail::timeout_message(describe(), timeout, keys.size(), missing, mode == WaitFor::any));
     // Check once more after the deadline: the key may have arrived with it.
     table_->changed.wait_until(lock, std::min(deadline, ends_at_));
     late = Clock::now() >= deadline;

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/store/hash_store.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/store/tcp_store_wire.h"
@@ -122,6 +123,8 @@ TEST_P(EveryStore, NamesTheMissingKeysOnTimeout) {
                     Not(HasSubstr("rank/0"))));
   EXPECT_THAT(store_error([&] { store->get("one", milliseconds(10)); }), HasSubstr("for the key one"));
   EXPECT_THAT(store_error([&] { store->wait_any({"p", "q"}, milliseconds(10)); }), HasSubstr("any of the keys p, q"));
+  EXPECT_THROW(store->get_all({"rank/0", "one"}, milliseconds(10)), StoreTimeout);
+  EXPECT_THROW(store->wait_any({"p", "q"}, milliseconds(10)), StoreTimeout);
   store->set("one", "still usable");
   EXPECT_EQ(store->get("one"), "still usable");
 }
@@ -349,6 +352,8 @@ TEST(TcpStoreTest, TheEndOfTheServerIsAnErrorAtOnce) {
   server.reset();
   waiter.join();
   EXPECT_THAT(error, AllOf(HasSubstr("'never'"), HasSubstr("connection broke")));
+  EXPECT_THROW(error_text<StoreTimeout>([&] { store.get("never", milliseconds(10)); }), CommError)
+      << "a store that has ended does not answer";
 }
 
 // A store in a separate process, which can be stopped: then it is silent, and its connections stay open.

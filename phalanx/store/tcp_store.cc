@@ -158,7 +158,7 @@ std::vector<std::string> TcpStore::do_wait(const std::vector<std::string>& keys,
   for (auto& string : strings) string = reader.value();
   if (!reader.finished()) throw CommError(fmt::format("{}: malformed answer", describe()));
   if (status == Status::timed_out)
-    throw CommError(store_detail::timeout_message(describe(), timeout, keys.size(), strings, mode == WaitFor::any));
+    throw StoreTimeout(store_detail::timeout_message(describe(), timeout, keys.size(), strings, mode == WaitFor::any));
   return strings;
 }
 

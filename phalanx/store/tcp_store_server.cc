@@ -396,8 +396,8 @@ class TcpStoreServer::Impl {
       for (const auto& key : connection.keys) values.push_back(table_[key]);
       return finish_wait(id, connection, values);
     }
-    for (const std::string* key : missing) waiters_.emplace(*key, id);
-    connection.missing = missing.size();
+    connection.missing = 0;
+    for (const std::string* key : missing) connection.missing += waiters_[*key].insert(id).second;
     return true;
   }
 
@@ -413,8 +413,8 @@ class TcpStoreServer::Impl {
   void end_wait(std::uint64_t id, StoreConnection& connection) {
     if (connection.missing > 0) {
       for (const auto& key : connection.keys) {
-        auto [begin, end] = waiters_.equal_range(key);
-        while (begin != end) begin = begin->second == id ? waiters_.erase(begin) : std::next(begin);
+        const auto found = waiters_.find(key);
+        if (found != waiters_.end() && found->second.erase(id) > 0 && found->second.empty()) waiters_.erase(found);
       }
     }
     connection.missing = 0;
@@ -426,11 +426,9 @@ class TcpStoreServer::Impl {
   void assign(const std::string& key, std::string value) {
     table_[key] = std::move(value);
     // The waiters of this key leave the index before any of them continues: continuing may add one again.
-    std::vector<std::uint64_t> woken;
-    auto [begin, end] = waiters_.equal_range(key);
-    for (auto it = begin; it != end; ++it) woken.push_back(it->second);
-    waiters_.erase(begin, end);
-    for (const std::uint64_t id : woken) {
+    const auto woken = waiters_.extract(key);
+    if (woken.empty()) return;
+    for (const std::uint64_t id : woken.mapped()) {
       const auto found = connections_.find(id);
       if (found == connections_.end() || !found->second.is_waiting()) continue;
       auto& connection = found->second;
@@ -510,7 +508,7 @@ class TcpStoreServer::Impl {
   std::uint64_t next_id_ = kFirstConnectionId;
   Connections connections_;
   std::unordered_map<std::string, std::string> table_;
-  std::unordered_multimap<std::string, std::uint64_t> waiters_;
+  std::unordered_map<std::string, std::set<std::uint64_t>> waiters_;  // key -> connections that wait for it
   std::set<std::pair<Clock::time_point, std::uint64_t>> deadlines_;
   std::vector<std::uint64_t> lost_;
   std::set<std::uint64_t> handshake_;  // connections that are not accepted yet, oldest first

@@ -2,10 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,39 +20,29 @@ namespace {
 // If two observations are further apart than this, the time between them does not count.
 constexpr std::chrono::milliseconds kLongestGap{1'000};
 
-// The state letter (field 3 of /proc/<pid>/stat) and the start time (field 22). False if there is no such process.
+// The state letter (field 3 of /proc/<pid>/stat) and the start time (field 22).
 struct ProcessStat {
-  char state = 'X';
+  char state = '?';  // X: there is no such process. ?: it cannot be read, as when this process has no descriptor left
   std::uint64_t start_time = 0;
 };
 
-bool read_process_stat(int pid, ProcessStat& stat) {
+ProcessStat read_process_stat(int pid) {
   const int fd = open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
+  if (fd < 0) return {.state = errno == ENOENT ? 'X' : '?'};
   char text[1024];
-  const ssize_t got = read(fd, text, sizeof text - 1);
+  const ssize_t got = read(fd, text, sizeof text);
+  const bool has_ended = got < 0 && errno == ESRCH;
   close(fd);
-  if (got <= 0) return false;
-  text[got] = '\0';
+  if (got <= 0) return {.state = has_ended ? 'X' : '?'};
   // The name (field 2) is in parentheses and may hold anything.
-  const std::string line(text);
-  const std::size_t after_name = line.rfind(')');
-  if (after_name == std::string::npos) return false;
-  std::istringstream fields(line.substr(after_name + 1));
+  const std::string line(text, static_cast<std::size_t>(got));
+  std::istringstream fields(line.substr(line.rfind(')') + 1));
+  ProcessStat stat;
   std::string skipped;
   fields >> stat.state;
   for (int field = 4; field < 22; ++field) fields >> skipped;
   fields >> stat.start_time;
-  return !fields.fail();
-}
-
-int open_pidfd(int pid) {
-#ifdef SYS_pidfd_open
-  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-#else
-  errno = ENOSYS;
-  return -1;
-#endif
+  return fields ? stat : ProcessStat{};
 }
 
 // Identifies a namespace ("pid" or "net") of this process: the running kernel and the namespace's number there.
@@ -90,8 +78,8 @@ std::string ProcessProbe::identity() {
 }
 
 std::string ProcessProbe::identity_of(int pid) {
-  ProcessStat stat;
-  if (!read_process_stat(pid, stat)) return {};
+  const ProcessStat stat = read_process_stat(pid);
+  if (stat.start_time == 0) return {};
   return fmt::format("{} {} {} {}", name_space("pid"), pid, stat.start_time, name_space("net"));
 }
 
@@ -103,62 +91,44 @@ ProcessProbe::ProcessProbe(const std::vector<std::string>& identities, std::chro
     std::string space, network;
     std::istringstream(text) >> space >> process.pid >> process.start_time >> network;
     process.shares_network = network == network_here;
-    process.is_self = space == here && process.pid == getpid();
-    if (space == here && process.pid > 0 && !process.is_self) {
-      process.pidfd = open_pidfd(process.pid);
-      ProcessStat stat;
-      process.can_be_read = read_process_stat(process.pid, stat);
-      // The pid may be unused by now, or belong to another process: then the rank is gone.
-      const bool is_another = process.can_be_read && stat.start_time != process.start_time;
-      const bool is_gone = is_another || (kill(process.pid, 0) != 0 && errno == ESRCH);
-      process.is_visible = process.pidfd >= 0 || process.can_be_read || is_gone;
-      if (is_gone && process.pidfd >= 0) {
-        close(process.pidfd);
-        process.pidfd = -1;
-      }
-    }
+    const bool is_here = space == here && process.pid > 0;
+    process.is_self = is_here && process.pid == getpid();
+    // A process that /proc does not show is dead, or hidden.
+    const char state = read_process_stat(process.pid).state;
+    process.is_visible =
+        is_here && !process.is_self && state != '?' && (state != 'X' || (kill(process.pid, 0) != 0 && errno == ESRCH));
     processes_.push_back(process);
   }
 }
 
-ProcessProbe::~ProcessProbe() {
-  for (const Process& process : processes_)
-    if (process.pidfd >= 0) close(process.pidfd);
-}
-
 bool ProcessProbe::can_see(int rank) const {
   const Process& process = processes_[static_cast<std::size_t>(rank)];
-  return process.is_self || (process.is_visible && process.can_be_read);
+  return process.is_self || process.is_visible;
 }
 
 bool ProcessProbe::shares_network(int rank) const { return processes_[static_cast<std::size_t>(rank)].shares_network; }
 
+// As in ProcessStat; X also if the process is a zombie, or its pid belongs to another one by now.
+char ProcessProbe::state_of(const Process& process) {
+  const ProcessStat stat = read_process_stat(process.pid);
+  if (stat.state == '?') return '?';
+  return stat.start_time == process.start_time && stat.state != 'Z' ? stat.state : 'X';
+}
+
 bool ProcessProbe::is_dead(int rank) const {
   const Process& process = processes_[static_cast<std::size_t>(rank)];
-  if (!process.is_visible) return false;
-  if (process.pidfd >= 0) {
-    pollfd watched{process.pidfd, POLLIN, 0};
-    return poll(&watched, 1, 0) == 1 && (watched.revents & POLLIN) != 0;
-  }
-  ProcessStat stat;
-  return !read_process_stat(process.pid, stat) || stat.start_time != process.start_time || stat.state == 'Z' ||
-         stat.state == 'X';
+  return process.is_visible && state_of(process) == 'X';
 }
 
 std::string ProcessProbe::failure_reason(int rank) {
   Process& process = processes_[static_cast<std::size_t>(rank)];
   if (!process.is_visible) return {};
-  if (is_dead(rank)) return fmt::format("has died (process {})", process.pid);
-  return heartbeat_.count() > 0 ? why_stopped(process) : std::string();
-}
-
-std::string ProcessProbe::why_stopped(Process& process) {
-  ProcessStat stat;
-  const bool stopped =
-      read_process_stat(process.pid, stat) && stat.start_time == process.start_time && stat.state == 'T';
+  const char state = state_of(process);
+  if (state == 'X') return fmt::format("has died (process {})", process.pid);
+  if (heartbeat_.count() <= 0) return {};
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
-  if (!stopped) {
+  if (state != 'T') {
     process.looked_at = {};
     return {};
   }

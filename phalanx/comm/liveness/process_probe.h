@@ -1,8 +1,8 @@
 // ProcessProbe: observes the ranks' processes, as far as they run on this node: alive, dead or stopped.
 //
-// It looks from outside, through pidfds and /proc. So a rank that computes for hours, or gets no CPU time, is never
-// taken for a stopped one. "Stopped" means SIGSTOP, SIGTSTP or a terminal's job control (state T). A process that a
-// debugger holds (state t) counts as running. A zombie is dead. Torch-free, thread-safe.
+// It looks from outside, through /proc, and has no thread. So a rank that computes for hours, or gets no CPU time, is
+// never taken for a stopped one. "Stopped" means SIGSTOP, SIGTSTP or a terminal's job control (state T). A process that
+// a debugger holds (state t) counts as running. A zombie is dead. Torch-free, thread-safe.
 //
 //   const std::string mine = ProcessProbe::identity();               // exchanged through a store
 //   ProcessProbe probe(all_identities, std::chrono::seconds(5));
@@ -24,9 +24,6 @@ class ProcessProbe {
   /// identities[r]: the result of identity() in rank r's process; empty: unknown. A stopped rank becomes a failure
   /// shortly before `heartbeat` has passed; never if that is zero.
   ProcessProbe(const std::vector<std::string>& identities, std::chrono::milliseconds heartbeat);
-  ~ProcessProbe();
-  ProcessProbe(const ProcessProbe&) = delete;
-  ProcessProbe& operator=(const ProcessProbe&) = delete;
 
   /// Identifies this process and its network namespace. Only processes of the same kernel and PID namespace can use it.
   /// Throws CommError without /proc.
@@ -49,14 +46,12 @@ class ProcessProbe {
   struct Process {
     int pid = 0;
     std::uint64_t start_time = 0;
-    int pidfd = -1;
     bool is_self = false;
-    bool is_visible = false;   // its end can be observed
-    bool can_be_read = false;  // its state, too
+    bool is_visible = false;  // its state and its end can be observed; false for this process
     bool shares_network = false;
     Clock::time_point stopped_since{}, looked_at{};  // of a process seen stopped
   };
-  std::string why_stopped(Process& process);
+  static char state_of(const Process& process);
 
   const std::chrono::milliseconds heartbeat_;
   std::mutex mutex_;  // for the times

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <future>
-#include <numeric>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -35,19 +34,18 @@ constexpr int kAbortTag = kTagMessages * 2;  // no message uses it
 GlooBackend::GlooBackend(Setup setup)
     : setup_(std::move(setup)),
       peers_(setup_.peers),
-      messages_(setup_.peers.members.size(), 0),
-      counts_(setup_.peers.members.size()) {
+      messages_(peers_.members().size(), 0),
+      counts_(peers_.members().size()) {
   try {
-    if (size() > 1) join(std::make_shared<PrefixStore>(setup_.peers.store, peers_.id()));
+    if (size() > 1) join(std::make_shared<PrefixStore>(peers_.store(), peers_.id()));
   } catch (const CommError& error) {
     peers_.announce_abort(error.what());
     throw;
   }
-  peers_.add();
 }
 
 void GlooBackend::join(const std::shared_ptr<Store>& store) {
-  peers_.begin(peers_.rendezvous("rank", setup_.identity));
+  peers_.join(setup_.identity);
   gloo_ = connect(store);
   gloo_->setTimeout(kGlooTimeout);
   // No rank continues, and perhaps ends, while another is still connecting.
@@ -67,7 +65,7 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Sto
   };
   auto connecting = std::make_shared<Connecting>();
   start_thread("the making of a group of gloo", [=, rank = rank(), size = size(), host = setup_.host,
-                                                 timeout = std::min(setup_.peers.connect_timeout, kConnectTimeout)] {
+                                                 timeout = std::min(peers_.connect_timeout(), kConnectTimeout)] {
     c10::intrusive_ptr<c10d::Backend> group;
     std::string error;
     try {
@@ -212,19 +210,14 @@ std::shared_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Store> stor
   // Every rank makes its communicators in the same order, so all ranks agree on this number.
   const auto serial = store->add(fmt::format("gloo/made/{}", rank), 1);
   auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("gloo/{}", serial));
-  GlooBackend::Setup setup;
-  setup.peers.backend = "gloo";
-  setup.peers.failure_notifier = std::make_shared<FailureNotifier>(prefixed, rank, world_size);
-  setup.peers.store = prefixed;
-  setup.peers.heartbeat_options = {.heartbeat = heartbeat_limit(options.communicator.heartbeat),
-                                   .store_rank = options.store_rank};
-  setup.peers.id = "world";
-  setup.peers.members.resize(static_cast<std::size_t>(world_size));
-  std::iota(setup.peers.members.begin(), setup.peers.members.end(), 0);
-  setup.peers.rank = rank;
-  setup.peers.connect_timeout = options.communicator.first_timeout;
-  setup.host = options.host;
-  setup.identity = options.identity.empty() ? ProcessProbe::identity() : options.identity;
+  const HeartbeatMonitor peers(prefixed, rank, world_size,
+                               {.backend = "gloo",
+                                .heartbeat = heartbeat_limit(options.communicator.heartbeat),
+                                .store_rank = options.store_rank,
+                                .connect_timeout = options.communicator.first_timeout});
+  GlooBackend::Setup setup{.peers = peers,
+                           .identity = options.identity.empty() ? ProcessProbe::identity() : options.identity,
+                           .host = options.host};
   return std::make_shared<Communicator>(std::make_shared<GlooBackend>(std::move(setup)), options.communicator);
 }
 

@@ -20,7 +20,7 @@
 
 #include "phalanx/comm/abort_state.h"
 #include "phalanx/comm/backend.h"
-#include "phalanx/comm/liveness/group_peers.h"
+#include "phalanx/comm/liveness/heartbeat_monitor.h"
 #include "phalanx/store/store.h"
 
 namespace phalanx {
@@ -33,7 +33,7 @@ struct GlooBell {
 class GlooBackend final : public Backend {
  public:
   struct Setup {
-    GroupPeers::Setup peers;
+    HeartbeatMonitor peers;
     std::string identity;  // of this process (ProcessProbe)
     std::string host;
   };
@@ -91,7 +91,7 @@ class GlooBackend final : public Backend {
   std::string waits_text() const;
 
   Setup setup_;
-  GroupPeers peers_;
+  HeartbeatMonitor peers_;
   std::shared_ptr<GlooBell> bell_ = std::make_shared<GlooBell>();
   c10::intrusive_ptr<c10d::Backend> gloo_;  // null for a group of one
   std::vector<std::uint32_t> messages_;     // sent so far, by destination

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <numeric>
 
 #include "phalanx/base/error.h"
 
@@ -28,20 +27,16 @@ std::shared_ptr<Communicator> make_mpi_communicator(std::shared_ptr<Store> store
   // Every rank makes its communicators in the same order, so all ranks agree on this number.
   const auto serial = store->add(fmt::format("mpi/made/{}", rank), 1);
   auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("mpi/{}", serial));
-  MpiBackend::Setup setup;
-  setup.peers.backend = "mpi";
-  setup.peers.failure_notifier = std::make_shared<FailureNotifier>(prefixed, rank, world_size);
-  setup.peers.store = prefixed;
-  setup.peers.heartbeat_options = {.heartbeat = heartbeat_limit(options.communicator.heartbeat),
-                                   .store_rank = options.store_rank};
-  setup.peers.id = fmt::format("world{}", serial);
-  setup.peers.members.resize(static_cast<std::size_t>(world_size));
-  std::iota(setup.peers.members.begin(), setup.peers.members.end(), 0);
-  setup.peers.rank = rank;
-  setup.peers.connect_timeout = options.communicator.first_timeout;
-  setup.identity = options.identity.empty() ? ProcessProbe::identity() : options.identity;
-  setup.deterministic = options.deterministic;
-  setup.largest_call = options.largest_call;
+  const HeartbeatMonitor peers(prefixed, rank, world_size,
+                               {.backend = "mpi",
+                                .group = fmt::format("world{}", serial),
+                                .heartbeat = heartbeat_limit(options.communicator.heartbeat),
+                                .store_rank = options.store_rank,
+                                .connect_timeout = options.communicator.first_timeout});
+  MpiBackend::Setup setup{.peers = peers,
+                          .identity = options.identity.empty() ? ProcessProbe::identity() : options.identity,
+                          .deterministic = options.deterministic,
+                          .largest_call = options.largest_call};
   return std::make_shared<Communicator>(std::make_shared<MpiBackend>(std::move(setup)), options.communicator);
 }
 

@@ -38,15 +38,14 @@ MpiBackend::MpiBackend(Setup setup)
     : setup_(std::move(setup)),
       peers_(setup_.peers),
       process_(MpiProcess::get()),
-      sent_(setup_.peers.members.size(), 0),
-      received_(setup_.peers.members.size(), 0) {
+      sent_(peers_.members().size(), 0),
+      received_(peers_.members().size(), 0) {
   try {
-    const std::vector<std::string> identities = peers_.rendezvous("rank", setup_.identity);
+    const std::vector<std::string> identities = peers_.join(setup_.identity);
     const std::string node = node_of(setup_.identity);
     is_oversubscribed_ = std::ranges::count_if(identities, [&](const std::string& identity) {
                            return node_of(identity) == node;
                          }) > available_cores();
-    peers_.begin(identities);
     make_comm();
   } catch (const CommError& error) {
     process_.note_failure();
@@ -54,7 +53,6 @@ MpiBackend::MpiBackend(Setup setup)
     throw;
   }
   peers_.end_wait();
-  peers_.add();
 }
 
 // MPI makes a communicator in a blocking call that cannot be interrupted and waits for all members. So a separate
@@ -92,7 +90,7 @@ void MpiBackend::make_comm() {
     making->ended.notify_all();
   }).detach();
   // All ranks have arrived when they begin.
-  const auto patience = std::max(setup_.peers.connect_timeout, kShortestJoining);
+  const auto patience = std::max(peers_.connect_timeout(), kShortestJoining);
   const auto deadline = Clock::now() + patience;
   std::unique_lock lock(making->mutex);
   while (!making->ended.wait_for(lock, kLookWhileMpiMakes, [&] { return making->has_ended; })) {
@@ -133,7 +131,7 @@ void MpiBackend::abort(const std::string& reason) noexcept {
   if (size() == 1) return;
   process_.note_failure();
   // The store reports a death to every rank. Announcing it again would look like this rank's own decision.
-  if (!peers_.lost().empty()) return;
+  if (peers_.has_lost_rank()) return;
   peers_.announce_abort(reason);
 }
 
@@ -187,7 +185,7 @@ void MpiBackend::check_ranks() {
 }
 
 void MpiOperation::check_peers() {
-  GroupPeers& peers = backend_.peers();
+  HeartbeatMonitor& peers = backend_.peers();
   peer_has_died_ = peers.announced_abort().empty() && !peers.announced_failure().empty();
   for (int r = 0; r < backend_.size() && !peer_is_unresponsive_; ++r) peer_is_unresponsive_ = peers.is_unresponsive(r);
   backend_.check_ranks();

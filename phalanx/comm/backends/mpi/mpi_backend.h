@@ -23,7 +23,7 @@
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/backends/mpi/mpi_process.h"
 #include "phalanx/comm/backends/mpi/mpi_requests.h"
-#include "phalanx/comm/liveness/group_peers.h"
+#include "phalanx/comm/liveness/heartbeat_monitor.h"
 
 namespace phalanx {
 
@@ -34,7 +34,7 @@ inline constexpr int kMpiNotice = 1;  // a value of MpiTag::other: the sender re
 class MpiBackend final : public Backend {
  public:
   struct Setup {
-    GroupPeers::Setup peers;
+    HeartbeatMonitor peers;
     std::string identity;  // of this process (ProcessProbe)
     bool deterministic = false;
     std::int64_t largest_call = 0;
@@ -61,7 +61,7 @@ class MpiBackend final : public Backend {
 
   void throw_if_aborted() const { abort_.throw_if_set(); }
   std::string abort_reason() const { return abort_.reason(); }
-  GroupPeers& peers() { return peers_; }
+  HeartbeatMonitor& peers() { return peers_; }
   std::vector<int> behind(std::uint64_t collective) const { return peers_.behind(collective); }
   std::uint64_t begin_collective() { return peers_.begin_collective(); }
 
@@ -84,7 +84,7 @@ class MpiBackend final : public Backend {
   void make_comm();
 
   Setup setup_;
-  GroupPeers peers_;
+  HeartbeatMonitor peers_;
   MpiProcess& process_;
   MPI_Comm comm_ = mpi().comm_null;
   bool is_oversubscribed_ = false;

@@ -1,0 +1,214 @@
+// Monitors without a backend: what they cost, and what the ranks of a world and of its groups tell each other.
+#include "phalanx/comm/liveness/heartbeat_monitor.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/comm/backends/gloo/gloo.h"
+#include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/store/hash_store.h"
+#include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/tcp_proxy.h"
+
+namespace phalanx {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+/// The threads of this process that monitor ranks. One that was joined may be there for a moment.
+int monitor_threads() {
+  int count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm") >> std::ws, name);
+    count += name == "phalanx-monitor";
+  }
+  return count;
+}
+
+/// The connections of this process to the server.
+int connections_to(const HostPort& server) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    sockaddr_in peer{};
+    socklen_t size = sizeof peer;
+    if (getpeername(std::stoi(entry.path().filename()), reinterpret_cast<sockaddr*>(&peer), &size) == 0)
+      count += peer.sin_family == AF_INET && ntohs(peer.sin_port) == server.port;
+  }
+  return count;
+}
+
+bool comes_true(const std::function<bool()>& condition) {
+  for (const auto end = std::chrono::steady_clock::now() + 60s; std::chrono::steady_clock::now() < end; usleep(2000))
+    if (condition()) return true;
+  return false;
+}
+
+/// Makes both wait in their group until each has read what the other waits for.
+void exchange_states(HeartbeatMonitor& a, HeartbeatMonitor& b, const std::string& text) {
+  a.wait_in(text + " of a");
+  b.wait_in(text + " of b");
+  const std::vector<std::string> both{text + " of a", text + " of b"};
+  EXPECT_TRUE(comes_true([&] { return a.states() == both && b.states() == both; })) << text;
+  a.end_wait();
+  b.end_wait();
+}
+
+struct TwoMonitors {
+  explicit TwoMonitors(const std::function<std::shared_ptr<Store>()>& client,
+                       const HeartbeatMonitor::Options& options = {})
+      : a(HeartbeatMonitor(client(), 0, 2, options)), b(HeartbeatMonitor(client(), 1, 2, options)) {
+    const std::vector<std::string> identities{ProcessProbe::identity(), ProcessProbe::identity()};
+    a->observe(identities);
+    b->observe(identities);
+  }
+  std::optional<HeartbeatMonitor> a, b;
+};
+
+TEST(HeartbeatMonitorTest, AWorldAndItsGroupsHaveOneThreadAndOneClientARank) {
+  TcpStoreServer server;
+  std::vector<std::shared_ptr<Store>> clients;
+  for (int rank = 0; rank < 2; ++rank) clients.push_back(std::make_shared<TcpStore>(server.address()));
+  ASSERT_EQ(connections_to(server.address()), 2);
+  int next = 0;
+  TwoMonitors two([&] { return clients[static_cast<std::size_t>(next++)]; });
+  exchange_states(*two.a, *two.b, "world");
+  EXPECT_EQ(monitor_threads(), 2);
+  // Two a rank: for requests, and for the store to notice its end.
+  EXPECT_EQ(connections_to(server.address()), 2 + 4);
+  std::vector<HeartbeatMonitor> groups;
+  for (std::uint64_t serial = 0; serial < 4; ++serial) {
+    groups.push_back(two.a->split(serial, {0, 1}, 0));
+    groups.push_back(two.b->split(serial, {0, 1}, 1));
+    exchange_states(groups[2 * serial], groups[2 * serial + 1], fmt::format("group {}", serial));
+  }
+  EXPECT_EQ(monitor_threads(), 2);
+  EXPECT_EQ(connections_to(server.address()), 2 + 4);
+  two.a.reset();
+  two.b.reset();
+  EXPECT_EQ(monitor_threads(), 2) << "the groups still need them";
+  groups.clear();
+  EXPECT_TRUE(comes_true([] { return monitor_threads() == 0; }));
+  EXPECT_EQ(connections_to(server.address()), 2);
+}
+
+TEST(HeartbeatMonitorTest, CommunicatorsOfAJobShareOneThreadAndOneClient) {
+  TcpStoreServer server;
+  EXPECT_EQ(
+      run_forked_ranks(
+          3,
+          [&](int rank) {
+            const auto world = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, 3);
+            world->barrier();
+            const int connections = connections_to(server.address());
+            std::vector<std::shared_ptr<Communicator>> groups;
+            for (int k = 0; k < 3; ++k) groups.push_back(world->split(k == 1 ? rank % 2 : 0, rank));
+            for (const auto& group : groups) group->barrier();
+            if (!comes_true([] { return monitor_threads() == 1; }) || connections_to(server.address()) != connections)
+              throw CommError(fmt::format("{} threads, {} connections, {} before the groups", monitor_threads(),
+                                          connections_to(server.address()), connections));
+          }),
+      "");
+}
+
+TEST(HeartbeatMonitorTest, AWorldOfOneHasNoThread) {
+  HeartbeatMonitor alone(std::make_shared<HashStore>(), 0, 1, {.connect_timeout = 1s});
+  EXPECT_THAT(alone.join(ProcessProbe::identity()), ElementsAre(ProcessProbe::identity()));
+  alone.check_wait("itself");
+  EXPECT_THAT(alone.behind(0), IsEmpty());
+  EXPECT_TRUE(comes_true([] { return monitor_threads() == 0; }));
+}
+
+TEST(HeartbeatMonitorTest, TheFirstReasonToGiveAGroupUpStaysAndIsTheGroupsOwn) {
+  const auto store = std::make_shared<HashStore>();
+  TwoMonitors two([&] { return store; });
+  HeartbeatMonitor group_a = two.a->split(0, {0, 1}, 0), group_b = two.b->split(0, {0, 1}, 1);
+  group_a.announce_abort("first\nof two lines");
+  ASSERT_TRUE(comes_true([&] { return !group_b.announced_abort().empty(); }));
+  group_b.announce_abort("second");
+  two.b->announce_abort("of the world");
+  ASSERT_TRUE(comes_true([&] { return !two.a->announced_failure().empty(); }));
+  for (const HeartbeatMonitor& group : {group_a, group_b}) {
+    EXPECT_EQ(group.announced_abort(), "rank 0 gave up: first\nof two lines");
+    EXPECT_EQ(group.failure_reason(), group.announced_abort());
+  }
+  EXPECT_EQ(two.a->failure_reason(), "rank 1 gave up: of the world");
+}
+
+TEST(HeartbeatMonitorTest, WhoIsBehindIsAskedByTheGroupsRanks) {
+  const auto store = std::make_shared<HashStore>();
+  TwoMonitors two([&] { return store; });
+  // Rank 0 of the group is rank 1 of the world.
+  HeartbeatMonitor group_a = two.a->split(3, {1, 0}, 1), group_b = two.b->split(3, {1, 0}, 0);
+  for (int k = 0; k < 2; ++k) group_a.begin_collective();
+  EXPECT_THAT(group_a.behind(0), ElementsAre(0));
+  group_b.begin_collective();
+  EXPECT_THAT(group_a.behind(0), IsEmpty());
+  EXPECT_THAT(group_a.behind(1), ElementsAre(0));
+  EXPECT_THAT(two.a->behind(0), ElementsAre(1)) << "the world has its own count";
+}
+
+// The store is asked for news most of the time. Neither that nor many notices may keep the heartbeats back.
+TEST(HeartbeatMonitorTest, NoticesDoNotKeepHeartbeatsBack) {
+  TcpStoreServer server;
+  TwoMonitors two([&] { return std::make_shared<TcpStore>(server.address()); }, {.heartbeat = 2000ms});
+  TcpStore reader(server.address());
+  const auto beats = [&] { return std::stoi(reader.get("pulse/1")); };
+  const int before = beats();
+  int notices = 0;
+  EXPECT_TRUE(comes_true([&] {
+    two.a->announce_abort("again");
+    ++notices;
+    return beats() >= before + 3;
+  }));
+  EXPECT_GT(notices, 3);
+}
+
+TEST(HeartbeatMonitorTest, ARankThatLeavesHasNotDied) {
+  TcpStoreServer server;
+  TwoMonitors two([&] { return std::make_shared<TcpStore>(server.address()); });
+  two.b.reset();
+  ASSERT_TRUE(comes_true([&] { return !two.a->who_left().empty(); }));
+  EXPECT_EQ(two.a->who_left(), "rank 1 has ended, or closed the communicator");
+  EXPECT_FALSE(two.a->has_lost_rank());
+  EXPECT_EQ(two.a->failure_reason(), "");
+}
+
+// The connection breaks while no request is in progress: after it has been silent for longer than any answer takes, and
+// while each attempt to connect again is taken and closed.
+TEST(HeartbeatMonitorTest, AStoreThatIsLostAfterASilenceIsLost) {
+  TcpStoreServer server;
+  TcpProxy link(server.address());
+  HeartbeatMonitor a(std::make_shared<TcpStore>(link.address()), 0, 2, {});
+  link.stall();
+  ASSERT_TRUE(comes_true([&] { return a.is_store_silent(); }));
+  EXPECT_THAT(a.disconnect_reason(), HasSubstr(" has not answered this rank for "));
+  usleep(6'000'000);  // the thread gives its request up after 5.1 s
+  EXPECT_TRUE(a.is_store_silent());
+  link.cut();
+  link.resume();
+  ASSERT_TRUE(comes_true([&] { return a.disconnect_reason().find("has lost its connection") != std::string::npos; }));
+}
+
+TEST(HeartbeatMonitorTest, RanksThatDoNotComeAreNamed) {
+  HeartbeatMonitor a(std::make_shared<HashStore>(), 0, 3, {.backend = "gloo", .connect_timeout = 50ms});
+  EXPECT_EQ(error_text<CommError>([&] { a.join(ProcessProbe::identity()); }),
+            "gloo: in-process store: of the 3 ranks of group 'world' these have not come within 0.05 s: 1, 2");
+}
+
+}  // namespace
+}  // namespace phalanx
