@@ -57,7 +57,8 @@ bool GlooOperation::can_go_on() {
   }
   seen_ = backend_.bell()->word.load(std::memory_order_seq_cst);
   backend_.throw_if_aborted();
-  return true;
+  if (const std::string why = backend_.peer_gave_up(); !why.empty()) failure_.set(why);
+  return !failure_;
 }
 
 std::optional<Doorbell> GlooOperation::doorbell() {
