@@ -164,14 +164,9 @@ std::shared_ptr<Backend> GlooBackend::split(const SplitRequest& request) {
 void GlooBackend::abort(const std::string& reason) noexcept {
   if (!abort_.set(reason)) return;
   // The peers notice this first. Then they learn the reason from the store.
-  if (transport_) transport_->abort();
+  if (transport_) transport_->abort(collectives_done_);
   ring(bell_->word, bell_->sleepers, false);
   if (gloo_) peers_.announce_abort(reason);
-}
-
-std::string GlooBackend::peer_gave_up() const {
-  const int peer = transport_ ? transport_->gave_up() : -1;
-  return peer < 0 ? std::string() : fmt::format("rank {} has given up the group", peer);
 }
 
 void GlooBackend::check_ranks() {

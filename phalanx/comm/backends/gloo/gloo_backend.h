@@ -55,8 +55,7 @@ class GlooBackend final : public Backend {
   c10d::Backend& group() { return *gloo_; }
   /// REQUIRES: size() >= 2.
   MessageTransport& transport() { return *transport_; }
-  /// Why an operation in flight is in vain although its own connections are whole: a rank gave up. Empty: none did.
-  std::string peer_gave_up() const;
+  void collective_done() { ++collectives_done_; }
   const std::shared_ptr<GlooBell>& bell() const { return bell_; }
   void throw_if_aborted() const { abort_.throw_if_set(); }
   std::string announced_failure() const { return peers_.announced_failure(); }
@@ -101,6 +100,7 @@ class GlooBackend final : public Backend {
   std::unique_ptr<MessageTransport> transport_;  // likewise
   std::vector<MessageCounts> counts_;            // by peer
   std::deque<SelfMessage> self_messages_;
+  std::atomic<std::int64_t> collectives_done_{0};
   AbortState abort_;
 };
 

@@ -64,7 +64,6 @@ std::size_t Message::bytes() const noexcept {
 bool MessageLink::has_moved(ssize_t result) {
   if (result > 0) return true;
   if (result < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return false;
-  was_reset_ = result < 0 && errno == ECONNRESET;
   close(result == 0 ? fmt::format("rank {} has closed its connection", peer_)
                     : fmt::format("the connection to rank {} is broken: {}", peer_, std::strerror(errno)));
   return false;
@@ -74,14 +73,7 @@ void MessageLink::close(const std::string& error) {
   if (!is_open()) return;
   error_ = error;
   socket_.reset();
-  has_progress_ = true;
   fail_all();
-}
-
-void MessageLink::reset(const std::string& error) {
-  const linger at_once{1, 0};  // close() sends RST
-  if (is_open()) setsockopt(fd(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-  close(error);
 }
 
 void MessageLink::done(Message& message) {
@@ -132,6 +124,11 @@ void OutgoingLink::read() {
   if (!has_moved(got)) return;
   std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
   for (MessageFrame request; take_frame_bytes(received_, bytes, request);) {
+    if (request.tag == kGaveUpTag) {
+      gave_up_after_ = std::max<std::int64_t>(request.count, 0);
+      has_progress_ = true;
+      continue;
+    }
     if (!is_valid(request)) return close(fmt::format("rank {} sends a malformed request", peer_));
     take_request(request);
   }
@@ -182,6 +179,13 @@ void IncomingLink::post(Pointer message) {
 void IncomingLink::write() {
   const ssize_t sent = send(fd(), requests_.data(), requests_.size(), MSG_NOSIGNAL);
   if (has_moved(sent)) requests_.erase(0, static_cast<std::size_t>(sent));
+}
+
+void IncomingLink::give_up(std::int64_t collectives_done) {
+  if (!is_open()) return;
+  requests_ += bytes_of({.count = collectives_done, .tag = kGaveUpTag});
+  write();
+  close("this rank has given up the group");
 }
 
 // Data of the current message go straight to its memory; what follows them goes through a buffer.

@@ -3,6 +3,7 @@
 // The receiver requests each message, so no byte of it travels before its memory is known:
 //   receiver to sender   frame: element type, count and tag of a posted receive
 //   sender to receiver   frame: the same of the matching send; then its bytes, if both agree
+//   receiver to sender   frame with kGaveUpTag: it gives up the group; `count` is the number of collectives it has done
 // Sends and requests of one tag match in the order in which they were posted. A mismatch is an error at both ends.
 // Frames are in the byte order of the ranks, which all have the same.
 //
@@ -55,6 +56,7 @@ struct MessageFrame {
   std::uint8_t reserved[3] = {};
 };
 static_assert(sizeof(MessageFrame) == 16);
+inline constexpr std::int32_t kGaveUpTag = -1;
 
 /// One end of the messages from one rank to another. All messages of a link fail together.
 class MessageLink {
@@ -67,14 +69,12 @@ class MessageLink {
   virtual void read() = 0;
   virtual void write() = 0;
   virtual bool wants_to_write() const noexcept = 0;
-  /// Closes the connection so that the peer sees that this rank gives up. Messages that are not done fail.
-  void reset(const std::string& error);
+  /// Closes the connection. Messages that are not done fail. What has been written still arrives.
+  void close(const std::string& error);
 
   int fd() const noexcept { return socket_.get(); }
   bool is_open() const noexcept { return static_cast<bool>(socket_); }
-  /// The peer has given up: it has reset the connection instead of closing it.
-  bool was_reset() const noexcept { return was_reset_; }
-  /// True if a message was done, or the link closed, since the last call.
+  /// True if a message was done, or the peer gave up, since the last call.
   bool take_progress() noexcept { return std::exchange(has_progress_, false); }
 
  protected:
@@ -85,16 +85,15 @@ class MessageLink {
   virtual void fail_all() = 0;  // fails all messages
   /// True if the system call has moved bytes. If it failed for good, closes the link.
   bool has_moved(ssize_t result);
-  void close(const std::string& error);
   void done(Message& message);
   void fail(Message& message);
   void fail(ByTag<Pointer>& messages);
   const int self_, peer_;
+  bool has_progress_ = false;
 
  private:
   UniqueFd socket_;
   std::string error_;  // why it was closed
-  bool was_reset_ = false, has_progress_ = false;
 };
 
 /// The sender's end: writes data, reads requests.
@@ -105,6 +104,8 @@ class OutgoingLink final : public MessageLink {
   void read() override;
   void write() override;
   bool wants_to_write() const noexcept override { return !queue_.empty(); }
+  /// If the peer has given up the group: the number of collectives it had done; else -1.
+  std::int64_t gave_up_after() const noexcept { return gave_up_after_; }
 
  private:
   struct Queued {
@@ -121,6 +122,7 @@ class OutgoingLink final : public MessageLink {
   ByTag<MessageFrame> requests_;  // not met by a send yet
   std::deque<Queued> queue_;      // matched
   std::size_t written_ = 0;       // of the frame and the data of the first
+  std::int64_t gave_up_after_ = -1;
   std::string received_;          // less than a frame
 };
 
@@ -132,6 +134,8 @@ class IncomingLink final : public MessageLink {
   void read() override;
   void write() override;
   bool wants_to_write() const noexcept override { return !requests_.empty(); }
+  /// Tells the peer, if the socket takes it, and closes.
+  void give_up(std::int64_t collectives_done);
 
  private:
   void take(std::string_view bytes);

@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -22,19 +23,20 @@ constexpr std::uint64_t kStop = ~std::uint64_t{0};
 }  // namespace
 
 MessageTransport::MessageTransport(int rank, std::vector<PeerSockets> peers, std::function<void()> on_change)
-    : rank_(rank),
-      on_change_(std::move(on_change)),
+    : on_change_(std::move(on_change)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      links_(peers.size() * 2) {
+      peers_(peers.size()) {
   if (!epoll_ || !stop_)
     throw CommError(fmt::format("the messages between ranks: {}", with_remedy(std::strerror(errno))));
   epoll_event event{.events = EPOLLIN, .data = {.u64 = kStop}};
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), &event);
   for (std::size_t peer = 0; peer < peers.size(); ++peer) {
     if (static_cast<int>(peer) == rank) continue;
-    add(std::move(peers[peer].to), static_cast<int>(peer), true);
-    add(std::move(peers[peer].from), static_cast<int>(peer), false);
+    peers_[peer].to = std::make_unique<OutgoingLink>(std::move(peers[peer].to), rank, static_cast<int>(peer));
+    peers_[peer].from = std::make_unique<IncomingLink>(std::move(peers[peer].from), rank, static_cast<int>(peer));
+    watch(peer * 2, EPOLL_CTL_ADD);
+    watch(peer * 2 + 1, EPOLL_CTL_ADD);
   }
   thread_ = start_thread("the messages between ranks", [this] { run(); });
 }
@@ -45,65 +47,63 @@ MessageTransport::~MessageTransport() {
   thread_.join();
 }
 
-void MessageTransport::add(UniqueFd socket, int peer, bool is_send) {
-  const std::size_t index = index_of(peer, is_send);
-  Watched& watched = links_[index];
-  watched.peer = peer;
-  watched.events = EPOLLIN;
-  epoll_event event{.events = EPOLLIN, .data = {.u64 = index}};
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket.get(), &event);
-  if (is_send)
-    watched.link = std::make_unique<OutgoingLink>(std::move(socket), rank_, peer);
-  else
-    watched.link = std::make_unique<IncomingLink>(std::move(socket), rank_, peer);
+MessageLink& MessageTransport::link(std::uint64_t number) const {
+  const Peer& peer = peers_[number / 2];
+  return number % 2 == 0 ? static_cast<MessageLink&>(*peer.to) : *peer.from;
 }
 
 std::shared_ptr<Message> MessageTransport::post(const Transfer& transfer) {
   auto message = std::make_shared<Message>(transfer);
-  const std::size_t index = index_of(transfer.peer, transfer.is_send);
+  const std::uint64_t number = static_cast<std::uint64_t>(transfer.peer) * 2 + (transfer.is_send ? 0 : 1);
   bool changed = false;
   {
     const std::lock_guard lock(mutex_);
-    MessageLink& link = *links_[index].link;
-    link.post(message);
-    if (link.is_open() && link.wants_to_write()) link.write();
-    changed = settle(index);
+    link(number).post(message);
+    if (link(number).wants_to_write()) link(number).write();
+    changed = settle(number);
   }
   if (changed) on_change_();
   return message;
 }
 
-void MessageTransport::abort() noexcept {
+void MessageTransport::abort(std::int64_t collectives_done) noexcept {
   const std::lock_guard lock(mutex_);
-  for (Watched& watched : links_)
-    if (watched.link) watched.link->reset("this rank has given up the group");
+  for (const Peer& peer : peers_) {
+    if (!peer.to) continue;
+    peer.from->give_up(collectives_done);
+    peer.to->close("this rank has given up the group");
+  }
 }
 
-// Asks epoll for what the link waits for.
-void MessageTransport::watch(std::size_t index) {
-  Watched& watched = links_[index];
-  const std::uint32_t wanted = watched.link->wants_to_write() ? EPOLLIN | EPOLLOUT : EPOLLIN;
-  if (!watched.link->is_open() || wanted == watched.events) return;
-  watched.events = wanted;
-  epoll_event event{.events = wanted, .data = {.u64 = index}};
-  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, watched.link->fd(), &event);
+int MessageTransport::gave_up_before(std::uint64_t collective) const noexcept {
+  const std::uint64_t first = gave_up_.load(std::memory_order_acquire), ranks = peers_.size();
+  return first / ranks <= collective ? static_cast<int>(first % ranks) : -1;
+}
+
+// Tells epoll what the link waits for.
+void MessageTransport::watch(std::uint64_t number, int action) {
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = number}};
+  if (link(number).wants_to_write()) event.events |= EPOLLOUT;
+  std::uint32_t& watched = peers_[number / 2].watched[number % 2];
+  if (event.events != watched) epoll_ctl(epoll_.get(), action, link(number).fd(), &event);
+  watched = event.events;
 }
 
 // After a link has been used. True if somebody may wait for what has changed.
-bool MessageTransport::settle(std::size_t index) {
-  watch(index);
-  const Watched& watched = links_[index];
-  int nobody = -1;
-  if (watched.link->was_reset()) gave_up_.compare_exchange_strong(nobody, watched.peer);
-  return watched.link->take_progress();
+bool MessageTransport::settle(std::uint64_t number) {
+  if (link(number).is_open()) watch(number, EPOLL_CTL_MOD);
+  const std::size_t rank = number / 2;
+  if (const std::int64_t done = number % 2 == 0 ? peers_[rank].to->gave_up_after() : -1; done >= 0)
+    gave_up_ = std::min<std::uint64_t>(gave_up_, static_cast<std::uint64_t>(done) * peers_.size() + rank);
+  return link(number).take_progress();
 }
 
-bool MessageTransport::handle(std::size_t index, std::uint32_t events) {
+bool MessageTransport::handle(std::uint64_t number, std::uint32_t events) {
   const std::lock_guard lock(mutex_);
-  MessageLink& link = *links_[index].link;
-  if (link.is_open() && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) link.read();
-  if (link.is_open() && link.wants_to_write()) link.write();
-  return settle(index);
+  MessageLink& used = link(number);
+  if (used.is_open() && (events & ~std::uint32_t{EPOLLOUT}) != 0) used.read();
+  if (used.is_open() && used.wants_to_write()) used.write();
+  return settle(number);
 }
 
 void MessageTransport::run() {

@@ -3,18 +3,18 @@
 //
 // - post() never blocks. It writes at once what the socket takes.
 // - Messages between two ranks match by tag, in the order of posting. A send ends only after its receive is posted.
-// - A rank that destroys its transport closes its connections in order: what it has sent still arrives. A rank that
-//   calls abort() resets them, which its peers notice at once.
+// - A rank that calls abort(), or destroys its transport, closes its connections. What it has sent still arrives; then
+//   messages with it fail. abort() also tells its peers that it gives up, so that their collectives can fail at once.
 //
 //   auto message = transport.post({.is_send = false, .data = buffer, .count = 8, .dtype = DataType::f32, .peer = 1});
 //   while (!message->is_done()) sleep_until_rung();
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -35,32 +35,32 @@ class MessageTransport {
   /// REQUIRES: the peer is another rank. The memory stays until the message is done, or abort() has returned.
   std::shared_ptr<Message> post(const Transfer& transfer);
 
-  /// Resets all connections. Every message that is not done fails. Any thread may call it. Never blocks.
+  /// Closes all connections. Every message that is not done fails. Any thread may call it. Never blocks.
+  /// `collectives_done`: how many collectives this rank has completed, for its peers' gave_up_before().
   /// ENSURES: the memory of no transfer is used any more.
-  void abort() noexcept;
+  void abort(std::int64_t collectives_done) noexcept;
 
-  /// A rank that has given up, or -1.
-  int gave_up() const noexcept { return gave_up_.load(std::memory_order_acquire); }
+  /// A rank that has given up before it had done the collective of this number (from 0); -1: none has.
+  int gave_up_before(std::uint64_t collective) const noexcept;
 
  private:
-  struct Watched {
-    std::unique_ptr<MessageLink> link;
-    int peer = 0;
-    std::uint32_t events = 0;  // that epoll waits for
+  struct Peer {
+    std::unique_ptr<OutgoingLink> to;
+    std::unique_ptr<IncomingLink> from;
+    std::uint32_t watched[2] = {};  // events that epoll waits for
   };
-  std::size_t index_of(int peer, bool is_send) const { return static_cast<std::size_t>(peer) * 2 + (is_send ? 0 : 1); }
-  void add(UniqueFd socket, int peer, bool is_send);
-  void watch(std::size_t index);
-  bool handle(std::size_t index, std::uint32_t events);
-  bool settle(std::size_t index);
+  // A link has a number: twice the peer's rank, plus 1 for what comes from it.
+  MessageLink& link(std::uint64_t number) const;
+  void watch(std::uint64_t number, int action);
+  bool settle(std::uint64_t number);
+  bool handle(std::uint64_t number, std::uint32_t events);
   void run();
 
-  const int rank_;
   const std::function<void()> on_change_;
-  std::atomic<int> gave_up_{-1};
+  std::atomic<std::uint64_t> gave_up_{~std::uint64_t{0}};  // the smallest of: collectives done * ranks + rank
   UniqueFd epoll_, stop_;
   std::mutex mutex_;  // for the links
-  std::vector<Watched> links_;
+  std::vector<Peer> peers_;
   std::thread thread_;
 };
 
