@@ -61,6 +61,9 @@ class Store {
   Milliseconds timeout() const noexcept { return timeout_; }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }  // call it before threads share the store
   virtual std::string describe() const = 0;                       // "store at 127.0.0.1:40123", for errors
+  /// A key that only processes with the store's secret can compute; another one for each purpose. Empty if the store
+  /// has no secret. Nothing is sent.
+  virtual std::string derived_key(const std::string& purpose) const { return (void)purpose, std::string(); }
 
   /// Another client of the same store, with the same timeout, not interrupted. It connects at its first call.
   virtual std::shared_ptr<Store> clone() const = 0;
@@ -100,6 +103,7 @@ class PrefixStore final : public Store {
  public:
   PrefixStore(std::shared_ptr<Store> base, std::string prefix);
   std::string describe() const override { return base_->describe(); }
+  std::string derived_key(const std::string& purpose) const override { return base_->derived_key(purpose); }
   std::shared_ptr<Store> clone() const override;
 
  private:

@@ -99,67 +99,97 @@ std::string StoreHandshake::answer_proof() {
   return answer;
 }
 
-namespace {
+std::string ClientHandshake::begin() const { return hello_message(secret_.empty() ? 0 : 1, 0); }
 
-bool exchange_messages(int fd, std::string_view message, char* answer, std::size_t size,
-                       std::chrono::steady_clock::time_point deadline, const std::string& store,
-                       const SocketInterrupt* interrupt) {
-  IoResult result = send_all(fd, message, deadline, interrupt);
-  if (result == IoResult::done) result = receive_all(fd, answer, size, deadline, interrupt);
-  if (result == IoResult::interrupted) throw CommError(store_detail::interrupted_message(store, "the greeting"));
-  if (result == IoResult::late)
-    throw CommError(fmt::format("{}: the connection was silent during the greeting: is it a Phalanx store?", store));
-  return result == IoResult::done;
+std::size_t ClientHandshake::wanted() const {
+  constexpr std::size_t kSizes[] = {wire::kHelloBytes, kNonceBytes, 1 + kProofBytes, 0};
+  return kSizes[static_cast<std::size_t>(awaits_)] - input_.size();
 }
 
-}  // namespace
+std::string ClientHandshake::take(std::string_view bytes) {
+  input_ += bytes;
+  if (wanted() > 0) return "";
+  std::string answer;
+  switch (awaits_) {
+    case Awaits::hello:
+      require_welcome();
+      awaits_ = secret_.empty() ? Awaits::nothing : Awaits::nonce;
+      break;
+    case Awaits::nonce:
+      answer = answer_nonce();
+      awaits_ = Awaits::proof;
+      break;
+    case Awaits::proof:
+      require_proof();
+      awaits_ = Awaits::nothing;
+      break;
+    case Awaits::nothing:
+      break;
+  }
+  input_.clear();
+  return answer;
+}
 
-bool handshake_with_store(int fd, std::string_view secret, std::chrono::steady_clock::time_point deadline,
-                          const std::string& store, const SocketInterrupt* interrupt) {
-  char text[wire::kHelloBytes];
-  const std::uint8_t has_secret = secret.empty() ? 0 : 1;
-  if (!exchange_messages(fd, hello_message(has_secret, 0), text, sizeof text, deadline, store, interrupt)) return false;
-  if (std::memcmp(text, wire::kMagic.data(), wire::kMagic.size()) != 0)
-    throw CommError(fmt::format("{}: what listens there is not a Phalanx store", store));
-  const Hello hello = parse_hello({text, sizeof text});
+void ClientHandshake::require_welcome() const {
+  if (std::memcmp(input_.data(), wire::kMagic.data(), wire::kMagic.size()) != 0)
+    throw CommError(fmt::format("{}: what listens there is not a Phalanx store", server_));
+  const Hello hello = parse_hello(input_);
   const auto verdict = static_cast<Verdict>(hello.first);
+  const std::uint8_t has_secret = secret_.empty() ? 0 : 1;
   if (verdict == Verdict::other_version || hello.version != wire::kVersion)
     throw CommError(
-        fmt::format("{}: it speaks protocol version {}, this program {}: run the same Phalanx on every node", store,
+        fmt::format("{}: it speaks protocol version {}, this program {}: run the same Phalanx on every node", server_,
                     hello.version, wire::kVersion));
   if (verdict == Verdict::secret_needed)
     throw ConfigError(
         fmt::format("{}: it asks for the job's secret, and this process has none: set PHALANX_JOB_SECRET, or "
                     "PHALANX_JOB_SECRET_FILE, to the same on every node",
-                    store));
+                    server_));
   // A store that does not ask for the secret could be anyone's: this job's data must not go there.
   if (verdict == Verdict::no_secret_here || (has_secret == 1 && hello.second == 0))
     throw ConfigError(
         fmt::format("{}: this process has a job secret and the store was started without: set PHALANX_JOB_SECRET, "
                     "or PHALANX_JOB_SECRET_FILE, to the same for whoever hosts the store, or nowhere",
-                    store));
+                    server_));
   if (verdict != Verdict::welcome || hello.second != has_secret)
-    throw CommError(fmt::format("{}: it answers the greeting with {} {}, which this program does not know", store,
+    throw CommError(fmt::format("{}: it answers the greeting with {} {}, which this program does not know", server_,
                                 hello.first, hello.second));
-  if (secret.empty()) return true;
+}
 
-  std::string server_nonce(kNonceBytes, '\0');
-  if (!exchange_messages(fd, "", server_nonce.data(), server_nonce.size(), deadline, store, interrupt)) return false;
-  const std::string client_nonce = random_bytes(kNonceBytes);
-  const std::string proof = store_proof(secret, ProofOf::client, client_nonce, server_nonce);
-  std::string answer(1 + kProofBytes, '\0');
-  if (!exchange_messages(fd, client_nonce + proof, answer.data(), answer.size(), deadline, store, interrupt))
-    return false;
-  const std::string_view server_proof = std::string_view(answer).substr(1);
-  if (static_cast<Verdict>(answer[0]) == Verdict::wrong_secret)
+std::string ClientHandshake::answer_nonce() {
+  server_nonce_ = input_;
+  client_nonce_ = random_bytes(kNonceBytes);
+  return client_nonce_ + store_proof(secret_, ProofOf::client, client_nonce_, server_nonce_);
+}
+
+void ClientHandshake::require_proof() const {
+  const auto verdict = static_cast<Verdict>(input_[0]);
+  if (verdict == Verdict::wrong_secret)
     throw ConfigError(
         fmt::format("{}: the job secret of this process is not the store's: another job's store listens there, or "
                     "PHALANX_JOB_SECRET differs between the nodes",
-                    store));
-  if (static_cast<Verdict>(answer[0]) != Verdict::welcome ||
-      !equal_secrets(server_proof, store_proof(secret, ProofOf::server, client_nonce, server_nonce)))
+                    server_));
+  if (verdict != Verdict::welcome ||
+      !equal_secrets(std::string_view(input_).substr(1),
+                     store_proof(secret_, ProofOf::server, client_nonce_, server_nonce_)))
     throw ConfigError(
-        fmt::format("{}: what listens there does not know this job's secret: it is not this job's store", store));
+        fmt::format("{}: what listens there does not know this job's secret: it is not this job's store", server_));
+}
+
+bool handshake_with_store(int fd, std::string_view secret, std::chrono::steady_clock::time_point deadline,
+                          const std::string& store, const SocketInterrupt* interrupt) {
+  ClientHandshake handshake(secret, store);
+  std::string message = handshake.begin();
+  while (handshake.wanted() > 0) {
+    std::string answer(handshake.wanted(), '\0');
+    IoResult result = send_all(fd, message, deadline, interrupt);
+    if (result == IoResult::done) result = receive_all(fd, answer.data(), answer.size(), deadline, interrupt);
+    if (result == IoResult::interrupted) throw CommError(store_detail::interrupted_message(store, "the greeting"));
+    if (result == IoResult::late)
+      throw CommError(fmt::format("{}: the connection was silent during the greeting: is it a Phalanx store?", store));
+    if (result != IoResult::done) return false;
+    message = handshake.take(answer);
+  }
   return true;
 }
 

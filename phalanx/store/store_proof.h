@@ -1,4 +1,4 @@
-// The cryptography of the store's handshake: random nonces and proofs of knowing the secret. Used by store/ only.
+// The cryptography of the handshake (store_handshake.h): random nonces and proofs of knowing the secret.
 //
 // A proof is HMAC-SHA256(secret, role, both nonces). The role prevents one side's proof from being returned to it as
 // the other's. The nonces prevent a recorded proof from being reused. HMAC and SHA-256 come from OpenSSL's libcrypto,

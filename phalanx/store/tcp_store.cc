@@ -11,6 +11,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/store/store_handshake.h"
+#include "phalanx/store/store_proof.h"
 #include "phalanx/store/store_table.h"
 #include "phalanx/store/tcp_store_wire.h"
 
@@ -43,6 +44,11 @@ TcpStore::TcpStore(HostPort server, TcpStoreOptions options)
 TcpStore::~TcpStore() = default;
 
 std::string TcpStore::describe() const { return fmt::format("store at {}", server_.text()); }
+
+std::string TcpStore::derived_key(const std::string& purpose) const {
+  // No proof of the handshake begins with this prefix.
+  return options_.secret.empty() ? std::string() : hmac_sha256(options_.secret, "phalanx derived key: " + purpose);
+}
 
 std::shared_ptr<Store> TcpStore::clone() const {
   TcpStoreOptions options = options_;

@@ -68,6 +68,7 @@ class TcpStore final : public Store {
   explicit TcpStore(HostPort server, TcpStoreOptions options = {});
   ~TcpStore() override;
   std::string describe() const override;
+  std::string derived_key(const std::string& purpose) const override;
   std::shared_ptr<Store> clone() const override;
   const HostPort& server() const noexcept { return server_; }
 

@@ -21,6 +21,7 @@
 #include "phalanx/base/log.h"
 #include "phalanx/base/remedy.h"
 #include "phalanx/base/start_thread.h"
+#include "phalanx/store/refusal_log.h"
 #include "phalanx/store/store_handshake.h"
 #include "phalanx/store/store_table.h"
 #include "phalanx/store/tcp_store.h"
@@ -51,34 +52,6 @@ struct StoreConnection {
   std::map<std::string, std::string> when_lost;
 
   bool is_waiting() const { return waiting != ServerOperation::set; }
-};
-
-// Formats the refusals and limits their rate, so that a client that retries in a loop does not fill the log.
-class RefusalLog {
- public:
-  /// The line to log, or nullopt if this minute's limit is reached.
-  std::optional<std::string> line(const std::string& store, const std::string& peer, const std::string& reason) {
-    constexpr int kPerMinute = 10;
-    const auto now = Clock::now();
-    if (count_ == 0 || now - since_ > std::chrono::minutes(1)) {
-      since_ = now;
-      count_ = 0;
-    }
-    if (++count_ > kPerMinute) {
-      ++unlogged_;
-      return std::nullopt;
-    }
-    std::string text = fmt::format("store at {}: refused {}: {}", store, peer, reason);
-    if (unlogged_ > 0) text += fmt::format(" ({} more were refused before it)", unlogged_);
-    if (count_ == kPerMinute) text += "; further ones are not logged for a minute";
-    unlogged_ = 0;
-    return text;
-  }
-
- private:
-  Clock::time_point since_{};
-  int count_ = 0;
-  std::size_t unlogged_ = 0;
 };
 
 std::string ok_frame() {
@@ -199,7 +172,7 @@ class TcpStoreServer::Impl {
   }
 
   void log_refusal(const std::string& peer, const std::string& reason) {
-    if (const auto text = refusals_.line(address().text(), peer, reason)) options_.on_refusal(*text);
+    if (const auto text = refusals_.line("store at " + address().text(), peer, reason)) options_.on_refusal(*text);
   }
 
   void set_deadline(std::uint64_t id, StoreConnection& connection, Clock::time_point deadline) {

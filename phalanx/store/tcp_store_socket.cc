@@ -18,6 +18,7 @@
 #include <memory>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/remedy.h"
 
 namespace phalanx {
 namespace {
@@ -42,6 +43,18 @@ AddressList resolve_host(const HostPort& address, bool passive) {
 void set_no_delay(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+bool numeric_address(const sockaddr_storage& address, HostPort& result) {
+  char host[NI_MAXHOST];
+  const bool is_v6 = address.ss_family == AF_INET6;
+  if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), is_v6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in), host,
+                  sizeof host, nullptr, 0, NI_NUMERICHOST) != 0)
+    return false;
+  result.host = host;
+  result.port = ntohs(is_v6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                            : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+  return true;
 }
 
 // Waits until the descriptor is ready; -1: until the deadline. Calls interrupted by signals are repeated.
@@ -161,14 +174,16 @@ UniqueFd listen_on(const HostPort& address) {
   throw CommError(fmt::format("cannot listen on {}: {}", address.text(), std::strerror(error)));
 }
 
-std::uint16_t local_port(int fd) {
+HostPort local_address(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0)
+  HostPort result;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0 || !numeric_address(address, result))
     throw CommError(fmt::format("getsockname: {}", std::strerror(errno)));
-  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
-                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+  return result;
 }
+
+std::uint16_t local_port(int fd) { return local_address(fd).port; }
 
 UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, const std::string& what,
                     ConnectOptions options) {
@@ -204,6 +219,16 @@ UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, 
   }
 }
 
+UniqueFd begin_connect(const HostPort& address) {
+  const auto list = resolve_host(address, /*passive=*/false);
+  UniqueFd fd(
+      socket(list->ai_family, list->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, list->ai_protocol));
+  if (!fd || (connect(fd.get(), list->ai_addr, list->ai_addrlen) != 0 && errno != EINPROGRESS))
+    throw CommError(fmt::format("cannot connect to {}: {}", address.text(), with_remedy(std::strerror(errno))));
+  set_no_delay(fd.get());
+  return fd;
+}
+
 IoResult send_all(int fd, std::string_view bytes, Clock::time_point deadline, const SocketInterrupt* interrupt) {
   while (!bytes.empty()) {
     const ssize_t sent = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -233,20 +258,6 @@ IoResult receive_all(int fd, char* data, std::size_t size, Clock::time_point dea
   }
   return IoResult::done;
 }
-
-namespace {
-bool numeric_address(const sockaddr_storage& address, HostPort& result) {
-  char host[NI_MAXHOST];
-  const bool is_v6 = address.ss_family == AF_INET6;
-  if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), is_v6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in), host,
-                  sizeof host, nullptr, 0, NI_NUMERICHOST) != 0)
-    return false;
-  result.host = host;
-  result.port = ntohs(is_v6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
-                            : reinterpret_cast<const sockaddr_in&>(address).sin_port);
-  return true;
-}
-}  // namespace
 
 std::optional<HostPort> peer_address(int fd) {
   sockaddr_storage address{};

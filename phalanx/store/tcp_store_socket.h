@@ -1,4 +1,5 @@
-// Stream sockets for store/ and launch/: resolve, listen, connect with retries. Errors name the address.
+// Stream sockets for store/, launch/ and comm/backends/gloo/: resolve, listen, connect with retries. Errors name the
+// address.
 #pragma once
 
 #include <sys/socket.h>
@@ -61,6 +62,8 @@ HostPort parse_host_port(const std::string& text, const std::string& what);
 /// Throws CommError if the name does not resolve, the address is not of this node, or the port is in use.
 UniqueFd listen_on(const HostPort& address);
 std::uint16_t local_port(int fd);
+/// The numeric address of this end of a socket. Throws CommError.
+HostPort local_address(int fd);
 
 struct ConnectOptions {
   bool was_up = false;  // the server was up before: a refusal means that it has ended
@@ -71,6 +74,10 @@ struct ConnectOptions {
 /// server by `what`. Name resolution cannot be interrupted.
 UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, const std::string& what,
                     ConnectOptions options = {});
+
+/// Begins to connect to a numeric address. The socket does not block. It is writable once it is connected, or refused.
+/// Throws CommError if it fails at once.
+UniqueFd begin_connect(const HostPort& address);
 
 /// Sends or receives exactly that many bytes on a non-blocking socket. The result: done; closed by the peer (or
 /// broken); late, at the deadline; interrupted before the deadline.

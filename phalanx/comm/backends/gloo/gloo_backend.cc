@@ -26,15 +26,12 @@ constexpr std::chrono::milliseconds kConnectTimeout{30'000};
 constexpr std::chrono::milliseconds kLookWhileMaking{100};
 constexpr std::chrono::milliseconds kBlameWhileMaking{700};
 constexpr std::chrono::milliseconds kLeaveGloo{200};
-constexpr int kTagMessages = 1 << 29;        // message numbers before they wrap: odd gloo tags
-constexpr int kAbortTag = kTagMessages * 2;  // no message uses it
 
 }  // namespace
 
 GlooBackend::GlooBackend(Setup setup)
     : setup_(std::move(setup)),
       peers_(setup_.peers),
-      messages_(peers_.members().size(), 0),
       counts_(peers_.members().size()) {
   try {
     if (size() > 1) join(std::make_shared<PrefixStore>(peers_.store(), peers_.id()));
@@ -48,9 +45,32 @@ void GlooBackend::join(const std::shared_ptr<Store>& store) {
   peers_.join(setup_.identity);
   gloo_ = connect(store);
   gloo_->setTimeout(kGlooTimeout);
-  // No rank continues, and perhaps ends, while another is still connecting.
-  peers_.rendezvous("connected", "");
+  // No rank continues, and perhaps ends, while another is still connecting by gloo.
+  PeerListener listener(setup_.host, store->derived_key("messages of group " + peers_.id()));
+  const std::vector<std::string> offers = peers_.rendezvous("connected", listener.offer());
+  std::vector<PeerSockets> sockets;
+  try {
+    sockets = listener.connect(rank(), offers, connect_timeout(), [this] { peers_.throw_if_peer_failed(); });
+  } catch (const CommError& error) {
+    throw_disconnected(error.what());
+  }
+  transport_ = std::make_unique<MessageTransport>(rank(), std::move(sockets),
+                                                  [bell = bell_] { ring(bell->word, bell->sleepers, false); });
   peers_.end_wait();
+}
+
+std::chrono::milliseconds GlooBackend::connect_timeout() const {
+  return std::min(peers_.connect_timeout(), kConnectTimeout);
+}
+
+// A broken connection is noticed before the store reports whose it was.
+void GlooBackend::throw_disconnected(const std::string& what) {
+  const auto patience = std::chrono::steady_clock::now() + kBlameWhileMaking;
+  while (std::chrono::steady_clock::now() < patience) {
+    peers_.throw_if_peer_failed();
+    std::this_thread::sleep_for(kLookWhileMaking);
+  }
+  throw CommError(what);
 }
 
 // gloo cannot be interrupted while it connects, and would wait long for a rank that dies meanwhile. So a separate
@@ -65,7 +85,7 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Sto
   };
   auto connecting = std::make_shared<Connecting>();
   start_thread("the making of a group of gloo", [=, rank = rank(), size = size(), host = setup_.host,
-                                                 timeout = std::min(peers_.connect_timeout(), kConnectTimeout)] {
+                                                 timeout = connect_timeout()] {
     c10::intrusive_ptr<c10d::Backend> group;
     std::string error;
     try {
@@ -83,18 +103,30 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Sto
   while (!connecting->ended.wait_for(lock, kLookWhileMaking, [&] { return connecting->has_ended; }))
     peers_.throw_if_peer_failed();
   if (connecting->group) return std::move(connecting->group);
-  // gloo notices a broken connection before the store reports whose it was.
-  const auto patience = std::chrono::steady_clock::now() + kBlameWhileMaking;
-  while (std::chrono::steady_clock::now() < patience) {
-    peers_.throw_if_peer_failed();
-    connecting->ended.wait_for(lock, kLookWhileMaking, [] { return false; });
-  }
-  throw CommError(fmt::format("gloo cannot connect rank {} at {} with the {} ranks of group '{}': {}", rank(),
-                              setup_.host, size(), peers_.id(), connecting->error));
+  throw_disconnected(fmt::format("gloo cannot connect rank {} at {} with the {} ranks of group '{}': {}", rank(),
+                                 setup_.host, size(), peers_.id(), connecting->error));
 }
 
-// gloo cannot cancel a write to a stopped rank, and its destructor waits for it. After a failure the destructor gets a
-// moment; then it is abandoned in a thread.
+namespace {
+
+// gloo's destructor waits for the collective in flight, and no call of gloo ends that. A receive that times out breaks
+// its connections, which does. One on a connection that is broken already breaks no other, and the connection to a
+// stopped rank does not break by itself. So every peer is tried.
+void break_connections(c10d::Backend& gloo, int rank, int size) {
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;
+    try {
+      std::vector<at::Tensor> byte{at::empty({1}, at::kByte)};
+      gloo.recv(byte, peer, 0)->wait(std::chrono::milliseconds(1));
+    } catch (...) {
+    }
+  }
+}
+
+}  // namespace
+
+// Nor can gloo cancel a write to a stopped rank. After a failure its destructor gets a moment; then it is abandoned in a
+// thread.
 GlooBackend::~GlooBackend() {
   if (!gloo_ || !abort_.is_set()) return;
   auto ended = std::make_shared<std::promise<void>>();
@@ -102,7 +134,8 @@ GlooBackend::~GlooBackend() {
   // The thread holds the last reference, so the thread does the waiting.
   auto last = std::make_shared<decltype(gloo_)>(std::move(gloo_));
   try {
-    std::thread([ended, last] {
+    std::thread([ended, last, rank = rank(), size = size()] {
+      break_connections(**last, rank, size);
       last->reset();
       ended->set_value();
     }).detach();
@@ -128,21 +161,10 @@ std::shared_ptr<Backend> GlooBackend::split(const SplitRequest& request) {
 
 void GlooBackend::abort(const std::string& reason) noexcept {
   if (!abort_.set(reason)) return;
-  if (gloo_) {
-    peers_.announce_abort(reason);
-    // A receive that times out breaks all gloo connections of this group. So operations in flight here end now, no
-    // thread waits in them, and the peers notice. A receive on a connection that is already broken fails and breaks no
-    // other, and the connection to a stopped rank does not break by itself. So every peer is tried.
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      try {
-        std::vector<at::Tensor> byte{at::empty({1}, at::kByte)};
-        gloo_->recv(byte, peer, kAbortTag)->wait(std::chrono::milliseconds(1));
-      } catch (...) {
-      }
-    }
-  }
+  // The peers notice this first. Then they learn the reason from the store.
+  if (transport_) transport_->abort(collectives_done_);
   ring(bell_->word, bell_->sleepers, false);
+  if (gloo_) peers_.announce_abort(reason);
 }
 
 void GlooBackend::check_ranks() {
@@ -182,11 +204,6 @@ std::string GlooBackend::stall_reason() const {
     }
   }
   return {};
-}
-
-int GlooBackend::next_message_tag(int destination) {
-  const std::uint32_t number = messages_[static_cast<std::size_t>(destination)]++;
-  return static_cast<int>(number % kTagMessages) * 2 + 1;
 }
 
 std::string gloo_error_text(const std::exception_ptr& error) {

@@ -6,9 +6,8 @@
 //   reduce_scatter          all-to-all, reduce
 //   all_gather, gather, scatter, broadcast, all_to_all    gloo's own; uneven parts are padded to the longest
 //   barrier                 the signatures
-// A point-to-point message is a header (type, length, number) under an even gloo tag, then the data under an odd tag
-// derived from the number. The receiver requests the data only when the header matches. gloo cannot report whether a
-// message is complete, so each message has a thread that waits for it.
+// Point-to-point messages do not use gloo, which can neither report nor cancel a message without a thread that waits in
+// it. They have sockets and one thread of their own (message_transport.h).
 #pragma once
 
 #include <atomic>
@@ -20,6 +19,7 @@
 
 #include "phalanx/comm/abort_state.h"
 #include "phalanx/comm/backend.h"
+#include "phalanx/comm/backends/gloo/message_transport.h"
 #include "phalanx/comm/liveness/heartbeat_monitor.h"
 #include "phalanx/store/store.h"
 
@@ -53,7 +53,9 @@ class GlooBackend final : public Backend {
 
   // For the operations.
   c10d::Backend& group() { return *gloo_; }
-  const c10::intrusive_ptr<c10d::Backend>& group_pointer() const { return gloo_; }
+  /// REQUIRES: size() >= 2.
+  MessageTransport& transport() { return *transport_; }
+  void collective_done() { ++collectives_done_; }
   const std::shared_ptr<GlooBell>& bell() const { return bell_; }
   void throw_if_aborted() const { abort_.throw_if_set(); }
   std::string announced_failure() const { return peers_.announced_failure(); }
@@ -69,7 +71,6 @@ class GlooBackend final : public Backend {
   /// certain, however old the other rank's published state is.
   std::string stall_reason() const;
   std::uint64_t begin_collective() { return peers_.begin_collective(); }
-  int next_message_tag(int destination);
 
   /// Number of messages with one peer so far.
   struct MessageCounts {
@@ -88,15 +89,18 @@ class GlooBackend final : public Backend {
  private:
   void join(const std::shared_ptr<Store>& store);
   c10::intrusive_ptr<c10d::Backend> connect(const std::shared_ptr<Store>& store);
+  std::chrono::milliseconds connect_timeout() const;
+  [[noreturn]] void throw_disconnected(const std::string& what);
   std::string waits_text() const;
 
   Setup setup_;
   HeartbeatMonitor peers_;
   std::shared_ptr<GlooBell> bell_ = std::make_shared<GlooBell>();
-  c10::intrusive_ptr<c10d::Backend> gloo_;  // null for a group of one
-  std::vector<std::uint32_t> messages_;     // sent so far, by destination
-  std::vector<MessageCounts> counts_;       // by peer
+  c10::intrusive_ptr<c10d::Backend> gloo_;       // null for a group of one
+  std::unique_ptr<MessageTransport> transport_;  // likewise
+  std::vector<MessageCounts> counts_;            // by peer
   std::deque<SelfMessage> self_messages_;
+  std::atomic<std::int64_t> collectives_done_{0};
   AbortState abort_;
 };
 

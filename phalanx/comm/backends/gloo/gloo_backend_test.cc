@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <stdexcept>
+#include <vector>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backends/gloo/gloo.h"
@@ -19,6 +21,7 @@
 namespace phalanx {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // body(comm) in `world` processes.
@@ -109,6 +112,66 @@ TEST(GlooBackend, AKilledRankIsSeenInASplitAndByWhoeverSendsToIt) {
               });
             }),
             "");
+}
+
+int thread_count() {
+  return static_cast<int>(std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}));
+}
+
+TEST(GlooBackend, OutstandingMessagesHaveNoThreads) {
+  EXPECT_EQ(run_gloo_ranks(2,
+                           [](Communicator& comm) {
+                             at::Tensor x = at::full({1000}, 1.0F), y = at::full({1000}, 2.0F);
+                             const int peer = 1 - comm.rank();
+                             const auto exchange = [&](int count) {
+                               std::vector<Work> works;
+                               for (int i = 0; i < count; ++i)
+                                 works.push_back(comm.recv(y.clone(), peer, {.tag = i, .async = true}));
+                               const int threads = thread_count();
+                               for (int i = 0; i < count; ++i)
+                                 works.push_back(comm.send(x, peer, {.tag = i, .async = true}));
+                               for (Work& work : works) work.wait();
+                               return threads;
+                             };
+                             const int with_one = exchange(1), with_many = exchange(32);
+                             if (with_many != with_one)
+                               throw std::runtime_error(fmt::format("{} threads with one message, {} with 32", with_one,
+                                                                    with_many));
+                           }),
+            "");
+}
+
+// Far below the heartbeat limit, and below the 100 ms after which a waiting rank asks the store: the peers' connections
+// tell it.
+TEST(GlooBackend, AnAbortReachesWaitingRanksAtOnce) {
+  for (const bool in_collective : {false, true}) {
+    SCOPED_TRACE(in_collective);
+    EXPECT_EQ(again_if_late([&] {
+                TcpStoreServer server;
+                FaultWorld world(3, [&](FaultRank& self) {
+                  const auto comm =
+                      make_gloo_communicator(std::make_shared<TcpStore>(server.address()), self.rank(), 3);
+                  comm->barrier();
+                  at::Tensor x = at::full({300'000}, 1.0F);
+                  std::vector<Work> receives;
+                  for (int i = 0; i < 8 && !in_collective; ++i)
+                    receives.push_back(comm->recv(x.clone(), (self.rank() + 1) % 3, {.tag = i, .async = true}));
+                  self.arrive();
+                  self.await_go(1);
+                  if (self.rank() == 0) comm->abort("had enough");
+                  const std::string text = self.error_within(milliseconds(60), [&] {
+                    for (Work& work : receives) work.wait();
+                    comm->all_reduce(x);
+                  });
+                  require_words(text, {"had enough"});
+                });
+                for (int rank = 0; rank < 3; ++rank) world.await(rank, 1);
+                world.note_fault();
+                world.go(1);
+                return world.finish();
+              }),
+              "");
+  }
 }
 
 // A rank that ended in order does not count as dead for ranks that still read its data.

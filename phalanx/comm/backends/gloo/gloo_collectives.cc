@@ -29,7 +29,7 @@ class GlooCollective final : public GlooOperation {
   Progress advance() override {
     if (!can_go_on()) return Progress::blocked;
     if (future_) {
-      if (!future_->completed()) return Progress::blocked;
+      if (!future_->completed()) return fail_if_in_vain(), Progress::blocked;
       if (future_->hasError()) {
         failure_.set(gloo_error_text(future_->exception_ptr()));
         return Progress::blocked;
@@ -38,7 +38,9 @@ class GlooCollective final : public GlooOperation {
       work_.reset();
     }
     try {
-      return next() ? Progress::moved : Progress::done;
+      if (next()) return Progress::moved;
+      backend_.collective_done();
+      return Progress::done;
     } catch (const CommError&) {
       throw;
     } catch (const std::exception&) {
@@ -57,6 +59,12 @@ class GlooCollective final : public GlooOperation {
 
  private:
   std::size_t bytes(std::int64_t count) const { return static_cast<std::size_t>(count) * element_; }
+
+  // gloo waits on for a rank that has given up.
+  void fail_if_in_vain() {
+    const int rank = size_ == 1 ? -1 : backend_.transport().gave_up_before(index_);
+    if (rank >= 0) failure_.set(fmt::format("rank {} has given up the group", rank));
+  }
 
   void wait_for(c10::intrusive_ptr<c10d::Work> work) {
     work_ = std::move(work);

@@ -65,8 +65,8 @@ std::optional<Doorbell> GlooOperation::doorbell() {
   return Doorbell{&backend_.bell()->word, seen_, &backend_.bell()->sleepers, false};
 }
 
+// Also after a failure: this may name the rank that caused it.
 void GlooOperation::check_peers() {
-  if (failure_) return;
   has_waited_ = true;
   backend_.check_wait(kDeathAge);
 }
