@@ -39,6 +39,7 @@ bool DirectCollective::advance() {
 }
 
 void DirectCollective::plan_reduction() {
+  sources_.reserve(ranks_.size());
   inputs_.resize(ranks_.size());
   auto* const output = static_cast<std::byte*>(d_.output);
   if (d_.verb == Verb::reduce_scatter) {

@@ -123,9 +123,9 @@ void RoundOperation::choose_path() {
     state_ = State::direct;
     return;
   }
-  bool is_any_in_window = false;
+  std::uint64_t is_any_in_window = 0;
   for (int peer = 0; peer < control_block_.size(); ++peer)
-    is_any_in_window |= control_block_.header(peer, first_round_).window != 0;
+    is_any_in_window |= control_block_.header(peer, first_round_).window;
   window_ = nullptr;
   if (is_any_in_window) {
     ++first_round_;
@@ -138,7 +138,7 @@ void RoundOperation::choose_path() {
 }
 
 void RoundOperation::start_slots() {
-  slots_ = make_slot_collective(Slots(control_block_, *segment_, first_round_), description_);
+  slots_ = make_slot_collective(slots_memory_, Slots(control_block_, *segment_, first_round_), description_);
   slots_->write(0);
   control_block_.publish(first_round_);
 }
@@ -164,6 +164,7 @@ Progress RoundOperation::step_slots() {
 
 std::vector<RankBuffers> RoundOperation::buffers() const {
   std::vector<RankBuffers> all;
+  all.reserve(static_cast<std::size_t>(control_block_.size()));
   for (int r = 0; r < control_block_.size(); ++r) {
     const RoundHeader& header = control_block_.header(r, first_round_);
     if (window_) {

@@ -104,7 +104,8 @@ class RoundOperation final : public Operation {
   int awaited_ = -1;
   std::uint64_t awaited_round_ = 0;
 
-  std::unique_ptr<SlotCollective> slots_;
+  SlotCollectiveMemory slots_memory_;
+  SlotCollectivePointer slots_;
   std::size_t next_ = 1;  // slots: the round to write next, counted from the first
 
   std::optional<DirectCollective> direct_;

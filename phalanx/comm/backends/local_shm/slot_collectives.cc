@@ -264,10 +264,12 @@ const std::byte* Slots::of(int peer, std::size_t round) const {
   return segment_.slot(peer, t);
 }
 
-std::unique_ptr<SlotCollective> make_slot_collective(const Slots& slots, const OperationDescription& description) {
-  if (description.verb == Verb::all_reduce || description.verb == Verb::reduce)
-    return std::make_unique<SlotReduce>(slots, description);
-  return std::make_unique<SlotExchange>(slots, description);
+SlotCollectivePointer make_slot_collective(SlotCollectiveMemory& memory, const Slots& slots,
+                                           const OperationDescription& description) {
+  static_assert(std::max(sizeof(SlotReduce), sizeof(SlotExchange)) <= sizeof(memory.bytes));
+  const bool is_reduce = description.verb == Verb::all_reduce || description.verb == Verb::reduce;
+  if (is_reduce) return SlotCollectivePointer(new (memory.bytes.data()) SlotReduce(slots, description));
+  return SlotCollectivePointer(new (memory.bytes.data()) SlotExchange(slots, description));
 }
 
 }  // namespace phalanx

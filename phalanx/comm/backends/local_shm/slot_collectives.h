@@ -24,6 +24,7 @@
 // then reads piece t - 1 of each part that it takes. reduce_scatter sums what it reads, in the order of ranks.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 
@@ -80,7 +81,17 @@ class SlotCollective {
   int awaited_to_read_ = kAll;
 };
 
-/// Any collective verb. REQUIRES: the description outlives the result.
-std::unique_ptr<SlotCollective> make_slot_collective(const Slots& slots, const OperationDescription& description);
+/// Lies in its operation's memory: a small collective should not pay for another allocation.
+struct SlotCollectiveMemory {
+  struct Destroy {
+    void operator()(SlotCollective* collective) const { std::destroy_at(collective); }
+  };
+  alignas(std::max_align_t) std::array<std::byte, 256> bytes;
+};
+using SlotCollectivePointer = std::unique_ptr<SlotCollective, SlotCollectiveMemory::Destroy>;
+
+/// Any collective verb. REQUIRES: the memory and the description outlive the result.
+SlotCollectivePointer make_slot_collective(SlotCollectiveMemory& memory, const Slots& slots,
+                                           const OperationDescription& description);
 
 }  // namespace phalanx
