@@ -27,8 +27,8 @@ class CollectiveParts {
       : d_(description),
         width_(element_size(description.dtype)),
         even_(d_.verb == Verb::all_gather || d_.verb == Verb::gather ? d_.input_count
-              : d_.verb == Verb::all_to_all                         ? d_.input_count / size
-                                                                    : d_.output_count) {}
+              : d_.verb == Verb::all_to_all                          ? d_.input_count / size
+                                                                     : d_.output_count) {}
 
   bool has_one_source() const { return d_.verb == Verb::broadcast || d_.verb == Verb::scatter; }
   bool is_source(int rank) const { return !has_one_source() || rank == d_.root; }
@@ -39,7 +39,9 @@ class CollectiveParts {
   }
 
   /// What this rank gives away a part of.
-  const std::byte* data() const { return static_cast<const std::byte*>(d_.verb == Verb::broadcast ? d_.output : d_.input); }
+  const std::byte* data() const {
+    return static_cast<const std::byte*>(d_.verb == Verb::broadcast ? d_.output : d_.input);
+  }
   std::byte* output() const { return static_cast<std::byte*>(d_.output); }
   /// The bytes of data() that this rank gives to `destination`.
   Range given_to(int destination) const {

@@ -23,7 +23,8 @@ std::span<const std::byte> readable_data(const OperationDescription& d) {
   // In uneven all_to_all no rank knows the others' counts.
   if (d.verb == Verb::barrier || d.verb == Verb::scatter || !d.input_counts.empty()) return {};
   const bool is_output = d.verb == Verb::all_reduce || d.verb == Verb::reduce || d.verb == Verb::broadcast;
-  const std::size_t bytes = static_cast<std::size_t>(is_output ? d.output_count : d.input_count) * element_size(d.dtype);
+  const std::size_t bytes =
+      static_cast<std::size_t>(is_output ? d.output_count : d.input_count) * element_size(d.dtype);
   if (bytes < kDirectBytes) return {};
   return {static_cast<const std::byte*>(is_output ? d.output : d.input), bytes};
 }
@@ -37,11 +38,8 @@ RoundOperation::RoundOperation(ControlBlock& control_block, const OperationDescr
 
 RoundOperation::RoundOperation(ControlBlock& control_block, const OperationDescription& description,
                                const ShmSegment& segment, ShmWindows& windows)
-    : control_block_(control_block),
-      description_(description),
-      segment_(&segment),
-      first_round_(control_block.round() + 1) {
-  control_block.throw_if_aborted();
+    : RoundOperation(control_block, description) {
+  segment_ = &segment;
   const auto data = readable_data(description);
   if (data.empty() || control_block.size() == 1) return;
   window_ = windows.find(data.data(), data.size());
@@ -73,25 +71,21 @@ Progress RoundOperation::step() {
     case State::again:
       if (!await(kAll, first_round_)) return Progress::blocked;
       control_block_.throw_if_left(first_round_ - 1);
-      state_ = State::slots;
-      slots_->copy_own(0);
+      state_ = State::rounds;
+      rounds_->copy_own(0);
       [[fallthrough]];
-    case State::slots:
-      return step_slots();
-    case State::direct:
-      return step_direct();
+    case State::rounds:
+      return step_rounds();
   }
   return Progress::done;
 }
 
 void RoundOperation::publish_first_round() {
   PHALANX_ASSERT(control_block_.round() + 1 == first_round_, "operations of a rank begin in order");
-  RoundHeader& header = control_block_.header(control_block_.rank(), first_round_);
-  header = {.signature = signature_of(description_), .description = &description_};
-  if (window_) {
-    header.window = window_->number();
-    header.offset = offset_;
-  }
+  control_block_.header(control_block_.rank(), first_round_) = {.signature = signature_of(description_),
+                                                                .description = &description_,
+                                                                .window = window_ ? window_->number() : 0,
+                                                                .offset = offset_};
   if (is_direct())
     control_block_.publish(first_round_);
   else
@@ -119,48 +113,28 @@ bool RoundOperation::are_all_in_one_window() const {
 
 // All ranks choose the same, because all see the same headers.
 void RoundOperation::choose_path() {
+  state_ = State::rounds;
   if (!segment_ || are_all_in_one_window()) {
-    state_ = State::direct;
+    control_block_.throw_if_aborted();  // otherwise a peer may have given up its buffers (retire)
+    peers_use_buffers_ = true;
+    make_direct_rounds(rounds_, description_, control_block_.rank(), buffers());
     return;
   }
+  window_ = nullptr;
   std::uint64_t is_any_in_window = 0;
   for (int peer = 0; peer < control_block_.size(); ++peer)
     is_any_in_window |= control_block_.header(peer, first_round_).window;
-  window_ = nullptr;
-  if (is_any_in_window) {
-    ++first_round_;
-    start_slots();
-    state_ = State::again;
-  } else {
-    state_ = State::slots;
-    slots_->copy_own(0);
-  }
+  if (is_any_in_window == 0) return rounds_->copy_own(0);
+  state_ = State::again;
+  ++first_round_;
+  start_slots();
 }
 
 void RoundOperation::start_slots() {
-  slots_ = make_slot_collective(slots_memory_, Slots(control_block_, *segment_, first_round_), description_);
-  slots_->write(0);
+  make_slot_rounds(rounds_, description_, control_block_, *segment_, first_round_);
+  rounds_->write(0);
   control_block_.publish(first_round_);
 }
-
-// --- slots -----------------------------------------------------------------------------------------------------------
-
-Progress RoundOperation::step_slots() {
-  const bool is_last = next_ == slots_->rounds();
-  if (!await(is_last ? slots_->awaited_to_read() : slots_->awaited_to_write(), first_round_ + next_ - 1))
-    return Progress::blocked;
-  if (is_last) {
-    slots_->read(next_ - 1);
-    return Progress::done;
-  }
-  slots_->write(next_);
-  control_block_.publish(first_round_ + next_);
-  slots_->read(next_ - 1);
-  slots_->copy_own(next_++);
-  return Progress::moved;
-}
-
-// --- direct ----------------------------------------------------------------------------------------------------------
 
 std::vector<RankBuffers> RoundOperation::buffers() const {
   std::vector<RankBuffers> all;
@@ -179,22 +153,27 @@ std::vector<RankBuffers> RoundOperation::buffers() const {
   return all;
 }
 
-Progress RoundOperation::step_direct() {
-  if (control_block_.round() == first_round_) {
-    control_block_.throw_if_aborted();
-    peers_use_buffers_ = true;
-    if (!direct_) direct_.emplace(description_, control_block_.rank(), buffers());
-    if (!direct_->advance()) return Progress::moved;
-    control_block_.publish(first_round_ + 1);
-    if (window_) window_->leave_peers();
-  }
-  if (!await(kAll, first_round_ + 1)) {
-    if (control_block_.aborted() && has_timed_out()) control_block_.throw_if_aborted();
+// After the last round was published there is only something to read.
+Progress RoundOperation::step_rounds() {
+  const bool is_last = next_ == rounds_->count();
+  if (!await(is_last ? rounds_->awaited_to_read() : rounds_->awaited_to_write(), first_round_ + next_ - 1)) {
+    if (peers_use_buffers_ && control_block_.aborted() && has_timed_out()) control_block_.throw_if_aborted();
     return Progress::blocked;
   }
-  if (!direct_->error().empty()) throw CommError(direct_->error());
-  control_block_.throw_if_left(first_round_);  // a peer may have left our buffers without having done its part
-  return Progress::done;
+  if (!is_last) {
+    if (peers_use_buffers_) control_block_.throw_if_aborted();
+    if (!rounds_->write(next_)) return Progress::moved;
+    control_block_.publish(first_round_ + next_);
+    if (window_) window_->leave_peers();
+  }
+  rounds_->read(next_ - 1);
+  if (is_last) {
+    // A peer may have left our buffers without having done its part.
+    if (peers_use_buffers_) control_block_.throw_if_left(first_round_);
+    return Progress::done;
+  }
+  rounds_->copy_own(next_++);
+  return peers_use_buffers_ ? step_rounds() : Progress::moved;
 }
 
 // --- waiting and failing ---------------------------------------------------------------------------------------------

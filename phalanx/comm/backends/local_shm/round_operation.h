@@ -19,16 +19,16 @@
 //   1. A rank reads its peers' data of round t only after they published t, and before it publishes t + 2 itself.
 //   2. A rank writes its data of round t only after every peer published t - 1.
 // Round t overwrites the data of t - 3. By rule 2 every peer has then published t - 1 = (t - 3) + 2, so by rule 1 none
-// of them reads those data any more. The rules hold across collectives, so none needs a barrier at its end. Slots
-// (slot_collectives.h) asserts both. control_block.h states the memory ordering.
+// of them reads those data any more. The rules hold across collectives, so none needs a barrier at its end. Debug builds
+// check both rules at each use of a slot (slot_rounds.cc). control_block.h states the memory ordering.
 //
 // FIRST ROUND. Every rank writes its signature into its header. Nobody goes on before it has seen all of them and found
 // them equal. A difference is an error on every rank, before data moved.
 //
-// PATHS. After the first round a collective goes one of two ways.
-//   slots     (shm) Data are copied through the ranks' slots: slot_collectives.h.
-//   direct    (local, shm) Ranks read and write each other's buffers in place: direct_collectives.h. There are two
-//             rounds. By the first a rank lets its peers use its buffers; the second says that it no longer uses theirs.
+// PATHS. collective_rounds.h tells what happens in each round. There are two ways.
+//   slots     (shm) Data are copied through the ranks' slots.
+//   direct    (local, shm) Ranks read and write each other's buffers in place. There are two rounds. By the first a rank
+//             lets its peers use its buffers; the second says that it has done its part and no longer uses theirs.
 // Threads go the direct way. A process can if the data that peers would read (the input; for broadcast, all_reduce and
 // reduce the output) are in a window (shm_windows.h). Its header says where. If all ranks name the same window, they go
 // the direct way. If none names one, slots: the first round has carried data already. Otherwise they start again with
@@ -50,11 +50,10 @@
 #include <optional>
 #include <vector>
 
+#include "phalanx/comm/backends/local_shm/collective_rounds.h"
 #include "phalanx/comm/backends/local_shm/control_block.h"
-#include "phalanx/comm/backends/local_shm/direct_collectives.h"
 #include "phalanx/comm/backends/local_shm/shm_segment.h"
 #include "phalanx/comm/backends/local_shm/shm_windows.h"
-#include "phalanx/comm/backends/local_shm/slot_collectives.h"
 
 namespace phalanx {
 
@@ -74,13 +73,11 @@ class RoundOperation final : public Operation {
   bool retire() noexcept override;
 
  private:
-  enum class State : std::uint8_t { first_round, compare, again, slots, direct };
+  enum class State : std::uint8_t { first_round, compare, again, rounds };
 
-  // A step of advance() each.
+  // Steps of advance().
   Progress step();
-  Progress step_slots();
-  Progress step_direct();
-
+  Progress step_rounds();
   void publish_first_round();
   void compare_signatures();
   void choose_path();
@@ -95,20 +92,19 @@ class RoundOperation final : public Operation {
 
   ControlBlock& control_block_;
   const OperationDescription& description_;
-  const ShmSegment* const segment_ = nullptr;  // null: threads
-  std::shared_ptr<ShmWindow> window_;          // processes: where this rank's data are, on the direct path
-  std::size_t offset_ = 0;                     // of the data in the window
+  const ShmSegment* segment_ = nullptr;  // null: threads
+  std::shared_ptr<ShmWindow> window_;    // processes: where this rank's data are, on the direct path
+  std::size_t offset_ = 0;               // of the data in the window
 
   State state_ = State::first_round;
   std::uint64_t first_round_;
   int awaited_ = -1;
   std::uint64_t awaited_round_ = 0;
 
-  SlotCollectiveMemory slots_memory_;
-  SlotCollectivePointer slots_;
-  std::size_t next_ = 1;  // slots: the round to write next, counted from the first
+  RoundsHolder rounds_;
+  std::size_t next_ = 1;  // the round to publish next, counted from the first
 
-  std::optional<DirectCollective> direct_;
+  // The direct path.
   bool peers_use_buffers_ = false;  // then it ends only when they have said that they no longer do
   bool is_alone_ = false;           // when it failed, some rank had not arrived
   std::optional<std::chrono::steady_clock::time_point> waits_since_;

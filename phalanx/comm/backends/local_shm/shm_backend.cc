@@ -15,8 +15,7 @@ namespace phalanx {
 namespace {
 
 // Measured (docs/communication_internals.md): large enough that a wait is short compared with the copy; small enough
-// that data
-// copied in is still in the second-level cache when it is copied out.
+// that data copied in is still in the second-level cache when it is copied out.
 constexpr std::size_t kSlotBytes = 512U << 10;
 constexpr std::size_t kChannelChunk = 128U << 10;
 

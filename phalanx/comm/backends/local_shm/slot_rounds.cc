@@ -1,5 +1,3 @@
-#include "phalanx/comm/backends/local_shm/slot_collectives.h"
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -7,6 +5,7 @@
 #include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backends/local_shm/collective_parts.h"
+#include "phalanx/comm/backends/local_shm/collective_rounds.h"
 #include "phalanx/comm/reduce.h"
 #include "phalanx/comm/stream_copy.h"
 
@@ -24,34 +23,67 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, bytes);
 }
 
+// The slots that one collective uses.
+class Slots {
+ public:
+  Slots(ControlBlock& control_block, const ShmSegment& segment, std::uint64_t first_round)
+      : control_block_(control_block), segment_(segment), first_round_(first_round) {}
+
+  int rank() const { return control_block_.rank(); }
+  int size() const { return control_block_.size(); }
+  std::size_t bytes() const { return segment_.layout().slot_bytes; }
+  std::byte* own(std::size_t round) const {
+    const std::uint64_t t = first_round_ + round;
+    PHALANX_ASSERT(control_block_.first_behind(t - 1) < 0, "a peer may still read what the slot holds");
+    return segment_.slot(rank(), t);
+  }
+  const std::byte* of(int peer, std::size_t round) const {
+    const std::uint64_t t = first_round_ + round;
+    PHALANX_ASSERT(control_block_.reached(peer, t), "the peer has not written its slot");
+    PHALANX_ASSERT(control_block_.round() < t + 2, "this rank has said that it no longer reads the slot");
+    return segment_.slot(peer, t);
+  }
+  // Starts with the next rank, so that not all read the same one at once.
+  template <class Body>
+  void for_each_peer(Body body) const {
+    for (int k = 1; k < size(); ++k) body((rank() + k) % size());
+  }
+
+ private:
+  ControlBlock& control_block_;
+  const ShmSegment& segment_;
+  std::uint64_t first_round_;
+};
+
 // --- all_reduce and reduce -------------------------------------------------------------------------------------------
 
-class SlotReduce final : public SlotCollective {
+class SlotReduce final : public CollectiveRounds {
  public:
   SlotReduce(const Slots& slots, const OperationDescription& d)
       : slots_(slots),
         tensor_(static_cast<std::byte*>(d.output)),
-        count_(static_cast<std::size_t>(d.output_count)),
+        elements_(static_cast<std::size_t>(d.output_count)),
         width_(element_size(d.dtype)),
         to_all_(d.verb == Verb::all_reduce),
         gets_result_(to_all_ || d.root == slots.rank()),
         kernel_(reduce_kernel(d.dtype, d.op)),
         sources_(static_cast<std::size_t>(slots.size())) {
-    const std::size_t bytes = count_ * width_;
+    const std::size_t bytes = elements_ * width_;
     if (bytes <= kOneShotBytes || slots.size() == 1) return;  // alone, the tensor is its own result
     const std::size_t per_slot = (bytes >= kLargeBytes ? std::min(slots.bytes(), kLargeChunk) : slots.bytes()) / width_;
     // Equal chunks: a short last one would cost as many waits as a full one.
-    chunks_ = (count_ + per_slot - 1) / per_slot;
-    chunk_ = std::min(per_slot, ((count_ + chunks_ - 1) / chunks_ + 63) / 64 * 64);
-    chunks_ = (count_ + chunk_ - 1) / chunk_;
-    rounds_ = chunks_ + 1;
+    chunks_ = (elements_ + per_slot - 1) / per_slot;
+    chunk_ = std::min(per_slot, ((elements_ + chunks_ - 1) / chunks_ + 63) / 64 * 64);
+    chunks_ = (elements_ + chunk_ - 1) / chunk_;
+    count_ = chunks_ + 1;
   }
 
-  void write(std::size_t round) override {
-    if (is_one_shot()) return write_whole();
+  bool write(std::size_t round) override {
+    if (is_one_shot()) write_whole();
     if (round >= 2) copy_results(round - 2);
     if (round >= 1) reduce_slice(round - 1);
     if (round < chunks_) write_chunk(round);
+    return true;
   }
 
   void read(std::size_t round) override {
@@ -63,15 +95,15 @@ class SlotReduce final : public SlotCollective {
   bool is_one_shot() const { return chunks_ == 0; }
   // In elements: the chunk, and a rank's slice within it.
   Range chunk(std::size_t number) const {
-    return {std::min(count_, number * chunk_), std::min(count_, (number + 1) * chunk_)};
+    return {std::min(elements_, number * chunk_), std::min(elements_, (number + 1) * chunk_)};
   }
   Range slice(std::size_t number, int rank) const { return slice_of(chunk(number).size(), slots_.size(), rank); }
 
   void write_whole() {
-    if (slots_.size() > 1 && (to_all_ || !gets_result_)) copy_bytes(slots_.own(0), tensor_, count_ * width_);
+    if (slots_.size() > 1 && (to_all_ || !gets_result_)) copy_bytes(slots_.own(0), tensor_, elements_ * width_);
   }
   void reduce_whole() {
-    if (slots_.size() > 1 && gets_result_ && count_ > 0) reduce(tensor_, tensor_, 0, {0, count_});
+    if (slots_.size() > 1 && gets_result_ && elements_ > 0) reduce(tensor_, tensor_, 0, {0, elements_});
   }
 
   void write_chunk(std::size_t number) {
@@ -116,7 +148,7 @@ class SlotReduce final : public SlotCollective {
 
   const Slots slots_;
   std::byte* const tensor_;
-  const std::size_t count_, width_;
+  const std::size_t elements_, width_;
   const bool to_all_, gets_result_;
   const ReduceKernel kernel_;
   std::vector<const void*> sources_;
@@ -127,7 +159,7 @@ class SlotReduce final : public SlotCollective {
 // --- the others ------------------------------------------------------------------------------------------------------
 
 // A slot holds one piece for all, or one for each destination: that for rank d begins at d * piece_.
-class SlotExchange final : public SlotCollective {
+class SlotExchange final : public CollectiveRounds {
  public:
   SlotExchange(const Slots& slots, const OperationDescription& d)
       : slots_(slots),
@@ -137,20 +169,24 @@ class SlotExchange final : public SlotCollective {
         reads_(parts_.is_destination(slots.rank())),
         streams_(static_cast<std::size_t>(d.output_count) * element_size(d.dtype) >= kStreamBytes),
         first_piece_(d.input_counts.empty() ? 0 : 1),
-        piece_(parts_.gives_one_part() ? slots.bytes() : slots.bytes() / static_cast<std::size_t>(slots.size()) / 64 * 64) {
-    set_rounds(parts_.longest());
+        piece_(parts_.gives_one_part() ? slots.bytes()
+                                       : slots.bytes() / static_cast<std::size_t>(slots.size()) / 64 * 64) {
+    set_count(parts_.longest());
     const int source = parts_.has_one_source() ? d.root : kAll;
     awaited_to_write_ = writes_ ? kAll : source;
     awaited_to_read_ = reads_ ? source : slots.rank();
     if (d.verb == Verb::reduce_scatter) prepare_sum();
   }
 
-  void write(std::size_t round) override {
-    if (round < first_piece_) return write_counts();
+  bool write(std::size_t round) override {
     if (round == 1 && first_piece_ == 1) read_counts();
-    if (!writes_) return;
-    if (parts_.gives_one_part()) return write_piece(slots_.own(round), round, slots_.rank());
-    slots_.for_each_peer([&](int peer) { write_piece(slots_.own(round) + place_for(peer), round, peer); });
+    if (round < first_piece_)
+      write_counts();
+    else if (writes_ && parts_.gives_one_part())
+      write_piece(slots_.own(round), round, slots_.rank());
+    else if (writes_)
+      slots_.for_each_peer([&](int peer) { write_piece(slots_.own(round) + place_for(peer), round, peer); });
+    return true;
   }
 
   // all_gather: the piece that was just written is in the cache.
@@ -170,7 +206,7 @@ class SlotExchange final : public SlotCollective {
   }
 
  private:
-  void set_rounds(std::size_t bytes) { rounds_ = first_piece_ + std::max<std::size_t>(1, (bytes + piece_ - 1) / piece_); }
+  void set_count(std::size_t bytes) { count_ = first_piece_ + std::max<std::size_t>(1, (bytes + piece_ - 1) / piece_); }
   std::size_t place_for(int destination) const { return static_cast<std::size_t>(destination) * piece_; }
   const std::byte* written_by(int peer, std::size_t round) const {
     return slots_.of(peer, round) + (parts_.gives_one_part() ? 0 : place_for(slots_.rank()));
@@ -210,7 +246,7 @@ class SlotExchange final : public SlotCollective {
     }
     const std::string mismatch = all_to_all_mismatch(inputs, outputs);
     if (!mismatch.empty()) throw CommError(mismatch);
-    set_rounds(static_cast<std::size_t>(longest) * element_size(d_.dtype));
+    set_count(static_cast<std::size_t>(longest) * element_size(d_.dtype));
   }
 
   // reduce_scatter
@@ -225,8 +261,7 @@ class SlotExchange final : public SlotCollective {
     const Range own = piece_of(round, parts_.given_to(slots_.rank()));
     if (own.size() == 0) return;
     for (int r = 0; r < slots_.size(); ++r)
-      sources_[static_cast<std::size_t>(r)] =
-          r == slots_.rank() ? parts_.data() + own.begin : written_by(r, round);
+      sources_[static_cast<std::size_t>(r)] = r == slots_.rank() ? parts_.data() + own.begin : written_by(r, round);
     const std::size_t width = element_size(d_.dtype);
     std::byte* const to = parts_.output() + piece_of(round, parts_.taken_from(slots_.rank())).begin;
     if (tile_.empty()) return kernel_(to, sources_.data(), slots_.size(), own.size() / width);
@@ -251,25 +286,13 @@ class SlotExchange final : public SlotCollective {
 
 }  // namespace
 
-std::byte* Slots::own(std::size_t round) const {
-  const std::uint64_t t = first_round_ + round;
-  PHALANX_ASSERT(control_block_.first_behind(t - 1) < 0, "a peer may still read what the slot holds");
-  return segment_.slot(rank(), t);
-}
-
-const std::byte* Slots::of(int peer, std::size_t round) const {
-  const std::uint64_t t = first_round_ + round;
-  PHALANX_ASSERT(control_block_.reached(peer, t), "the peer has not written its slot");
-  PHALANX_ASSERT(control_block_.round() < t + 2, "this rank has said that it no longer reads the slot");
-  return segment_.slot(peer, t);
-}
-
-SlotCollectivePointer make_slot_collective(SlotCollectiveMemory& memory, const Slots& slots,
-                                           const OperationDescription& description) {
-  static_assert(std::max(sizeof(SlotReduce), sizeof(SlotExchange)) <= sizeof(memory.bytes));
-  const bool is_reduce = description.verb == Verb::all_reduce || description.verb == Verb::reduce;
-  if (is_reduce) return SlotCollectivePointer(new (memory.bytes.data()) SlotReduce(slots, description));
-  return SlotCollectivePointer(new (memory.bytes.data()) SlotExchange(slots, description));
+void make_slot_rounds(RoundsHolder& rounds, const OperationDescription& description, ControlBlock& control_block,
+                      const ShmSegment& segment, std::uint64_t first_round) {
+  const Slots slots(control_block, segment, first_round);
+  if (description.verb == Verb::all_reduce || description.verb == Verb::reduce)
+    rounds.emplace<SlotReduce>(slots, description);
+  else
+    rounds.emplace<SlotExchange>(slots, description);
 }
 
 }  // namespace phalanx
