@@ -4,7 +4,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "phalanx/comm/backends/local_shm/direct_operation.h"
+#include "phalanx/comm/backends/local_shm/p2p_channels.h"
+#include "phalanx/comm/backends/local_shm/round_operation.h"
 #include "phalanx/comm/wait.h"
 
 namespace phalanx {
@@ -34,22 +35,6 @@ struct LocalGroup {
   std::vector<Channel> channels;
 };
 
-class LocalCollective final : public DirectOperation {
- public:
-  using DirectOperation::DirectOperation;
-
- private:
-  std::vector<PeerBuffers> peers() override {
-    std::vector<PeerBuffers> all;
-    for (int r = 0; r < control_block_.size(); ++r) {
-      const OperationDescription& d = *control_block_.header(r, first_round_).description;
-      all.push_back({static_cast<const std::byte*>(d.input), static_cast<std::byte*>(d.output), &d.input_counts,
-                     &d.output_counts});
-    }
-    return all;
-  }
-};
-
 class LocalBackend final : public Backend {
  public:
   LocalBackend(std::shared_ptr<LocalGroup> group, int rank)
@@ -70,9 +55,8 @@ class LocalBackend final : public Backend {
             .oversubscribed = group_->world->is_oversubscribed};
   }
   std::unique_ptr<Operation> start(const OperationDescription& description) override {
-    if (description.verb == Verb::send || description.verb == Verb::recv || description.verb == Verb::batch_p2p)
-      return std::make_unique<P2POperation>(channels_, description);
-    return std::make_unique<LocalCollective>(control_block_, description);
+    if (!description.transfers.empty()) return std::make_unique<P2POperation>(channels_, description);
+    return std::make_unique<RoundOperation>(control_block_, description);
   }
   std::shared_ptr<Backend> split(const SplitRequest& request) override {
     // The first member makes the group and sends its address to all; the second exchange confirms that all hold it.

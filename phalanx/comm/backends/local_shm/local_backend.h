@@ -1,17 +1,12 @@
 // The local backend: ranks are threads of one process and read each other's buffers in place.
 //
-// A collective has two rounds. In the first each rank publishes its signature and the address of its description. In
-// the second it says that it no longer needs its peers' buffers. Between the two:
-//   reductions    each rank reduces its slice, reading all ranks' buffers in rank order, and writes the result to every
-//                 rank that receives it. No other rank accesses that slice, so results may replace inputs in place.
-//   the others    each rank copies its result out of its peers' buffers.
+// Collectives take the direct path of round_operation.h: a rank's header holds the address of its description.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "phalanx/comm/backends/local_shm/control_block.h"
-#include "phalanx/comm/backends/local_shm/p2p_channels.h"
+#include "phalanx/comm/backend.h"
 
 namespace phalanx {
 

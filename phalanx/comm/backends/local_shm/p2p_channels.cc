@@ -260,7 +260,7 @@ void P2POperation::check_peers() {
     const bool moved = channels_.move_sends(peer) | channels_.move_receives(peer);
     if (moved) continue;
     channels_.control_block_.throw_if_aborted();  // a rank that failed wrote its reason before it ended
-    throw CommError(fmt::format("rank {} {}", channels_.control_block_.name_of(peer), why));
+    channels_.control_block_.throw_dead(peer, why);
   }
 }
 

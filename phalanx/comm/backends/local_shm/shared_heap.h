@@ -1,5 +1,5 @@
 // A process's heap for large tensors, in memory that the other processes of the node can map. Their collectives read
-// and write it in place (direct_operation.h), as they do with symmetric memory. The caller need not say which tensors
+// and write it in place (round_operation.h), as they do with symmetric memory. The caller need not say which tensors
 // will be communicated. Like OpenSHMEM's symmetric heap, without the symmetry.
 //
 //   share_large_tensors();                            // shared_tensors.h; once, before the communicators are made

@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/backends/local_shm/round_operation.h"
 #include "phalanx/comm/backends/local_shm/shared_heap.h"
-#include "phalanx/comm/backends/local_shm/shm_collectives.h"
 #include "phalanx/comm/backends/local_shm/shm_segment.h"
 #include "phalanx/comm/wait.h"
 
@@ -15,8 +15,7 @@ namespace phalanx {
 namespace {
 
 // Measured (docs/communication_internals.md): large enough that a wait is short compared with the copy; small enough
-// that data
-// copied in is still in the second-level cache when it is copied out.
+// that data copied in is still in the second-level cache when it is copied out.
 constexpr std::size_t kSlotBytes = 512U << 10;
 constexpr std::size_t kChannelChunk = 128U << 10;
 
@@ -76,7 +75,7 @@ class ShmBackend final : public Backend {
   }
   std::unique_ptr<Operation> start(const OperationDescription& description) override {
     if (!description.transfers.empty()) return std::make_unique<P2POperation>(channels_, description);
-    return make_shm_collective(control_block_, *segment_, windows_, description);
+    return std::make_unique<RoundOperation>(control_block_, description, *segment_, windows_);
   }
   std::shared_ptr<Backend> split(const SplitRequest& request) override {
     const ShmLayout layout{static_cast<int>(request.members.size()), kSlotBytes, kChannelChunk};

@@ -1,5 +1,5 @@
-// The shm backend, torch-free. See shm_collectives.h for how data move, control_block.h for why that is safe,
-// shm_segment.h for the memory and p2p_channels.h for point-to-point messages.
+// The shm backend, torch-free. See round_operation.h for the protocol of collectives and why it is safe,
+// collective_rounds.h for how data move, shm_segment.h for the memory and p2p_channels.h for point-to-point messages.
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,6 @@
 // Symmetric memory of an shm group. In each window every rank owns a part, which holds its tensors, and has the others'
 // parts mapped, too. An operation whose ranks all have their data in one window copies nothing in or out
-// (direct_operation.h).
+// (round_operation.h).
 //
 // A window lives as long as the tensors in it. A rank keeps its peers' parts mapped as long as its own tensor lives. A
 // peer may have freed its tensor by then; the memory still exists.
