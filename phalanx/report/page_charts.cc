@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/human.h"
@@ -155,7 +156,7 @@ PageChart memory_chart(const std::vector<RunFolder>& runs) {
 
 nlohmann::json six_digits(double value) {
   if (!std::isfinite(value)) return nullptr;
-  return std::stod(fmt::format("{:.6g}", value));
+  return std::strtod(fmt::format("{:.6g}", value).c_str(), nullptr);
 }
 
 nlohmann::json series_data(const ChartSeries& series) {

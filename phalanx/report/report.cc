@@ -228,9 +228,7 @@ void require_different(const std::vector<std::string>& folders) {
 }  // namespace
 
 std::string render_report(const std::string& run_folder) {
-  Runs runs;
-  runs.push_back(read_run(run_folder));
-  return page(runs);
+  return render_comparison(std::vector<std::string>{run_folder});
 }
 
 std::string write_report(const std::string& run_folder) {

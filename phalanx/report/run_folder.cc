@@ -9,6 +9,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/json_depth.h"
 
 namespace phalanx::train {
 namespace {
@@ -68,7 +69,9 @@ RunFolder read_run(const std::string& folder) {
   require_run_folder(folder);
   const std::string path = folder + "/run.json";
   RunFolder run{.folder = folder, .name = folder};
-  run.run = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  const std::string text = read_file(path);
+  if (is_json_too_deep(text)) throw DataError(fmt::format("'{}': {}", path, kJsonTooDeep));
+  run.run = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!run.run.is_object()) {
     throw DataError(fmt::format("'{}' is not a JSON object: was it written by `phalanx train`?", path));
   }
