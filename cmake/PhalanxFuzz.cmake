@@ -11,6 +11,7 @@ set(PHALANX_TESTS OFF)
 set(PHALANX_SANITIZE "")
 include(PhalanxTools)
 include(PhalanxModule)
+include(PhalanxEmbed)
 
 # Frames and lines for the reports; -O1 because building must not take longer than running.
 add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
@@ -20,7 +21,7 @@ add_link_options(-fsanitize=address,undefined)
 find_package(fmt REQUIRED)
 find_package(nlohmann_json REQUIRED)
 set(PHALANX_UNITY ON)
-foreach(folder base observe schedule layout models/config data/tokenizer data data/corpus checkpoint/files plan config infer/jobs)
+foreach(folder base observe schedule layout models/config data/tokenizer data data/corpus checkpoint/files plan config report infer/jobs)
   add_subdirectory(${PROJECT_SOURCE_DIR}/phalanx/${folder} EXCLUDE_FROM_ALL)
 endforeach()
 add_subdirectory(${PROJECT_SOURCE_DIR}/tests/fuzz)

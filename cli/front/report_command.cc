@@ -7,19 +7,38 @@
 
 namespace phalanx::cli {
 
-const std::string_view kReportHelp = R"(usage: phalanx report RUN_FOLDER
+const std::string_view kReportHelp = R"(usage: phalanx report RUN_FOLDER [RUN_FOLDER...] [--output FILE]
 
-Writes RUN_FOLDER/report.html: loss, learning rate, throughput, gradient norm, memory per rank, sample, environment and
-configuration of a run, in one file that needs no network. A run writes it by itself at its end; this command makes it
-of a run that is still going or was killed. RUN_FOLDER is the run's job.dump_folder.
+Writes the report of a run: charts of loss, learning rate, gradient norm, throughput and memory per rank, with marks
+where it was resumed and where its layout changed; sample, environment and configuration. It is one HTML file that needs
+no network. A run writes it by itself at its end; this command makes it of a run that is still going or was killed.
+RUN_FOLDER is the run's job.dump_folder.
+
+Several folders (up to 16) make one page that compares the runs: a colour for each of them, and tables of the
+configuration keys that differ.
+
+  --output FILE   where to write it; default: RUN_FOLDER/report.html, or comparison.html here for several runs
 
   phalanx report outputs
+  phalanx report outputs/a outputs/b --output a_and_b.html
 )";
 
 int report_command(const Arguments& arguments) {
-  if (arguments.empty()) throw UsageError("expected the run's folder (job.dump_folder of its configuration)");
-  refuse_rest({arguments.begin() + 1, arguments.end()}, "report");
-  fmt::print("{}\n", train::write_report(arguments[0]));
+  Arguments folders = arguments;
+  std::string output;
+  const bool has_output = take_option(folders, "--output", output);
+  for (const std::string& folder : folders) {
+    if (folder.starts_with("-")) refuse_rest({folder}, "report");
+  }
+  if (folders.empty()) throw UsageError("expected the run's folder (job.dump_folder of its configuration)");
+  if (folders.size() == 1 && !has_output) {
+    fmt::print("{}\n", train::write_report(folders[0]));
+    return 0;
+  }
+  if (!has_output) output = "comparison.html";
+  if (output.empty()) throw UsageError("--output is empty: expected the path of a file");
+  train::write_comparison(folders, output);
+  fmt::print("{}\n", output);
   return 0;
 }
 

@@ -20,10 +20,6 @@ namespace {
 
 constexpr const char* kHistory = "history";
 
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 nlohmann::json parsed_run(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) return nlohmann::json::object();
   auto run = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
@@ -132,6 +128,10 @@ std::vector<std::string> make_all_room(const std::filesystem::path& folder, cons
 }
 
 }  // namespace
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 double mean_of(const std::vector<double>& by_rank) {
   return by_rank.empty() ? 0

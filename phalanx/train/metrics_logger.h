@@ -61,6 +61,9 @@ struct MetricsLoggerOptions {
   std::string checkpoint_folder = {};        // where a rollback saves curves (run_rollback.h); empty: nowhere
 };
 
+/// Seconds since the epoch, as in "time" of these files.
+double unix_time();
+
 /// The mean over the ranks of a value that each of them has; 0 if `by_rank` is empty.
 double mean_of(const std::vector<double>& by_rank);
 

@@ -191,6 +191,8 @@ void Trainer::say_changes() {
   if (!resumed_ || !metrics_logger_) return;
   const auto& [step_directory, comparison, data, loss] = *resumed_;
   nlohmann::json entry = {{"step", step_},
+                          {"time", unix_time()},
+                          {"layout", model_->layout()},
                           {"from", step_directory.string()},
                           {"changes", nlohmann::json::array()},
                           {"not_compared", comparison.not_compared}};
@@ -485,7 +487,9 @@ void Trainer::announce() const {
                        .more = context_.environment};
   const DescriptionLines lines = describe_run(parts);
   for (const auto& [name, value] : lines) log_info(fmt::format("{}: {}", name, value));
-  metrics_logger_->describe(run_record(parts, lines));
+  nlohmann::json record = run_record(parts, lines);
+  if (!resumed_) record["begun"] = {{"time", unix_time()}, {"layout", model_->layout()}};
+  metrics_logger_->describe(record);
 }
 
 TrainResult Trainer::run() {

@@ -254,6 +254,19 @@ TEST_F(TrainerIdentityTest, ChangedSettingsAreSaidAndKept) {
   EXPECT_THAT(history[1]["changes"], SizeIs(1));
 }
 
+TEST_F(TrainerIdentityTest, EachStartKeepsItsLayoutAndTime) {
+  train(small("run"), 2);
+  const auto begun = run_json("run")["begun"];
+  EXPECT_EQ(begun["layout"], run_json("run")["layout"]);
+  EXPECT_THAT(begun["layout"].get<std::string>(), HasSubstr("2 ranks"));
+  train(small("run", {"--training.steps=3"}), 1);
+  const auto run = run_json("run");
+  EXPECT_EQ(run["begun"], begun);
+  ASSERT_THAT(run["history"], SizeIs(1));
+  EXPECT_EQ(run["history"][0]["layout"], "1 rank");
+  EXPECT_GT(run["history"][0]["time"].get<double>(), begun["time"].get<double>());
+}
+
 TEST_F(TrainerIdentityTest, AnotherModelIsRefusedOnResumeAndNothingIsTouched) {
   for (const int ranks : {1, 2}) {
     const std::string run = "run" + std::to_string(ranks);

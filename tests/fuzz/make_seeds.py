@@ -51,6 +51,17 @@ def make_prompts():
     seed("prompts", "questions", '{"prompt": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0}\n{"prompt": "", "choices": ["a"]}\n')
 
 
+def make_reports():
+    run = {"description": "a </script> run", "begun": {"layout": "2 ranks"}, "environment": {"device": "cpu"},
+           "history": [{"step": 2, "time": 1764093600.0, "layout": "1 rank",
+                        "changes": [{"key": "[optimizer] lr", "saved": 0.2, "now": 0.1}]}, {"step": 1}],
+           "branches": [{"step": 1}], "config": "[a]\nb = 1\n# c is not set\n", "sample": {"prompt": "x", "text": "y"}}
+    steps = [{"step": i, "loss": 9 - i, "lr": 0.1, "memory_gib": [0.5] * i, "tokens": 64, "seconds": 0.5} for i in (1, 2, 3)]
+    lines = [as_json(line) for line in [*steps, {"step": 3, "validation_loss": 5}]]
+    lines.insert(2, '{"step":2,"loss":NaN,"lr":-Infinity,"grad_norm":null}')
+    seed("report", "run", as_json(run) + "\0" + "\n".join(lines) + '\n{"step":4,"lo')
+
+
 def make_hf_configs():
     common = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
               "intermediate_size": 128, "vocab_size": 512, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
@@ -154,5 +165,5 @@ def make_schedules():
 
 
 for make in (make_safetensors, make_hf_configs, make_prompts, make_tokenizers, make_manifests, make_token_files, make_images, make_corpora, make_configs,
-             make_schedules):
+             make_reports, make_schedules):
     make()
