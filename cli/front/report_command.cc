@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 #include "phalanx/report/report.h"
 
@@ -17,9 +18,12 @@ of a run that is still going or was killed. RUN_FOLDER is the run's job.dump_fol
 )";
 
 int report_command(const Arguments& arguments) {
-  if (arguments.empty()) throw UsageError("expected the run's folder (job.dump_folder of its configuration)");
-  refuse_rest({arguments.begin() + 1, arguments.end()}, "report");
-  fmt::print("{}\n", train::write_report(arguments[0]));
+  std::string folder;
+  CLI::App app;
+  app.add_option("folder", folder);
+  parse_options(app, arguments);
+  if (folder.empty()) throw UsageError("expected the run's folder (job.dump_folder of its configuration)");
+  fmt::print("{}\n", train::write_report(folder));
   return 0;
 }
 
