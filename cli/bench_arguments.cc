@@ -16,7 +16,7 @@ const std::string_view kBenchHelp = R"(usage: phalanx bench comm [-n N] [options
 
 Measures the collectives: latency, bandwidth and correctness, for sizes, types and backends, in one table.
 
-  -n, --nproc-per-node N   start N ranks on this machine (default 2). Without -n under phalanx launch, torchrun or srun:
+  -n, --nproc-per-node N   start N ranks on this node (default 2). Without -n under phalanx launch, torchrun or srun:
                            the ranks that they started
       --ops LIST           of all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all,
                            sendrecv (to the next rank, from the one before), pingpong (ranks 0 and 1, half of the round
@@ -54,18 +54,6 @@ has been measured. See docs/bench_comm.md.
   torchrun --no-python --nproc-per-node 2 phalanx bench comm --backends gloo
 )";
 
-namespace {
-
-/// Turns --min_bytes into --min-bytes; a value after = stays unchanged.
-std::string with_dashes(std::string word) {
-  if (!word.starts_with("--")) return word;
-  const auto end = word.begin() + static_cast<std::ptrdiff_t>(std::min(word.find('='), word.size()));
-  std::replace(word.begin(), end, '_', '-');
-  return word;
-}
-
-}  // namespace
-
 BenchArguments parse_bench_arguments(const Arguments& arguments) {
   BenchArguments parsed;
   measure::CommBenchOptions& options = parsed.options;
@@ -73,7 +61,7 @@ BenchArguments parse_bench_arguments(const Arguments& arguments) {
   double factor = 4;
   int check = 1, copy = 1, pin = 0;
   CLI::App app;
-  app.add_option("-n,--nproc-per-node,--ranks", parsed.ranks);
+  add_ranks_option(app, parsed.ranks, "-n,--nproc-per-node,--ranks");
   app.add_option("--ops", ops);
   app.add_option("--backends,--backend", backends);
   auto* const from = app.add_option("-b,--min-bytes,--minbytes", min_bytes);
@@ -96,12 +84,8 @@ BenchArguments parse_bench_arguments(const Arguments& arguments) {
   app.add_option("--csv", parsed.csv);
   app.add_option("--json", parsed.json);
   app.add_option("--plot", parsed.plot);
-  Arguments words;
-  for (const std::string& word : arguments) words.push_back(with_dashes(word));
-  parse_options(app, words);
-  if (iterations->count() > 0 && options.iterations < 1) {
-    throw UsageError(fmt::format("--iters is {}: expected 1 or more", options.iterations));
-  }
+  parse_options(app, arguments);
+  if (iterations->count() > 0) require_range("--iters", options.iterations, 1);
   for (const auto& [name, value] : {std::pair{"--check", check}, {"--copy", copy}, {"--pin", pin}}) {
     if (value != 0 && value != 1) throw UsageError(fmt::format("{} is {}: expected 0 or 1", name, value));
   }

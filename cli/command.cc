@@ -40,6 +40,10 @@ int run_command(const Command& command, const Arguments& arguments, ErrorReporte
       fmt::print("{}", command.help);
       return status_after_output(command.name, 0);
     }
+    if (arguments.empty() && command.needs_arguments) {
+      fmt::print(stderr, "{}", command.help);
+      return 2;
+    }
     check_stack();
     return status_after_output(command.name, command.run(arguments));
   } catch (const UsageError& error) {
@@ -56,47 +60,6 @@ int run_command(const Command& command, const Arguments& arguments, ErrorReporte
   } catch (const std::exception& error) {
     return tell(error, 1);
   }
-}
-
-bool take_option(Arguments& arguments, std::string_view name, std::string& value) {
-  for (auto it = arguments.begin(); it != arguments.end(); ++it) {
-    if (*it == name) {
-      if (it + 1 == arguments.end()) throw UsageError(fmt::format("{} needs a value", name));
-      value = *(it + 1);
-      arguments.erase(it, it + 2);
-      return true;
-    }
-    if (it->size() > name.size() && it->starts_with(name) && (*it)[name.size()] == '=') {
-      value = it->substr(name.size() + 1);
-      arguments.erase(it);
-      return true;
-    }
-  }
-  return false;
-}
-
-bool take_flag(Arguments& arguments, std::string_view name) {
-  const auto it = std::find(arguments.begin(), arguments.end(), name);
-  if (it == arguments.end()) return false;
-  arguments.erase(it);
-  return true;
-}
-
-std::string take_config_path(Arguments& arguments, std::string_view command) {
-  auto config = std::find_if(arguments.begin(), arguments.end(),
-                             [](const std::string& a) { return a.ends_with(".toml") && !a.starts_with("-"); });
-  if (config == arguments.end() && !arguments.empty() && !arguments[0].starts_with("-")) config = arguments.begin();
-  if (config == arguments.end()) {
-    throw UsageError(fmt::format("expected a configuration file: phalanx {} CONFIG.toml", command));
-  }
-  std::string path = *config;
-  arguments.erase(config);
-  return path;
-}
-
-void refuse_rest(const Arguments& arguments, std::string_view command) {
-  if (arguments.empty()) return;
-  throw UsageError(fmt::format("unexpected argument '{}' of `phalanx {}`", arguments.front(), command));
 }
 
 }  // namespace phalanx::cli

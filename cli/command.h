@@ -23,6 +23,7 @@ struct Command {
   std::string_view summary;  // one line, for `phalanx --help`
   std::string_view help;     // what `phalanx NAME --help` prints; empty: the command prints its own
   std::function<int(const Arguments&)> run;
+  bool needs_arguments = false;  // without any, run_command() prints the help on standard error and returns 2
 };
 
 /// Reports an error elsewhere, such as to the launcher. Returns true if the error will be printed there.
@@ -34,15 +35,5 @@ int run_command(const Command& command, const Arguments& arguments, ErrorReporte
 
 /// Prints "phalanx NAME: text" on standard error. A failed write (a closed terminal) is ignored.
 void print_error(std::string_view name, std::string_view text);
-
-/// Takes `name VALUE` or `name=VALUE` out of the arguments; false if it is not there. A missing value is a UsageError.
-bool take_option(Arguments& arguments, std::string_view name, std::string& value);
-/// Takes the flag out of the arguments; false if it is not there.
-bool take_flag(Arguments& arguments, std::string_view name);
-/// Takes the configuration file out of the arguments: the first one named *.toml, else the first. UsageError if there
-/// is none.
-std::string take_config_path(Arguments& arguments, std::string_view command);
-/// Throws a UsageError that names the first argument, unless there are no arguments.
-void refuse_rest(const Arguments& arguments, std::string_view command);
 
 }  // namespace phalanx::cli

@@ -41,7 +41,7 @@ Says how well a model predicts a text (perplexity), or which of several continua
                            named, all others are scored, and the status in the end is 1; with this it is 0
   --strict                 the first malformed question ends the command before anything is scored
 
-  -n, --nproc-per-node N   start N ranks on this machine; each group of TP x PP has the model and a part of the work
+  -n, --nproc-per-node N   start N ranks on this node; each group of TP x PP has the model and a part of the work
   --tp N, --pp N           cut the model over N ranks by tensor parallelism, by its layers
   --dtype TYPE             float32, bfloat16 or float16 (default float32)
   --device DEVICE          cpu, cuda or cuda:N (default: cuda where there is one)
@@ -55,10 +55,7 @@ Says how well a model predicts a text (perplexity), or which of several continua
 EvalArguments parse_eval_arguments(const Arguments& arguments) {
   EvalArguments parsed;
   CLI::App app;
-  app.add_option("--checkpoint", parsed.checkpoint);
-  app.add_flag("--allow-model-mismatch", parsed.allow_model_mismatch);
-  app.add_option("--tokenizer", parsed.tokenizer);
-  app.add_flag("--allow-tokenizer-mismatch", parsed.allow_tokenizer_mismatch);
+  add_model_options(app, parsed);
   app.add_option("--text", parsed.text);
   app.add_option("--tokens", parsed.tokens);
   app.add_option("--choices", parsed.choices);
@@ -66,29 +63,17 @@ EvalArguments parse_eval_arguments(const Arguments& arguments) {
                                              app.add_option("--stride", parsed.stride),
                                              app.add_option("--max-tokens", parsed.max_tokens)};
   app.add_flag("--end-token-first", parsed.end_token_first);
-  app.add_option("--batch-size", parsed.batch_size);
-  app.add_option("--tp", parsed.tp);
-  app.add_option("--pp", parsed.pp);
-  app.add_option("--dtype", parsed.dtype);
-  app.add_option("--device", parsed.device);
-  app.add_option("--backend", parsed.backend);
   app.add_option("--json", parsed.json);
   app.add_option("--output", parsed.output);
   app.add_flag("--allow-skipped", parsed.allow_skipped);
   app.add_flag("--strict", parsed.strict);
-  app.add_flag("--quiet,-q", parsed.quiet);
   parse_options(app, arguments);
-  parsed.dtype = dtype_option("--dtype", parsed.dtype);
-  check_backend_option(parsed.backend);
+  check_model_options(parsed);
   for (const auto& [name, value, is_given] : {std::tuple{"--seq-len", parsed.seq_len, windows[0]->count() > 0},
                                               {"--stride", parsed.stride, windows[1]->count() > 0},
-                                              {"--max-tokens", parsed.max_tokens, windows[2]->count() > 0},
-                                              {"--batch-size", parsed.batch_size, true},
-                                              {"--tp", parsed.tp, true},
-                                              {"--pp", parsed.pp, true}}) {
-    if (is_given && value < 1) throw UsageError(fmt::format("{} is {}: expected 1 or more", name, value));
+                                              {"--max-tokens", parsed.max_tokens, windows[2]->count() > 0}}) {
+    if (is_given) require_range(name, value, 1);
   }
-  if (parsed.checkpoint.empty()) throw UsageError("--checkpoint DIR is missing: a run's checkpoint folder");
   const int given = !parsed.text.empty() + !parsed.tokens.empty() + !parsed.choices.empty();
   if (given != 1) throw UsageError("expected one of --text FILE, --tokens FILE and --choices FILE.jsonl");
   if (!parsed.choices.empty() && (parsed.seq_len > 0 || parsed.stride > 0 || parsed.max_tokens > 0)) {

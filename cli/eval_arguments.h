@@ -6,30 +6,24 @@
 #include <string_view>
 
 #include "cli/command.h"
+#include "cli/model_arguments.h"
 
 namespace phalanx::cli {
 
 extern const std::string_view kEvalHelp;
 
-struct EvalArguments {
-  std::string checkpoint, tokenizer;
-  bool allow_tokenizer_mismatch = false;
+struct EvalArguments : ModelArguments {
   std::string text, tokens, choices;  // files; exactly one is given
   std::int64_t seq_len = 0;           // 0: the model's max_seq_len
   std::int64_t stride = 0;            // 0: seq_len
   std::int64_t max_tokens = 0;        // 0: all
-  std::int64_t batch_size = 8;
-  std::int64_t tp = 1, pp = 1;
-  std::string device, dtype = "float32", backend = "auto";
   std::string json, output;
   bool strict = false;           // the first malformed question is an error
   bool allow_skipped = false;    // malformed questions are not a failure
   bool end_token_first = false;  // put the end token first, if the tokenizer puts no token there
-  bool quiet = false;
-  bool allow_model_mismatch = false;
 };
 
-/// Parses the arguments without -n, which the launcher takes. Throws UsageError.
+/// Throws UsageError.
 EvalArguments parse_eval_arguments(const Arguments& arguments);
 
 }  // namespace phalanx::cli

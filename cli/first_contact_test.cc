@@ -15,7 +15,7 @@ using FirstContact = ProgramTest;
 TEST_F(FirstContact, VersionAlsoAsJson) {
   EXPECT_THAT(run({"version"}).out, ::testing::MatchesRegex("phalanx [0-9.]+\n"));
   EXPECT_THAT(run({"version", "--json"}).out, ::testing::MatchesRegex("\\{\"version\": \"[0-9.]+\"\\}\n"));
-  expect_one_error(run({"version", "--jsn"}), 2, "unexpected argument '--jsn'");
+  expect_one_error(run({"version", "--jsn"}), 2, "unknown option '--jsn' (did you mean '--json'?)");
 }
 
 TEST_F(FirstContact, NoColorAndItsKeySwitchTheColoursOfATerminalOff) {

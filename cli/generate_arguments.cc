@@ -53,7 +53,7 @@ to standard error.
   --prompt-field NAME, --id-field NAME, --response-field NAME
                            in the prompts and the results (default prompt, id, completion)
 
-  -n, --nproc-per-node N   start N ranks on this machine; each group of TP x PP has the model and its share of the prompts,
+  -n, --nproc-per-node N   start N ranks on this node; each group of TP x PP has the model and its share of the prompts,
                            and who is through takes from the others
   --tp N                   cut every matrix over N ranks (tensor parallelism)
   --pp N                   cut the model by its layers over N ranks
@@ -72,12 +72,9 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   bool greedy = false;
   std::string cache_memory;
   CLI::App app;
-  app.add_option("--checkpoint", parsed.checkpoint);
-  app.add_flag("--allow-model-mismatch", parsed.allow_model_mismatch);
-  app.add_option("--prompt", parsed.prompts)->expected(1)->take_all()->allow_extra_args(false);
+  add_model_options(app, parsed);
+  add_repeated_option(app, "--prompt", parsed.prompts);
   app.add_option("--prompts-file", parsed.prompts_file);
-  app.add_option("--tokenizer", parsed.tokenizer);
-  app.add_flag("--allow-tokenizer-mismatch", parsed.allow_tokenizer_mismatch);
   app.add_option("--max-new-tokens", parsed.max_new_tokens);
   auto* temperature = app.add_option("--temperature", parsed.sampling.temperature);
   app.add_option("--top-k", parsed.sampling.top_k);
@@ -86,8 +83,7 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   app.add_flag("--greedy", greedy);
   std::int64_t seed = 0;
   app.add_option("--seed", seed);
-  app.add_option("--stop", parsed.stops)->expected(1)->take_all()->allow_extra_args(false);
-  app.add_option("--batch-size", parsed.batch_size);
+  add_repeated_option(app, "--stop", parsed.stops);
   app.add_option("--cache-memory", cache_memory);
   app.add_flag("--ignore-end", parsed.ignore_end);
   app.add_option("--output", parsed.output);
@@ -97,16 +93,8 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   app.add_option("--prompt-field", parsed.format.prompt_field);
   app.add_option("--id-field", parsed.format.id_field);
   app.add_option("--response-field", parsed.response_field);
-  app.add_option("--tp", parsed.tp);
-  app.add_option("--pp", parsed.pp);
-  app.add_option("--dtype", parsed.dtype);
-  app.add_option("--device", parsed.device);
-  app.add_option("--backend", parsed.backend);
-  app.add_flag("--quiet,-q", parsed.quiet);
   parse_options(app, arguments);
-  parsed.dtype = dtype_option("--dtype", parsed.dtype);
-  check_backend_option(parsed.backend);
-  if (parsed.checkpoint.empty()) throw UsageError("--checkpoint DIR is missing: a run's checkpoint folder");
+  check_model_options(parsed);
   if (parsed.prompts.empty() == parsed.prompts_file.empty()) {
     throw UsageError("expected either --prompt TEXT (it may be repeated) or --prompts-file FILE");
   }
@@ -114,13 +102,8 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
     throw UsageError("--greedy and --temperature exclude each other");
   }
   if (greedy) parsed.sampling.temperature = 0;
-  for (const auto& [name, value] : {std::pair{"--max-new-tokens", parsed.max_new_tokens},
-                                    {"--batch-size", parsed.batch_size},
-                                    {"--tp", parsed.tp},
-                                    {"--pp", parsed.pp}}) {
-    if (value < 1) throw UsageError(fmt::format("{} is {}: expected 1 or more", name, value));
-  }
-  if (seed < 0) throw UsageError(fmt::format("--seed is {}: expected 0 or more", seed));
+  require_range("--max-new-tokens", parsed.max_new_tokens, 1);
+  require_range("--seed", seed, 0);
   parsed.sampling.seed = static_cast<std::uint64_t>(seed);
   parsed.sampling.validate();
   if (std::ranges::any_of(parsed.stops, &std::string::empty)) throw UsageError("--stop is empty: expected a text");

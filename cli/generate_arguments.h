@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/model_arguments.h"
 #include "phalanx/infer/jobs/prompts.h"
 #include "phalanx/infer/jobs/sampling.h"
 
@@ -14,16 +15,12 @@ namespace phalanx::cli {
 
 extern const std::string_view kGenerateHelp;
 
-struct GenerateArguments {
-  std::string checkpoint;
+struct GenerateArguments : ModelArguments {
   std::vector<std::string> prompts;
   std::string prompts_file;
-  std::string tokenizer;
-  bool allow_tokenizer_mismatch = false;
   std::int64_t max_new_tokens = 128;
   infer::SamplingOptions sampling;
   std::vector<std::string> stops;
-  std::int64_t batch_size = 8;
   std::int64_t cache_bytes = 0;  // 0: no limit
   bool ignore_end = false;
   std::string output;  // the folder of a job; empty: standard output
@@ -32,15 +29,11 @@ struct GenerateArguments {
   bool allow_skipped = false;  // prompts of a job that cannot be answered are not a failure
   infer::PromptFormat format;
   std::string response_field = "completion";
-  std::int64_t tp = 1, pp = 1;
-  std::string device, dtype = "float32", backend = "auto";
-  bool quiet = false;
-  bool allow_model_mismatch = false;
 
   bool streams() const { return prompts.size() == 1 && prompts_file.empty() && output.empty(); }
 };
 
-/// Parses the arguments without -n, which the launcher takes. Throws UsageError or ConfigError.
+/// Throws UsageError or ConfigError.
 GenerateArguments parse_generate_arguments(const Arguments& arguments);
 
 }  // namespace phalanx::cli

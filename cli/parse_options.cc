@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -25,9 +27,10 @@ bool is_number_type(const CLI::Option& option) {
   return type == "INT" || type == "UINT" || type == "FLOAT";
 }
 
-/// The error in one value of an option, or "".
-std::string fault_of_value(const CLI::Option& option, const std::string& value) {
-  if (!is_number_type(option)) return "";
+/// Throws a UsageError if the option, written as `name`, cannot take this text.
+void check_value(const CLI::Option& option, const std::string& name, const std::string& value) {
+  if (value.empty() && option.get_type_name() != "TEXT") throw UsageError(fmt::format("{} needs a value", name));
+  if (!is_number_type(option)) return;
   const bool is_whole = option.get_type_name() != "FLOAT";
   char* end = nullptr;
   errno = 0;
@@ -38,75 +41,169 @@ std::string fault_of_value(const CLI::Option& option, const std::string& value) 
   } else {
     static_cast<void>(std::strtod(value.c_str(), &end));
   }
-  if (value.empty() || *end != '\0' || is_octal) return is_whole ? "expected a whole number" : "expected a number";
-  return is_whole && errno == ERANGE ? "the number is too large" : "";
-}
-
-const CLI::Option* option_named(const CLI::App& app, const std::string& name) {
-  for (const CLI::Option* option : app.get_options()) {
-    if (option->check_name(name)) return option;
+  if (*end != '\0' || is_octal) {
+    throw UsageError(fmt::format("{} is '{}': expected a {}number", name, value, is_whole ? "whole " : ""));
   }
-  return nullptr;
+  if (is_whole && errno == ERANGE) throw UsageError(fmt::format("{} is '{}': the number is too large", name, value));
 }
 
-/// Finds the option on the command line that the parser failed at, and throws a clear error.
-[[noreturn]] void refuse_in_words(const CLI::App& app, const Arguments& arguments, const CLI::ParseError& error) {
-  std::vector<const CLI::Option*> seen;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const std::string& argument = arguments[i];
-    const std::size_t equals = argument.find('=');
-    const std::string name = argument.substr(0, equals);
-    if (name.size() < 2 || name[0] != '-') continue;
-    const CLI::Option* option = option_named(app, name);
-    if (option == nullptr) continue;
-    const bool takes_value = option->get_expected_max() > 0 && option->get_type_size_max() > 0;
-    if (!takes_value) continue;
-    const bool is_bare = equals == std::string::npos;
-    const std::string value = !is_bare ? argument.substr(equals + 1) : i + 1 < arguments.size() ? arguments[i + 1] : "";
-    if (const std::string fault = fault_of_value(*option, value); !fault.empty() && !value.empty()) {
-      throw UsageError(fmt::format("{} is '{}': {}", name, value, fault));
+bool looks_like_option(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
+
+/// Whether the word overrides a configuration key whose value may be the next word.
+bool is_bare_key(const std::string& word) {
+  return word.starts_with("--") && word.find('.') != std::string::npos && word.find('=') == std::string::npos;
+}
+
+/// The option that a word is, and its value if that is in the word: --name, --name=value, -n, -n4, -n=4.
+struct WrittenOption {
+  std::string name;
+  const CLI::Option* option = nullptr;  // null: unknown
+  std::optional<std::string> value = {};
+};
+
+WrittenOption read_option(const CLI::App& app, const std::string& word) {
+  const std::size_t equals = word.find('=');
+  WrittenOption written{.name = word.substr(0, equals)};
+  if (!looks_like_option(word)) return written;
+  std::string dashed = written.name;
+  if (dashed.starts_with("--")) std::ranges::replace(dashed, '_', '-');
+  for (const std::string& name : {written.name, dashed}) {
+    if (written.option == nullptr) written.option = app.get_option_no_throw(name);
+  }
+  if (written.option != nullptr) {
+    if (equals != std::string::npos) written.value = word.substr(equals + 1);
+  } else if (word[1] != '-' && app.get_option_no_throw(word.substr(0, 2)) != nullptr) {
+    return {.name = word.substr(0, 2), .option = app.get_option_no_throw(word.substr(0, 2)), .value = word.substr(2)};
+  }
+  return written;
+}
+
+/// The words of a command line, checked and sorted by who takes them.
+class SortedWords {
+ public:
+  SortedWords(const CLI::App& app, const Arguments& words) : app_(app) {
+    const bool starts_program = app.get_prefix_command();
+    auto word = words.begin();
+    for (; word != words.end() && *word != "--" && (looks_like_option(*word) || !starts_program); ++word) {
+      const WrittenOption written = read_option(app, *word);
+      if (written.option == nullptr || is_value_of_key(*word)) {
+        take_other(*word);
+      } else if (take_option(written, *word, word + 1 == words.end() ? nullptr : &word[1])) {
+        ++word;
+      }
     }
-    if ((is_bare && i + 1 == arguments.size()) || (!is_bare && value.empty())) {
-      throw UsageError(fmt::format("{} needs a value", name));
+    if (starts_program && word != words.end() && *word == "--") ++word;
+    Arguments& last = starts_program || app.get_allow_extras() ? rest : for_parser;
+    last.insert(last.end(), word, words.end());
+  }
+
+  Arguments for_parser;  // a value is a word of its own, which CLI11 takes whatever it is
+  Arguments rest;
+
+ private:
+  /// An option's own name is not taken for the value of a key: --checkpoint.enable --json FILE
+  bool is_value_of_key(const std::string& word) const {
+    return !rest.empty() && is_bare_key(rest.back()) &&
+           app_.get_option_no_throw(word.substr(0, word.find('='))) == nullptr;
+  }
+
+  /// Returns whether `next`, which may be null, was its value.
+  bool take_option(const WrittenOption& written, const std::string& word, const std::string* next) {
+    const CLI::Option& option = *written.option;
+    if (&option == app_.get_help_ptr()) throw CLI::CallForHelp();
+    const std::string name = written.name.size() > 2 ? option.get_name() : written.name;
+    const bool is_flag = option.get_items_expected_max() == 0;
+    if (is_flag || option.get_expected_min() == 0) {
+      if (written.value && option.get_disable_flag_override()) {
+        throw UsageError(fmt::format("{} takes no value", written.name));
+      }
+      for_parser.push_back(name + word.substr(written.name.size()));
+      return false;
     }
-    const bool repeats = option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
-    if (!repeats && std::ranges::find(seen, option) != seen.end()) {
-      throw UsageError(fmt::format("{} is given twice: expected it once", name));
+    if (!written.value && next == nullptr) throw UsageError(fmt::format("{} needs a value", written.name));
+    const std::string& value = written.value ? *written.value : *next;
+    check_value(option, written.name, value);
+    const bool is_new = seen_.insert(&option).second;
+    if (!is_new && option.get_multi_option_policy() == CLI::MultiOptionPolicy::Throw) {
+      throw UsageError(fmt::format("{} is given twice: expected it once", written.name));
     }
-    seen.push_back(option);
-    if (is_bare) ++i;
+    for_parser.insert(for_parser.end(), {name, value});
+    return !written.value;
+  }
+
+  void take_other(const std::string& word) {
+    const std::string name = word.substr(0, word.find('='));
+    std::vector<std::string> known;
+    for (const CLI::Option* option : app_.get_options()) {
+      for (const auto& long_name : option->get_lnames()) known.push_back("--" + long_name);
+    }
+    const bool may_be_key = app_.get_allow_extras() && (is_value_of_key(word) || name.find('.') != std::string::npos ||
+                                                        nearest(name, known).empty());
+    if (looks_like_option(word) && !may_be_key) {
+      throw UsageError(fmt::format("unknown option '{}'{}", name, did_you_mean(name, known)));
+    }
+    (app_.get_allow_extras() ? rest : for_parser).push_back(word);
+  }
+
+  const CLI::App& app_;
+  std::set<const CLI::Option*> seen_;
+};
+
+/// The error of CLI11 with a better text where a number does not fit its variable or is none.
+[[noreturn]] void refuse_conversion(const CLI::App& app, const CLI::ConversionError& error) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = option->get_name();
+    if (!is_number_type(*option) || std::string(error.what()).find(name + " = ") == std::string::npos) continue;
+    check_value(*option, name, option->results().back());
+    throw UsageError(fmt::format("{} is '{}': the number is too large", name, option->results().back()));
   }
   throw UsageError(error.what());
 }
 
 }  // namespace
 
-void parse_options(CLI::App& app, const Arguments& arguments) {
-  app.set_help_flag();
+Arguments parse_options(CLI::App& app, const Arguments& arguments) {
+  if (!app.get_prefix_command()) app.set_help_flag();
+  const SortedWords words(app, arguments);
   try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 reads them from the back
+    app.parse(Arguments(words.for_parser.rbegin(), words.for_parser.rend()));  // CLI11 reads them from the back
   } catch (const CLI::ExtrasError&) {
-    std::vector<std::string> known;
-    for (const CLI::Option* option : app.get_options()) {
-      for (const auto& name : option->get_lnames()) known.push_back("--" + name);
-    }
-    for (const std::string& argument : arguments) {
-      const std::string name = argument.substr(0, argument.find('='));
-      if (name.size() < 2 || name[0] != '-' || app.get_option_no_throw(name) != nullptr) continue;
-      throw UsageError(fmt::format("unknown option '{}'{}", name, did_you_mean(name, known)));
-    }
-    throw UsageError(fmt::format("unexpected argument '{}'", app.remaining().at(0)));
+    const Arguments extra = app.remaining();
+    throw UsageError(fmt::format("unexpected argument '{}'",
+                                 *std::ranges::find_if(extra, [](const std::string& word) { return word != "--"; })));
+  } catch (const CLI::ConversionError& error) {
+    refuse_conversion(app, error);
   } catch (const CLI::ParseError& error) {
-    refuse_in_words(app, arguments, error);
+    throw UsageError(error.what());
   }
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& value : option->results()) {
-      if (value.empty() && option->get_expected_min() == 0) continue;  // a flag with an optional value
-      if (const std::string fault = fault_of_value(*option, value); !fault.empty()) {
-        throw UsageError(fmt::format("{} is '{}': {}", option->get_name(), value, fault));
-      }
-    }
+  return words.rest;
+}
+
+std::string take_config_path(Arguments& words, std::string_view command) {
+  auto config = std::ranges::find_if(
+      words, [](const std::string& word) { return word.ends_with(".toml") && !word.starts_with("-"); });
+  if (config == words.end() && !words.empty() && !words[0].starts_with("-")) config = words.begin();
+  if (config == words.end()) {
+    throw UsageError(fmt::format("expected a configuration file: phalanx {} CONFIG.toml", command));
   }
+  std::string path = *config;
+  words.erase(config);
+  return path;
+}
+
+CLI::Option* add_repeated_option(CLI::App& app, const std::string& names, std::vector<std::string>& values) {
+  return app.add_option(names, values)->expected(1)->take_all()->allow_extra_args(false);
+}
+
+CLI::Option* add_ranks_option(CLI::App& app, std::string& ranks, const std::string& names) {
+  return app.add_option(names, ranks)->type_name("COUNT");  // no TEXT: it is not empty
+}
+
+void require_range(std::string_view name, std::int64_t value, std::int64_t least, std::int64_t most) {
+  if (value >= least && value <= most) return;
+  const bool is_bounded = most < std::numeric_limits<std::int64_t>::max();
+  throw UsageError(
+      fmt::format("{} is {}: expected {} {}", name, value, least, is_bounded ? fmt::format("to {}", most) : "or more"));
 }
 
 std::string dtype_option(const std::string& name, const std::string& text) {

@@ -2,39 +2,34 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cmath>
-#include <cstdlib>
 
+#include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 
 namespace phalanx::cli {
 
-VerifyArguments parse_verify_arguments(Arguments arguments) {
+VerifyArguments parse_verify_arguments(const Arguments& arguments) {
   VerifyArguments parsed;
-  std::string text;
-  if (take_option(arguments, "--steps", text)) {
-    const auto [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), parsed.steps);
-    if (error != std::errc() || stopped != text.data() + text.size() || parsed.steps < 1) {
-      throw UsageError(fmt::format("--steps is '{}': expected a number of training steps, 1 or more", text));
-    }
+  CLI::App app;
+  app.allow_extras();
+  app.option_defaults()->disable_flag_override();
+  add_ranks_option(app, parsed.ranks);
+  app.add_option("--steps", parsed.steps);
+  app.add_option("--tolerance", parsed.tolerance);
+  add_repeated_option(app, "--layout", parsed.layouts);
+  app.add_flag("--all", parsed.all);
+  app.add_flag("--table", parsed.table);
+  app.add_option("--json", parsed.json);
+  parsed.overrides = parse_options(app, arguments);
+  require_range("--steps", parsed.steps, 1);
+  if (parsed.tolerance && (!(*parsed.tolerance > 0) || std::isinf(*parsed.tolerance))) {
+    throw UsageError(fmt::format("--tolerance is '{}': expected a number above 0, such as 1e-5", *parsed.tolerance));
   }
-  if (take_option(arguments, "--tolerance", text)) {
-    char* end = nullptr;
-    parsed.tolerance = std::strtod(text.c_str(), &end);
-    if (end == text.c_str() || *end != '\0' || !(*parsed.tolerance > 0) || std::isinf(*parsed.tolerance)) {
-      throw UsageError(fmt::format("--tolerance is '{}': expected a number above 0, such as 1e-5", text));
-    }
-  }
-  while (take_option(arguments, "--layout", text)) parsed.layouts.push_back(text);
-  parsed.all = take_flag(arguments, "--all");
-  parsed.table = take_flag(arguments, "--table");
-  take_option(arguments, "--json", parsed.json);
   if (parsed.all && !parsed.layouts.empty()) {
     throw UsageError("--all checks every layout: leave --layout out, or name some without --all");
   }
-  parsed.config = take_config_path(arguments, "verify");
-  parsed.overrides = std::move(arguments);
+  parsed.config = take_config_path(parsed.overrides, "verify");
   return parsed;
 }
 

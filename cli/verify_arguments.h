@@ -14,6 +14,7 @@ namespace phalanx::cli {
 struct VerifyArguments {
   std::string config;
   std::vector<std::string> overrides;
+  std::string ranks;  // the value of -n; empty: not given
   std::int64_t steps = 3;
   std::optional<double> tolerance;  // for gradients at equal weights, relative to their norm
   bool all = false;
@@ -22,8 +23,8 @@ struct VerifyArguments {
   std::string json;  // a file's path
 };
 
-/// Parses the arguments without -n, which the launcher takes. Throws UsageError.
-VerifyArguments parse_verify_arguments(Arguments arguments);
+/// Throws UsageError.
+VerifyArguments parse_verify_arguments(const Arguments& arguments);
 
 /// The layouts to check on `ranks` ranks: the configuration's own layout, the named ones, or all. Throws ConfigError.
 std::vector<train::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks);

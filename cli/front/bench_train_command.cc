@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 
 #include "cli/front/launch_command.h"
 #include "cli/front/worker_program.h"
+#include "cli/parse_options.h"
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
@@ -26,21 +26,21 @@ namespace phalanx::cli {
 const std::string_view kBenchTrainHelp =
     R"(usage: phalanx bench train CONFIG.toml [--layouts auto|LIST] [-n N] [--steps K] [options] [--section.key value ...]
 
-Trains a few steps of CONFIG.toml under several layouts of N ranks of this machine, and on one rank, one after the other;
+Trains a few steps of CONFIG.toml under several layouts of N ranks of this node, and on one rank, one after the other;
 tells tokens per second, how that scales, memory and exposed communication. Every run is in a folder that is removed.
 
       --layouts auto|LIST  every layout of N ranks that fits by its predicted memory (default), or names as `phalanx
                            verify --layout` has them: "dp_replicate=2 dp_shard=2,zero=1 tp=2"
-  -n, --ranks N            ranks of this machine (2)
+  -n, --ranks N            ranks of this node (2)
       --steps K            measured steps of each run (8); --warm-up W before them (2)
       --rounds R           the layouts take turns so often, and the run in the middle stands (1)
       --devices NAME       what a rank is on, for --layouts auto, as `phalanx plan` takes it (this: an equal part of the
-                           memory of this machine)
+                           memory of this node)
       --json FILE          the table in numbers
 
 Strong scaling is tokens per second by N times those of one rank that takes the same step, weak scaling by N times those
 of one rank with an N-th of the step. All ranks have as many threads, cores / N, or OMP_NUM_THREADS. Other programs on
-the machine disturb the times.
+the node disturb the times.
 
   phalanx bench train run.toml -n 2
   phalanx bench train run.toml --layouts "dp_shard=4,zero=1 dp_shard=4,zero=3 pp=2,tp=2" -n 4 --json layouts.json
@@ -63,33 +63,26 @@ struct BenchTrainArguments {
   plan::Devices devices;
 };
 
-std::int64_t take_number(Arguments& arguments, const std::string& flag, std::int64_t otherwise, std::int64_t least) {
-  std::string text;
-  if (!take_option(arguments, flag, text)) return otherwise;
-  std::int64_t value = 0;
-  const auto [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stopped != text.data() + text.size() || value < least) {
-    throw UsageError(fmt::format("{} is '{}': expected a number, {} or more", flag, text, least));
-  }
-  return value;
-}
-
-BenchTrainArguments parse(Arguments arguments) {
+BenchTrainArguments parse(const Arguments& arguments) {
   BenchTrainArguments parsed;
-  std::string text;
-  for (const char* name : {"-n", "--ranks", "--nproc-per-node", "--nproc_per_node"}) {
-    if (take_option(arguments, name, text)) parsed.ranks = parse_rank_count(name, text);
-  }
-  parsed.steps.steps = take_number(arguments, "--steps", parsed.steps.steps, 1);
-  parsed.steps.warm_up = take_number(arguments, "--warm-up", parsed.steps.warm_up, 0);
-  parsed.rounds = take_number(arguments, "--rounds", parsed.rounds, 1);
-  take_option(arguments, "--layouts", parsed.layouts);
-  take_option(arguments, "--json", parsed.json);
-  std::string device = "this";
-  take_option(arguments, "--devices", device);
+  std::string ranks, device = "this";
+  CLI::App app;
+  app.allow_extras();
+  add_ranks_option(app, ranks, "-n,--ranks,--nproc-per-node");
+  app.add_option("--steps", parsed.steps.steps);
+  app.add_option("--warm-up", parsed.steps.warm_up);
+  app.add_option("--rounds", parsed.rounds);
+  app.add_option("--layouts", parsed.layouts);
+  app.add_option("--json", parsed.json);
+  app.add_option("--devices", device);
+  Arguments overrides = parse_options(app, arguments);
+  require_range("--steps", parsed.steps.steps, 1);
+  require_range("--warm-up", parsed.steps.warm_up, 0);
+  require_range("--rounds", parsed.rounds, 1);
+  if (!ranks.empty()) parsed.ranks = parse_rank_count("-n", ranks);
   parsed.devices = plan::parse_devices(fmt::format("{}x{}", parsed.ranks, device), {});
-  const std::string path = take_config_path(arguments, "bench train");
-  parsed.config = train::read_config(path, arguments);
+  const std::string path = take_config_path(overrides, "bench train");
+  parsed.config = train::read_config(path, overrides);
   return parsed;
 }
 

@@ -338,8 +338,7 @@ int consolidate_command(const CheckpointArguments& arguments) {
 int reshard_command(const CheckpointArguments& arguments) {
   constexpr std::int64_t kMaxFiles = 99'999;  // five digits in a file's name
   if (!arguments.ranks) throw UsageError("--ranks N is missing: the number of files to write");
-  if (*arguments.ranks < 1 || *arguments.ranks > kMaxFiles)
-    throw UsageError(fmt::format("--ranks is {}: expected 1 to {}", *arguments.ranks, kMaxFiles));
+  require_range("--ranks", *arguments.ranks, 1, kMaxFiles);
   const OwnerLocks locks = locks_of_out(arguments.paths[1]);
   SavedState saved(resolve_checkpoint(arguments.paths[0]));
   std::uint64_t bytes = 0;

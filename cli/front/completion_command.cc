@@ -10,6 +10,7 @@
 #include <regex>
 #include <system_error>
 
+#include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/config/config_schema.h"
@@ -126,15 +127,18 @@ std::string completion_script(std::string_view shell, const std::vector<Complete
 }
 
 int completion_command(const Arguments& arguments, const std::vector<Command>& commands) {
-  if (arguments.empty()) throw UsageError(fmt::format("expected a shell: {}", fmt::join(shells(), ", ")));
-  refuse_rest({arguments.begin() + 1, arguments.end()}, "completion");
-  completion_script(arguments[0], {});  // refuses before the help texts are read
+  std::string shell;
+  CLI::App app;
+  app.add_option("shell", shell);
+  parse_options(app, arguments);
+  if (shell.empty()) throw UsageError(fmt::format("expected a shell: {}", fmt::join(shells(), ", ")));
+  completion_script(shell, {});  // refuses before the help texts are read
   std::vector<CompletedCommand> completed;
   for (const Command& command : commands) {
     const bool takes_keys = command.name == "train" || command.name == "verify" || command.name == "plan";
     completed.push_back(completed_command(command.name, help_of(command), takes_keys));
   }
-  fmt::print("{}", completion_script(arguments[0], completed));
+  fmt::print("{}", completion_script(shell, completed));
   return 0;
 }
 

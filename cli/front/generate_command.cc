@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
-
 #include "cli/front/rank_launch.h"
 #include "cli/generate_arguments.h"
 #include "phalanx/base/error.h"
@@ -11,20 +9,14 @@
 namespace phalanx::cli {
 
 int generate_command(const Arguments& arguments) {
-  if (arguments.empty()) {
-    fmt::print(stderr, "{}", kGenerateHelp);
-    return 2;
-  }
-  Arguments rest = arguments;
-  const RankCount count = take_rank_count(rest);
-  const GenerateArguments parsed = parse_generate_arguments(rest);
-  check_copies(parsed.tp, parsed.pp, count);
+  const GenerateArguments parsed = parse_generate_arguments(arguments);
+  const RankCount count = model_rank_count(parsed);
   if (const std::int64_t copies = count.world / (parsed.tp * parsed.pp); copies > 1 && parsed.output.empty()) {
     throw UsageError(
         fmt::format("{} ranks have {} copies of the model, whose results need a folder: expected --output DIR",
                     count.world, copies));
   }
-  return run_ranks("generate", rest, count);
+  return run_ranks("generate", arguments, count);
 }
 
 }  // namespace phalanx::cli

@@ -4,19 +4,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <csignal>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <utility>
 
+#include "cli/parse_options.h"
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/base/parse_text.h"
 #include "phalanx/base/signals.h"
 #include "phalanx/launch/supervisor/visible_gpus.h"
 #include "phalanx/store/job_secret.h"
@@ -25,7 +25,7 @@ namespace phalanx::cli {
 
 const std::string_view kLaunchHelp = R"(Usage: phalanx launch [options] [--] PROGRAM [ARGUMENTS...]
 
-Runs PROGRAM as several ranks, on one machine or many, with torchrun's flags and environment variables. If a rank fails
+Runs PROGRAM as several ranks, on one node or many, with torchrun's flags and environment variables. If a rank fails
 all are ended and the root cause is shown; Ctrl-C ends all of them.
 
 Ranks
@@ -39,8 +39,8 @@ Ranks
 Nodes (run the same command on each)
       --nnodes N|MIN:MAX                how many nodes. Default 1
       --rdzv-backend static|c10d        static: every node has a --node-rank; c10d: nodes come and go. Default static
-      --rdzv-endpoint HOST[:PORT]       where nodes meet; the node that has this address hosts the meeting
-      --node-rank N                     of this node (static); 0 hosts the meeting. Default 0
+      --rdzv-endpoint HOST[:PORT]       of the rendezvous; the node that has this address hosts it
+      --node-rank N                     of this node (static); 0 hosts the rendezvous. Default 0
       --master-addr, --master-port      the endpoint of the static backend, in two parts. Port 29500
       --rdzv-id ID                      the job's name, alike on all nodes
       --rdzv-conf KEY=VALUE,...         join_timeout, last_call_timeout, close_timeout, read_timeout, is_host, bind, ...
@@ -52,7 +52,8 @@ Output
   -t, --tee 0..3|RANK:V,...             into the files and to the console
       --local-ranks-filter R,R,...      only these local ranks on the console
       --duplicate-stdout-filters TEXT,..., --duplicate-stderr-filters TEXT,...
-                                        teed lines with one of the texts go into filtered_stdout.log too
+                                        teed lines with one of the texts go into filtered_stdout.log or
+                                        filtered_stderr.log, too
 Ending
       --signals-to-handle SIG,...       passed on to the ranks, which then end. Default SIGTERM,SIGINT,SIGHUP,SIGUSR1,
                                         SIGUSR2,SIGXCPU
@@ -73,156 +74,95 @@ namespace {
 constexpr int kStaticPort = 29'500;  // torchrun's
 constexpr int kDynamicPort = 29'400;
 
-enum class FlagKind { value, flag };
+// The options with a value, and the flags. PET_<NAME> in the environment stands for --name.
+constexpr const char* kValues[] = {"-n,--nproc-per-node",
+                                   "-r,--redirects",
+                                   "-t,--tee",
+                                   "--nnodes",
+                                   "--rdzv-backend",
+                                   "--rdzv-endpoint",
+                                   "--rdzv-id",
+                                   "--rdzv-conf",
+                                   "--max-restarts",
+                                   "--monitor-interval",
+                                   "--role",
+                                   "--start-method",
+                                   "--event-log-handler",
+                                   "--log-dir",
+                                   "--local-ranks-filter",
+                                   "--duplicate-stdout-filters",
+                                   "--duplicate-stderr-filters",
+                                   "--node-rank",
+                                   "--master-addr",
+                                   "--master-port",
+                                   "--local-addr",
+                                   "--numa-binding",
+                                   "--cpu-binding",
+                                   "--signals-to-handle",
+                                   "--shutdown-timeout"};
+constexpr const char* kFlags[] = {"--standalone", "--no-python", "--virtual-local-rank"};
 
-const std::map<std::string, FlagKind>& known_flags() {
-  static const std::map<std::string, FlagKind> flags{{"--nnodes", FlagKind::value},
-                                                     {"--nproc-per-node", FlagKind::value},
-                                                     {"--rdzv-backend", FlagKind::value},
-                                                     {"--rdzv-endpoint", FlagKind::value},
-                                                     {"--rdzv-id", FlagKind::value},
-                                                     {"--rdzv-conf", FlagKind::value},
-                                                     {"--standalone", FlagKind::flag},
-                                                     {"--max-restarts", FlagKind::value},
-                                                     {"--monitor-interval", FlagKind::value},
-                                                     {"--role", FlagKind::value},
-                                                     {"--no-python", FlagKind::flag},
-                                                     {"--start-method", FlagKind::value},
-                                                     {"--event-log-handler", FlagKind::value},
-                                                     {"--log-dir", FlagKind::value},
-                                                     {"--redirects", FlagKind::value},
-                                                     {"--tee", FlagKind::value},
-                                                     {"--local-ranks-filter", FlagKind::value},
-                                                     {"--duplicate-stdout-filters", FlagKind::value},
-                                                     {"--duplicate-stderr-filters", FlagKind::value},
-                                                     {"--node-rank", FlagKind::value},
-                                                     {"--master-addr", FlagKind::value},
-                                                     {"--master-port", FlagKind::value},
-                                                     {"--local-addr", FlagKind::value},
-                                                     {"--numa-binding", FlagKind::value},
-                                                     {"--cpu-binding", FlagKind::value},
-                                                     {"--signals-to-handle", FlagKind::value},
-                                                     {"--shutdown-timeout", FlagKind::value},
-                                                     {"--virtual-local-rank", FlagKind::flag}};
-  return flags;
-}
-
-const std::map<std::string, std::string>& short_flags() {
-  static const std::map<std::string, std::string> flags{
-      {"-n", "--nproc-per-node"}, {"-r", "--redirects"}, {"-t", "--tee"}};
-  return flags;
-}
-
-// torchrun's flags that are not supported here, with the reason.
-const std::map<std::string, std::string>& refused_flags() {
-  static const std::map<std::string, std::string> flags{
-      {"--module", "the program is any program: write `python -m NAME`"},
-      {"-m", "the program is any program: write `python -m NAME`"},
-      {"--run-path", "the program is any program: write `python PATH`"},
-      {"--logs-specs", "its log classes are Python; --log-dir, --redirects and --tee say where output goes"}};
-  return flags;
-}
+// torchrun's options that are not supported here, with the reason.
+constexpr std::pair<const char*, const char*> kRefused[] = {
+    {"--module", "the program is any program: write `python -m NAME`"},
+    {"-m", "the program is any program: write `python -m NAME`"},
+    {"--run-path", "the program is any program: write `python PATH`"},
+    {"--run_path", "the program is any program: write `python PATH`"},
+    {"--logs-specs", "its log classes are Python; --log-dir, --redirects and --tee say where output goes"},
+    {"--logs_specs", "its log classes are Python; --log-dir, --redirects and --tee say where output goes"}};
 
 std::optional<int> number_of(std::string_view text, int min, int max) {
-  int number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size() || number < min || number > max) return std::nullopt;
-  return number;
+  const auto number = parse_whole<int>(text);
+  return number && *number >= min && *number <= max ? number : std::nullopt;
 }
 
 std::optional<double> positive_number_of(const std::string& text, bool zero_too) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(number) || number < 0 || number > 1e9)
-    return std::nullopt;
-  if (number == 0 && !zero_too) return std::nullopt;
-  return number;
-}
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts(1);
-  for (const char c : text) {
-    if (c == separator)
-      parts.emplace_back();
-    else
-      parts.back() += c;
-  }
-  return parts;
+  const auto number = parse_whole<double>(text);
+  return number && (*number > 0 || (zero_too && *number == 0)) && *number <= 1e9 ? number : std::nullopt;
 }
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-// The given values, from flags or from the environment. It records how each was written, for errors.
-class GivenFlags {
+// The options that are given, on the command line or else in the environment, and how each was written, for errors.
+class GivenOptions {
  public:
   struct Given {
     std::string written, value;
   };
 
-  explicit GivenFlags(const EnvironmentMap& environment) {
-    for (const auto& [flag, reason] : refused_flags()) {
-      const auto found = environment.find(variable_of(flag));
-      if (found != environment.end() && !found->second.empty() && found->second != "0")
-        throw UsageError(refusal(fmt::format("{} ('{}')", found->first, found->second), "a variable", reason));
-    }
-    for (const auto& [flag, kind] : known_flags()) {
-      const std::string name = variable_of(flag);
-      const auto found = environment.find(name);
-      if (found == environment.end() || found->second.empty()) continue;
-      if (kind == FlagKind::value) {
-        given_[flag] = {name, found->second};
-      } else if (const auto truth = number_of(found->second, 0, 1)) {
-        if (*truth == 1) given_[flag] = {name, ""};
-      } else {
-        throw UsageError(fmt::format("{} is '{}': expected 0 or 1", name, found->second));
+  GivenOptions(const CLI::App& app, const EnvironmentMap& environment) {
+    for (const CLI::Option* option : app.get_options()) {
+      const std::string name = option->get_name();
+      const auto variable = environment.find(variable_of(name));
+      if (option->count() > 0) {
+        given_[name] = {name, option->results().back()};
+      } else if (variable != environment.end() && !variable->second.empty()) {
+        given_[name] = {variable->first, variable->second};
       }
     }
+    for (const auto& [name, reason] : kRefused) refuse(name, reason);
+    for (const char* flag : kFlags) has(flag);  // throws for a variable that is neither 0 nor 1
   }
 
-  /// Reads the flags at the front. Returns how many words they have, or nullopt if help was requested.
-  std::optional<std::size_t> take(const Arguments& arguments) {
-    std::size_t i = 0;
-    for (; i < arguments.size(); ++i) {
-      const std::string& argument = arguments[i];
-      if (argument == "--") return i + 1;
-      if (argument.size() < 2 || argument[0] != '-') break;
-      std::string written = argument.substr(0, argument.find('='));
-      std::optional<std::string> value;
-      if (written.size() != argument.size()) value = argument.substr(written.size() + 1);
-      if (argument[1] != '-' && argument.size() > 2 && short_flags().contains(argument.substr(0, 2)) && !value) {
-        written = argument.substr(0, 2);  // -r3
-        value = argument.substr(2);
-      }
-      if (written == "-h" || written == "--help") return std::nullopt;
-      std::string flag = written;
-      if (flag.starts_with("--")) std::replace(flag.begin(), flag.end(), '_', '-');
-      if (const auto found = short_flags().find(flag); found != short_flags().end()) flag = found->second;
-      const auto known = known_flags().find(flag);
-      if (known == known_flags().end()) refuse(written, flag);
-      if (known->second == FlagKind::flag) {
-        if (value) throw UsageError(fmt::format("{} takes no value", written));
-      } else if (!value) {
-        if (i + 1 == arguments.size()) throw UsageError(fmt::format("{} needs a value", written));
-        value = arguments[++i];
-      }
-      given_[flag] = {written, value.value_or("")};
-    }
-    return i;
-  }
-
-  const Given* find(const std::string& flag) const {
-    const auto found = given_.find(flag);
+  const Given* find(const std::string& option) const {
+    const auto found = given_.find(option);
     return found == given_.end() ? nullptr : &found->second;
   }
-  bool has(const std::string& flag) const { return given_.contains(flag); }
-  std::string text(const std::string& flag, const std::string& otherwise = "") const {
+  /// Whether a flag is set.
+  bool has(const std::string& flag) const {
     const Given* given = find(flag);
+    if (given == nullptr || given->value == "0") return false;
+    if (given->value == "1" || given->written == flag) return true;
+    throw UsageError(fmt::format("{} is '{}': expected 0 or 1", given->written, given->value));
+  }
+  std::string text(const std::string& option, const std::string& otherwise = "") const {
+    const Given* given = find(option);
     return given != nullptr ? given->value : otherwise;
   }
-  int integer(const std::string& flag, int min, int max, int otherwise) const {
-    const Given* given = find(flag);
+  int integer(const std::string& option, int min, int max, int otherwise) const {
+    const Given* given = find(option);
     if (given == nullptr) return otherwise;
     const auto number = number_of(given->value, min, max);
     if (!number)
@@ -232,36 +172,31 @@ class GivenFlags {
   }
 
  private:
-  static std::string variable_of(const std::string& flag) {
-    std::string name = "PET_" + flag.substr(flag.find_first_not_of('-'));
+  static std::string variable_of(const std::string& option) {
+    std::string name = "PET_" + option.substr(option.find_first_not_of('-'));
     for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     return name;
   }
 
-  static std::string refusal(const std::string& written, const std::string& what, const std::string& reason) {
-    return fmt::format("{} is {} of torchrun that phalanx launch does not take: {}", written, what, reason);
-  }
-
-  [[noreturn]] static void refuse(const std::string& written, const std::string& flag) {
-    if (const auto found = refused_flags().find(flag); found != refused_flags().end())
-      throw UsageError(refusal(written, "an option", found->second));
-    std::vector<std::string> names{"--help"};
-    for (const auto& [name, kind] : known_flags()) names.push_back(name);
-    throw UsageError(fmt::format("unknown option '{}'{}", written, did_you_mean(flag, names)));
+  void refuse(const std::string& option, const std::string& reason) const {
+    const Given* given = find(option);
+    if (given == nullptr) return;
+    const bool is_variable = given->written != option;
+    if (is_variable && given->value == "0") return;
+    throw UsageError(fmt::format("{} is {} of torchrun that phalanx launch does not take: {}",
+                                 is_variable ? fmt::format("{} ('{}')", given->written, given->value) : option,
+                                 is_variable ? "a variable" : "an option", reason));
   }
 
   std::map<std::string, Given> given_;
 };
 
-void read_node_count(const GivenFlags& flags, NodesOptions& nodes) {
+void read_node_count(const GivenOptions& flags, NodesOptions& nodes) {
   const auto* given = flags.find("--nnodes");
   if (given == nullptr) return;
-  const auto parts = split(given->value, ':');
-  std::optional<int> min, max;
-  if (parts.size() <= 2) {
-    min = number_of(parts.front(), 1, 100'000);
-    max = number_of(parts.back(), 1, 100'000);
-  }
+  const std::size_t colon = given->value.find(':');
+  const auto min = number_of(given->value.substr(0, colon), 1, 100'000);
+  const auto max = colon == std::string::npos ? min : number_of(given->value.substr(colon + 1), 1, 100'000);
   if (!min || !max || *min > *max)
     throw UsageError(fmt::format("{} is '{}': expected a number of nodes, or MIN:MAX", given->written, given->value));
   nodes.min_nodes = *min;
@@ -273,18 +208,18 @@ HostPort read_endpoint(const std::string& written, const std::string& text, int 
       text.find(':') != std::string::npos && (text.front() != '[' || text.find("]:") != std::string::npos);
   const HostPort endpoint = parse_host_port(has_port ? text : fmt::format("{}:{}", text, default_port), written);
   if (endpoint.port == 0)
-    throw UsageError(fmt::format("{} is '{}': nodes can only meet at a port that all of them know", written, text));
+    throw UsageError(fmt::format("{} is '{}': the rendezvous needs a port that all nodes know", written, text));
   return endpoint;
 }
 
-void read_rendezvous_configuration(const GivenFlags& flags, NodesOptions& nodes) {
+void read_rendezvous_configuration(const GivenOptions& flags, NodesOptions& nodes) {
   const auto* given = flags.find("--rdzv-conf");
   if (given == nullptr || given->value.empty()) return;
   const std::map<std::string, std::chrono::milliseconds*> times{
       {"join_timeout", &nodes.join_timeout},   {"timeout", &nodes.join_timeout},
       {"last_call_timeout", &nodes.last_call}, {"close_timeout", &nodes.close_timeout},
       {"read_timeout", &nodes.read_timeout},   {"keep_alive_interval", &nodes.keep_alive}};
-  for (const std::string& item : split(given->value, ',')) {
+  for (const std::string& item : split_list(given->value)) {
     const std::size_t equals = item.find('=');
     const std::string key = item.substr(0, equals);
     const std::string value = equals == std::string::npos ? "" : item.substr(equals + 1);
@@ -320,7 +255,7 @@ void read_rendezvous_configuration(const GivenFlags& flags, NodesOptions& nodes)
   }
 }
 
-void read_rendezvous(const GivenFlags& flags, SupervisorOptions& options) {
+void read_rendezvous(const GivenOptions& flags, SupervisorOptions& options) {
   NodesOptions& nodes = options.nodes;
   read_node_count(flags, nodes);
   read_rendezvous_configuration(flags, nodes);
@@ -349,7 +284,7 @@ void read_rendezvous(const GivenFlags& flags, SupervisorOptions& options) {
       throw UsageError(fmt::format("--node-rank is {}: expected 0 to {}, with --nnodes {}", node_rank,
                                    nodes.max_nodes - 1, nodes.max_nodes));
     nodes.node_rank = node_rank;
-  } else if (flags.has("--node-rank")) {
+  } else if (flags.find("--node-rank") != nullptr) {
     log::warn("--node-rank is for --rdzv-backend static; it is ignored");
   }
   if (nodes.max_nodes == 1) {
@@ -365,13 +300,13 @@ void read_rendezvous(const GivenFlags& flags, SupervisorOptions& options) {
     const std::string host = is_v6 ? fmt::format("[{}]", address->value) : address->value;
     nodes.endpoint = read_endpoint(address->written, host, master_port == 0 ? kStaticPort : master_port);
   } else {
-    throw UsageError(fmt::format("--nnodes {}: where do the nodes meet? Give --rdzv-endpoint HOST[:PORT]{}",
+    throw UsageError(fmt::format("--nnodes {}: where is the rendezvous? Give --rdzv-endpoint HOST[:PORT]{}",
                                  flags.text("--nnodes"),
                                  nodes.fixed_node_ranks ? ", or --master-addr and --master-port" : ""));
   }
 }
 
-StreamChoice read_streams(const GivenFlags& flags, const std::string& flag, int ranks) {
+StreamChoice read_streams(const GivenOptions& flags, const std::string& flag, int ranks) {
   const auto* given = flags.find(flag);
   if (given == nullptr) return {};
   const StreamChoice choice = StreamChoice::parse(given->written, given->value);
@@ -382,13 +317,13 @@ StreamChoice read_streams(const GivenFlags& flags, const std::string& flag, int 
   return choice;
 }
 
-void read_output(const GivenFlags& flags, SupervisorOptions& options) {
+void read_output(const GivenOptions& flags, SupervisorOptions& options) {
   WorkerLogOptions& logs = options.logs;
   logs.directory = flags.text("--log-dir");
   logs.redirects = read_streams(flags, "--redirects", options.ranks);
   logs.tee = read_streams(flags, "--tee", options.ranks);
   if (const auto* given = flags.find("--local-ranks-filter"); given != nullptr && !given->value.empty()) {
-    for (const std::string& item : split(given->value, ',')) {
+    for (const std::string& item : split_list(given->value)) {
       const auto local_rank = number_of(item, 0, options.ranks - 1);
       if (!local_rank)
         throw UsageError(fmt::format("{} is '{}': expected local ranks from 0 to {}, such as 0,1", given->written,
@@ -405,7 +340,7 @@ void read_output(const GivenFlags& flags, SupervisorOptions& options) {
     std::string text = given->value;
     for (std::size_t at = text.find(",,"); at != std::string::npos; at = text.find(",,", at))
       text.replace(at, 2, 1, '\0');
-    for (std::string item : split(text, ',')) {
+    for (std::string item : split_list(text)) {
       std::replace(item.begin(), item.end(), '\0', ',');
       if (!item.empty()) logs.filters[stream].push_back(item);
     }
@@ -421,10 +356,10 @@ int read_signal(const std::string& written, const std::string& name) {
                                written, name));
 }
 
-void read_ending(const GivenFlags& flags, SupervisorOptions& options) {
+void read_ending(const GivenOptions& flags, SupervisorOptions& options) {
   if (const auto* given = flags.find("--signals-to-handle"); given != nullptr && !given->value.empty()) {
     std::set<int> signals;
-    for (const std::string& name : split(given->value, ',')) signals.insert(read_signal(given->written, name));
+    for (const std::string& name : split_list(given->value)) signals.insert(read_signal(given->written, name));
     options.stop_signals.assign(signals.begin(), signals.end());
   }
   std::string written = "--shutdown-timeout", value = flags.text(written);
@@ -435,24 +370,25 @@ void read_ending(const GivenFlags& flags, SupervisorOptions& options) {
     written = variable->first;
     value = variable->second;
   }
-  if (value.empty() && !flags.has("--shutdown-timeout")) return;
+  if (value.empty() && flags.find("--shutdown-timeout") == nullptr) return;
   const auto seconds = positive_number_of(value, /*zero_too=*/true);
   if (!seconds) throw UsageError(fmt::format("{} is '{}': expected seconds", written, value));
   options.interrupt_grace = options.terminate_grace = options.failure_grace = milliseconds_of(*seconds);
 }
 
-void read_binding(const GivenFlags& flags, SupervisorOptions& options) {
+void read_binding(const GivenOptions& flags, SupervisorOptions& options) {
   const auto* mode = flags.find("--numa-binding");
   const auto* lists = flags.find("--cpu-binding");
   if (mode != nullptr && lists != nullptr) throw UsageError("--numa-binding and --cpu-binding exclude each other");
   if (mode != nullptr) options.binding.mode = parse_numa_binding(mode->written, mode->value);
-  if (lists != nullptr)
-    for (const std::string& list : split(lists->value, ':'))
-      options.binding.lists.push_back(parse_cpu_list(lists->written, list));
+  if (lists == nullptr) return;
+  std::istringstream text(lists->value + ":");
+  for (std::string list; std::getline(text, list, ':');)
+    options.binding.lists.push_back(parse_cpu_list(lists->written, list));
 }
 
 // Checks flags that job scripts use but that have no effect here.
-void check_accepted(const GivenFlags& flags) {
+void check_accepted(const GivenOptions& flags) {
   if (const auto* given = flags.find("--monitor-interval"); given && !positive_number_of(given->value, false))
     throw UsageError(fmt::format("{} is '{}': expected seconds", given->written, given->value));
   const std::vector<std::string> methods{"spawn", "fork", "forkserver"};
@@ -469,11 +405,10 @@ void check_accepted(const GivenFlags& flags) {
                     given->written, given->value));
 }
 
-void read_program(const Arguments& arguments, std::size_t first, SupervisorOptions& options) {
-  options.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(first), arguments.end());
-  if (options.command.empty())
+void check_program(const Arguments& command) {
+  if (command.empty())
     throw UsageError("no program given; for example: phalanx launch --nproc-per-node 2 ./my_program");
-  const std::string& program = options.command.front();
+  const std::string& program = command.front();
   if (program.ends_with(".py") && access(program.c_str(), F_OK) == 0 && access(program.c_str(), X_OK) != 0)
     throw UsageError(fmt::format("'{}' is not executable, and programs are started as they are: write `python {}`",
                                  program, program));
@@ -493,7 +428,7 @@ int parse_rank_count(const std::string& flag, const std::string& value, const En
     if (gpus == 0) {
       const auto chosen = environment.find("CUDA_VISIBLE_DEVICES");
       throw UsageError(fmt::format(
-          "{} gpu: this machine has no GPU that is visible{}", flag,
+          "{} gpu: this node has no GPU that is visible{}", flag,
           chosen == environment.end() ? "" : fmt::format(" (CUDA_VISIBLE_DEVICES is '{}')", chosen->second)));
     }
     return gpus;
@@ -506,26 +441,32 @@ int parse_rank_count(const std::string& flag, const std::string& value, const En
 
 LaunchArguments parse_launch_arguments(const Arguments& arguments, const EnvironmentMap& environment) {
   LaunchArguments result;
-  GivenFlags flags(environment);
-  const auto program = flags.take(arguments);
-  if (!program) {
+  SupervisorOptions& options = result.options;
+  CLI::App app;
+  app.prefix_command();
+  for (const char* names : kValues) app.add_option(names)->type_name("TEXT")->take_last();
+  for (const char* name : kFlags) app.add_flag(name)->disable_flag_override();
+  for (const auto& [name, reason] : kRefused) app.add_option(name)->expected(0, 1)->take_last();
+  try {
+    options.command = parse_options(app, arguments);
+  } catch (const CLI::CallForHelp&) {
     result.help = true;
     return result;
   }
-  SupervisorOptions& options = result.options;
+  const GivenOptions given(app, environment);
   options.environment = environment;
-  if (const auto* given = flags.find("--nproc-per-node"))
-    options.ranks = parse_rank_count(given->written, given->value, environment);
-  options.max_restarts = flags.integer("--max-restarts", 0, 1'000'000, 0);
-  options.role = flags.text("--role", "default");
-  options.nodes.local_address = flags.text("--local-addr");
-  options.virtual_local_rank = flags.has("--virtual-local-rank");
-  check_accepted(flags);
-  read_rendezvous(flags, options);
-  read_output(flags, options);
-  read_ending(flags, options);
-  read_binding(flags, options);
-  read_program(arguments, *program, options);
+  if (const auto* ranks = given.find("--nproc-per-node"))
+    options.ranks = parse_rank_count(ranks->written, ranks->value, environment);
+  options.max_restarts = given.integer("--max-restarts", 0, 1'000'000, 0);
+  options.role = given.text("--role", "default");
+  options.nodes.local_address = given.text("--local-addr");
+  options.virtual_local_rank = given.has("--virtual-local-rank");
+  check_accepted(given);
+  read_rendezvous(given, options);
+  read_output(given, options);
+  read_ending(given, options);
+  read_binding(given, options);
+  check_program(options.command);
   return result;
 }
 

@@ -39,8 +39,10 @@ std::string launch_error(const Arguments& arguments, const EnvironmentMap& envir
 TEST(LaunchCommandTest, TakesTorchrunsSpellings) {
   for (const Arguments& head : std::vector<Arguments>{{"--nproc-per-node", "4"},
                                                       {"--nproc_per_node=4"},
+                                                      {"--nproc-per_node", "4"},
                                                       {"-n", "4"},
                                                       {"-n4"},
+                                                      {"-n=4"},
                                                       {"--standalone", "--nnodes=1", "--nproc_per_node", "4"},
                                                       {"--no_python", "--nnodes", "1:1", "-n", "4", "--"}}) {
     Arguments arguments = head;
@@ -99,8 +101,8 @@ TEST(LaunchCommandTest, RanksAreCountedByGpusAndCores) {
     return std::string("no error");
   };
   for (const char* hidden : {"", "-1", "-1,0", "4", "x", "0,0", "GPU-9", "GPU-"})
-    EXPECT_EQ(error(hidden), std::string("-n gpu: this machine has no GPU that is visible (CUDA_VISIBLE_DEVICES is '") +
-                                 hidden + "')");
+    EXPECT_EQ(error(hidden),
+              std::string("-n gpu: this node has no GPU that is visible (CUDA_VISIBLE_DEVICES is '") + hidden + "')");
   EXPECT_EQ(four.visible("2"), 1);
   EXPECT_EQ(four.visible("3, 1 ,0"), 3);
   EXPECT_EQ(four.visible("0,-1"), 1);
@@ -144,6 +146,50 @@ TEST(LaunchCommandTest, FlagsMayComeFromTheEnvironment) {
               HasSubstr("PET_STANDALONE is 'yes': expected 0 or 1"));
 }
 
+TEST(LaunchCommandTest, TheLastOfARepeatedOptionCounts) {
+  const auto options =
+      launch_options({"-n", "2", "--role=a", "--nproc_per_node=3", "--role", "b", "--standalone", "--standalone"});
+  EXPECT_EQ(options.ranks, 3);
+  EXPECT_EQ(options.role, "b");
+}
+
+TEST(LaunchCommandTest, FlagsGoBeforeTheEnvironmentAndThatBeforeDefaults) {
+  const EnvironmentMap environment{{"PET_ROLE", "worker"},      {"PET_NODE_RANK", "1"},
+                                   {"PET_NNODES", "2"},         {"PET_MASTER_ADDR", "n1"},
+                                   {"PET_STANDALONE", "0"},     {"PET_TEE", "3"},
+                                   {"PET_LOG_DIR", "from_env"}, {"PET_SHUTDOWN_TIMEOUT", "4"},
+                                   {"PET_NO_PYTHON", "1"},      {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9"}};
+  const auto options = launch_options({"--log_dir=given", "--node-rank=0"}, environment);
+  EXPECT_EQ(options.role, "worker");
+  EXPECT_EQ(options.nodes.max_nodes, 2);
+  EXPECT_EQ(options.nodes.node_rank, 0);
+  EXPECT_EQ(options.nodes.endpoint.text(), "n1:29500");
+  EXPECT_EQ(options.logs.directory, "given");
+  EXPECT_EQ(options.logs.tee.all, 3);
+  EXPECT_EQ(options.terminate_grace, std::chrono::seconds(4));
+  EXPECT_EQ(launch_options({"--log-dir="}, environment).logs.directory, "") << "an empty value is a value";
+  EXPECT_THAT(launch_error({"prog"}, {{"PET_NODE_RANK", "x"}}),
+              HasSubstr("PET_NODE_RANK is 'x': expected a whole number from 0 to 99999"));
+}
+
+// The program's words are not looked at: options, `--`, empty words, brackets and underscores stay as they are.
+TEST(LaunchCommandTest, EverythingAfterTheProgramIsTheProgramsOwn) {
+  const Arguments words{"prog", "-n", "9", "--no_python", "--bogus", "--", "", "[a,b]", "--help", "--log_dir=x"};
+  for (const Arguments& head : std::vector<Arguments>{{}, {"--"}, {"-n", "2"}, {"-n2", "--no-python", "--"}}) {
+    Arguments arguments = head;
+    arguments.insert(arguments.end(), words.begin(), words.end());
+    const auto parsed = parse_launch_arguments(arguments, {});
+    EXPECT_EQ(parsed.options.command, words);
+    EXPECT_FALSE(parsed.help);
+  }
+  EXPECT_THAT(parse_launch_arguments({"--", "-n", "4"}, {}).options.command, ElementsAre("-n", "4"));
+  EXPECT_THAT(parse_launch_arguments({"--", "--", "x"}, {}).options.command, ElementsAre("--", "x"));
+  for (const char* value : {"[fd00::1]:29500", "--prog", "--"})  // any word is the value of an option before it
+    EXPECT_EQ(launch_options({"--role", value}).role, value);
+  EXPECT_EQ(launch_options({"--nnodes=2", "--rdzv-endpoint", "[fd00::1]"}).nodes.endpoint.text(), "[fd00::1]:29500");
+  EXPECT_TRUE(parse_launch_arguments({"-n", "2", "-h", "--bogus"}, {}).help);
+}
+
 TEST(LaunchCommandTest, TheStaticRendezvous) {
   auto nodes = launch_options({"--nnodes=4", "--node_rank=3", "--master_addr=10.0.0.1", "--master_port=6000"}).nodes;
   EXPECT_TRUE(nodes.fixed_node_ranks);
@@ -155,10 +201,11 @@ TEST(LaunchCommandTest, TheStaticRendezvous) {
   EXPECT_EQ(both.nodes.endpoint.text(), "n1:4000");
   EXPECT_EQ(both.master_port, 5000);
   EXPECT_EQ(launch_options({"--master-port=5000", "--rdzv-endpoint=localhost:0"}).master_port, 5000);
-  EXPECT_THAT(launch_error({"--nnodes=2", "prog"}), HasSubstr("where do the nodes meet? Give --rdzv-endpoint"));
+  EXPECT_THAT(launch_error({"--nnodes=2", "prog"}), HasSubstr("where is the rendezvous? Give --rdzv-endpoint"));
   EXPECT_THAT(launch_error({"--nnodes=2", "--node-rank=2", "--master-addr=n1", "prog"}), HasSubstr("expected 0 to 1"));
   EXPECT_THAT(launch_error({"--nnodes=1:2", "--master-addr=n1", "prog"}), HasSubstr("needs --rdzv-backend c10d"));
-  EXPECT_THAT(launch_error({"--nnodes=2", "--rdzv-endpoint=n1:0", "prog"}), HasSubstr("a port that all of them know"));
+  EXPECT_THAT(launch_error({"--nnodes=2", "--rdzv-endpoint=n1:0", "prog"}),
+              HasSubstr("the rendezvous needs a port that all nodes know"));
   EXPECT_THAT(launch_error({"--master-port=70000", "prog"}), HasSubstr("from 0 to 65535"));
   for (const char* bad : {"0", "2:1", "1:2:3", "x", "", "1:"})
     EXPECT_THAT(launch_error({"--nnodes", bad, "prog"}), HasSubstr("expected a number of nodes, or MIN:MAX")) << bad;
@@ -267,7 +314,14 @@ TEST(LaunchCommandTest, RefusesByName) {
   EXPECT_THAT(launch_error({"-n"}), HasSubstr("-n needs a value"));
   EXPECT_THAT(launch_error({"-n", "2"}), HasSubstr("no program"));
   EXPECT_THAT(launch_error({"-n", "2", "--"}), HasSubstr("no program"));
-  EXPECT_THAT(launch_error({"--standalone=yes", "prog"}), HasSubstr("takes no value"));
+  EXPECT_THAT(launch_error({"--standalone=yes", "prog"}), HasSubstr("--standalone takes no value"));
+  EXPECT_THAT(launch_error({"--role"}), HasSubstr("--role needs a value"));
+  EXPECT_THAT(launch_error({"-x", "prog"}), HasSubstr("unknown option '-x'"));
+  EXPECT_THAT(launch_error({"-n4", "--rdzv_bakend=c10d", "prog"}),
+              HasSubstr("unknown option '--rdzv_bakend' (did you mean '--rdzv-backend'?)"));
+  EXPECT_THAT(launch_error({"--max-restarts=1000001", "prog"}),
+              HasSubstr("--max-restarts is '1000001': expected a whole number from 0 to 1000000"));
+  EXPECT_THAT(launch_error({"--cpu-binding=0:", "prog"}), HasSubstr("--cpu-binding is ''"));
   EXPECT_THAT(launch_error({"--max-restarts=-1", "prog"}), HasSubstr("from 0 to"));
 }
 

@@ -24,6 +24,7 @@
 #include "cli/front/verify_command.h"
 #include "cli/front/worker_program.h"
 #include "cli/generate_arguments.h"
+#include "cli/parse_options.h"
 #include "cli/standard_streams.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
@@ -47,15 +48,15 @@ std::vector<Command> commands() {
       {"plan", "say which layouts of a model fit devices, and which to take", kPlanHelp, plan_command},
       {"verify", "prove that a layout trains as one rank does", kVerifyHelp, verify_command},
       {"tokenize", "train a tokenizer, turn text into a token file", "", tokenize_command},
-      {"generate", "continue texts with a trained model", kGenerateHelp, generate_command},
-      {"eval", "perplexity of a text, accuracy in multiple choice", kEvalHelp, eval_command},
+      {"generate", "continue texts with a trained model", kGenerateHelp, generate_command, true},
+      {"eval", "perplexity of a text, accuracy in multiple choice", kEvalHelp, eval_command, true},
       {"checkpoint", "look into checkpoints, check, compare and rewrite them", "", checkpoint_command},
       {"schedule", "show a pipeline schedule: table, bubble, memory, picture", kScheduleHelp, schedule_command},
-      {"launch", "start the ranks of any program on this machine", "", launch_command},
+      {"launch", "start the ranks of any program, on one node or many", "", launch_command},
       {"bench", "measure the collectives (comm), or training under several layouts (train)", "", bench_command},
       {"report", "write the HTML report of a run", kReportHelp, report_command},
       {"trace", "say from flight recorder files which rank a job is waiting for", kTraceHelp, trace_command},
-      {"doctor", "say what this machine and build have, and what is missing", "", doctor},
+      {"doctor", "say what this node and build have, and what is missing", "", doctor},
       {"completion", "print the script by which a shell completes commands and options", kCompletionHelp,
        [](const Arguments& arguments) { return completion_command(arguments, commands()); }},
   };
@@ -81,9 +82,10 @@ constexpr std::string_view kVersionHelp =
 int version_command(const Arguments& arguments) {
   return run_command({"version", "print the version", kVersionHelp,
                       [](const Arguments& given) {
-                        Arguments rest = given;
-                        const bool as_json = take_flag(rest, "--json");
-                        refuse_rest(rest, "version");
+                        bool as_json = false;
+                        CLI::App app;
+                        app.add_flag("--json", as_json);
+                        parse_options(app, given);
                         fmt::print("{}{}{}\n", as_json ? "{\"version\": \"" : "phalanx ", PHALANX_VERSION,
                                    as_json ? "\"}" : "");
                         return 0;

@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-#include <cstdlib>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <utility>
 
+#include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/hub_name.h"
 #include "phalanx/config/config_schema.h"
@@ -17,30 +19,11 @@
 namespace phalanx::cli {
 namespace {
 
-std::int64_t number_of(const std::string& flag, const std::string& text) {
-  std::int64_t value = 0;
-  const auto [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stopped != text.data() + text.size() || value < 1) {
-    throw UsageError(fmt::format("{} is '{}': expected a number, 1 or more", flag, text));
-  }
-  return value;
-}
-
-double headroom_of(const std::string& text) {
-  char* end = nullptr;
-  const double percent = std::strtod(text.c_str(), &end);
-  if (end == text.c_str() || *end != '\0' || !(percent >= 0 && percent < 100)) {
-    throw UsageError(
-        fmt::format("--headroom is '{}': expected percent of a device's memory, from 0 to less than 100", text));
-  }
-  return percent / 100;
-}
-
 /// --model: a flavor, or the directory of a Hugging Face model.
-void take_model(const std::string& model, std::vector<std::string>& overrides) {
+void add_model_keys(const std::string& model, std::vector<std::string>& keys) {
   if (std::filesystem::is_directory(model)) {
-    overrides.push_back(fmt::format("--model.flavor={}", train::kFlavorOfDirectory));
-    overrides.push_back("--model.hf_assets_path=" + model);
+    keys.push_back(fmt::format("--model.flavor={}", train::kFlavorOfDirectory));
+    keys.push_back("--model.hf_assets_path=" + model);
     return;
   }
   if (model.find('/') != std::string::npos) {
@@ -49,52 +32,67 @@ void take_model(const std::string& model, std::vector<std::string>& overrides) {
                     hub_hint(model).empty() ? ": expected a Hugging Face model's, with config.json" : hub_hint(model)));
   }
   models::llama_flavor(train::meant_value("model", "flavor", model));  // throws and names the nearest
-  overrides.push_back("--model.flavor=" + model);
+  keys.push_back("--model.flavor=" + model);
 }
 
 }  // namespace
 
-PlanArguments parse_plan_arguments(Arguments arguments) {
+PlanArguments parse_plan_arguments(const Arguments& arguments) {
   PlanArguments parsed;
-  std::string text, model;
   plan::NodeCounts nodes;
-  if (take_option(arguments, "--nodes", text)) nodes.nodes = number_of("--nodes", text);
-  if (take_option(arguments, "--per-node", text)) nodes.per_node = number_of("--per-node", text);
-  if (take_option(arguments, "--headroom", text)) parsed.headroom = headroom_of(text);
-  if (take_option(arguments, "--top", text)) parsed.max_rows = static_cast<std::size_t>(number_of("--top", text));
-  take_option(arguments, "--json", parsed.json);
-  take_option(arguments, "--toml", parsed.toml);
-  take_option(arguments, "--svg", parsed.svg);
-  while (take_option(arguments, "--layout", text)) parsed.layouts.push_back(text);
-  std::string devices;
-  if (!take_option(arguments, "--devices", devices)) {
+  std::string devices, model, dtype, schedule;
+  double headroom = 100 * parsed.headroom;
+  CLI::App app;
+  app.allow_extras();
+  const auto add_number = [&](const char* name, const std::function<void(std::int64_t)>& take) {
+    app.add_option_function<std::int64_t>(name, [=](std::int64_t value) {
+      require_range(name, value, 1);
+      take(value);
+    });
+  };
+  add_number("--nodes", [&](std::int64_t value) { nodes.nodes = value; });
+  add_number("--per-node", [&](std::int64_t value) { nodes.per_node = value; });
+  add_number("--top", [&](std::int64_t value) { parsed.max_rows = static_cast<std::size_t>(value); });
+  app.add_option("--headroom", headroom);
+  app.add_option("--json", parsed.json);
+  app.add_option("--toml", parsed.toml);
+  app.add_option("--svg", parsed.svg);
+  add_repeated_option(app, "--layout", parsed.layouts);
+  const auto* const devices_option = app.add_option("--devices", devices);
+  const auto* const model_option = app.add_option("--model", model);
+  const auto* const config_option = app.add_option("--config", parsed.config_path);
+  std::vector<std::string> keys;
+  for (const auto& [name, key] : {std::pair{"--batch", "training.global_batch_size"},
+                                  {"--local-batch", "training.local_batch_size"},
+                                  {"--seq", "training.seq_len"}}) {
+    add_number(name, [&keys, key = key](std::int64_t value) { keys.push_back(fmt::format("--{}={}", key, value)); });
+  }
+  const auto* const dtype_option = app.add_option("--dtype", dtype);
+  const auto* const schedule_option = app.add_option("--schedule", schedule);
+  parsed.overrides = parse_options(app, arguments);
+
+  if (!(headroom >= 0 && headroom < 100)) {
+    throw UsageError(
+        fmt::format("--headroom is {}: expected percent of a device's memory, from 0 to less than 100", headroom));
+  }
+  parsed.headroom = headroom / 100;
+  if (devices_option->count() == 0) {
     throw UsageError("--devices is missing: expected such as 8xH100, 2x24GiB,2x80GiB or 2xthis");
   }
   parsed.devices = plan::parse_devices(devices, nodes);
-
-  const bool has_model = take_option(arguments, "--model", model);
-  const bool has_config = take_option(arguments, "--config", parsed.config_path);
-  if (has_model) take_model(model, parsed.overrides);
-  if (!parsed.layouts.empty() && take_option(arguments, "--schedule", text)) {
+  if (!parsed.layouts.empty() && schedule_option->count() > 0) {
     throw UsageError(
         fmt::format("--schedule is for all pipelines that are searched: with --layout, name it there, as in "
                     "pp=2,schedule={}",
-                    text));
+                    schedule));
   }
-  // Short option names for configuration keys.
-  for (const auto& [flag, key] : {std::pair{"--batch", "training.global_batch_size"},
-                                  {"--local-batch", "training.local_batch_size"},
-                                  {"--seq", "training.seq_len"}}) {
-    if (take_option(arguments, flag, text)) {
-      parsed.overrides.push_back(fmt::format("--{}={}", key, number_of(flag, text)));
-    }
+  if (model_option->count() > 0) add_model_keys(model, keys);
+  if (dtype_option->count() > 0) keys.push_back("--training.mixed_precision_param=" + dtype);
+  if (schedule_option->count() > 0) keys.push_back("--parallelism.pipeline_parallel_schedule=" + schedule);
+  if (model_option->count() + config_option->count() == 0) {
+    parsed.config_path = take_config_path(parsed.overrides, "plan");
   }
-  for (const auto& [flag, key] : {std::pair{"--dtype", "training.mixed_precision_param"},
-                                  {"--schedule", "parallelism.pipeline_parallel_schedule"}}) {
-    if (take_option(arguments, flag, text)) parsed.overrides.push_back(fmt::format("--{}={}", key, text));
-  }
-  if (!has_model && !has_config) parsed.config_path = take_config_path(arguments, "plan");
-  parsed.overrides.insert(parsed.overrides.end(), arguments.begin(), arguments.end());
+  parsed.overrides.insert(parsed.overrides.begin(), keys.begin(), keys.end());
 
   if (parsed.config_path.empty()) {
     parsed.config = train::parse_config("", "command line", parsed.overrides);

@@ -1,7 +1,7 @@
 // The command line of `phalanx plan`.
 #pragma once
 
-#include <optional>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -24,7 +24,7 @@ struct PlanArguments {
 };
 
 /// Throws UsageError and ConfigError.
-PlanArguments parse_plan_arguments(Arguments arguments);
+PlanArguments parse_plan_arguments(const Arguments& arguments);
 
 /// The given layouts, in their order. Throws ConfigError for unknown names.
 std::vector<plan::Candidate> given_layouts(const PlanArguments& arguments, const plan::SearchOptions& options);

@@ -30,9 +30,9 @@ as sections of a configuration. Nothing is allocated, and no device is needed.
   CONFIG.toml, --config    or the model, batch, sequence and precision of a run's configuration
       --devices LIST       [COUNTx]NAME or [COUNTx]SIZE, joined by commas: 8xH100, 16xA100-40G, 2x24GiB,2x80GiB. Names:
                            A100-80G, A100-40G, H100-80G, H200-141G, B200-180G, L40S-48G, RTX4090-24G; `2xthis`: two
-                           ranks on the processors and the free memory of this machine
-      --nodes N, --per-node N   machines, and neighbouring devices on one. Default: up to 8 devices are on one machine,
-                           more on machines of 8
+                           ranks on the processors and the free memory of this node
+      --nodes N, --per-node N   nodes, and neighbouring devices on one. Default: up to 8 devices are on one node, more
+                           on nodes of 8
       --batch N            sequences in a step (training.global_batch_size; default: --local-batch for each device)
       --local-batch N      sequences in one forward pass, at most (training.local_batch_size)
       --seq N              tokens in a sequence (training.seq_len)

@@ -209,10 +209,17 @@ TEST_F(PlanCommandTest, WhatIsWrongIsRefused) {
   EXPECT_THAT(with({"--devices", "8xH1000"}), HasSubstr("no device 'H1000' is known (did you mean 'H100'?)"));
   EXPECT_THAT(with({"--devices", "8xH100", "--nodes", "3"}), HasSubstr("--nodes 3 does not divide"));
   EXPECT_THAT(with({"--devices", "8xH100", "--nodes", "none"}),
-              HasSubstr("--nodes is 'none': expected a number, 1 or"));
+              HasSubstr("--nodes is 'none': expected a whole number"));
+  EXPECT_THAT(with({"--devices", "8xH100", "--nodes", "0"}), HasSubstr("--nodes is 0: expected 1 or more"));
+  EXPECT_THAT(with({"--devices", "H100", "--top", "2", "--top=3"}),
+              HasSubstr("--top is given twice: expected it once"));
+  EXPECT_THAT(with({"--devices"}), HasSubstr("--devices needs a value"));
+  EXPECT_THAT(with({"--devices", "H100", "--localbatch", "2"}),
+              HasSubstr("unknown option '--localbatch' (did you mean '--local-batch'?)"));
+  EXPECT_THAT(with({"--devices", "H100", "--", "--top", "2"}), HasSubstr("unexpected argument '--'"));
   EXPECT_THAT(with({"--devices", "7xH100", "--batch", "16", "--schedule", "GPipe"}),
               HasSubstr("16 sequences a step cannot be shared out over 7 devices"));
-  EXPECT_THAT(with({"--devices", "H100", "--batch", "0"}), HasSubstr("--batch is '0': expected a number, 1 or more"));
+  EXPECT_THAT(with({"--devices", "H100", "--batch", "0"}), HasSubstr("--batch is 0: expected 1 or more"));
   EXPECT_THAT(with({"--devices", "H100", "--headroom", "100"}), HasSubstr("from 0 to less than 100"));
   EXPECT_THAT(with({"--devices", "H100", "--dtype", "int8"}), HasSubstr("mixed_precision_param"));
   EXPECT_THAT(with({"--devices", "H100", "--training.seqlen", "8"}), HasSubstr("seq_len"));

@@ -12,12 +12,9 @@
 
 namespace phalanx::cli {
 
-RankCount take_rank_count(Arguments& arguments) {
+RankCount rank_count(const std::string& ranks) {
   RankCount count;
-  std::string text;
-  for (const char* name : {"-n", "--nproc-per-node", "--nproc_per_node"}) {
-    if (take_option(arguments, name, text)) count.started = parse_rank_count(name, text);
-  }
+  if (!ranks.empty()) count.started = parse_rank_count("-n", ranks);
   const WorkerEnvironment started_by = read_worker_environment();
   // A single task of srun or mpirun may start its own ranks.
   count.launched = started_by.world_size > 1 || std::getenv("RANK") != nullptr;
@@ -29,10 +26,12 @@ RankCount take_rank_count(Arguments& arguments) {
   return count;
 }
 
-void check_copies(std::int64_t tp, std::int64_t pp, const RankCount& count) {
-  if (count.world % (tp * pp) == 0) return;
+RankCount model_rank_count(const ModelArguments& parsed) {
+  const RankCount count = rank_count(parsed.ranks);
+  const std::int64_t copy = parsed.tp * parsed.pp;
+  if (count.world % copy == 0) return count;
   throw UsageError(fmt::format("{} rank{}, but --tp x --pp is {}: expected a multiple of it, such as -n {}",
-                               count.world, count.world == 1 ? "" : "s", tp * pp, tp * pp));
+                               count.world, count.world == 1 ? "" : "s", copy, copy));
 }
 
 int run_ranks(const std::string& name, const Arguments& arguments, const RankCount& count,

@@ -1,16 +1,16 @@
 // Starts the ranks of a command: one rank, several that -n starts on this node, or those of a launcher.
 //
-//   const RankCount count = take_rank_count(arguments);     // -n 4
-//   ...                                                     // checks that can fail before ranks are started
+//   const RankCount count = rank_count(parsed.ranks);     // -n 4
+//   ...                                                   // checks that can fail before ranks are started
 //   return run_ranks("train", arguments, count);
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/model_arguments.h"
 
 namespace phalanx::cli {
 
@@ -20,12 +20,12 @@ struct RankCount {
   int world = 1;
 };
 
-/// Removes -n, --nproc-per-node from the arguments. Throws UsageError if -n is given and a launcher has started this
+/// `ranks`: the value of -n, "" if it is not given. Throws UsageError if -n is given and a launcher has started this
 /// process already.
-RankCount take_rank_count(Arguments& arguments);
+RankCount rank_count(const std::string& ranks);
 
-/// Throws UsageError unless the number of ranks is a multiple of the tp * pp ranks of one copy of the model.
-void check_copies(std::int64_t tp, std::int64_t pp, const RankCount& count);
+/// The ranks of a command that runs a model. Throws UsageError unless they are a multiple of the tp * pp ranks of a copy.
+RankCount model_rank_count(const ModelArguments& parsed);
 
 /// Starts the ranks with the worker's command `name` and waits for them. Or this process becomes a rank, and the call
 /// does not return. stop_signals: as in SupervisorOptions.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 #include "phalanx/report/report.h"
 
@@ -24,21 +25,21 @@ configuration keys that differ.
 )";
 
 int report_command(const Arguments& arguments) {
-  Arguments folders = arguments;
-  std::string output;
-  const bool has_output = take_option(folders, "--output", output);
-  for (const std::string& folder : folders) {
-    if (folder.starts_with("-")) refuse_rest({folder}, "report");
-  }
+  std::vector<std::string> folders;
+  std::optional<std::string> output;
+  CLI::App app;
+  app.add_option("folders", folders);
+  app.add_option("--output", output);
+  parse_options(app, arguments);
   if (folders.empty()) throw UsageError("expected the run's folder (job.dump_folder of its configuration)");
-  if (folders.size() == 1 && !has_output) {
+  if (folders.size() == 1 && !output) {
     fmt::print("{}\n", train::write_report(folders[0]));
     return 0;
   }
-  if (!has_output) output = "comparison.html";
-  if (output.empty()) throw UsageError("--output is empty: expected the path of a file");
-  train::write_comparison(folders, output);
-  fmt::print("{}\n", output);
+  if (output && output->empty()) throw UsageError("--output is empty: expected the path of a file");
+  const std::string path = output.value_or("comparison.html");
+  train::write_comparison(folders, path);
+  fmt::print("{}\n", path);
   return 0;
 }
 

@@ -3,18 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "cli/front/executed_timeline.h"
+#include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/base/parse_text.h"
 #include "phalanx/schedule/actions.h"
 #include "phalanx/schedule/dataflow.h"
 #include "phalanx/schedule/draw.h"
@@ -72,44 +72,22 @@ struct ScheduleArguments {
   bool table = false, transfers = false, validate = false, compare = false;
 };
 
-int whole_number(std::string_view option, std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) {
-    throw UsageError(fmt::format("{} is '{}': expected a whole number", option, text));
-  }
-  return value;
-}
-
-std::vector<std::string_view> split_at_commas(std::string_view text) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const std::size_t comma = text.find(',');
-    parts.push_back(text.substr(0, comma));
-    if (comma == std::string_view::npos) return parts;
-    text.remove_prefix(comma + 1);
-  }
-}
-
-void parse_times(std::string_view text, ScheduleArguments& arguments) {
+void parse_times(const std::string& text, ScheduleArguments& arguments) {
   std::optional<double> f, b, i, w, send;
   const std::vector<std::pair<std::string, std::optional<double>*>> known = {
       {"F", &f}, {"B", &b}, {"I", &i}, {"W", &w}, {"send", &send}};
-  for (const std::string_view part : text.empty() ? std::vector<std::string_view>{} : split_at_commas(text)) {
+  for (const std::string& part : text.empty() ? std::vector<std::string>{} : split_list(text)) {
     const std::size_t equals = part.find('=');
-    const std::string name(part.substr(0, equals));
+    const std::string name = part.substr(0, equals);
     const auto found = std::find_if(known.begin(), known.end(), [&](const auto& entry) { return entry.first == name; });
-    if (found == known.end() || equals == std::string_view::npos) {
+    if (found == known.end() || equals == std::string::npos) {
       throw UsageError(fmt::format("--times has '{}'{}: expected F=, B=, I=, W= and send=, separated by commas", part,
                                    found == known.end() ? did_you_mean(name, {"F", "B", "I", "W", "send"}) : ""));
     }
-    const std::string_view digits = part.substr(equals + 1);
-    double value = 0.0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error != std::errc{} || end != digits.data() + digits.size() || !(value >= 0.0) || std::isinf(value)) {
+    *found->second = parse_whole<double>(part.substr(equals + 1));
+    if (!(found->second->value_or(-1) >= 0) || std::isinf(**found->second)) {
       throw UsageError(fmt::format("--times has '{}': expected a number, 0 or more", part));
     }
-    *found->second = value;
   }
   schedule::PassTimes& times = arguments.times.common;
   times.forward = f.value_or(1.0);
@@ -121,55 +99,46 @@ void parse_times(std::string_view text, ScheduleArguments& arguments) {
                                      times.backward_input, times.backward_weight, arguments.times.transfer);
 }
 
-ScheduleArguments parse_schedule(Arguments words) {
+std::vector<int> parse_max_live(const std::string& text) {
+  std::vector<int> bounds;
+  for (const std::string& part : split_list(text)) {
+    const auto bound = parse_whole<int>(part);
+    if (!bound) throw UsageError(fmt::format("--max-live has '{}': expected whole numbers, such as 4 or 4,3", part));
+    bounds.push_back(*bound);
+  }
+  return bounds;
+}
+
+ScheduleArguments parse_schedule(const Arguments& arguments) {
   ScheduleArguments parsed;
-  std::string text;
-  const bool ranks = take_option(words, "--ranks", text);
-  if (ranks) parsed.options.ranks = whole_number("--ranks", text);
-  const bool micro_batches = take_option(words, "--micro-batches", text);
-  if (micro_batches) parsed.options.micro_batches = whole_number("--micro-batches", text);
-  const bool stages = take_option(words, "--stages-per-rank", text);
-  if (stages) {
-    parsed.options.stages_per_rank = whole_number("--stages-per-rank", text);
-    if (parsed.options.stages_per_rank < 1) {
-      throw UsageError(fmt::format("--stages-per-rank is {}: expected 1 or more", parsed.options.stages_per_rank));
-    }
-  }
-  text.clear();
-  const bool given_times = take_option(words, "--times", text);
-  parse_times(text, parsed);
-  if (take_option(words, "--max-live", text)) {
-    for (const std::string_view part : split_at_commas(text)) {
-      parsed.max_live.push_back(whole_number("--max-live", part));
-    }
-  }
-  take_option(words, "--from", parsed.from);
-  take_option(words, "--csv", parsed.csv);
-  take_option(words, "--svg", parsed.svg);
-  take_option(words, "--executed", parsed.executed);
-  if (take_option(words, "--step", text)) parsed.step = whole_number("--step", text);
-  parsed.table = take_flag(words, "--table");
-  parsed.transfers = take_flag(words, "--transfers");
-  parsed.validate = take_flag(words, "--validate");
-  parsed.compare = take_flag(words, "--compare");
-  for (const std::string& word : words) {
-    if (!word.starts_with('-')) continue;
-    const std::string name = word.substr(0, word.find('='));
-    throw UsageError(fmt::format("unknown or repeated option '{}'{}", name,
-                                 did_you_mean(name, {"--ranks", "--micro-batches", "--stages-per-rank", "--from",
-                                                     "--times", "--table", "--transfers", "--validate", "--max-live",
-                                                     "--csv", "--svg", "--compare", "--executed", "--step"})));
-  }
-  if (!words.empty()) {
-    parsed.options.name = words[0];
-    words.erase(words.begin());
-  }
-  refuse_rest(words, "schedule");
+  std::string times, max_live;
+  CLI::App app;
+  app.option_defaults()->disable_flag_override();
+  app.add_option("name", parsed.options.name);
+  const auto* const ranks = app.add_option("--ranks", parsed.options.ranks);
+  const auto* const micro_batches = app.add_option("--micro-batches", parsed.options.micro_batches);
+  const auto* const stages = app.add_option("--stages-per-rank", parsed.options.stages_per_rank);
+  const auto* const given_times = app.add_option("--times", times);
+  const auto* const given_max_live = app.add_option("--max-live", max_live);
+  app.add_option("--from", parsed.from);
+  app.add_option("--csv", parsed.csv);
+  app.add_option("--svg", parsed.svg);
+  app.add_option("--executed", parsed.executed);
+  app.add_option("--step", parsed.step);
+  app.add_flag("--table", parsed.table);
+  app.add_flag("--transfers", parsed.transfers);
+  app.add_flag("--validate", parsed.validate);
+  app.add_flag("--compare", parsed.compare);
+  parse_options(app, arguments);
+  if (stages->count() > 0) require_range("--stages-per-rank", parsed.options.stages_per_rank, 1);
+  parse_times(times, parsed);
+  if (given_max_live->count() > 0) parsed.max_live = parse_max_live(max_live);
 
   const bool named = !parsed.options.name.empty();
+  const bool sized = ranks->count() + micro_batches->count() + stages->count() > 0;
   if (!parsed.executed.empty()) {
-    if (named || ranks || micro_batches || stages || parsed.compare || parsed.table || parsed.transfers ||
-        parsed.validate || given_times || !parsed.csv.empty()) {
+    if (named || sized || parsed.compare || parsed.table || parsed.transfers || parsed.validate ||
+        given_times->count() > 0 || !parsed.csv.empty()) {
       throw UsageError("--executed goes together with --step, --from and --svg only: the rest is what the traces say");
     }
     return parsed;
@@ -179,10 +148,10 @@ ScheduleArguments parse_schedule(Arguments words) {
     throw UsageError(fmt::format("expected one of NAME ({}), --from FILE.csv and --compare",
                                  fmt::join(schedule::schedule_names(), ", ")));
   }
-  if (!parsed.from.empty() && (ranks || micro_batches || stages)) {
+  if (!parsed.from.empty() && sized) {
     throw UsageError("--ranks, --micro-batches and --stages-per-rank are what the file of --from says: leave them out");
   }
-  if (parsed.from.empty() && !(ranks && micro_batches)) {
+  if (parsed.from.empty() && (ranks->count() == 0 || micro_batches->count() == 0)) {
     throw UsageError("expected --ranks P and --micro-batches M");
   }
   if (parsed.compare &&

@@ -102,9 +102,8 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   app.add_option("--vocab-size", parsed.vocab_size);
   app.add_option("--output,-o", parsed.output);
   app.add_option("--validation-fraction", parsed.validation_fraction);
-  // One value per option: a list would take the following inputs.
-  app.add_option("--extensions", parsed.extensions)->delimiter(',')->expected(1)->take_all();
-  app.add_option("--exclude", parsed.exclude)->expected(1)->take_all();
+  add_repeated_option(app, "--extensions", parsed.extensions)->delimiter(',');
+  add_repeated_option(app, "--exclude", parsed.exclude);
   const auto* const field = app.add_option("--field", parsed.field);
   app.add_option("--format", format);
   const auto* const min_frequency = app.add_option("--min-frequency", parsed.min_frequency);
@@ -135,9 +134,7 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
     throw UsageError(
         fmt::format("--validation-fraction is {}: expected 0 or more and less than 1", parsed.validation_fraction));
   }
-  if (parsed.min_frequency < 1) {
-    throw UsageError(fmt::format("--min-frequency is {}: expected 1 or more", parsed.min_frequency));
-  }
+  require_range("--min-frequency", parsed.min_frequency, 1);
   parsed.is_field_given = field->count() > 0;
   if (parsed.field.empty()) throw UsageError("--field is empty: expected the name of a field");
   if (min_frequency->count() > 0 && !parsed.vocab_size) {

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <functional>
 
+#include "cli/parse_options.h"
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
@@ -71,10 +72,11 @@ void print_gpu_copies() {
 }  // namespace
 
 int topology_command(const Arguments& arguments) {
-  Arguments rest = arguments;
-  take_flag(rest, "--topology");
-  const bool only_facts = take_flag(rest, "--no-measure");
-  refuse_rest(rest, "doctor --topology");
+  bool only_facts = false;
+  CLI::App app;
+  app.add_flag("--topology");
+  app.add_flag("--no-measure", only_facts);
+  parse_options(app, arguments);
   const measure::Topology machine = measure::read_topology();
   fmt::print("{}", measure::describe(machine));
   const CpuLimits limits = cpu_limits();
@@ -90,7 +92,7 @@ int topology_command(const Arguments& arguments) {
   print_link("shared memory", [] { return measure::measure_shared_memory(); });
   print_link("loopback TCP", [] { return measure::measure_loopback(); });
   print_gpu_copies();
-  fmt::print("Between machines: phalanx bench comm --ops pingpong,sendrecv, in a job with ranks on each of them\n");
+  fmt::print("Between nodes: phalanx bench comm --ops pingpong,sendrecv, in a job with ranks on each of them\n");
   return 0;
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -12,8 +11,10 @@
 #include <system_error>
 
 #include "cli/front/executed_timeline.h"
+#include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/base/parse_text.h"
 #include "phalanx/base/signals.h"
 #include "phalanx/observe/flight_analysis.h"
 
@@ -67,17 +68,14 @@ std::string recordings_of(const std::string& folder) {
                   folder, below.string(), (run / "profile_traces").string()));
 }
 
-int dump(const Arguments& arguments) {
-  const std::string text = arguments.empty() ? "" : arguments[0];
-  pid_t process = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), process);
-  if (error != std::errc{} || end != text.data() + text.size() || process < 1) {
+int dump(const std::string& text) {
+  const pid_t process = parse_whole<pid_t>(text).value_or(0);
+  if (process < 1) {
     throw UsageError(
         fmt::format("dump: '{}' is no process: expected the number of a launcher or a rank, such as "
                     "phalanx trace dump 4711",
                     text));
   }
-  refuse_rest({arguments.begin() + 1, arguments.end()}, "trace dump");
   if (::kill(process, 0) != 0) {
     throw Error(fmt::format("dump: process {}: {}", process,
                             errno == ESRCH ? "there is none of that number" : std::strerror(errno)));
@@ -85,7 +83,7 @@ int dump(const Arguments& arguments) {
   if (!handles_signal(process, SIGQUIT)) {
     throw Error(
         fmt::format("dump: process {} does not handle SIGQUIT, which would end it: it is no launcher and "
-                    "no rank of Phalanx, or has not met the other ranks yet",
+                    "no rank of Phalanx, or has not finished its rendezvous yet",
                     process));
   }
   if (ignores_signal(process, SIGQUIT)) {
@@ -102,19 +100,22 @@ int dump(const Arguments& arguments) {
 
 int trace_command(const Arguments& arguments) {
   if (arguments.empty()) throw UsageError("expected what to do: phalanx trace analyze FOLDER, or dump PID");
-  if (arguments[0] == "dump") return dump({arguments.begin() + 1, arguments.end()});
-  if (arguments[0] != "analyze" && arguments[0] != "analyse") {
+  if (arguments[0] != "dump" && arguments[0] != "analyze" && arguments[0] != "analyse") {
     throw UsageError(fmt::format("unknown action '{}'{}: expected phalanx trace analyze FOLDER, or dump PID",
                                  arguments[0], did_you_mean(arguments[0], {"analyze", "dump"})));
   }
-  if (arguments.size() < 2) throw UsageError("expected the folder that holds the flight recorder files or the traces");
-  refuse_rest({arguments.begin() + 2, arguments.end()}, "trace analyze");
+  std::string subject;
+  CLI::App app;
+  app.add_option("subject", subject);
+  parse_options(app, {arguments.begin() + 1, arguments.end()});
+  if (arguments[0] == "dump") return dump(subject);
+  if (subject.empty()) throw UsageError("expected the folder that holds the flight recorder files or the traces");
 
-  if (holds_traces(arguments[1])) {
-    print_executed(executed_step(observe::read_trace_files(arguments[1])));
+  if (holds_traces(subject)) {
+    print_executed(executed_step(observe::read_trace_files(subject)));
     return 0;
   }
-  const std::string folder = recordings_of(arguments[1]);
+  const std::string folder = recordings_of(subject);
   const observe::FlightAnalysis analysis = observe::analyze_flight_files(observe::read_flight_files(folder));
   fmt::print("{}", observe::to_text(analysis));
   if (!analysis.ranks_without_file.empty()) {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "cli/front/rank_launch.h"
-#include "cli/front/train_arguments.h"
 #include "cli/front/worker_program.h"
+#include "cli/train_arguments.h"
 #include "phalanx/config/config.h"
 #include "phalanx/train/inputs/run_check.h"
 
@@ -16,7 +16,7 @@ const std::string_view kTrainHelp = R"(usage: phalanx train [-n N] CONFIG.toml [
 
 Trains a model as the configuration says; continues from the newest checkpoint in its folder if there is one.
 
-  -n, --nproc-per-node N     start N ranks (or auto) on this machine and train with data parallelism over them
+  -n, --nproc-per-node N     start N ranks (or auto) on this node and train with data parallelism over them
   --section.key value        overrule a key of the file (--section.key=value; --section.key and --section.no-key
                              switch a boolean on and off)
   --like torchtitan          take torchtitan's defaults below the file's and the flags' values
@@ -34,9 +34,8 @@ configuration ends with status 2, any other failure with status 1.
 )";
 
 int train_command(const Arguments& arguments) {
-  Arguments rest = arguments;
-  const RankCount count = take_rank_count(rest);
-  const TrainArguments parsed = parse_train_arguments(rest);
+  const TrainArguments parsed = parse_train_arguments(arguments);
+  const RankCount count = rank_count(parsed.ranks);
   if (parsed.print_config_reference) {
     fmt::print("{}", train::config_reference());
     return 0;
@@ -49,13 +48,8 @@ int train_command(const Arguments& arguments) {
                             : train::read_run_config(parsed.config, parsed.overrides, {.ranks = count.world}, &notes);
     stop_signals = train::stop_signals(config);
   }
-  rest = parsed.overrides;
-  rest.insert(rest.begin(), parsed.config);
-  if (parsed.print_config) {
-    rest.insert(rest.begin(), "--print-config");
-    become_worker("train", rest);
-  }
-  return run_ranks("train", rest, count, stop_signals);
+  if (parsed.print_config) become_worker("train", arguments);
+  return run_ranks("train", arguments, count, stop_signals);
 }
 
 }  // namespace phalanx::cli

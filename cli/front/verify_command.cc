@@ -12,11 +12,11 @@ Trains the same model on the same data on one rank, in the same precision withou
 over N, side by side, and compares losses, gradients and weights after every step. Names the first parameter that is
 wrong, with rank, element and likely cause.
 
-  -n, --nproc-per-node N   start N ranks on this machine
+  -n, --nproc-per-node N   start N ranks on this node
   --steps K                training steps to compare (3)
   --layout L               another layout than the configuration's, such as dp_shard=2,tp=2,zero=3; may be repeated.
                            Parts: pp, schedule=NAME, dp_replicate, dp_shard, tp, zero=1|2|3, sp=on|off,
-                           ac=none|full|op|N, reshard=default|always|never, precision=float32|bfloat16|float16
+                           ac=none|full|op|N, reshard=default|always|never, precision=float32|bfloat16|float16, batch=N
   --tolerance T            of gradients at equal weights, relative to their norm (1e-5 in float32); losses and weights
                            may be off by twice as much. Recomputation alone may change no bit
   --all                    every layout of 1 to N ranks whose degrees are powers of two, and recomputation and both
@@ -32,11 +32,10 @@ Ends with status 0 if everything is within its tolerance, 1 if not, 2 for a wron
 )";
 
 int verify_command(const Arguments& arguments) {
-  Arguments rest = arguments;
-  const RankCount count = take_rank_count(rest);
-  const VerifyArguments parsed = parse_verify_arguments(rest);
+  const VerifyArguments parsed = parse_verify_arguments(arguments);
+  const RankCount count = rank_count(parsed.ranks);
   if (!count.launched) layouts_to_verify(parsed, count.world);
-  return run_ranks("verify", rest, count);
+  return run_ranks("verify", arguments, count);
 }
 
 }  // namespace phalanx::cli

@@ -132,7 +132,15 @@ TEST_F(VerifyCommandTest, WhatCannotBeIsRefusedBeforeARankStarts) {
   EXPECT_EQ(run("-n 2 --all --layout tp=2"), 2);
   EXPECT_THAT(error_, HasSubstr("--all checks every layout"));
   EXPECT_EQ(run("--steps none"), 2);
-  EXPECT_THAT(error_, HasSubstr("--steps is 'none': expected a number of training steps, 1 or more"));
+  EXPECT_THAT(error_, HasSubstr("--steps is 'none': expected a whole number"));
+  EXPECT_EQ(run("--steps 0"), 2);
+  EXPECT_THAT(error_, HasSubstr("--steps is 0: expected 1 or more"));
+  EXPECT_EQ(run("--steps 1 --steps 2"), 2);
+  EXPECT_THAT(error_, HasSubstr("--steps is given twice: expected it once"));
+  EXPECT_EQ(run("--tabel"), 2);
+  EXPECT_THAT(error_, HasSubstr("unknown option '--tabel' (did you mean '--table'?)"));
+  EXPECT_EQ(run("--layout"), 2);
+  EXPECT_THAT(error_, HasSubstr("--layout needs a value"));
   EXPECT_EQ(run("--tolerance inf"), 2);
   EXPECT_THAT(error_, HasSubstr("--tolerance is 'inf': expected a number above 0"));
   EXPECT_EQ(run("--tolerance 0"), 2);

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <string>
 
+#include "cli/parse_options.h"
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
@@ -28,7 +29,7 @@ namespace phalanx::cli {
 
 const std::string_view kDoctorHelp = R"(usage: phalanx doctor [--topology [--no-measure]]
 
-Says what this machine and this build have, line by line, and what is missing with what to do about it. Ends with status
+Says what this node and this build have, line by line, and what is missing with what to do about it. Ends with status
 1 if something that training needs is missing.
 
   --topology      instead: processors, caches, NUMA nodes, network devices, GPUs and their links, and the measured speed
@@ -134,7 +135,7 @@ void examine_shared_memory(Examination& report) {
     ::munmap(memory, kBytes);
   } else {
     report.lacks("shared memory", std::strerror(error),
-                 "ranks of this machine cannot use the shm backend: set comm.backend = \"gloo\"");
+                 "ranks of this node cannot use the shm backend: set comm.backend = \"gloo\"");
   }
   if (file >= 0) ::close(file);
   struct statvfs space {};
@@ -152,7 +153,7 @@ void examine_shared_memory(Examination& report) {
 void examine_mpi(Examination& report) {
   if (const auto library = mpi_library()) return report.good("mpi", *library + ", for ranks started by mpirun or srun");
   report.note(
-      "mpi", "not in this build, or no Open MPI on this machine",
+      "mpi", "not in this build, or no Open MPI on this node",
       "only comm.backend = \"mpi\" needs it: install Open MPI (scripts/bootstrap.sh --mpi), configure and build again");
 }
 
@@ -194,7 +195,8 @@ void examine_devices(Examination& report) {
 }  // namespace
 
 int doctor_command(const Arguments& arguments) {
-  refuse_rest(arguments, "doctor");
+  CLI::App app;
+  parse_options(app, arguments);
   Examination report;
   examine_program(report);
   examine_processor(report);

@@ -327,8 +327,7 @@ int eval_worker(const Arguments& arguments) {
   const EvalArguments parsed = parse_eval_arguments(arguments);
   infer::ModelFiles files = infer::find_model(parsed.checkpoint);
   files.allow_model_mismatch = parsed.allow_model_mismatch;
-  const ModelRanks ranks = start_model_ranks(
-      {.tp = parsed.tp, .pp = parsed.pp, .device = parsed.device, .backend = parsed.backend, .arguments = arguments});
+  const ModelRanks ranks = start_model_ranks(parsed, arguments);
   std::size_t skipped = 0;
   ranks.run([&] {
     const auto model = load_model(files, ranks, parsed.dtype);

@@ -374,8 +374,7 @@ int generate_worker(const Arguments& arguments) {
   Inputs inputs = read_prompts(parsed);
   infer::ModelFiles files = infer::find_model(parsed.checkpoint);
   files.allow_model_mismatch = parsed.allow_model_mismatch;
-  const ModelRanks ranks = start_model_ranks(
-      {.tp = parsed.tp, .pp = parsed.pp, .device = parsed.device, .backend = parsed.backend, .arguments = arguments});
+  const ModelRanks ranks = start_model_ranks(parsed, arguments);
   // Prompts that are given as ids need no tokenizer. If there is one, it is used for the text of the answers.
   const bool needs_tokenizer =
       !parsed.stops.empty() ||

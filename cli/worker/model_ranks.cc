@@ -33,17 +33,16 @@ at::Device choose_device(const std::string& name) {
     throw UsageError(fmt::format("--device is '{}': expected cpu, cuda or cuda:N", name));
   }
   if (name == "cpu") return at::kCPU;
-  if (!at::hasCUDA())
-    throw Error(fmt::format("--device {}: this machine or build of libtorch has no CUDA device", name));
+  if (!at::hasCUDA()) throw Error(fmt::format("--device {}: this node or build of libtorch has no CUDA device", name));
   const std::string number = name == "cuda" ? "0" : name.substr(5);
   if (number.empty() || number.size() > 3 || number.find_first_not_of("0123456789") != std::string::npos ||
       std::stoi(number) >= static_cast<int>(at::getNumGPUs())) {
-    throw UsageError(fmt::format("--device is '{}': this machine has {} CUDA devices", name, at::getNumGPUs()));
+    throw UsageError(fmt::format("--device is '{}': this node has {} CUDA devices", name, at::getNumGPUs()));
   }
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(std::stoi(number)));
 }
 
-void require_same_command(Communicator& world, const std::vector<std::string>& arguments) {
+void require_same_command(Communicator& world, const Arguments& arguments) {
   nlohmann::json mine = nlohmann::json::object();
   for (std::size_t i = 0; i < arguments.size(); ++i) mine[fmt::format("argument {:02}", i + 1)] = arguments[i];
   train::require_same_on_ranks(world, "command", mine, "start every rank with the same arguments");
@@ -88,7 +87,7 @@ std::string read_on_each_rank(const std::string& path) {
   return read_file(path);
 }
 
-ModelRanks start_model_ranks(const ModelRanksOptions& options) {
+ModelRanks start_model_ranks(const ModelArguments& options, const Arguments& arguments) {
   ModelRanks ranks;
   ranks.plan = {.pp = options.pp, .tp = options.tp, .sequence_parallel = false};
   if (read_worker_environment().world_size <= 1) {
@@ -102,7 +101,7 @@ ModelRanks start_model_ranks(const ModelRanksOptions& options) {
     ranks.process = init_from_environment({.backend = options.backend,
                                            .device = options.device.empty() ? "auto" : options.device,
                                            .communicator = {.timeout = kPatience}});
-    require_same_command(*ranks.process.world, options.arguments);
+    require_same_command(*ranks.process.world, arguments);
     ranks.process.world->mark_started();
   }
   ranks.plan.dp_replicate = ranks.process.world_size / (options.tp * options.pp);

@@ -9,18 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "cli/command.h"
+#include "cli/model_arguments.h"
 #include "phalanx/infer/model_files.h"
 #include "phalanx/launch/process_context.h"
 #include "phalanx/mesh/device_mesh.h"
 
 namespace phalanx::cli {
-
-struct ModelRanksOptions {
-  std::int64_t tp = 1, pp = 1;
-  std::string device;  // cpu, cuda, cuda:N; empty: cuda if there is a GPU
-  std::string backend = "auto";
-  std::vector<std::string> arguments;  // of the command; must be the same on all ranks, else all ranks throw
-};
 
 struct ModelRanks {
   ProcessContext process;  // without a world if this process is the only rank
@@ -49,8 +44,9 @@ struct ModelRanks {
 };
 
 /// Collective over the ranks that a launcher has started; tp x pp ranks form a copy of the model (rank_launch.h).
-/// Without a launcher this process is the only rank, and nothing is logged.
-ModelRanks start_model_ranks(const ModelRanksOptions& options);
+/// Without a launcher this process is the only rank, and nothing is logged. `arguments`, the command's, must be the same
+/// on all ranks, else all ranks throw.
+ModelRanks start_model_ranks(const ModelArguments& options, const Arguments& arguments);
 
 /// The contents of a file that each rank reads itself. Throws DataError if the file is a pipe and there are several
 /// ranks.

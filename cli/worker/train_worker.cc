@@ -6,6 +6,7 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
+#include "cli/train_arguments.h"
 #include "cli/worker/training_sample.h"
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
@@ -70,22 +71,18 @@ void conclude(const train::TrainConfig& config, train::Trainer& trainer, const t
 
 }  // namespace
 
-// `phalanx` calls it with [--print-config] CONFIG [overrides].
 int train_worker(const Arguments& arguments) {
-  Arguments rest = arguments;
-  const bool only_print = take_flag(rest, "--print-config");
-  if (rest.empty()) throw UsageError("expected a configuration file");
-  const Arguments overrides(rest.begin() + 1, rest.end());
+  const TrainArguments parsed = parse_train_arguments(arguments);
   std::vector<std::string> notes;
   const WorkerEnvironment environment = read_worker_environment();
   const train::TrainConfig config =
-      only_print ? train::read_config(rest[0], overrides, &notes)
-                 : train::read_run_config(rest[0], overrides, {.ranks = environment.world_size, .look_at_files = false},
-                                          &notes);
+      parsed.print_config ? train::read_config(parsed.config, parsed.overrides, &notes)
+                          : train::read_run_config(parsed.config, parsed.overrides,
+                                                   {.ranks = environment.world_size, .look_at_files = false}, &notes);
   if (environment.rank == 0) {
     for (const std::string& note : notes) log::warn_once(note);
   }
-  if (only_print) {
+  if (parsed.print_config) {
     fmt::print("{}", train::print_config(train::with_model_numbers(config)));
     return 0;
   }

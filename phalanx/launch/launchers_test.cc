@@ -110,8 +110,9 @@ TEST_F(ByTcp, APortInUseAndANameThatDoesNotResolveAreSaidAtOnce) {
   EXPECT_THAT(host->output(), HasSubstr("cannot listen on " + address + ": the port is in use by another program"));
   auto lost = start("no-such-host.invalid:4000", 1);
   EXPECT_EQ(lost->wait(), 1);
-  EXPECT_THAT(lost->output(), AllOf(HasSubstr("rank 1 did not meet rank 0, which is to host the store at "),
-                                    HasSubstr("'no-such-host.invalid' does not resolve")));
+  EXPECT_THAT(lost->output(),
+              AllOf(HasSubstr("rank 1 did not reach the rendezvous with rank 0, which is to host the store at "),
+                    HasSubstr("'no-such-host.invalid' does not resolve")));
   HostPort nobody;
   { nobody = TcpStoreServer().address(); }
   auto early = start(nobody.text(), 1, "", "200");
@@ -254,12 +255,11 @@ TEST(OpenMpi, MpirunStartsEveryRank) {
   CollectedProcess by_mpi({mpirun, "--oversubscribe", "-np", "4", worker(), "--backend", "mpi"}, environment);
   EXPECT_EQ(by_mpi.wait(), 0) << by_mpi.output();
   expect_sum_of_ranks(by_mpi.output(), 4);
-  EXPECT_THAT(by_mpi.output(),
-              AllOf(HasSubstr("backend: mpi, 4 ranks on this machine"), HasSubstr("local 3 of 4, mpi")));
+  EXPECT_THAT(by_mpi.output(), AllOf(HasSubstr("backend: mpi, 4 ranks on this node"), HasSubstr("local 3 of 4, mpi")));
   CollectedProcess by_two({mpirun, "--oversubscribe", "-np", "4", worker(), "--backend", "shm+mpi"}, environment);
   EXPECT_EQ(by_two.wait(), 0) << by_two.output();
   expect_sum_of_ranks(by_two.output(), 4);
-  EXPECT_THAT(by_two.output(), HasSubstr("backend: shm, 4 ranks on this machine")) << "one machine, by proof";
+  EXPECT_THAT(by_two.output(), HasSubstr("backend: shm, 4 ranks on this node")) << "one machine, by proof";
 }
 
 TEST(Spawn, AProgramStartsItsOwnRanks) {

@@ -40,12 +40,12 @@ c10::Device choose_device(const InitOptions& options, int local_rank) {
   const auto& hooks = at::detail::getCUDAHooks();
   const int gpus = hooks.hasCUDA() ? hooks.getNumGPUs() : 0;
   if (gpus == 0 && options.device == "auto") return c10::Device(c10::DeviceType::CPU);
-  if (gpus == 0) throw ConfigError("device cuda: this libtorch has no CUDA, or this machine no GPU");
+  if (gpus == 0) throw ConfigError("device cuda: this libtorch has no CUDA, or this node no GPU");
   // Slurm and others may show each rank only its own GPU.
   if (gpus == 1 && local_rank > 0 && env_string("CUDA_VISIBLE_DEVICES")) return {c10::DeviceType::CUDA, 0};
   if (local_rank >= gpus)
     throw ConfigError(
-        fmt::format("the local rank is {} and this machine has {} GPU{}: start as many ranks as there are "
+        fmt::format("the local rank is {} and this node has {} GPU{}: start as many ranks as there are "
                     "GPUs, or choose the device cpu",
                     local_rank, gpus, gpus == 1 ? "" : "s"));
   return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(local_rank)};
@@ -114,7 +114,7 @@ void start_shared_heap() {
   try {
     share_large_tensors();
   } catch (const CommError& error) {
-    log::warn_once(fmt::format("large tensors are copied between the ranks of a machine: {}", error.what()));
+    log::warn_once(fmt::format("large tensors are copied between the ranks of a node: {}", error.what()));
   }
 }
 
@@ -147,7 +147,7 @@ std::string make_world(ProcessContext& context, const RankRendezvous& rank_rende
   context.device = choose_device(options, context.local_rank);
   if (options.backend == "shm" && !single_node)
     throw ConfigError(
-        "backend shm: the ranks do not share one machine (kernel, network and process namespace): "
+        "backend shm: the ranks do not share one node (kernel, network and process namespace): "
         "choose gloo or auto");
   if (options.backend == "shm" || (options.backend == "auto" && single_node)) {
     try {
@@ -232,8 +232,8 @@ ProcessContext init_from_environment(InitOptions options) {
                            .secret_source = rank_rendezvous.secret_source,
                            .backend = context.world->backend_name(),
                            .host_backend = host_backend}));
-  log::info(describe_start(context, fmt::format("{} ranks{}, met at {}", context.world_size,
-                                                single_node ? " on this machine" : "", rank_rendezvous.server.text())));
+  log::info(describe_start(context, fmt::format("{} ranks{}, rendezvous at {}", context.world_size,
+                                                single_node ? " on this node" : "", rank_rendezvous.server.text())));
   return context;
 }
 

@@ -47,7 +47,7 @@ TEST_P(UnderPhalanxLaunch, RanksMeetAndSum) {
   for (int rank = 0; rank < 3; ++rank)
     EXPECT_THAT(process.output(), HasSubstr(fmt::format("rank {} of 3, local {} of 3, {} on ", rank, rank, expected)));
   EXPECT_THAT(process.output(),
-              AllOf(HasSubstr("sum 6"), HasSubstr("backend: " + expected + ", 3 ranks on this machine")));
+              AllOf(HasSubstr("sum 6"), HasSubstr("backend: " + expected + ", 3 ranks on this node")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, UnderPhalanxLaunch, testing::Values("auto", "shm", "shm+gloo", "gloo"),
@@ -86,7 +86,7 @@ TEST(ProcessContextTest, LargeTensorsLieInSharedHeapsWhereTheUserSaysSo) {
 TEST(ProcessContextTest, WithoutASharedHeapTensorsAreCopied) {
   const std::int64_t kib = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE) / 1024;
   const std::string output = output_of_heap_ranks("1", {}, fmt::format("ulimit -v {}", kib));
-  EXPECT_THAT(output, AllOf(HasSubstr("large tensors are copied between the ranks of a machine: the shared heap cannot "
+  EXPECT_THAT(output, AllOf(HasSubstr("large tensors are copied between the ranks of a node: the shared heap cannot "
                                       "be made: "),
                             testing::Not(HasSubstr("shares its heap")), HasSubstr("sum 3")));
 }

@@ -74,7 +74,7 @@ std::shared_ptr<TcpStoreServer> serve_at_master(const WorkerEnvironment& environ
     }
   }
   log::warn(fmt::format("{} is {}: the store listens on every interface. PHALANX_SOCKET_IFNAME names one", master.host,
-                        loopback ? "loopback to this machine itself" : "not an address of this machine"));
+                        loopback ? "loopback to this node itself" : "not an address of this node"));
   return serve_on("*", master.port, secret);
 }
 
@@ -85,8 +85,9 @@ ReachedStore rendezvous_at_master(const WorkerEnvironment& environment, millisec
   try {
     result.store = join(result.server ? result.server->address() : environment.master, timeout, result.secret.value);
   } catch (const CommError& error) {
-    throw CommError(fmt::format("rank {} did not meet rank 0, which is to host the store at {}: {}", environment.rank,
-                                environment.master.text(), error.what()));
+    throw CommError(
+        fmt::format("rank {} did not reach the rendezvous with rank 0, which is to host the store at {}: {}",
+                    environment.rank, environment.master.text(), error.what()));
   }
   return result;
 }

@@ -86,7 +86,7 @@ const auto is_every_interface = AnyOf("00000000", "00000000000000000000000000000
 TEST_F(MasterSocket, ThatIsOfNoInterfaceHereListensOnAllAndSaysSo) {
   start(kNotOurs);
   EXPECT_THAT(listens_on(), ElementsAre(is_every_interface));
-  EXPECT_THAT(said(), HasSubstr("198.51.100.7 is not an address of this machine: the store listens on every interface. "
+  EXPECT_THAT(said(), HasSubstr("198.51.100.7 is not an address of this node: the store listens on every interface. "
                                 "PHALANX_SOCKET_IFNAME names one"));
 }
 
@@ -100,7 +100,7 @@ TEST_F(MasterSocket, OnAnInterfaceThatIsNotThereIsAnError) {
   start("127.0.0.1", {{"PHALANX_SOCKET_IFNAME", "nosuch0"}});
   EXPECT_EQ(ranks_[0]->wait(), 2);
   EXPECT_THAT(said(),
-              HasSubstr("PHALANX_SOCKET_IFNAME is 'nosuch0': no interface of this machine that is up has this name"));
+              HasSubstr("PHALANX_SOCKET_IFNAME is 'nosuch0': no interface of this node that is up has this name"));
 }
 
 // On Debian a host's own name resolves to 127.0.1.1, which other nodes cannot reach.
@@ -115,8 +115,7 @@ TEST_F(MasterSocket, OfANameThatIsLoopbackToItsOwnMachineListensOnAllAndSaysSo) 
     GTEST_SKIP() << "a process cannot be given its own /etc/hosts here: " << allowed.output();
   start("debians-own", {}, with_hosts);
   EXPECT_THAT(listens_on(), ElementsAre(is_every_interface));
-  EXPECT_THAT(said(),
-              HasSubstr("debians-own is loopback to this machine itself: the store listens on every interface"));
+  EXPECT_THAT(said(), HasSubstr("debians-own is loopback to this node itself: the store listens on every interface"));
 }
 
 TEST(RankSockets, GloosInterfaceMayBeNamedAsForTorch) {
@@ -126,7 +125,7 @@ TEST(RankSockets, GloosInterfaceMayBeNamedAsForTorch) {
   environment["GLOO_SOCKET_IFNAME"] = "nosuch0,lo";
   CollectedProcess wrong(command, environment);
   EXPECT_EQ(wrong.wait(), 2);
-  EXPECT_THAT(wrong.output(), HasSubstr("GLOO_SOCKET_IFNAME is 'nosuch0': no interface of this machine that is up"));
+  EXPECT_THAT(wrong.output(), HasSubstr("GLOO_SOCKET_IFNAME is 'nosuch0': no interface of this node that is up"));
   environment["GLOO_SOCKET_IFNAME"] = "lo,nosuch0";
   CollectedProcess right(command, environment);
   EXPECT_EQ(right.wait(), 0) << right.output();

@@ -73,7 +73,7 @@ std::string address_of_interface(const std::string& name_or_address, const std::
     known += fmt::format("{}{} ({})", known.empty() ? "" : ", ", own.name, own.address);
   }
   throw ConfigError(
-      fmt::format("{} is '{}': no interface of this machine that is up has this name or address; there are {}", what,
+      fmt::format("{} is '{}': no interface of this node that is up has this name or address; there are {}", what,
                   name_or_address, known.empty() ? "none" : known));
 }
 

@@ -90,7 +90,7 @@ std::shared_ptr<TcpStore> RendezvousFile::connect(milliseconds timeout, const st
   if (last_error.empty())
     throw CommError(
         fmt::format("rank 0 has not come within {} s: it is to write its address into {}, and has not. If it runs on "
-                    "another machine, that folder must be one that all share: set PHALANX_RENDEZVOUS_DIR to such a one",
+                    "another node, that folder must be one that all share: set PHALANX_RENDEZVOUS_DIR to such a one",
                     static_cast<double>(timeout.count()) / 1000.0, path_));
   throw CommError(fmt::format("rank 0 was not reached within {} s at the address in {}: {}",
                               static_cast<double>(timeout.count()) / 1000.0, path_, last_error));

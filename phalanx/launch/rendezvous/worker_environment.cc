@@ -98,8 +98,8 @@ WorkerEnvironment complete_launcher(VariableReader& reader, WorkerEnvironment re
     result.rendezvous = Rendezvous::shared_file;
     if (result.file_name.empty() && reader.all_good())
       reader.complain(
-          fmt::format("{} gives the job no name by which its ranks could meet: set MASTER_ADDR and MASTER_PORT (the "
-                      "machine of rank 0 and a free port there), or use `phalanx launch` on each machine",
+          fmt::format("{} gives the job no name for the rendezvous of its ranks: set MASTER_ADDR and MASTER_PORT (the "
+                      "node of rank 0 and a free port there), or use `phalanx launch` on each node",
                       result.launcher));
   }
   check_ranges(reader, result, "the rank", "the world size");

@@ -28,7 +28,7 @@ std::string text_of(const stdfs::path& path) {
     std::string text = read_file(path, 1 << 20);
     text.erase(text.find_last_not_of(" \t\r\n") + 1);
     return text;
-  } catch (const FileError&) {  // this machine does not report it
+  } catch (const FileError&) {  // this node does not report it
     return "";
   }
 }
@@ -62,7 +62,7 @@ Cpus affinity_of_this_process() {
     CPU_FREE(set);
     if (known) return cpus;
   }
-  throw Error("sched_getaffinity: this machine's CPU mask is too wide");
+  throw Error("sched_getaffinity: this node's CPU mask is too wide");
 }
 
 struct Gpu {
@@ -157,7 +157,7 @@ std::vector<Gpu> visible_gpus(const Topology& topology, const EnvironmentMap& en
     } else if (is_mig) {
       log::warn(
           fmt::format("--numa-binding: of which GPU '{}' is a part (CUDA_VISIBLE_DEVICES) is not known here: the "
-                      "ranks share the machine's NUMA nodes as without GPUs; --cpu-binding lists CPUs for each",
+                      "ranks share this node's NUMA nodes as without GPUs; --cpu-binding lists CPUs for each",
                       entry));
       return {};
     } else {

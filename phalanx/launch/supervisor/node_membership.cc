@@ -206,7 +206,7 @@ class NodeMembership::Impl {
     const std::string& bind = options_.bind_address.empty() ? address.host : options_.bind_address;
     if (bind != "*" && !is_own_address(bind))
       throw CommError(fmt::format(
-          "'{}' is not an address of this machine, which is to host the rendezvous there ({}): give another "
+          "'{}' is not an address of this node, which is to host the rendezvous there ({}): give another "
           "endpoint, or choose an interface with --rdzv-conf bind=ADDRESS (bind=*: all of them)",
           bind, options_.fixed_node_ranks ? "it has node rank 0; is --node-rank right?" : "is_host is set"));
     try {
@@ -224,8 +224,8 @@ class NodeMembership::Impl {
     if (options_.bind_address.empty() && is_loopback(address.host) && address.host != "localhost" &&
         resolved_address(address.host) != address.host)
       log::warn(
-          fmt::format("on this machine the name '{}' stands for {}: nodes of other machines cannot reach the "
-                      "rendezvous there; give the machine's address instead",
+          fmt::format("on this node the name '{}' stands for {}: other nodes cannot reach the "
+                      "rendezvous there; give the node's address instead",
                       address.host, resolved_address(address.host)));
     const std::string nodes = options_.min_nodes == options_.max_nodes
                                   ? std::to_string(options_.max_nodes)

@@ -470,7 +470,7 @@ TEST(NodesTest, EndpointsThatCannotWorkAreOneErrorEach) {
   EXPECT_THAT(error_of({"--endpoint=no-such-host.invalid:4000"}),
               HasSubstr("the host name 'no-such-host.invalid' does not resolve"));
   EXPECT_THAT(error_of({"--endpoint=192.0.2.1:4000", "--node-rank=0"}),
-              AllOf(HasSubstr("'192.0.2.1' is not an address of this machine"), HasSubstr("is --node-rank right?")));
+              AllOf(HasSubstr("'192.0.2.1' is not an address of this node"), HasSubstr("is --node-rank right?")));
   // The port belongs to a program that is not a Phalanx store. It does not answer, and the launcher must not wait
   // forever.
   const UniqueFd listener = listen_on({"127.0.0.1", 0});

@@ -156,7 +156,8 @@ class Agent {
       const int reached = group_ ? group_->pass_on(signal) : 0;
       if (signal == SIGQUIT && reached == 0)
         log::warn(
-            "SIGQUIT: no rank here handles it, so none writes a flight recorder: none has met the others yet, or all "
+            "SIGQUIT: no rank here handles it, so none writes a flight recorder: none has finished its rendezvous yet, "
+            "or all "
             "have ended");
       return;
     }

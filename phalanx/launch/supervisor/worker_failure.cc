@@ -62,7 +62,7 @@ std::string describe(const WorkerFailure& failure) {
     text = fmt::format("rank {} (host {}, {}): {}", failure.rank, failure.host, ended, failure.message);
   } else if (failure.signal != 0) {
     text = fmt::format("rank {} (host {}) was killed by {}", failure.rank, failure.host, how_it_ended(failure));
-    if (failure.signal == SIGKILL) text += "; if nobody did that, the machine may be short of memory";
+    if (failure.signal == SIGKILL) text += "; if nobody did that, the node may be short of memory";
     if (failure.signal == SIGBUS) {
       text +=
           "; a file that it reads in place, such as token data or weights, was cut short while it ran, or /dev/shm is "

@@ -1,4 +1,4 @@
-// The command line of `phalanx train`.
+// The command line of `phalanx train`, parsed by the front program and by the worker.
 #pragma once
 
 #include <string>
@@ -11,11 +11,12 @@ namespace phalanx::cli {
 struct TrainArguments {
   std::string config;
   std::vector<std::string> overrides;
+  std::string ranks;  // the value of -n; empty: not given
   bool print_config = false;
   bool print_config_reference = false;
 };
 
-/// Parses the arguments without -n, which rank_launch.h takes. Throws UsageError.
-TrainArguments parse_train_arguments(Arguments arguments);
+/// Throws UsageError.
+TrainArguments parse_train_arguments(const Arguments& arguments);
 
 }  // namespace phalanx::cli
