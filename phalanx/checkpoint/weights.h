@@ -5,8 +5,8 @@
 // only if the file's tensors differ from the model's: in their names, transposed, or with several of the model's
 // tensors in one of the file's. All names and shapes are compared before the first tensor is changed.
 //
-//   load_weights("Llama-3.2-1B", parameters, hf_weights(config));                         // hf_weights.h
-//   export_weights("out/model.safetensors", parameters, {.dtype = at::kBFloat16});
+//   load_weights("Llama-3.2-1B", parameters, hf_weights(config));                        // hf_weights.h
+//   export_weights("out/model.safetensors", parameters, {.dtype = at::kBFloat16}, posix_file_system());
 #pragma once
 
 #include <cstdint>

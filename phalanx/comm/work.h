@@ -5,7 +5,7 @@
 //
 // Dropping an unfinished Work neither cancels nor waits. The operation runs to its end.
 //
-//   Work w = comm.all_reduce(grad, {.op = ReduceOp::avg, .async = true});
+//   Work w = comm->all_reduce(grad, {.op = ReduceOp::avg, .async = true});
 //   // ... compute ...
 //   w.wait();
 #pragma once

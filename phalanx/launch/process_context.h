@@ -23,7 +23,7 @@
 //   under $TMPDIR; the ranks agree on its name.
 //
 //   ProcessContext context = init_from_environment();
-//   DistributedDataParallel ddp(model, context.world);
+//   DistributedDataParallel ddp(*model, context.world);
 #pragma once
 
 #include <c10/core/Device.h>

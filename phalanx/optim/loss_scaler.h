@@ -18,7 +18,7 @@
 //   scaler.scaled(loss).backward();
 //   const auto result = scaler.step(optimizer, lr, {.max_norm = 1.0, .comm = world.get()});
 //   optimizer.zero_grad();
-//   log(result.norm, result.stepped);
+//   print(result.norm, result.stepped);
 #pragma once
 
 #include <cstdint>

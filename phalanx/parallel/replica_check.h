@@ -3,7 +3,7 @@
 // Replicas can drift apart silently: a memory cell flips, a kernel gives other bits on another device, or only one rank
 // has updated a parameter.
 //
-//   check_replicas(named_parameters(*model), *world, "after step 12");     // on every rank
+//   check_replicas(nn::named_parameters(*model), *world, "after step 12");  // on every rank
 //
 // What is compared: tensors with the same name that are the same part of their global tensor (without a shard: all of
 // it), on all ranks of `comm` that have them. These are the replicas of data-parallel ranks, parameters that tensor

@@ -180,7 +180,9 @@ void set_grad_buffer(const at::Tensor& parameter, at::Tensor buffer) {
   hook->registry->buffer = std::move(buffer);
 }
 
-bool has_memory(const at::Tensor& tensor) { return tensor.numel() == 0 || tensor.storage().data() != nullptr; }
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.numel() == 0 || tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
+}
 
 at::Tensor grad_buffer(const at::Tensor& parameter) {
   const GradReadyHook* hook = parameter.defined() ? grad_ready_hook_of(parameter) : nullptr;

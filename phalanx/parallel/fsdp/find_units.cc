@@ -18,7 +18,7 @@ namespace {
 
 struct Member {
   torch::nn::Module* module = nullptr;
-  RegisterHooks attach;
+  RegisterHooks attach;  // null: gathered on use
 };
 using Group = std::vector<Member>;
 
@@ -64,23 +64,27 @@ bool is_number(const std::string& name) {
   return !name.empty() && std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// The children of Sequentials and the members of numbered lists, anywhere in the module: the blocks of a model.
-void find_blocks(torch::nn::Module& module, std::vector<Group>& groups) {
+// The children of Sequentials and the members of numbered lists, anywhere in the module: the blocks of a model. On use,
+// also modules with parameters of their own.
+void find_blocks(torch::nn::Module& module, std::vector<Group>& groups, bool on_use) {
   if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module)) {
     add_children(*sequential, groups);
     return;
   }
   for (const auto& child : module.named_children()) {
     auto* ours = dynamic_cast<nn::Module*>(child.value().get());
-    if (ours != nullptr && is_number(child.key())) {
+    const bool is_block = is_number(child.key()) || (on_use && !child.value()->parameters(/*recurse=*/false).empty());
+    if (ours != nullptr && is_block) {
       groups.push_back({member_of(*ours)});
+    } else if (on_use && is_block && dynamic_cast<torch::nn::SequentialImpl*>(child.value().get()) == nullptr) {
+      groups.push_back({{child.value().get(), nullptr}});
     } else {
-      find_blocks(*child.value(), groups);
+      find_blocks(*child.value(), groups, on_use);
     }
   }
 }
 
-std::vector<Group> groups_of(torch::nn::Module& module) {
+std::vector<Group> groups_of(torch::nn::Module& module, bool on_use) {
   std::vector<Group> groups;
   if (auto* ours = dynamic_cast<nn::Module*>(&module)) {
     for (const auto& unit : ours->shard_units()) {
@@ -88,7 +92,7 @@ std::vector<Group> groups_of(torch::nn::Module& module) {
       for (nn::Module* member : unit) group.push_back(member_of(*member));
     }
   }
-  if (groups.empty()) find_blocks(module, groups);
+  if (groups.empty()) find_blocks(module, groups, on_use);
   return groups;
 }
 
@@ -137,6 +141,8 @@ void visit_parameters(const torch::nn::Module& module, const UnitOfModule& unit_
   for (const auto& child : module.children()) visit_parameters(*child, unit_of, visit, unit, levels);
 }
 
+bool is_on_use(const Group& group) { return group.front().attach == nullptr; }
+
 std::vector<Group> joined(const std::vector<Group>& groups, std::int64_t smallest) {
   std::vector<Group> result;
   const UnitOfModule unit_of = units_of_modules(groups);
@@ -152,14 +158,14 @@ std::vector<Group> joined(const std::vector<Group>& groups, std::int64_t smalles
       visit_parameters(*member.module, unit_of, add);
     }
     if (count == 0) continue;
-    if (result.empty() || last >= smallest) {
+    if (result.empty() || last >= smallest || is_on_use(result.back()) != is_on_use(group)) {
       result.emplace_back();
       last = 0;
     }
     result.back().insert(result.back().end(), group.begin(), group.end());
     last += count;
   }
-  if (result.size() > 1 && last < smallest) {
+  if (result.size() > 1 && last < smallest && is_on_use(result.back()) == is_on_use(result[result.size() - 2])) {
     const Group tail = std::move(result.back());
     result.pop_back();
     result.back().insert(result.back().end(), tail.begin(), tail.end());
@@ -170,10 +176,10 @@ std::vector<Group> joined(const std::vector<Group>& groups, std::int64_t smalles
 
 }  // namespace
 
-std::vector<ParamGroupPlan> find_units(torch::nn::Module& module, std::int64_t smallest) {
+std::vector<ParamGroupPlan> find_units(torch::nn::Module& module, std::int64_t smallest, bool on_use) {
   std::map<const void*, std::string> names;
   for (const auto& m : module.named_modules("", /*include_self=*/false)) names[m.value().get()] = m.key();
-  const std::vector<Group> groups = joined(groups_of(module), smallest);
+  const std::vector<Group> groups = joined(groups_of(module, on_use), smallest);
   std::vector<ParamGroupPlan> plans;
   for (const Group& group : groups) {
     ParamGroupPlan plan;
@@ -183,8 +189,9 @@ std::vector<ParamGroupPlan> find_units(torch::nn::Module& module, std::int64_t s
                                 module.name(), member.module->name()));
       }
       plan.name += (plan.name.empty() ? "" : ", ") + names[member.module];
-      plan.uses.push_back(member.attach);
+      if (member.attach) plan.uses.push_back(member.attach);
     }
+    plan.on_use = is_on_use(group);
     plans.push_back(std::move(plan));
   }
   // A parameter that several units use belongs to the root.
@@ -196,6 +203,7 @@ std::vector<ParamGroupPlan> find_units(torch::nn::Module& module, std::int64_t s
   });
   ParamGroupPlan rest{.name = "(root)", .is_root = true};
   if (auto* root = dynamic_cast<nn::Module*>(&module)) rest.uses.push_back(member_of(*root).attach);
+  rest.on_use = on_use && rest.uses.empty();
   for (const auto& named : nn::named_parameters(module)) {
     const std::size_t unit = unit_of.at(named.tensor.unsafeGetTensorImpl());
     (unit == kRoot ? rest : plans[unit]).parameters.push_back(named);

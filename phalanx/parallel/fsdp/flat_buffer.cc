@@ -6,6 +6,8 @@
 #include <memory>
 #include <utility>
 
+#include "phalanx/parallel/fsdp/operator_use.h"
+
 namespace phalanx::fsdp {
 namespace {
 
@@ -16,8 +18,10 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) { return tensor.storage()
 }  // namespace
 
 FlatBuffer::FlatBuffer(std::int64_t elements, at::TensorOptions options) : flat_(at::empty({0}, options)) {
-  storage_of(flat_)->set_nbytes(static_cast<std::size_t>(elements) * flat_.element_size());
+  const auto bytes = elements * static_cast<std::int64_t>(flat_.element_size());
+  flat_.unsafeGetTensorImpl()->set_storage_keep_dtype(watched_storage(bytes, flat_.device()));
   flat_.unsafeGetTensorImpl()->set_sizes_contiguous({elements});
+  forbid_access();
 }
 
 at::Tensor FlatBuffer::view(at::IntArrayRef sizes, std::int64_t offset) const {
@@ -27,15 +31,27 @@ at::Tensor FlatBuffer::view(at::IntArrayRef sizes, std::int64_t offset) const {
   return flat_.as_strided(sizes, strides, offset).variable_data();
 }
 
+void FlatBuffer::set_missing_text(std::string text) {
+  missing_text_ = std::move(text);
+  if (!is_attached()) forbid_access();
+}
+
+// Without it a kernel would read a null pointer.
+void FlatBuffer::forbid_access() {
+  storage_of(flat_)->release_data_and_set_meta_custom_data_ptr_error_msg_(missing_text_);
+}
+
 void FlatBuffer::attach(const at::Tensor& memory) {
   memory_ = memory;
   auto handle = std::make_unique<at::Tensor>(memory);
   void* const data = handle->data_ptr();
   storage_of(flat_)->set_data_ptr_noswap(c10::DataPtr(data, handle.release(), &drop_handle, flat_.device()));
+  storage_of(flat_)->clear_data_ptr_access_error_msg_();
 }
 
 at::Tensor FlatBuffer::detach() {
   storage_of(flat_)->set_data_ptr_noswap(c10::DataPtr(nullptr, flat_.device()));
+  forbid_access();
   return std::exchange(memory_, at::Tensor());
 }
 

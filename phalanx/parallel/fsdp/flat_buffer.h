@@ -3,7 +3,7 @@
 //
 // A FlatBuffer is one flat tensor. Views of it (a module's parameters, the buffers of their gradients) are made once
 // and stay the same TensorImpl, at the same place in the autograd graph. They have bytes behind them only while memory
-// is attached. Touching a view without memory is an error of the caller.
+// is attached. Reading a view without memory throws c10::Error with the text of set_missing_text().
 //
 //   MemoryPool pool(2, bytes, allocate);
 //   FlatBuffer flat(elements, at::TensorOptions(at::kFloat));
@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace phalanx::fsdp {
@@ -30,6 +31,8 @@ class FlatBuffer {
 
   const at::Tensor& tensor() const noexcept { return flat_; }
   at::Tensor view(at::IntArrayRef sizes, std::int64_t offset) const;  // contiguous; not a view for autograd
+  /// What an access to the data without memory says.
+  void set_missing_text(std::string text);
   /// `memory` is a tensor of bytes. It is kept alive until detach().
   /// REQUIRES: `memory` has at least as many bytes as the buffer needs.
   void attach(const at::Tensor& memory);
@@ -37,7 +40,10 @@ class FlatBuffer {
   bool is_attached() const noexcept { return memory_.defined(); }
 
  private:
+  void forbid_access();
+
   at::Tensor flat_, memory_;
+  std::string missing_text_ = "the tensor has no memory at this time";
 };
 
 /// A fixed number of equal pieces of memory.

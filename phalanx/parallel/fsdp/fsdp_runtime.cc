@@ -87,6 +87,7 @@ void FsdpRuntime::subscribe() {
                                              [this, u, i](const at::Tensor&) { post_accumulate_grad_hook(u, i); }));
     }
     param_groups_[u]->offer_grad_buffers();
+    param_groups_[u]->watch(weak_from_this(), u);
   }
   for (auto& one : attached_.hook_frozen([this](const std::string& changes) { fail_changed(changes); })) {
     subscriptions_.push_back(std::move(one));
@@ -246,7 +247,7 @@ void FsdpRuntime::pre_forward(std::size_t group) {
   // The backward pass begins with this unit. A loss that is fused with its projection computes the gradient already in
   // the forward pass, in the offered memory. But it must not overwrite an average that is there and has not been used
   // yet.
-  if (!param_groups_[group]->has_trained()) return;
+  if (!param_groups_[group]->has_trained() || param_groups_[group]->gathered_on_use()) return;
   if (param_groups_[group]->own_grads() && param_groups_[group]->has_shard_grads()) {
     param_groups_[group]->withdraw_grad_buffers();
   } else if (holds_ == 0) {
@@ -278,8 +279,68 @@ at::Tensor FsdpRuntime::post_forward(std::size_t group, at::Tensor output) {
   return output;
 }
 
+void FsdpRuntime::before_use(at::ArrayRef<std::size_t> groups) {
+  const auto is_gathered = [&](std::size_t group) {
+    return param_groups_[group]->is_unsharded() && (states_[group].in_use || states_[group].in_backward);
+  };
+  if (std::ranges::all_of(groups, is_gathered)) return;
+  for (const std::size_t group : groups) {
+    const ParamGroup& u = *param_groups_[group];
+    if (u.gathered_on_use() || u.is_unsharded()) continue;
+    throw Error(
+        fmt::format("fully_shard: a parameter of unit {} ('{}', ...) is read without having been gathered: run the "
+                    "module by FullyShardedDataParallel::run(), or shard it with FullyShardOptions::gather_on_use",
+                    u.name(), u.parameter(0).name));
+  }
+  inside_backward() ? use_in_backward(groups) : use_in_forward(groups);
+}
+
+void FsdpRuntime::use_in_forward(at::ArrayRef<std::size_t> groups) {
+  for (std::size_t u = 0; u < param_groups_.size(); ++u) {
+    const bool goes_on = std::ranges::find(groups, u) != groups.end() && param_groups_[u]->is_unsharded();
+    if (states_[u].in_use && param_groups_[u]->gathered_on_use() && !goes_on) end_use(u);
+  }
+  for (const std::size_t group : groups) {
+    if (param_groups_[group]->gathered_on_use() && !states_[group].in_use) pre_forward(group);
+  }
+}
+
+void FsdpRuntime::end_use(std::size_t group) {
+  states_[group].in_use = false;
+  append_once(seen_post_forward_, group);
+  const bool comes_again = states_[group].in_recorded;
+  if (comes_again && group == pre_forward_order_.back()) return;
+  const at::NoGradGuard no_grad;
+  if (comes_again) param_groups_[group]->to_sharded_post_forward();
+  reshard(group);
+}
+
+void FsdpRuntime::use_in_backward(at::ArrayRef<std::size_t> groups) {
+  if (!pass_) prepare_for_backward();
+  queue_final_callback();
+  const at::NoGradGuard no_grad;
+  for (std::size_t u = 0; u < param_groups_.size(); ++u) {
+    if (!states_[u].in_backward || !param_groups_[u]->gathered_on_use()) continue;
+    if (std::ranges::find(groups, u) != groups.end()) continue;
+    states_[u].in_backward = false;
+    reshard(u);
+  }
+  for (const std::size_t group : groups) {
+    if (!param_groups_[group]->gathered_on_use()) continue;
+    states_[group].in_backward = true;
+    unshard_and_wait(group);
+  }
+  prefetch(groups.front(), -1);
+}
+
 void FsdpRuntime::prepare_for_backward() {
   require_as_attached();
+  if (comm_->size() == 1) make_pools();  // nothing has announced the forward pass of what is whole anyway
+  for (std::size_t u = 0; u < param_groups_.size(); ++u) {
+    if (!states_[u].in_use || !param_groups_[u]->gathered_on_use()) continue;
+    states_[u].in_use = false;
+    append_once(seen_post_forward_, u);
+  }
   pass_ = std::make_shared<Pass>();
   pass_->no_sync = holds_ > 0;
   pass_->no_all_reduce = holds_ == 0 && all_reduce_holds_ > 0;
@@ -383,7 +444,8 @@ void FsdpRuntime::post_accumulate_grad_hook(std::size_t group, std::size_t param
                     "checkpointed layers, or the graph is run backward inside itself",
                     param_groups_[group]->parameter(parameter).name));
   }
-  if (in_step() ? !state.was_used : !param_groups_[group]->is_unsharded()) {
+  const bool was_gathered = in_step() ? state.was_used : param_groups_[group]->is_unsharded();
+  if (!was_gathered && !param_groups_[group]->gathered_on_use()) {
     throw Error(
         fmt::format("fully_shard: '{}' of unit {} was used without having been gathered: run its module by nn::call(), "
                     "or the whole "

@@ -16,6 +16,10 @@
 // each rank's rows, without averaging them over replicas or publishing them. Units whose unsharded gradients stay
 // anyway accumulate those. Every rank issues the same sequence, because it follows from the model's graph alone.
 //
+// A group that is gathered on use (operator_use.h) has no forward hooks. The first operator that reads one of its
+// parameters is its pre_forward, or its pre_backward. The first operator that reads another such group ends its use.
+// This is safe at any time, because an operator that comes later gathers it again.
+//
 // In a pipeline (StageSharding, fsdp_runtime_in_pipeline.cc) the pipeline announces steps and engine runs. Gradients
 // stay unsharded from begin_step() on, grad_ready fires when one is complete, and end_step() does the work of
 // finalize_backward(). The units of a stage are then used one after the other: a unit is resharded when the gradient of
@@ -42,7 +46,7 @@
 
 namespace phalanx::fsdp {
 
-class FsdpRuntime : public StageSharding, public std::enable_shared_from_this<FsdpRuntime> {
+class FsdpRuntime : public StageSharding, public UseListener, public std::enable_shared_from_this<FsdpRuntime> {
  public:
   /// Collective.
   /// - `replicas` is null if there is no replicating axis.
@@ -59,6 +63,9 @@ class FsdpRuntime : public StageSharding, public std::enable_shared_from_this<Fs
   void pre_forward(std::size_t group);
   /// Returns the output, possibly hooked.
   at::Tensor post_forward(std::size_t group, at::Tensor output);
+
+  /// Gathers groups that are gathered on use. Throws Error for another group whose values are not there.
+  void before_use(at::ArrayRef<std::size_t> groups) override;
 
   void hold();
   void release() noexcept { --holds_; }
@@ -114,6 +121,10 @@ class FsdpRuntime : public StageSharding, public std::enable_shared_from_this<Fs
   at::Tensor acquire_parameter_memory();
   at::Tensor acquire_grad_memory();
   void alloc_grads(std::size_t group);
+
+  void use_in_forward(at::ArrayRef<std::size_t> groups);
+  void use_in_backward(at::ArrayRef<std::size_t> groups);
+  void end_use(std::size_t group);
 
   bool in_step() const noexcept { return step_ != nullptr; }
   void expect_gradients();

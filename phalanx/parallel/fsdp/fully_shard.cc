@@ -105,11 +105,11 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   const std::shared_ptr<Communicator> comm = mesh.communicator(kShardAxis);
   const std::shared_ptr<Communicator> replicas = mesh.has(kReplicateAxis) ? mesh.communicator(kReplicateAxis) : nullptr;
   const std::vector<NamedTensor> all = nn::named_parameters(module);
-  std::vector<std::string> lines = {
-      fmt::format("stage = {}, reshard_after_forward = {}, reshard_group = {}, prefetch = {}, offload = {}, "
-                  "smallest_unit = {}, param_dtype = {}, reduce_dtype = {}",
-                  options.stage, options.reshard_after_forward, options.reshard_group, options.prefetch,
-                  options.offload, options.smallest_unit, text_of(options.param_dtype), text_of(options.reduce_dtype))};
+  std::vector<std::string> lines = {fmt::format(
+      "stage = {}, reshard_after_forward = {}, reshard_group = {}, prefetch = {}, offload = {}, "
+      "smallest_unit = {}, gather_on_use = {}, param_dtype = {}, reduce_dtype = {}",
+      options.stage, options.reshard_after_forward, options.reshard_group, options.prefetch, options.offload,
+      options.smallest_unit, options.gather_on_use, text_of(options.param_dtype), text_of(options.reduce_dtype))};
   for (const auto& [name, tensor, shard] : all)
     lines.push_back(fmt::format("parameter '{}' {}", name, describe(tensor)));
   if (replicas) require_same_on_all_ranks(*replicas, lines);
@@ -124,7 +124,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   if (replicas) axes.emplace_back(kReplicateAxis);
   axes.emplace_back(kShardAxis);
   const DeviceMesh data = mesh.sub_mesh(axes);
-  const std::vector<fsdp::ParamGroupPlan> plans = fsdp::find_units(module, options.smallest_unit);
+  const std::vector<fsdp::ParamGroupPlan> plans =
+      fsdp::find_units(module, options.smallest_unit, options.gather_on_use);
   const bool alone = comm->size() == 1;
   const int group = options.reshard_group;
   const bool has_post_forward_group = group > 1 && group < comm->size();
@@ -142,11 +143,13 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
                                 .shard_axis = kShardAxis,
                                 .resident = resident,
                                 .own_grads = alone || plan.is_root || options.stage == 1,
+                                .watched = plan.uses.empty() && (!alone || options.offload || options.param_dtype),
+                                .gathered_on_use = plan.on_use,
                                 .offload = options.offload,
                                 .param_dtype = options.param_dtype,
                                 .reduce_dtype = options.reduce_dtype,
                                 .post_forward_group = resident ? nullptr : post_forward_group}));
-    if (plan.is_root && plan.uses.empty()) root_ = units.size() - 1;
+    if (plan.is_root && plan.uses.empty() && !plan.on_use) root_ = units.size() - 1;
     if (plan.is_root && plans.size() == 1 && !alone) {
       log::warn_once(fmt::format(
           "fully_shard: {} has no parts that say when they are used: it is one unit, whose {} of parameters, and as "
@@ -203,7 +206,14 @@ FullyShardedDataParallel::NoAllReduce::~NoAllReduce() {
 
 FullyShardedDataParallel::NoAllReduce FullyShardedDataParallel::no_all_reduce() { return NoAllReduce(runtime_); }
 
-std::shared_ptr<StageSharding> FullyShardedDataParallel::in_pipeline() const { return runtime_; }
+std::shared_ptr<StageSharding> FullyShardedDataParallel::in_pipeline() const {
+  if (std::ranges::any_of(runtime_->units(), [](const auto& unit) { return unit->gathered_on_use(); })) {
+    throw ConfigError(
+        "fully_shard: a stage of a pipeline has units that are gathered on use: leave out gather_on_use, and run the "
+        "stage's modules by nn::call() or in a Sequential");
+  }
+  return runtime_;
+}
 
 FullyShardedDataParallel::NoSync FullyShardedDataParallel::no_sync() { return NoSync(runtime_); }
 

@@ -43,6 +43,11 @@
 // by nn::call(), or by run() if it is a plain torch::nn::Module. If all parameters are in that unit, a warning states
 // their bytes.
 //
+// With gather_on_use the forward pass of a plain module needs no change. Its units are also the plain members of
+// numbered lists, and other plain modules with parameters of their own. The first operator of libtorch that reads a
+// parameter of a unit gathers it; the next unit's first operator releases it. So every such operator outside of a
+// forward pass is collective, too. A phalanx::nn::Module still has to be run by nn::call().
+//
 // Contract
 // - The constructor is collective over the mesh. All ranks have the same module, mesh and options. Values are taken
 //   from rank 0. A module whose parameters were made without memory (TensorOptionsOfModule::without_memory) is never
@@ -90,6 +95,7 @@ struct FullyShardOptions {
   bool reshard_after_forward = true;          // stage 3: false keeps units unsharded from the forward pass on
   int reshard_group = 0;                      // stage 3: that many ranks keep units together; divides the sharding axis
   bool prefetch = true;                       // false: a unit is unsharded only when it is used
+  bool gather_on_use = false;                 // plain modules become units; see "Units" above
   bool offload = false;                       // keep shards, gradients and optimizer state on the host
   std::int64_t smallest_unit = 0;             // elements: neighbours are joined until each unit has as many
   std::optional<at::ScalarType> param_dtype;  // unset: the module's

@@ -47,7 +47,8 @@ ParamGroup::ParamGroup(std::string name, std::vector<NamedTensor> parameters, st
       post_forward_group_(options.post_forward_group),
       resident_(options.resident),
       own_grads_(options.own_grads),
-      offload_(options.offload) {
+      offload_(options.offload),
+      gathered_on_use_(options.gathered_on_use) {
   const at::NoGradGuard no_grad;
   check(parameters, options);
   const at::TensorOptions given = parameters.front().tensor.options().requires_grad(false);
@@ -62,6 +63,10 @@ ParamGroup::ParamGroup(std::string name, std::vector<NamedTensor> parameters, st
   }
   layout_ = lay_out_flat(shapes, comm_->size());
   full_ = FlatBuffer(layout_.flat_elements(), options_);
+  full_.set_missing_text(fmt::format(
+      "fully_shard: a parameter of unit {} ('{}', ...) is read while it is sharded: run a phalanx::nn::Module "
+      "by nn::call(), not by its forward(); read parameters by FullyShardedDataParallel::parameters()",
+      name_, parameters.front().name));
   grads_ = FlatBuffer(layout_.flat_elements(), grad_options_);
   for (auto& p : parameters) {
     const bool is_trained = p.tensor.requires_grad();
@@ -150,9 +155,14 @@ void ParamGroup::make_shard(const ParamGroupOptions& options) {
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].full.tensor;
-    parameter.set_data(full_.view(parameter.sizes(), layout_.offsets[i]));
+    const at::Tensor view = full_.view(parameter.sizes(), layout_.offsets[i]);
+    parameter.set_data(options.watched ? watched_view(view) : view);
   }
   unsharded_ = comm_->size() == 1 && direct_;
+}
+
+void ParamGroup::watch(std::weak_ptr<UseListener> listener, std::size_t number) {
+  fsdp::watch(full_.tensor().storage(), std::move(listener), number);
 }
 
 std::int64_t ParamGroup::bytes() const noexcept {

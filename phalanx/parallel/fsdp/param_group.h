@@ -31,6 +31,7 @@
 #include "phalanx/comm/communicator.h"
 #include "phalanx/layout/flat_layout.h"
 #include "phalanx/parallel/fsdp/flat_buffer.h"
+#include "phalanx/parallel/fsdp/operator_use.h"
 #include "phalanx/tensor/grad_ready.h"
 #include "phalanx/tensor/named.h"
 
@@ -42,6 +43,8 @@ struct ParamGroupOptions {
   std::string shard_axis;                                   // the axis of `comm`
   bool resident = false;                                    // `full` keeps its memory
   bool own_grads = false;                                   // `grads` owns its memory
+  bool watched = false;                                     // operators that read parameters are reported (watch())
+  bool gathered_on_use = false;                             // the first such operator gathers it
   bool offload = false;                                     // shards and their gradients are kept on the host
   std::optional<at::ScalarType> param_dtype, reduce_dtype;  // unset: unchanged; same as the parameters
   std::shared_ptr<Communicator>
@@ -71,6 +74,9 @@ class ParamGroup {
   bool has_trained() const;
   bool resident() const noexcept { return resident_; }
   bool own_grads() const noexcept { return own_grads_; }
+  bool gathered_on_use() const noexcept { return gathered_on_use_; }
+  /// Has the operators that read its parameters reported, as those of group `number`.
+  void watch(std::weak_ptr<UseListener> listener, std::size_t number);
 
   // Parameters.
   bool is_unsharded() const noexcept { return unsharded_; }
@@ -143,7 +149,7 @@ class ParamGroup {
   std::vector<Parameter> parameters_;
   FlatBuffer full_, grads_;
   at::Tensor shard_, sharded_post_forward_, reduced_, partial_reduce_output_;
-  bool resident_ = false, own_grads_ = false, offload_ = false;
+  bool resident_ = false, own_grads_ = false, offload_ = false, gathered_on_use_ = false;
   bool direct_ = true;  // `full` holds the shards' own values, not a cast of them
   bool keeps_grads_ = false, unsharded_ = false, is_sharded_post_forward_ = false;
   Work all_gather_, reduce_scatter_;

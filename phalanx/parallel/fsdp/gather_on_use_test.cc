@@ -1,0 +1,272 @@
+// FullyShardOptions::gather_on_use: forward passes that know nothing of sharding. And what such a pass says without it.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/stack.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/nn/init.h"
+#include "phalanx/nn/linear.h"
+#include "phalanx/parallel/activation_checkpoint.h"
+#include "phalanx/parallel/testing/ddp_test_support.h"
+#include "phalanx/parallel/testing/fully_shard_test_support.h"
+
+namespace phalanx {
+namespace {
+
+using ddp_testing::message_of;
+using ddp_testing::Mlp;
+using ddp_testing::waves;
+using fully_shard_testing::expect_equal;
+using fully_shard_testing::expect_trains_as_ddp;
+using fully_shard_testing::kShardedSteps;
+using fully_shard_testing::kWidth;
+using fully_shard_testing::sharding_mesh;
+using fully_shard_testing::whole;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// A residual block whose parts are called by forward().
+struct Residual : torch::nn::Module {
+  torch::nn::LayerNorm norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+  torch::nn::Linear fc1 = register_module("fc1", torch::nn::Linear(kWidth, 2 * kWidth));
+  torch::nn::Linear fc2 = register_module("fc2", torch::nn::Linear(2 * kWidth, kWidth));
+  at::Tensor forward(const at::Tensor& x) { return x + fc2->forward(at::tanh(fc1->forward(norm->forward(x)))); }
+};
+
+constexpr int kBlockCount = 3;
+constexpr std::size_t kUnits = kBlockCount + 3;  // first, the blocks, head, and what the net itself has
+
+/// Children by forward(), a list of blocks, and two parameters by hand: one as a view, one in a list of tensors.
+struct Net : torch::nn::Module {
+  Net() {
+    for (int i = 0; i < kBlockCount; ++i) blocks->push_back(std::make_shared<Residual>());
+    nn::initialise(*this, 4);
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    const at::Tensor turned = w.t();  // read again behind all blocks
+    at::Tensor x = at::tanh(first->forward(at::matmul(input, w)));
+    for (const auto& block : *blocks) {
+      auto& one = static_cast<Residual&>(*block);
+      x = recomputes ? checkpoint([&one](const at::Tensor& in) { return one.forward(in); }, x) : one.forward(x);
+    }
+    x = at::matmul(x, turned) + at::cat({scale, scale});
+    return head->forward(x);
+  }
+  at::Tensor w = register_parameter("w", waves({kWidth, kWidth}, 0.2).mul(0.3));
+  at::Tensor scale = register_parameter("scale", waves({kWidth / 2}, 0.4));
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(kWidth, kWidth));
+  torch::nn::ModuleList blocks = register_module("blocks", torch::nn::ModuleList());
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(kWidth, kWidth));
+  bool recomputes = false;
+};
+
+const auto kForward = [](auto& net, const at::Tensor& x, auto*) { return net.forward(x); };
+
+/// Options with gather_on_use.
+FullyShardOptions on_use(FullyShardOptions options = {}) {
+  options.gather_on_use = true;
+  return options;
+}
+
+TEST(GatherOnUse, AnUntouchedForwardTrainsAsUnderDataParallelism) {
+  for (const int ranks : {1, 2, 3}) {
+    for (const FullyShardOptions& options :
+         {FullyShardOptions{.stage = 3}, FullyShardOptions{.stage = 2}, FullyShardOptions{.stage = 1},
+          FullyShardOptions{.reshard_after_forward = false}, FullyShardOptions{.prefetch = false},
+          FullyShardOptions{.offload = true}}) {
+      for (const bool recomputes : {false, true}) {
+        run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+          SCOPED_TRACE(::testing::Message()
+                       << ranks << " ranks, stage " << options.stage << ", recomputes " << recomputes);
+          Net a, b;
+          b.recomputes = recomputes;
+          expect_trains_as_ddp(world, a, b, kWidth, kUnits, kForward, on_use(options));
+        });
+      }
+    }
+  }
+}
+
+TEST(GatherOnUse, MicroBatchesReplicasAndGroupsTrainAsUnderDataParallelism) {
+  struct Case {
+    int ranks, replicas, group, micro_batches;
+  };
+  for (const auto& [ranks, replicas, group, micro_batches] : {Case{2, 1, 0, 3}, Case{4, 2, 0, 2}, Case{4, 1, 2, 2}}) {
+    for (const bool recomputes : {false, true}) {
+      run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+        SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << replicas << " replicas, groups of " << group);
+        Net a, b;
+        b.recomputes = recomputes;
+        expect_trains_as_ddp(world, a, b, kWidth, kUnits, kForward, on_use({.reshard_group = group}),
+                             {.replicas = replicas, .micro_batches = micro_batches});
+      });
+    }
+  }
+}
+
+/// Steps of a sharded net, of which every rank sees the same batch. The shards at the end, put together.
+template <class Step>
+std::vector<NamedTensor> trained(const std::shared_ptr<Communicator>& world, Net& net, const FullyShardOptions& options,
+                                 const Step& step) {
+  FullyShardedDataParallel sharded(net, sharding_mesh(world), options);
+  Sgd optimizer(sharded.parameters(), {.momentum = 0.9});
+  for (int i = 0; i < kShardedSteps; ++i) {
+    step(net, sharded, i);
+    optimizer.step(0.1);
+    optimizer.zero_grad();
+  }
+  return whole(sharded.parameters(), *world);
+}
+
+// Gathered, used and averaged in bfloat16. Equal batches have equal gradients, so their average has the same bits.
+TEST(GatherOnUse, SixteenBitsAndAccumulationHaveTheBitsOfOneRank) {
+  const FullyShardOptions bf16 = on_use({.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat});
+  const auto step = [](Net& net, FullyShardedDataParallel& sharded, int i) {
+    for (int part = 0; part < 2; ++part) {
+      std::optional<FullyShardedDataParallel::NoAllReduce> more;
+      if (part == 0) more.emplace(sharded.no_all_reduce());
+      const at::Tensor loss = sharded.run(net, waves({4, kWidth}, 0.3 * i + part)).square().mean();
+      EXPECT_EQ(loss.scalar_type(), at::kBFloat16);
+      loss.backward();
+    }
+  };
+  std::vector<NamedTensor> alone;
+  run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
+    Net net;
+    alone = trained(world, net, bf16, step);
+  });
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    for (const bool recomputes : {false, true}) {
+      Net net;
+      net.recomputes = recomputes;
+      expect_equal(trained(world, net, bf16, step), alone);
+    }
+  });
+}
+
+TEST(GatherOnUse, OnlyTheUnitInUseAndTheNextHaveMemory) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Net net;
+    FullyShardedDataParallel sharded(net, sharding_mesh(world), on_use());
+    const auto units = sharded.units();
+    EXPECT_THAT(units[0], ElementsAre("w", "scale"));
+    EXPECT_THAT(units[1], ElementsAre("first.weight", "first.bias"));
+    EXPECT_THAT(units[2], ElementsAre("blocks.0.norm.weight", "blocks.0.norm.bias", "blocks.0.fc1.weight",
+                                      "blocks.0.fc1.bias", "blocks.0.fc2.weight", "blocks.0.fc2.bias"));
+    const auto gathered = [&] {
+      int count = has_memory(net.first->weight) + has_memory(net.head->weight);
+      for (const auto& block : *net.blocks) count += has_memory(static_cast<Residual&>(*block).fc1->weight);
+      return count;
+    };
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor out = net.forward(waves({5, kWidth}, step));
+      EXPECT_LE(gathered(), 2);
+      out.sum().backward();
+      EXPECT_EQ(gathered(), 0);
+    }
+    EXPECT_GT(sharded.statistics().prefetches, 0);
+    const std::int64_t block = (2 * kWidth + 4 * kWidth * kWidth + 3 * kWidth) * 4;
+    EXPECT_LE(sharded.statistics().unsharded_bytes, 2 * (block + 256));
+  });
+}
+
+// An evaluation between steps, and one after the optimizer, see the parameters of their time.
+TEST(GatherOnUse, EvaluationSeesTheValuesOfItsTime) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Net plain, net;
+    DistributedDataParallel ddp(plain, world);
+    FullyShardedDataParallel sharded(net, sharding_mesh(world), on_use());
+    Sgd first(ddp.parameters()), second(sharded.parameters());
+    const auto compare = [&](double phase) {
+      const at::NoGradGuard no_grad;
+      EXPECT_TRUE(at::equal(net.forward(waves({3, kWidth}, phase)), plain.forward(waves({3, kWidth}, phase))));
+    };
+    for (int step = 0; step < 3; ++step) {
+      compare(step);
+      compare(step + 0.5);
+      plain.forward(waves({3, kWidth}, step)).sum().backward();
+      net.forward(waves({3, kWidth}, step)).sum().backward();
+      first.step(0.1);
+      second.step(0.1);
+      compare(step);
+      first.zero_grad();
+      second.zero_grad();
+    }
+  });
+}
+
+TEST(GatherOnUse, OneOperatorMayReadSeveralUnits) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    const auto stacked = [](auto& net, const at::Tensor& x, auto*) {
+      std::vector<at::Tensor> weights;
+      for (const auto& block : *net.blocks) weights.push_back(static_cast<Residual&>(*block).fc1->weight);
+      return net.forward(x) + at::stack(weights).square().mean();
+    };
+    Net a, b;
+    expect_trains_as_ddp(world, a, b, kWidth, kUnits, stacked, on_use());
+  });
+}
+
+TEST(GatherOnUse, SmallUnitsAreJoined) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Net a, b;
+    expect_trains_as_ddp(world, a, b, kWidth, 2, kForward, on_use({.smallest_unit = 1 << 20}));
+  });
+}
+
+// Without gather_on_use.
+
+TEST(GatherOnUse, WithoutItAnUntouchedForwardIsAnErrorThatSaysWhatToDo) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Mlp net;
+    FullyShardedDataParallel sharded(net, sharding_mesh(world));
+    const auto says = AllOf(HasSubstr("unit (root) ('w0', ...) is read without having been gathered"),
+                            HasSubstr("FullyShardedDataParallel::run()"), HasSubstr("gather_on_use"));
+    EXPECT_THAT(message_of([&] { net.forward(waves({6, 8}, 0)); }), says);
+    const at::NoGradGuard no_grad;
+    EXPECT_THAT(message_of([&] { net.forward(waves({6, 8}, 0)); }), says);
+    EXPECT_TRUE(sharded.run(net, waves({6, 8}, 0)).defined());
+  });
+}
+
+TEST(GatherOnUse, AForwardOfAPhalanxModuleThatCallDoesNotRunIsAnErrorThatSaysWhatToDo) {
+  struct Layers : torch::nn::Module {
+    torch::nn::ModuleList list = register_module("list", torch::nn::ModuleList());
+  };
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    const auto layers = std::make_shared<Layers>();
+    for (int i = 0; i < 3; ++i) layers->list->push_back(std::make_shared<nn::Linear>(nn::LinearOptions{8, 8, true}));
+    nn::initialise(*layers, 1);
+    FullyShardedDataParallel sharded(*layers, sharding_mesh(world));
+    const auto layer = std::static_pointer_cast<nn::Linear>(layers->list->ptr(1));
+    std::string message;
+    try {
+      layer->forward(waves({2, 8}, 0));
+    } catch (const std::exception& error) {
+      message = error.what();
+    }
+    EXPECT_THAT(message, AllOf(HasSubstr("unit list.1 ('list.1.weight', ...) is read while it is sharded"),
+                               HasSubstr("nn::call()")));
+    EXPECT_TRUE(nn::call(layer, waves({2, 8}, 0)).defined());
+  });
+}
+
+TEST(GatherOnUse, APipelineRefusesIt) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Net net;
+    const FullyShardedDataParallel sharded(net, sharding_mesh(world), on_use());
+    EXPECT_THAT(message_of([&] { sharded.in_pipeline(); }), HasSubstr("leave out gather_on_use"));
+  });
+}
+
+}  // namespace
+}  // namespace phalanx

@@ -1,0 +1,94 @@
+#include "phalanx/parallel/fsdp/operator_use.h"
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace phalanx::fsdp {
+namespace {
+
+constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+struct WatchedStorage final : c10::StorageImpl {
+  using StorageImpl::StorageImpl;
+  std::weak_ptr<UseListener> listener;
+  std::size_t group = 0;
+};
+
+/// The groups that one operator reads, of each listener.
+class Uses {
+ public:
+  void add(const c10::IValue& argument) {
+    if (argument.isTensor()) {
+      add(argument.toTensor());
+    } else if (argument.isTensorList() || argument.isOptionalTensorList()) {
+      for (const c10::IValue& element : argument.toListRef()) add(element);
+    }
+  }
+  void tell() const {
+    for (const auto& [listener, groups] : uses_) listener->before_use(groups);
+  }
+
+ private:
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.key_set().has(kKey)) return;
+    const auto* storage = dynamic_cast<const WatchedStorage*>(tensor.storage().unsafeGetStorageImpl());
+    auto listener = storage == nullptr ? nullptr : storage->listener.lock();
+    if (!listener) return;
+    auto found = std::ranges::find(uses_, listener, &Use::listener);
+    if (found == uses_.end()) found = uses_.insert(uses_.end(), Use{std::move(listener), {}});
+    if (std::ranges::find(found->groups, storage->group) == found->groups.end())
+      found->groups.push_back(storage->group);
+  }
+  struct Use {
+    std::shared_ptr<UseListener> listener;
+    c10::SmallVector<std::size_t, 4> groups;
+  };
+  c10::SmallVector<Use, 1> uses_;
+};
+
+void stop_at_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard inside(kKey);
+  Uses uses;
+  for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) uses.add(argument);
+  uses.tell();
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+}
+
+void register_fallback() {
+  static const c10::RegistrationHandleRAII registered = c10::Dispatcher::singleton().registerFallback(
+      kKey, c10::KernelFunction::makeFromBoxedFunction<&stop_at_operator>(), "phalanx: uses of sharded parameters");
+}
+
+}  // namespace
+
+c10::Storage watched_storage(std::int64_t bytes, at::Device device) {
+  return c10::Storage(c10::make_intrusive<WatchedStorage>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                          c10::DataPtr(nullptr, device), /*allocator=*/nullptr,
+                                                          /*resizable=*/false));
+}
+
+void watch(const c10::Storage& storage, std::weak_ptr<UseListener> listener, std::size_t group) {
+  auto& watched = *static_cast<WatchedStorage*>(storage.unsafeGetStorageImpl());
+  watched.listener = std::move(listener);
+  watched.group = group;
+}
+
+at::Tensor watched_view(const at::Tensor& tensor) {
+  register_fallback();
+  auto view = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), tensor.key_set().add(kKey),
+                                                       tensor.dtype());
+  auto* impl = view.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return view;
+}
+
+}  // namespace phalanx::fsdp
