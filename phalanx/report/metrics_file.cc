@@ -12,6 +12,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <tuple>
+#include <utility>
 
 #include "phalanx/base/error.h"
 
@@ -39,6 +41,7 @@ class LineReader : public nlohmann::json_sax<nlohmann::json> {
 
   /// Nothing if the line is not an object with an integer "step".
   std::optional<MetricsLine> read(const std::string& text) {
+    const auto wrong_before = std::pair(wrong_, wrong_validations_);
     line_ = {.memory_begin = memory_.size()};
     depth_ = 0;
     has_step_ = is_object_ = false;
@@ -46,6 +49,7 @@ class LineReader : public nlohmann::json_sax<nlohmann::json> {
     const bool parsed = nlohmann::json::sax_parse(text, this);
     if (!parsed || !is_object_ || !has_step_) {
       memory_.resize(line_.memory_begin);
+      std::tie(wrong_, wrong_validations_) = wrong_before;
       return std::nullopt;
     }
     line_.memory_count = memory_.size() - line_.memory_begin;
@@ -178,6 +182,46 @@ void add_memory(MetricsFile& metrics, std::int64_t step, const float* values, st
   }
 }
 
+/// By rising steps, each step once.
+struct MetricsLines {
+  std::vector<MetricsLine> steps, validations;
+};
+
+MetricsLines read_lines(const std::string& path, LineReader& reader, std::vector<std::string>& notes) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw DataError(fmt::format("'{}' cannot be read ({}): expected the run's metrics, written by `phalanx train`",
+                                path, std::strerror(errno)));
+  }
+  MetricsLines lines;
+  std::string text;
+  for (std::int64_t number = 1; std::getline(file, text); ++number) {
+    if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
+    auto line = reader.read(text);
+    if (!line) line = reader.read(with_null_for_not_finite(text));
+    if (!line && file.peek() == std::ifstream::traits_type::eof()) {
+      notes.push_back(fmt::format(
+          "metrics.jsonl:{}: the last line is incomplete and left out (the run may be writing it)", number));
+      break;
+    }
+    if (!line) throw DataError(fmt::format("{}:{}: expected a JSON object with an integer \"step\"", path, number));
+    (line->is_validation ? lines.validations : lines.steps).push_back(*line);
+  }
+  sort_by_step(lines.steps);
+  sort_by_step(lines.validations);
+  return lines;
+}
+
+void note_wrong_types(const LineReader& reader, std::vector<std::string>& notes) {
+  const auto note = [&](std::string_view key, std::size_t count) {
+    if (count == 0) return;
+    notes.push_back(fmt::format("metrics.jsonl: \"{}\" is no number in {} line{}: left out there", key, count,
+                                count == 1 ? "" : "s"));
+  };
+  for (std::size_t i = 0; i < kCurves; ++i) note(curve_keys()[i], reader.wrong()[i]);
+  note("validation_loss", reader.wrong_validations());
+}
+
 }  // namespace
 
 void Curve::add(std::int64_t step, double value) {
@@ -199,34 +243,13 @@ const Curve& MetricsFile::curve(std::string_view key) const {
 }
 
 MetricsFile read_metrics(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    throw DataError(fmt::format("'{}' cannot be read ({}): expected the run's metrics, written by `phalanx train`",
-                                path, std::strerror(errno)));
-  }
   MetricsFile metrics;
   std::vector<float> memory;
   LineReader reader(memory);
-  std::vector<MetricsLine> steps;
-  std::string text;
-  std::vector<MetricsLine> validations;
-  for (std::int64_t number = 1; std::getline(file, text); ++number) {
-    if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
-    auto line = reader.read(text);
-    if (!line) line = reader.read(with_null_for_not_finite(text));
-    if (!line && file.peek() == std::ifstream::traits_type::eof()) {
-      metrics.notes.push_back(fmt::format(
-          "metrics.jsonl:{}: the last line is incomplete and left out (the run may be writing it)", number));
-      break;
-    }
-    if (!line) throw DataError(fmt::format("{}:{}: expected a JSON object with an integer \"step\"", path, number));
-    (line->is_validation ? validations : steps).push_back(*line);
-  }
-  sort_by_step(steps);
-  sort_by_step(validations);
-
+  const MetricsLines lines = read_lines(path, reader, metrics.notes);
+  note_wrong_types(reader, metrics.notes);
   metrics.curves.resize(kCurves);
-  for (const MetricsLine& line : steps) {
+  for (const MetricsLine& line : lines.steps) {
     metrics.steps.push_back(line.step);
     for (std::size_t i = 0; i < kCurves; ++i) {
       if (line.is_there[i]) metrics.curves[i].add(line.step, line.values[i]);
@@ -234,17 +257,9 @@ MetricsFile read_metrics(const std::string& path) {
     add_memory(metrics, line.step, memory.data() + line.memory_begin, line.memory_count);
   }
   if (metrics.memory_by_rank.size() > kRanksShown) metrics.memory_by_rank.clear();
-  for (const MetricsLine& line : validations) {
+  for (const MetricsLine& line : lines.validations) {
     if (line.validation_loss) metrics.validation_loss.add(line.step, *line.validation_loss);
   }
-
-  const auto note_wrong = [&](std::string_view key, std::size_t count) {
-    if (count == 0) return;
-    metrics.notes.push_back(fmt::format("metrics.jsonl: \"{}\" is no number in {} line{}: left out there", key, count,
-                                        count == 1 ? "" : "s"));
-  };
-  for (std::size_t i = 0; i < kCurves; ++i) note_wrong(curve_keys()[i], reader.wrong()[i]);
-  note_wrong("validation_loss", reader.wrong_validations());
   return metrics;
 }
 

@@ -91,7 +91,8 @@ TEST_F(MetricsFileTest, MemoryIsOfEachRankOrOfTheOutermostOnes) {
 
 TEST_F(MetricsFileTest, WhatIsLeftOutIsNoted) {
   const MetricsFile metrics = read(
-      "{\"step\":1,\"loss\":\"high\",\"lr\":[1]}\n{\"step\":2,\"loss\":true}\n{\"step\":2,\"validation_loss\":{}}\n"
+      "{\"step\":1,\"loss\":\"high\",\"lr\":[1]}\n{\"step\":2,\"loss\":true,\"lr\":NaN}\n{\"step\":2,\"validation_"
+      "loss\":{}}\n"
       "{\"step\":3,\"lo");
   EXPECT_THAT(metrics.steps, ElementsAre(1, 2));
   EXPECT_TRUE(metrics.curve("loss").empty());
