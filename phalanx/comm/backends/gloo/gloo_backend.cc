@@ -31,9 +31,7 @@ constexpr std::chrono::milliseconds kLeaveGloo{200};
 }  // namespace
 
 GlooBackend::GlooBackend(Setup setup)
-    : setup_(std::move(setup)),
-      peers_(setup_.peers),
-      counts_(setup_.peers.members.size()) {
+    : setup_(std::move(setup)), peers_(setup_.peers), counts_(setup_.peers.members.size()) {
   try {
     if (size() > 1) join(std::make_shared<PrefixStore>(setup_.peers.store, peers_.id()));
   } catch (const CommError& error) {
