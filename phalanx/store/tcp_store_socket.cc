@@ -221,8 +221,7 @@ UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, 
 
 UniqueFd begin_connect(const HostPort& address) {
   const auto list = resolve_host(address, /*passive=*/false);
-  UniqueFd fd(
-      socket(list->ai_family, list->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, list->ai_protocol));
+  UniqueFd fd(socket(list->ai_family, list->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, list->ai_protocol));
   if (!fd || (connect(fd.get(), list->ai_addr, list->ai_addrlen) != 0 && errno != EINPROGRESS))
     throw CommError(fmt::format("cannot connect to {}: {}", address.text(), with_remedy(std::strerror(errno))));
   set_no_delay(fd.get());

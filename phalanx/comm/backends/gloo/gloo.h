@@ -1,10 +1,12 @@
-// The gloo backend: ranks of one or many nodes over TCP, through libtorch's ProcessGroupGloo.
+// The gloo backend: ranks of one or many nodes over TCP. Collectives go through libtorch's ProcessGroupGloo, messages
+// between two ranks over authenticated sockets of their own (message_transport.h).
 //
 // - Every collective moves bytes by gloo and reduces with our own kernels in rank order. So results have the same bits
 //   as on the local and shm backends.
 // - Before data moves, an all-gather of 32-byte signatures (also by gloo) makes a mismatch an error on every rank.
-// - Data passes through buffers that the backend owns. An operation that is given up never touches memory that the
-//   caller has back.
+// - The data of collectives pass through buffers that the backend owns. An operation that is given up never touches
+//   memory that the caller has back.
+// - After abort() the peers' operations fail within milliseconds.
 // - The others name a dead rank within a second: the store reports its death (Store::set_when_lost). They find a rank
 //   that is stopped, or whose node or network is down, within CommunicatorOptions::heartbeat (heartbeat_monitor.h). A
 //   time-out names the ranks that are behind; they are asked over the store.

@@ -30,9 +30,7 @@ constexpr std::chrono::milliseconds kLeaveGloo{200};
 }  // namespace
 
 GlooBackend::GlooBackend(Setup setup)
-    : setup_(std::move(setup)),
-      peers_(setup_.peers),
-      counts_(peers_.members().size()) {
+    : setup_(std::move(setup)), peers_(setup_.peers), counts_(peers_.members().size()) {
   try {
     if (size() > 1) join(std::make_shared<PrefixStore>(peers_.store(), peers_.id()));
   } catch (const CommError& error) {

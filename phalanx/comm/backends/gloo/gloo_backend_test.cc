@@ -135,8 +135,8 @@ TEST(GlooBackend, OutstandingMessagesHaveNoThreads) {
                              };
                              const int with_one = exchange(1), with_many = exchange(32);
                              if (with_many != with_one)
-                               throw std::runtime_error(fmt::format("{} threads with one message, {} with 32", with_one,
-                                                                    with_many));
+                               throw std::runtime_error(
+                                   fmt::format("{} threads with one message, {} with 32", with_one, with_many));
                            }),
             "");
 }

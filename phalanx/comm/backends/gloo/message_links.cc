@@ -14,17 +14,15 @@
 namespace phalanx {
 namespace {
 
-constexpr std::size_t kMaxBytes = 1 << 20;      // of data in one call
-constexpr std::size_t kReadAhead = 64 * 1024;   // read beyond the current message
-constexpr std::size_t kMaxSegments = 32;        // of one write: frames and data of up to half as many messages
+constexpr std::size_t kMaxBytes = 1 << 20;     // of data in one call
+constexpr std::size_t kReadAhead = 64 * 1024;  // read beyond the current message
+constexpr std::size_t kMaxSegments = 32;       // of one write: frames and data of up to half as many messages
 constexpr std::size_t kFrameBytes = sizeof(MessageFrame);
 
 MessageFrame frame_of(const Transfer& transfer) {
   return {.count = transfer.count, .tag = transfer.tag, .dtype = transfer.dtype};
 }
-std::string_view bytes_of(const MessageFrame& frame) {
-  return {reinterpret_cast<const char*>(&frame), kFrameBytes};
-}
+std::string_view bytes_of(const MessageFrame& frame) { return {reinterpret_cast<const char*>(&frame), kFrameBytes}; }
 bool is_valid(const MessageFrame& frame) {
   return frame.count >= 0 && frame.tag >= 0 && frame.dtype <= DataType::boolean;
 }

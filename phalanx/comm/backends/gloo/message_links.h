@@ -123,7 +123,7 @@ class OutgoingLink final : public MessageLink {
   std::deque<Queued> queue_;      // matched
   std::size_t written_ = 0;       // of the frame and the data of the first
   std::int64_t gave_up_after_ = -1;
-  std::string received_;          // less than a frame
+  std::string received_;  // less than a frame
 };
 
 /// The receiver's end: writes requests, reads data.

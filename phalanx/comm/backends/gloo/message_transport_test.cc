@@ -187,7 +187,8 @@ class HostilePeer : public testing::Test {
     UniqueFd to, from;
     std::tie(to, at_requests_) = connected_pair();
     std::tie(from, at_data_) = connected_pair();
-    transport_ = std::make_unique<MessageTransport>(0, sockets_of(0, std::move(to), std::move(from)), changes_.teller());
+    transport_ =
+        std::make_unique<MessageTransport>(0, sockets_of(0, std::move(to), std::move(from)), changes_.teller());
   }
   std::shared_ptr<Message> post(bool is_send, void* data, std::int64_t count) {
     return transport_->post({.is_send = is_send, .data = data, .count = count, .dtype = DataType::u8, .peer = 1});

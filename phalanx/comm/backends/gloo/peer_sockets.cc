@@ -127,7 +127,8 @@ class Greetings {
   void make_room() {
     const auto is_accepted = [](const Greeting& greeting) { return greeting.peer < 0; };
     const auto oldest = std::find_if(greetings_.begin(), greetings_.end(), is_accepted);
-    if (std::count_if(oldest, greetings_.end(), is_accepted) < static_cast<std::ptrdiff_t>(peers_.size() + kMoreUnknown))
+    if (std::count_if(oldest, greetings_.end(), is_accepted) <
+        static_cast<std::ptrdiff_t>(peers_.size() + kMoreUnknown))
       return;
     refuse(*oldest, "too many connections have not greeted yet, and it is the oldest of them");
     greetings_.erase(oldest);

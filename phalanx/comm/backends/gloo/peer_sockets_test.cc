@@ -156,9 +156,8 @@ TEST(PeerSockets, ARankThatIsNoneIsRefused) {
 TEST(PeerSockets, ARankOfAnotherJobIsAnError) {
   Ranks ranks(2, {kKey, "the key of another group"});
   auto first = ranks.connect(0), second = ranks.connect(1, milliseconds(500));
-  EXPECT_THAT(error_of(std::move(first)),
-              AllOf(HasSubstr("CommError: rank 1 at " + address_of(ranks.offers[1]).text()),
-                    HasSubstr("what listens there is not that rank of this job")));
+  EXPECT_THAT(error_of(std::move(first)), AllOf(HasSubstr("CommError: rank 1 at " + address_of(ranks.offers[1]).text()),
+                                                HasSubstr("what listens there is not that rank of this job")));
   EXPECT_NE(error_of(std::move(second)), "no error");
 }
 
