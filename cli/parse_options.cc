@@ -47,7 +47,10 @@ void check_value(const CLI::Option& option, const std::string& name, const std::
   if (is_whole && errno == ERANGE) throw UsageError(fmt::format("{} is '{}': the number is too large", name, value));
 }
 
-bool looks_like_option(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
+/// A negative number is none.
+bool looks_like_option(const std::string& word) {
+  return word.size() > 1 && word[0] == '-' && (word[1] < '0' || word[1] > '9');
+}
 
 /// Whether the word overrides a configuration key whose value may be the next word.
 bool is_bare_key(const std::string& word) {

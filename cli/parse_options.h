@@ -22,9 +22,10 @@
 namespace phalanx::cli {
 
 /// Returns the words that are not the app's, which are of two kinds. An app with allow_extras() leaves a configuration
-/// file and overrides of its keys (--section.key value). An app with prefix_command() leaves a program and its
-/// arguments: all words after `--`, or from the first one on that is no option; only it has a help flag, for which
-/// CLI::CallForHelp is thrown. Other apps leave none, and throw UsageError for one too many.
+/// file and overrides of its keys (--section.key value); an option that is nearly one of the app's is refused. An app
+/// with prefix_command() leaves a program and its arguments: all words after `--`, or from the first one on that is no
+/// option; only it has a help flag, for which CLI::CallForHelp is thrown. Other apps leave none, and throw UsageError
+/// for one too many.
 Arguments parse_options(CLI::App& app, const Arguments& arguments);
 
 /// Takes the configuration file out of the words that parse_options() leaves: the first one named *.toml, else the

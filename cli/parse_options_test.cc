@@ -67,6 +67,7 @@ TEST(ParseOptionsTest, ARepeatedOptionTakesOneValueEachTime) {
   EXPECT_THAT(parsed.layouts, ElementsAre("tp=2", "[x]"));
   EXPECT_THAT(parsed.inputs, ElementsAre("a", "b", "--all", "-l"));
   EXPECT_FALSE(parsed.all);
+  EXPECT_THAT(parse({"-5", "-"}).inputs, ElementsAre("-5", "-"));
 }
 
 TEST(ParseOptionsTest, WhatIsWrongIsNamed) {

@@ -102,7 +102,7 @@ constexpr const char* kValues[] = {"-n,--nproc-per-node",
                                    "--shutdown-timeout"};
 constexpr const char* kFlags[] = {"--standalone", "--no-python", "--virtual-local-rank"};
 
-// torchrun's options that are not supported here, with the reason.
+// torchrun's options that are not supported here, in both spellings, with the reason.
 constexpr std::pair<const char*, const char*> kRefused[] = {
     {"--module", "the program is any program: write `python -m NAME`"},
     {"-m", "the program is any program: write `python -m NAME`"},

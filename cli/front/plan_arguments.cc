@@ -58,17 +58,17 @@ PlanArguments parse_plan_arguments(const Arguments& arguments) {
   app.add_option("--toml", parsed.toml);
   app.add_option("--svg", parsed.svg);
   add_repeated_option(app, "--layout", parsed.layouts);
-  const auto* const devices_option = app.add_option("--devices", devices);
-  const auto* const model_option = app.add_option("--model", model);
-  const auto* const config_option = app.add_option("--config", parsed.config_path);
+  const auto* const given_devices = app.add_option("--devices", devices);
+  const auto* const given_model = app.add_option("--model", model);
+  const auto* const given_config = app.add_option("--config", parsed.config_path);
   std::vector<std::string> keys;
   for (const auto& [name, key] : {std::pair{"--batch", "training.global_batch_size"},
                                   {"--local-batch", "training.local_batch_size"},
                                   {"--seq", "training.seq_len"}}) {
     add_number(name, [&keys, key = key](std::int64_t value) { keys.push_back(fmt::format("--{}={}", key, value)); });
   }
-  const auto* const dtype_option = app.add_option("--dtype", dtype);
-  const auto* const schedule_option = app.add_option("--schedule", schedule);
+  const auto* const given_dtype = app.add_option("--dtype", dtype);
+  const auto* const given_schedule = app.add_option("--schedule", schedule);
   parsed.overrides = parse_options(app, arguments);
 
   if (!(headroom >= 0 && headroom < 100)) {
@@ -76,20 +76,20 @@ PlanArguments parse_plan_arguments(const Arguments& arguments) {
         fmt::format("--headroom is {}: expected percent of a device's memory, from 0 to less than 100", headroom));
   }
   parsed.headroom = headroom / 100;
-  if (devices_option->count() == 0) {
+  if (given_devices->count() == 0) {
     throw UsageError("--devices is missing: expected such as 8xH100, 2x24GiB,2x80GiB or 2xthis");
   }
   parsed.devices = plan::parse_devices(devices, nodes);
-  if (!parsed.layouts.empty() && schedule_option->count() > 0) {
+  if (!parsed.layouts.empty() && given_schedule->count() > 0) {
     throw UsageError(
         fmt::format("--schedule is for all pipelines that are searched: with --layout, name it there, as in "
                     "pp=2,schedule={}",
                     schedule));
   }
-  if (model_option->count() > 0) add_model_keys(model, keys);
-  if (dtype_option->count() > 0) keys.push_back("--training.mixed_precision_param=" + dtype);
-  if (schedule_option->count() > 0) keys.push_back("--parallelism.pipeline_parallel_schedule=" + schedule);
-  if (model_option->count() + config_option->count() == 0) {
+  if (given_model->count() > 0) add_model_keys(model, keys);
+  if (given_dtype->count() > 0) keys.push_back("--training.mixed_precision_param=" + dtype);
+  if (given_schedule->count() > 0) keys.push_back("--parallelism.pipeline_parallel_schedule=" + schedule);
+  if (given_model->count() + given_config->count() == 0) {
     parsed.config_path = take_config_path(parsed.overrides, "plan");
   }
   parsed.overrides.insert(parsed.overrides.begin(), keys.begin(), keys.end());
