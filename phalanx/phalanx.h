@@ -30,7 +30,6 @@
 // Degrees of parallelism, meshes, where each element of a tensor lives.
 #include "phalanx/layout/parallel_plan.h"
 #include "phalanx/mesh/device_mesh.h"
-#include "phalanx/tensor/redistribute.h"
 #include "phalanx/tensor/shard_spec.h"
 #include "phalanx/tensor/train_state.h"
 
@@ -57,6 +56,7 @@
 #include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
 #include "phalanx/parallel/pipeline/split_sequential.h"
+#include "phalanx/parallel/redistribute.h"
 #include "phalanx/parallel/replica_check.h"
 #include "phalanx/parallel/tensor/styles.h"
 

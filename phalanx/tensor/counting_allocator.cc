@@ -56,7 +56,7 @@ void install_counting_allocator() {
 
 void count_as(const at::Tensor& tensor, MemoryCategory category) {
   if (!tensor.defined() || !tensor.has_storage()) return;
-  const c10::DataPtr& memory = tensor.storage().data_ptr();
+  const c10::DataPtr& memory = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   if (memory.get_deleter() != &free_block || memory.get_context() == nullptr) return;
   void* const block = memory.get_context();
   if (SharedHeap* const heap = SharedHeap::owner_of(block)) {

@@ -216,6 +216,38 @@ TEST(GatherOnUse, OneOperatorMayReadSeveralUnits) {
   });
 }
 
+/// Layers of Phalanx, run by nn::call(), between plain ones, run by forward().
+struct Mixed : torch::nn::Module {
+  Mixed() {
+    for (int i = 0; i < kBlockCount; ++i) {
+      ours->push_back(std::make_shared<nn::Linear>(nn::LinearOptions{kWidth, kWidth, true}));
+      plain->push_back(torch::nn::Linear(kWidth, kWidth));
+    }
+    nn::initialise(*this, 6);
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (std::size_t i = 0; i < ours->size(); ++i) {
+      x = at::tanh(nn::call(std::static_pointer_cast<nn::Linear>(ours->ptr(i)), x));
+      x = at::tanh(static_cast<torch::nn::LinearImpl&>(*plain[i]).forward(x));
+    }
+    return x;
+  }
+  torch::nn::ModuleList ours = register_module("ours", torch::nn::ModuleList());
+  torch::nn::ModuleList plain = register_module("plain", torch::nn::ModuleList());
+};
+
+TEST(GatherOnUse, UnitsWithHooksStandBesideThoseWithout) {
+  for (const int stage : {1, 3}) {
+    run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      Mixed a, b;
+      const auto statistics =
+          expect_trains_as_ddp(world, a, b, kWidth, 2 * kBlockCount, kForward, on_use({.stage = stage}));
+      const std::int64_t unit = (kWidth * kWidth + kWidth + 64) * 4;
+      EXPECT_LE(statistics.unsharded_bytes, stage == 3 ? 2 * unit : 0);
+    });
+  }
+}
+
 TEST(GatherOnUse, SmallUnitsAreJoined) {
   run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     Net a, b;

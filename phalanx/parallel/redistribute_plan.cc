@@ -1,4 +1,4 @@
-#include "phalanx/tensor/redistribute_plan.h"
+#include "phalanx/parallel/redistribute_plan.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "phalanx/tensor/redistribute.h"
+#include "phalanx/parallel/redistribute.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

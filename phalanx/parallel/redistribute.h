@@ -10,7 +10,7 @@
 // - Ranks that hold the same box get the same bits. After a sum, this holds only if the backend sums in rank order
 //   (local, shm: communicator.h), because replicas along another axis sum in separate communicators. Several axes are
 //   summed one after the other, in the plan's order.
-// - Not differentiable: the result has no grad_fn. The parallel folder has differentiable pairs of collectives.
+// - Not differentiable: the result has no grad_fn. parallel/tensor/functional_collectives.h has differentiable collectives.
 // - A partial target along an axis that was not partial before: a rank gets zeros where another rank supplies the
 //   value.
 // - Beside `local` and the result, a step allocates at most one buffer for what it sends (in an exchange, one copy per
@@ -26,7 +26,7 @@
 #include <string>
 
 #include "phalanx/mesh/device_mesh.h"
-#include "phalanx/tensor/redistribute_plan.h"
+#include "phalanx/parallel/redistribute_plan.h"
 #include "phalanx/tensor/shard_spec.h"
 
 namespace phalanx {

@@ -1,4 +1,4 @@
-#include "phalanx/tensor/redistribute.h"
+#include "phalanx/parallel/redistribute.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
