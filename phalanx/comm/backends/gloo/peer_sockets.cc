@@ -242,7 +242,8 @@ PeerListener::PeerListener(const std::string& host, std::string key)
 
 std::vector<PeerSockets> PeerListener::connect(int rank, const std::vector<std::string>& offers,
                                                std::chrono::milliseconds timeout, const std::function<void()>& check) {
-  Greetings greetings(rank, offers, key_, listener_.get());
+  const UniqueFd listener = std::move(listener_);  // closed at the end, also by an error
+  Greetings greetings(rank, offers, key_, listener.get());
   const auto deadline = Clock::now() + timeout;
   auto looked = Clock::now();
   while (!greetings.is_complete()) {
@@ -257,7 +258,6 @@ std::vector<PeerSockets> PeerListener::connect(int rank, const std::vector<std::
                                   address_in(offer_).text(), static_cast<double>(timeout.count()) / 1000,
                                   fmt::join(greetings.missing(), ", ")));
   }
-  listener_.reset();
   return greetings.take();
 }
 
