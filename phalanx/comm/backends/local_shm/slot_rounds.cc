@@ -60,18 +60,20 @@ class Slots {
 
 class SlotReduce final : public CollectiveRounds {
  public:
-  SlotReduce(const Slots& slots, const OperationDescription& d)
-      : slots_(slots),
+  SlotReduce(const OperationDescription& d, ControlBlock& control_block, const ShmSegment& segment,
+             std::uint64_t first_round)
+      : slots_(control_block, segment, first_round),
         tensor_(static_cast<std::byte*>(d.output)),
         elements_(static_cast<std::size_t>(d.output_count)),
         width_(element_size(d.dtype)),
         to_all_(d.verb == Verb::all_reduce),
-        gets_result_(to_all_ || d.root == slots.rank()),
+        gets_result_(to_all_ || d.root == slots_.rank()),
         kernel_(reduce_kernel(d.dtype, d.op)),
-        sources_(static_cast<std::size_t>(slots.size())) {
+        sources_(static_cast<std::size_t>(slots_.size())) {
     const std::size_t bytes = elements_ * width_;
-    if (bytes <= kOneShotBytes || slots.size() == 1) return;  // alone, the tensor is its own result
-    const std::size_t per_slot = (bytes >= kLargeBytes ? std::min(slots.bytes(), kLargeChunk) : slots.bytes()) / width_;
+    if (bytes <= kOneShotBytes || slots_.size() == 1) return;  // alone, the tensor is its own result
+    const std::size_t per_slot =
+        (bytes >= kLargeBytes ? std::min(slots_.bytes(), kLargeChunk) : slots_.bytes()) / width_;
     // Equal chunks: a short last one would cost as many waits as a full one.
     chunks_ = (elements_ + per_slot - 1) / per_slot;
     chunk_ = std::min(per_slot, ((elements_ + chunks_ - 1) / chunks_ + 63) / 64 * 64);
@@ -162,21 +164,22 @@ class SlotReduce final : public CollectiveRounds {
 // A slot holds one piece for all, or one for each destination: that for rank d begins at d * piece_.
 class SlotExchange final : public CollectiveRounds {
  public:
-  SlotExchange(const Slots& slots, const OperationDescription& d)
-      : slots_(slots),
+  SlotExchange(const OperationDescription& d, ControlBlock& control_block, const ShmSegment& segment,
+               std::uint64_t first_round)
+      : slots_(control_block, segment, first_round),
         d_(d),
-        parts_(d, slots.size()),
-        writes_(parts_.is_source(slots.rank()) && (d.verb != Verb::gather || d.root != slots.rank())),
-        reads_(parts_.is_destination(slots.rank())),
-        keeps_own_(reads_ && parts_.is_source(slots.rank()) && d.verb != Verb::broadcast && !reduces(d.verb)),
+        parts_(d, slots_.size()),
+        writes_(parts_.is_source(slots_.rank()) && (d.verb != Verb::gather || d.root != slots_.rank())),
+        reads_(parts_.is_destination(slots_.rank())),
+        keeps_own_(reads_ && parts_.is_source(slots_.rank()) && d.verb != Verb::broadcast && !reduces(d.verb)),
         one_piece_(parts_.gives_one_part()),
         streams_(static_cast<std::size_t>(d.output_count) * element_size(d.dtype) >= kStreamBytes),
         first_piece_(d.input_counts.empty() ? 0 : 1),
-        piece_(one_piece_ ? slots.bytes() : slots.bytes() / static_cast<std::size_t>(slots.size()) / 64 * 64) {
+        piece_(one_piece_ ? slots_.bytes() : slots_.bytes() / static_cast<std::size_t>(slots_.size()) / 64 * 64) {
     set_count(parts_.longest());
     const int source = parts_.has_one_source() ? d.root : kAll;
     awaited_to_write_ = writes_ ? kAll : source;
-    awaited_to_read_ = reads_ ? source : slots.rank();
+    awaited_to_read_ = reads_ ? source : slots_.rank();
     if (d.verb == Verb::reduce_scatter) prepare_sum();
   }
 
@@ -292,11 +295,10 @@ class SlotExchange final : public CollectiveRounds {
 
 void make_slot_rounds(RoundsHolder& rounds, const OperationDescription& description, ControlBlock& control_block,
                       const ShmSegment& segment, std::uint64_t first_round) {
-  const Slots slots(control_block, segment, first_round);
   if (description.verb == Verb::all_reduce || description.verb == Verb::reduce)
-    rounds.emplace<SlotReduce>(slots, description);
+    rounds.emplace<SlotReduce>(description, control_block, segment, first_round);
   else
-    rounds.emplace<SlotExchange>(slots, description);
+    rounds.emplace<SlotExchange>(description, control_block, segment, first_round);
 }
 
 }  // namespace phalanx
