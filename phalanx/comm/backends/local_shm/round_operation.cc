@@ -82,10 +82,11 @@ Progress RoundOperation::step() {
 
 void RoundOperation::publish_first_round() {
   PHALANX_ASSERT(control_block_.round() + 1 == first_round_, "operations of a rank begin in order");
-  control_block_.header(control_block_.rank(), first_round_) = {.signature = signature_of(description_),
-                                                                .description = &description_,
-                                                                .window = window_ ? window_->number() : 0,
-                                                                .offset = offset_};
+  RoundHeader& header = control_block_.header(control_block_.rank(), first_round_);
+  header.signature = signature_of(description_);
+  header.description = &description_;
+  header.window = window_ ? window_->number() : 0;
+  header.offset = offset_;
   if (is_direct())
     control_block_.publish(first_round_);
   else
@@ -96,7 +97,7 @@ void RoundOperation::compare_signatures() {
   const Signature& mine = control_block_.header(control_block_.rank(), first_round_).signature;
   bool equal = true;
   for (int peer = 0; peer < control_block_.size(); ++peer)
-    equal &= control_block_.header(peer, first_round_).signature == mine;
+    if (peer != control_block_.rank()) equal &= control_block_.header(peer, first_round_).signature == mine;
   if (equal) return;
   std::vector<Signature> all;
   for (int peer = 0; peer < control_block_.size(); ++peer)
@@ -104,27 +105,29 @@ void RoundOperation::compare_signatures() {
   require_equal_signatures(all);
 }
 
-bool RoundOperation::are_all_in_one_window() const {
-  const std::uint64_t number = control_block_.header(control_block_.rank(), first_round_).window;
-  for (int peer = 0; peer < control_block_.size(); ++peer)
-    if (number == 0 || control_block_.header(peer, first_round_).window != number) return false;
-  return true;
+RoundOperation::Windows RoundOperation::windows() const {
+  const std::uint64_t own = control_block_.header(control_block_.rank(), first_round_).window;
+  std::uint64_t any = 0, others = 0;
+  for (int peer = 0; peer < control_block_.size(); ++peer) {
+    const std::uint64_t window = control_block_.header(peer, first_round_).window;
+    any |= window;
+    others |= window ^ own;
+  }
+  if (any == 0) return Windows::none;
+  return others == 0 ? Windows::one : Windows::some;
 }
 
 // All ranks choose the same, because all see the same headers.
 void RoundOperation::choose_path() {
   state_ = State::rounds;
-  if (!segment_ || are_all_in_one_window()) {
+  const Windows in_windows = segment_ ? windows() : Windows::one;
+  if (in_windows == Windows::one) {
     control_block_.throw_if_aborted();  // otherwise a peer may have given up its buffers (retire)
     peers_use_buffers_ = true;
-    make_direct_rounds(rounds_, description_, control_block_.rank(), buffers());
-    return;
+    return make_direct_rounds(rounds_, description_, control_block_.rank(), buffers());
   }
   window_ = nullptr;
-  std::uint64_t is_any_in_window = 0;
-  for (int peer = 0; peer < control_block_.size(); ++peer)
-    is_any_in_window |= control_block_.header(peer, first_round_).window;
-  if (is_any_in_window == 0) return rounds_->copy_own(0);
+  if (in_windows == Windows::none) return rounds_->copy_own(0);
   state_ = State::again;
   ++first_round_;
   start_slots();
@@ -156,7 +159,8 @@ std::vector<RankBuffers> RoundOperation::buffers() const {
 // After the last round was published there is only something to read.
 Progress RoundOperation::step_rounds() {
   const bool is_last = next_ == rounds_->count();
-  if (!await(is_last ? rounds_->awaited_to_read() : rounds_->awaited_to_write(), first_round_ + next_ - 1)) {
+  const int awaited = is_last ? rounds_->awaited_to_read() : rounds_->awaited_to_write();
+  if (next_ > 1 && !await(awaited, first_round_ + next_ - 1)) {  // all have published the first
     if (peers_use_buffers_ && control_block_.aborted() && has_timed_out()) control_block_.throw_if_aborted();
     return Progress::blocked;
   }
@@ -230,7 +234,7 @@ void RoundOperation::check_peers() {
 bool RoundOperation::retire() noexcept {
   if (state_ == State::first_round || !is_direct()) return true;
   // If some rank's data is in no window, no peer has begun, nor will.
-  if (segment_ && control_block_.first_behind(first_round_) < 0 && !are_all_in_one_window()) return true;
+  if (segment_ && control_block_.first_behind(first_round_) < 0 && windows() != Windows::one) return true;
   if (!control_block_.aborted()) return false;  // another thread is writing the reason
   if (control_block_.round() == first_round_) {
     for (int peer = 0; peer < control_block_.size(); ++peer)

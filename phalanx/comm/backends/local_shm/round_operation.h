@@ -74,6 +74,7 @@ class RoundOperation final : public Operation {
 
  private:
   enum class State : std::uint8_t { first_round, compare, again, rounds };
+  enum class Windows : std::uint8_t { none, some, one };  // where all ranks' data are, as their headers say
 
   // Steps of advance().
   Progress step();
@@ -83,7 +84,7 @@ class RoundOperation final : public Operation {
   void choose_path();
   void start_slots();
   bool is_direct() const { return !segment_ || window_; }
-  bool are_all_in_one_window() const;
+  Windows windows() const;
   std::vector<RankBuffers> buffers() const;
 
   // rank: kAll, or this rank itself: none. False: records who is awaited; advance() should then return blocked.

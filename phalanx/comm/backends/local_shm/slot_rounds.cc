@@ -7,6 +7,7 @@
 #include "phalanx/comm/backends/local_shm/collective_parts.h"
 #include "phalanx/comm/backends/local_shm/collective_rounds.h"
 #include "phalanx/comm/reduce.h"
+#include "phalanx/comm/signature.h"
 #include "phalanx/comm/stream_copy.h"
 
 namespace phalanx {
@@ -59,18 +60,20 @@ class Slots {
 
 class SlotReduce final : public CollectiveRounds {
  public:
-  SlotReduce(const Slots& slots, const OperationDescription& d)
-      : slots_(slots),
+  SlotReduce(const OperationDescription& d, ControlBlock& control_block, const ShmSegment& segment,
+             std::uint64_t first_round)
+      : slots_(control_block, segment, first_round),
         tensor_(static_cast<std::byte*>(d.output)),
         elements_(static_cast<std::size_t>(d.output_count)),
         width_(element_size(d.dtype)),
         to_all_(d.verb == Verb::all_reduce),
-        gets_result_(to_all_ || d.root == slots.rank()),
+        gets_result_(to_all_ || d.root == slots_.rank()),
         kernel_(reduce_kernel(d.dtype, d.op)),
-        sources_(static_cast<std::size_t>(slots.size())) {
+        sources_(static_cast<std::size_t>(slots_.size())) {
     const std::size_t bytes = elements_ * width_;
-    if (bytes <= kOneShotBytes || slots.size() == 1) return;  // alone, the tensor is its own result
-    const std::size_t per_slot = (bytes >= kLargeBytes ? std::min(slots.bytes(), kLargeChunk) : slots.bytes()) / width_;
+    if (bytes <= kOneShotBytes || slots_.size() == 1) return;  // alone, the tensor is its own result
+    const std::size_t per_slot =
+        (bytes >= kLargeBytes ? std::min(slots_.bytes(), kLargeChunk) : slots_.bytes()) / width_;
     // Equal chunks: a short last one would cost as many waits as a full one.
     chunks_ = (elements_ + per_slot - 1) / per_slot;
     chunk_ = std::min(per_slot, ((elements_ + chunks_ - 1) / chunks_ + 63) / 64 * 64);
@@ -161,20 +164,22 @@ class SlotReduce final : public CollectiveRounds {
 // A slot holds one piece for all, or one for each destination: that for rank d begins at d * piece_.
 class SlotExchange final : public CollectiveRounds {
  public:
-  SlotExchange(const Slots& slots, const OperationDescription& d)
-      : slots_(slots),
+  SlotExchange(const OperationDescription& d, ControlBlock& control_block, const ShmSegment& segment,
+               std::uint64_t first_round)
+      : slots_(control_block, segment, first_round),
         d_(d),
-        parts_(d, slots.size()),
-        writes_(parts_.is_source(slots.rank()) && (d.verb != Verb::gather || d.root != slots.rank())),
-        reads_(parts_.is_destination(slots.rank())),
+        parts_(d, slots_.size()),
+        writes_(parts_.is_source(slots_.rank()) && (d.verb != Verb::gather || d.root != slots_.rank())),
+        reads_(parts_.is_destination(slots_.rank())),
+        keeps_own_(reads_ && parts_.is_source(slots_.rank()) && d.verb != Verb::broadcast && !reduces(d.verb)),
+        one_piece_(parts_.gives_one_part()),
         streams_(static_cast<std::size_t>(d.output_count) * element_size(d.dtype) >= kStreamBytes),
         first_piece_(d.input_counts.empty() ? 0 : 1),
-        piece_(parts_.gives_one_part() ? slots.bytes()
-                                       : slots.bytes() / static_cast<std::size_t>(slots.size()) / 64 * 64) {
+        piece_(one_piece_ ? slots_.bytes() : slots_.bytes() / static_cast<std::size_t>(slots_.size()) / 64 * 64) {
     set_count(parts_.longest());
     const int source = parts_.has_one_source() ? d.root : kAll;
     awaited_to_write_ = writes_ ? kAll : source;
-    awaited_to_read_ = reads_ ? source : slots.rank();
+    awaited_to_read_ = reads_ ? source : slots_.rank();
     if (d.verb == Verb::reduce_scatter) prepare_sum();
   }
 
@@ -182,7 +187,7 @@ class SlotExchange final : public CollectiveRounds {
     if (round == 1 && first_piece_ == 1) read_counts();
     if (round < first_piece_)
       write_counts();
-    else if (writes_ && parts_.gives_one_part())
+    else if (writes_ && one_piece_)
       write_piece(slots_.own(round), round, slots_.rank());
     else if (writes_)
       slots_.for_each_peer([&](int peer) { write_piece(slots_.own(round) + place_for(peer), round, peer); });
@@ -191,10 +196,9 @@ class SlotExchange final : public CollectiveRounds {
 
   // all_gather: the piece that was just written is in the cache.
   void copy_own(std::size_t round) override {
-    const int rank = slots_.rank();
-    if (kernel_ || !reads_ || !parts_.is_source(rank) || round < first_piece_) return;
-    const Range from = piece_of(round, parts_.given_to(rank));
-    deliver(piece_of(round, parts_.taken_from(rank)), parts_.data() + from.begin);
+    if (!keeps_own_ || round < first_piece_) return;
+    const Range from = piece_of(round, parts_.given_to(slots_.rank()));
+    deliver(piece_of(round, parts_.taken_from(slots_.rank())), parts_.data() + from.begin);
   }
 
   void read(std::size_t round) override {
@@ -209,7 +213,7 @@ class SlotExchange final : public CollectiveRounds {
   void set_count(std::size_t bytes) { count_ = first_piece_ + std::max<std::size_t>(1, (bytes + piece_ - 1) / piece_); }
   std::size_t place_for(int destination) const { return static_cast<std::size_t>(destination) * piece_; }
   const std::byte* written_by(int peer, std::size_t round) const {
-    return slots_.of(peer, round) + (parts_.gives_one_part() ? 0 : place_for(slots_.rank()));
+    return slots_.of(peer, round) + (one_piece_ ? 0 : place_for(slots_.rank()));
   }
   // What of a part is moved in this round.
   Range piece_of(std::size_t round, Range part) const {
@@ -276,7 +280,10 @@ class SlotExchange final : public CollectiveRounds {
   const Slots slots_;
   const OperationDescription& d_;
   const CollectiveParts parts_;
-  const bool writes_, reads_, streams_;
+  const bool writes_, reads_;  // slots
+  const bool keeps_own_;       // copies a part from its own input to its output
+  const bool one_piece_;       // a slot holds one piece for all
+  const bool streams_;
   const std::size_t first_piece_;  // round of the first piece: 1 if round 0 carries counts
   const std::size_t piece_;        // bytes
   ReduceKernel kernel_ = nullptr;  // reduce_scatter only
@@ -288,11 +295,10 @@ class SlotExchange final : public CollectiveRounds {
 
 void make_slot_rounds(RoundsHolder& rounds, const OperationDescription& description, ControlBlock& control_block,
                       const ShmSegment& segment, std::uint64_t first_round) {
-  const Slots slots(control_block, segment, first_round);
   if (description.verb == Verb::all_reduce || description.verb == Verb::reduce)
-    rounds.emplace<SlotReduce>(slots, description);
+    rounds.emplace<SlotReduce>(description, control_block, segment, first_round);
   else
-    rounds.emplace<SlotExchange>(slots, description);
+    rounds.emplace<SlotExchange>(description, control_block, segment, first_round);
 }
 
 }  // namespace phalanx
