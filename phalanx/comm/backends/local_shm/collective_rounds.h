@@ -2,7 +2,7 @@
 // round_operation.h drives it, and tells how rounds work and why a slot may be written again. Round 0 is the first.
 //
 //     write(t)       before this rank publishes round t. All it awaits have published round t - 1.
-//     copy_own(t)    while its peers write round t
+//     copy_own(t)    while its peers write round t (all_gather only)
 //     read(t)        after it has published round t + 1, or all rounds. All it awaits have published round t.
 //
 // SLOTS (slot_rounds.cc). A message of any size goes through slots of a fixed size in pieces.

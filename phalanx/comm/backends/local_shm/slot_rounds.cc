@@ -7,7 +7,6 @@
 #include "phalanx/comm/backends/local_shm/collective_parts.h"
 #include "phalanx/comm/backends/local_shm/collective_rounds.h"
 #include "phalanx/comm/reduce.h"
-#include "phalanx/comm/signature.h"
 #include "phalanx/comm/stream_copy.h"
 
 namespace phalanx {
@@ -171,7 +170,8 @@ class SlotExchange final : public CollectiveRounds {
         parts_(d, slots_.size()),
         writes_(parts_.is_source(slots_.rank()) && (d.verb != Verb::gather || d.root != slots_.rank())),
         reads_(parts_.is_destination(slots_.rank())),
-        keeps_own_(reads_ && parts_.is_source(slots_.rank()) && d.verb != Verb::broadcast && !reduces(d.verb)),
+        keeps_own_(reads_ && parts_.is_source(slots_.rank()) &&
+                   (d.verb == Verb::all_to_all || d.verb == Verb::gather || d.verb == Verb::scatter)),
         one_piece_(parts_.gives_one_part()),
         streams_(static_cast<std::size_t>(d.output_count) * element_size(d.dtype) >= kStreamBytes),
         first_piece_(d.input_counts.empty() ? 0 : 1),
@@ -194,11 +194,9 @@ class SlotExchange final : public CollectiveRounds {
     return true;
   }
 
-  // all_gather: the piece that was just written is in the cache.
+  // In all_gather the piece that was just written is in the cache.
   void copy_own(std::size_t round) override {
-    if (!keeps_own_ || round < first_piece_) return;
-    const Range from = piece_of(round, parts_.given_to(slots_.rank()));
-    deliver(piece_of(round, parts_.taken_from(slots_.rank())), parts_.data() + from.begin);
+    if (d_.verb == Verb::all_gather) keep_own(round);
   }
 
   void read(std::size_t round) override {
@@ -207,6 +205,7 @@ class SlotExchange final : public CollectiveRounds {
     slots_.for_each_peer([&](int peer) {
       if (parts_.is_source(peer)) deliver(piece_of(round, parts_.taken_from(peer)), written_by(peer, round));
     });
+    if (keeps_own_) keep_own(round);
   }
 
  private:
@@ -231,6 +230,11 @@ class SlotExchange final : public CollectiveRounds {
       stream_copy(output, from, to.size());
     else
       copy_bytes(output, from, to.size());
+  }
+
+  void keep_own(std::size_t round) const {
+    const Range from = piece_of(round, parts_.given_to(slots_.rank()));
+    deliver(piece_of(round, parts_.taken_from(slots_.rank())), parts_.data() + from.begin);
   }
 
   // Uneven all_to_all: no rank knows how much the others exchange, so the first round carries every rank's counts.
@@ -281,7 +285,7 @@ class SlotExchange final : public CollectiveRounds {
   const OperationDescription& d_;
   const CollectiveParts parts_;
   const bool writes_, reads_;  // slots
-  const bool keeps_own_;       // copies a part from its own input to its output
+  const bool keeps_own_;       // copies a part from its own input to its output, after the others
   const bool one_piece_;       // a slot holds one piece for all
   const bool streams_;
   const std::size_t first_piece_;  // round of the first piece: 1 if round 0 carries counts
