@@ -64,6 +64,18 @@ bool is_number(const std::string& name) {
   return !name.empty() && std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
+// Their kernels read memory without any operator of libtorch.
+void refuse_modules_of_phalanx(const torch::nn::Module& plain, const std::string& name) {
+  for (const auto& inner : plain.named_modules(name, /*include_self=*/false)) {
+    if (dynamic_cast<nn::Module*>(inner.value().get()) == nullptr || inner.value()->parameters().empty()) continue;
+    throw ConfigError(
+        fmt::format("fully_shard: gather_on_use: {} is a phalanx::nn::Module inside the plain module {}, whose first "
+                    "operator gathers both; modules of Phalanx compute without operators of libtorch: give {} plain "
+                    "torch::nn layers, or make it a phalanx::nn::Module and leave out gather_on_use",
+                    inner.key(), name, name));
+  }
+}
+
 // The children of Sequentials and the members of numbered lists, anywhere in the module: the blocks of a model. On use,
 // also modules with parameters of their own.
 void find_blocks(torch::nn::Module& module, std::vector<Group>& groups, bool on_use) {
@@ -77,6 +89,7 @@ void find_blocks(torch::nn::Module& module, std::vector<Group>& groups, bool on_
     if (ours != nullptr && is_block) {
       groups.push_back({member_of(*ours)});
     } else if (on_use && is_block && dynamic_cast<torch::nn::SequentialImpl*>(child.value().get()) == nullptr) {
+      refuse_modules_of_phalanx(*child.value(), child.key());
       groups.push_back({{child.value().get(), nullptr}});
     } else {
       find_blocks(*child.value(), groups, on_use);

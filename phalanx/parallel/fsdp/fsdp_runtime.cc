@@ -281,9 +281,16 @@ at::Tensor FsdpRuntime::post_forward(std::size_t group, at::Tensor output) {
 
 void FsdpRuntime::before_use(at::ArrayRef<std::size_t> groups) {
   const auto is_gathered = [&](std::size_t group) {
-    return param_groups_[group]->is_unsharded() && (states_[group].in_use || states_[group].in_backward);
+    const ParamGroup& u = *param_groups_[group];
+    return u.is_unsharded() && ((states_[group].in_use && u.is_current()) || states_[group].in_backward);
   };
-  if (std::ranges::all_of(groups, is_gathered)) return;
+  if (std::ranges::all_of(groups, is_gathered)) {
+    // The pass that began the use may have been one without gradients.
+    if (!at::GradMode::is_enabled() || pass_) return;
+    make_pools();
+    for (const std::size_t group : groups) states_[group].in_recorded |= states_[group].in_use;
+    return;
+  }
   for (const std::size_t group : groups) {
     const ParamGroup& u = *param_groups_[group];
     if (u.gathered_on_use() || u.is_unsharded()) continue;
@@ -296,12 +303,26 @@ void FsdpRuntime::before_use(at::ArrayRef<std::size_t> groups) {
 }
 
 void FsdpRuntime::use_in_forward(at::ArrayRef<std::size_t> groups) {
+  drop_outdated();
   for (std::size_t u = 0; u < param_groups_.size(); ++u) {
     const bool goes_on = std::ranges::find(groups, u) != groups.end() && param_groups_[u]->is_unsharded();
     if (states_[u].in_use && param_groups_[u]->gathered_on_use() && !goes_on) end_use(u);
   }
   for (const std::size_t group : groups) {
     if (param_groups_[group]->gathered_on_use() && !states_[group].in_use) pre_forward(group);
+  }
+}
+
+// Ends all uses of values that were gathered before the optimizer's step: a read between the backward pass and the step
+// begins one.
+void FsdpRuntime::drop_outdated() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t u = 0; u < param_groups_.size(); ++u) {
+    ParamGroup& group = *param_groups_[u];
+    if (!group.is_unsharded() || group.is_current()) continue;
+    states_[u].in_use = false;
+    reshard(u);
+    group.invalidate_unsharded();
   }
 }
 

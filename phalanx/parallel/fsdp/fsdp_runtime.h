@@ -124,6 +124,7 @@ class FsdpRuntime : public StageSharding, public UseListener, public std::enable
 
   void use_in_forward(at::ArrayRef<std::size_t> groups);
   void use_in_backward(at::ArrayRef<std::size_t> groups);
+  void drop_outdated();
   void end_use(std::size_t group);
 
   bool in_step() const noexcept { return step_ != nullptr; }

@@ -255,6 +255,90 @@ TEST(GatherOnUse, SmallUnitsAreJoined) {
   });
 }
 
+// A read between the backward pass and the optimizer's step begins no forward pass with the old values.
+TEST(GatherOnUse, AReadBeforeTheStepLeavesNothingOutOfDate) {
+  const std::vector<std::function<at::Tensor(Net&)>> reads{
+      [](Net& net) { return net.w; }, [](Net& net) { return static_cast<Residual&>(*net.blocks[1]).fc1->weight; },
+      [](Net& net) { return net.head->weight; }};
+  for (const int stage : {1, 2, 3}) {
+    for (const auto& read : reads) {
+      run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+        Net plain, net;
+        DistributedDataParallel ddp(plain, world);
+        FullyShardedDataParallel sharded(net, sharding_mesh(world), on_use({.stage = stage}));
+        Sgd first(ddp.parameters()), second(sharded.parameters());
+        for (int step = 0; step < 3; ++step) {
+          const at::Tensor x = waves({3, kWidth}, step);
+          const at::Tensor expected = plain.forward(x), found = net.forward(x);
+          ASSERT_TRUE(at::equal(found, expected)) << "stage " << stage << ", step " << step;
+          expected.sum().backward();
+          found.sum().backward();
+          EXPECT_GT(read(net).norm().item<double>(), 0);
+          first.step(0.1);
+          second.step(0.1);
+          first.zero_grad();
+          second.zero_grad();
+        }
+      });
+    }
+  }
+}
+
+TEST(GatherOnUse, ANetOfOneUnitMayBeEvaluatedFirst) {
+  struct One : torch::nn::Module {
+    torch::nn::Linear layer = register_module("layer", torch::nn::Linear(kWidth, kWidth));
+    at::Tensor forward(const at::Tensor& x) { return layer->forward(x); }
+  };
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    One plain, net;
+    nn::initialise(plain, 3);
+    nn::initialise(net, 3);
+    DistributedDataParallel ddp(plain, world);
+    FullyShardedDataParallel sharded(net, sharding_mesh(world), on_use());
+    Sgd first(ddp.parameters()), second(sharded.parameters());
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor x = waves({3, kWidth}, step);
+      {
+        const at::NoGradGuard no_grad;
+        EXPECT_TRUE(at::equal(net.forward(x), plain.forward(x))) << step;
+      }
+      plain.forward(x).sum().backward();
+      net.forward(x).sum().backward();
+      first.step(0.1);
+      second.step(0.1);
+      first.zero_grad();
+      second.zero_grad();
+    }
+  });
+}
+
+TEST(GatherOnUse, WritesToParametersAreErrors) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Net net;
+    FullyShardedDataParallel sharded(net, sharding_mesh(world), on_use());
+    const at::NoGradGuard no_grad;
+    EXPECT_THAT(message_of([&] { net.head->weight.clamp_(-1, 1); }),
+                AllOf(HasSubstr("aten::clamp_ writes to a parameter of a sharded module"),
+                      HasSubstr("FullyShardedDataParallel::parameters()")));
+  });
+}
+
+TEST(GatherOnUse, ModulesOfPhalanxInsidePlainUnitsAreRefused) {
+  struct Block : torch::nn::Module {
+    std::shared_ptr<nn::Linear> ours =
+        register_module("ours", std::make_shared<nn::Linear>(nn::LinearOptions{kWidth, kWidth, true}));
+  };
+  struct Blocks : torch::nn::Module {
+    torch::nn::ModuleList list = register_module("list", torch::nn::ModuleList());
+  };
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Blocks net;
+    net.list->push_back(std::make_shared<Block>());
+    EXPECT_THAT(message_of([&] { FullyShardedDataParallel(net, sharding_mesh(world), on_use()); }),
+                HasSubstr("0.ours is a phalanx::nn::Module inside the plain module 0"));
+  });
+}
+
 // Without gather_on_use.
 
 TEST(GatherOnUse, WithoutItAnUntouchedForwardIsAnErrorThatSaysWhatToDo) {

@@ -9,8 +9,12 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
+
+#include "phalanx/base/error.h"
 
 namespace phalanx::fsdp {
 namespace {
@@ -55,10 +59,25 @@ class Uses {
   c10::SmallVector<Use, 1> uses_;
 };
 
+bool is_watched(const c10::IValue& argument) {
+  if (argument.isTensor()) return argument.toTensor().defined() && argument.toTensor().key_set().has(kKey);
+  return argument.isTensorList() && std::ranges::any_of(argument.toListRef(), is_watched);
+}
+
 void stop_at_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard inside(kKey);
   Uses uses;
-  for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) uses.add(argument);
+  const auto& declared = op.schema().arguments();
+  const auto arguments = torch::jit::last(*stack, declared.size());
+  for (std::size_t i = 0; i < declared.size(); ++i) {
+    uses.add(arguments[i]);
+    const auto* alias = declared[i].alias_info();
+    if (alias != nullptr && alias->isWrite() && is_watched(arguments[i]))
+      throw Error(
+          fmt::format("fully_shard: {} writes to a parameter of a sharded module, which holds a copy that is gathered "
+                      "and dropped: write to FullyShardedDataParallel::parameters(), or before the module is sharded",
+                      op.schema().name()));
+  }
   uses.tell();
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }

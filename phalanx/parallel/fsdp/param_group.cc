@@ -194,10 +194,20 @@ void ParamGroup::unshard() {
     all_gather_ = post_forward_group_->all_gather(full_.tensor(), sharded_post_forward_, {.async = true});
     return;
   }
+  gathered_version_ = shard_version();
   const at::Tensor mine = direct_ ? shard_ : slice_of(full_.tensor());
   if (!direct_) mine.copy_(shard_, /*non_blocking=*/true);
   if (comm_->size() > 1) all_gather_ = comm_->all_gather(full_.tensor(), mine, {.async = true});
 }
+
+// Every write in place counts the version up.
+std::uint64_t ParamGroup::shard_version() const {
+  std::uint64_t version = 0;
+  for (const Parameter& parameter : parameters_) version += parameter.shard.tensor._version();
+  return version;
+}
+
+bool ParamGroup::is_current() const { return (comm_->size() == 1 && direct_) || gathered_version_ == shard_version(); }
 
 void ParamGroup::wait_for_unshard() {
   all_gather_.wait();

@@ -80,6 +80,8 @@ class ParamGroup {
 
   // Parameters.
   bool is_unsharded() const noexcept { return unsharded_; }
+  /// False if a shard has been written to (by an optimizer, or by loading it) since its values were gathered.
+  bool is_current() const;
   bool has_memory() const noexcept { return full_.is_attached(); }
   void attach(const at::Tensor& memory) { full_.attach(memory); }
   void unshard();
@@ -139,6 +141,7 @@ class ParamGroup {
   void check(const std::vector<NamedTensor>& parameters, const ParamGroupOptions& options) const;
   void make_shard(const ParamGroupOptions& options);
   at::Tensor slice_of(const at::Tensor& flat) const;
+  std::uint64_t shard_version() const;
   at::TensorOptions on_host(at::TensorOptions options) const;
 
   std::string name_;
@@ -152,6 +155,7 @@ class ParamGroup {
   bool resident_ = false, own_grads_ = false, offload_ = false, gathered_on_use_ = false;
   bool direct_ = true;  // `full` holds the shards' own values, not a cast of them
   bool keeps_grads_ = false, unsharded_ = false, is_sharded_post_forward_ = false;
+  std::uint64_t gathered_version_ = 0;  // shard_version() of the unsharded values
   Work all_gather_, reduce_scatter_;
 };
 

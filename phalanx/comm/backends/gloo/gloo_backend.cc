@@ -158,9 +158,11 @@ std::shared_ptr<Backend> GlooBackend::split(const SplitRequest& request) {
 }
 
 void GlooBackend::abort(const std::string& reason) noexcept {
-  if (!abort_.set(reason)) return;
-  // The peers notice this first. Then they learn the reason from the store.
+  const bool is_first = abort_.set(reason);
+  // The peers notice this first. Then they learn the reason from the store. After it no thread uses the memory of a
+  // message: every caller waits for that, not only the first, as each frees its messages next.
   if (transport_) transport_->abort(collectives_done_);
+  if (!is_first) return;
   ring(bell_->word, bell_->sleepers, false);
   if (gloo_) peers_.announce_abort(reason);
 }
