@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/comes_true.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/listeners.h"

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/comes_true.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 

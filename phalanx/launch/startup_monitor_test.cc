@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/comes_true.h"
 #include "phalanx/launch/supervisor/stopped_ranks.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"

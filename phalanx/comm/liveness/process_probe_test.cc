@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/comes_true.h"
+
 namespace phalanx {
 namespace {
 
@@ -33,12 +35,6 @@ class ProcessProbeTest : public testing::Test {
   ~ProcessProbeTest() override { end_child(); }
   void end_child() {
     if (kill(child_, SIGKILL) == 0) waitpid(child_, nullptr, 0);
-  }
-  /// Looks every millisecond; false after a minute.
-  static bool comes_true(const std::function<bool()>& condition) {
-    for (const auto end = std::chrono::steady_clock::now() + 60s; std::chrono::steady_clock::now() < end; usleep(1000))
-      if (condition()) return true;
-    return false;
   }
 
   const pid_t child_;

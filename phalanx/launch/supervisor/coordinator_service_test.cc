@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/comes_true.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/store/hash_store.h"
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/comes_true.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/store/testing/tcp_proxy.h"

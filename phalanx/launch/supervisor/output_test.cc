@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/comes_true.h"
 #include "phalanx/launch/testing/launcher_process.h"
 
 namespace phalanx {

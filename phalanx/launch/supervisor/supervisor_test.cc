@@ -21,6 +21,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/signals.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/comes_true.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/store/tcp_store.h"
 

@@ -13,6 +13,7 @@
 #include <iterator>
 #include <thread>
 
+#include "phalanx/base/testing/comes_true.h"
 #include "phalanx/launch/supervisor/child_process.h"
 
 namespace phalanx {
@@ -62,15 +63,6 @@ int RunningLauncher::wait() {
 std::string RunningLauncher::read(const std::string& name) const {
   std::ifstream file(path(name));
   return {std::istreambuf_iterator<char>(file), {}};
-}
-
-bool comes_true(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
 }
 
 bool is_gone(pid_t pid) {

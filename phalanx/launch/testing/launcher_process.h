@@ -43,9 +43,6 @@ class RunningLauncher {
   pid_t pid_ = -1;
 };
 
-/// True once the condition holds; false after 30 s.
-bool comes_true(const std::function<bool()>& condition);
-
 /// True if the process does not exist, or is a zombie that its adoptive parent has not reaped yet.
 bool is_gone(pid_t pid);
 

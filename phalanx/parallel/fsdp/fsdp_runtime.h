@@ -125,6 +125,7 @@ class FsdpRuntime : public StageSharding, public UseListener, public std::enable
   void use_in_forward(at::ArrayRef<std::size_t> groups);
   void use_in_backward(at::ArrayRef<std::size_t> groups);
   void drop_outdated();
+  static void append_once(std::vector<std::size_t>& order, std::size_t group);
   void end_use(std::size_t group);
 
   bool in_step() const noexcept { return step_ != nullptr; }
