@@ -183,7 +183,7 @@ TEST(ProcessContextTest, RanksOfTwoMachinesMeetOnTwoLevels) {
                   HasSubstr(fmt::format("rank {} of 3, local {} of {}, {} on cpu, sum 6", rank, rank % 2,
                                         rank == 2 ? 1 : 2, expected)));
     }
-    EXPECT_THAT(ranks[0]->output(), HasSubstr("gloo's data sockets take whoever reaches them"));
+    EXPECT_THAT(ranks[0]->output(), HasSubstr("gloo's data sockets let in only the job's ranks"));
     EXPECT_EQ(ranks[0]->output().find("shared memory is this user's only") != std::string::npos, backend != "gloo");
   }
 }

@@ -4,7 +4,6 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "phalanx/base/descriptor_limit.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/remedy.h"
@@ -152,14 +152,6 @@ class TcpStoreServer::Impl {
       connection.peer = peer_name(peer);
       set_deadline(id, connection, Clock::now() + options_.hello_timeout);
     }
-  }
-
-  // A server of thousands of ranks needs more descriptors than the usual soft limit, and may raise it.
-  static bool raise_descriptor_limit() {
-    rlimit limit{};
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return false;
-    limit.rlim_cur = limit.rlim_max;
-    return setrlimit(RLIMIT_NOFILE, &limit) == 0;
   }
 
   void turn_away_oldest() {

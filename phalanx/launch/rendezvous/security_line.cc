@@ -31,8 +31,9 @@ std::string security_line(const JobGuards& guards) {
   };
   // With nccl+gloo and nccl+mpi the ranks of a node monitor each other through shared memory.
   if (uses("shm") || guards.backend.starts_with("nccl+")) text += "; shared memory is this user's only";
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kWithSockets{
-      {{"nccl", "NCCL's"}, {"gloo", "gloo's"}, {"mpi", "MPI's"}}};
+  if (uses("gloo")) text += "; gloo's data sockets let in only the job's ranks";
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kWithSockets{
+      {{"nccl", "NCCL's"}, {"mpi", "MPI's"}}};
   std::string owners;
   for (const auto& [part, owner] : kWithSockets)
     if (uses(part)) owners += fmt::format("{}{}", owners.empty() ? "" : " and ", owner);

@@ -15,8 +15,8 @@ struct JobGuards {
   std::string host_backend;   // the world's backend for signatures and CPU tensors: what it would be without GPUs
 };
 
-/// "security: the store at ...; shared memory is this user's only; NCCL's and gloo's data sockets take whoever reaches
-/// them; nothing is encrypted"
+/// "security: the store at ...; shared memory is this user's only; gloo's data sockets let in only the job's ranks;
+/// NCCL's data sockets take whoever reaches them; nothing is encrypted"
 std::string security_line(const JobGuards& guards);
 
 }  // namespace phalanx

@@ -1,17 +1,13 @@
-// The gloo backend: ranks of one or many nodes over TCP. Collectives go through libtorch's ProcessGroupGloo, messages
-// between two ranks over authenticated sockets of their own (message_transport.h).
+// The gloo backend: ranks of one or many nodes over TCP. It has the name of torch's backend for CPU tensors, whose place
+// it takes; its collectives and messages go over authenticated sockets of its own (message_transport.h).
 //
-// - Every collective moves bytes by gloo and reduces with our own kernels in rank order. So results have the same bits
-//   as on the local and shm backends.
-// - Before data moves, an all-gather of 32-byte signatures (also by gloo) makes a mismatch an error on every rank.
-// - The data of collectives pass through buffers that the backend owns. An operation that is given up never touches
-//   memory that the caller has back.
+// - Reductions use our own kernels in rank order. So results have the same bits as on the local and shm backends.
+// - Before data move, the ranks exchange signatures of 32 bytes, which makes a mismatch an error on every rank.
+// - Data move between the tensors themselves. Once an operation has failed, no thread uses their memory.
 // - After abort() the peers' operations fail within milliseconds.
 // - The others name a dead rank within a second: the store reports its death (Store::set_when_lost). They find a rank
 //   that is stopped, or whose node or network is down, within CommunicatorOptions::heartbeat (heartbeat_monitor.h). A
 //   time-out names the ranks that are behind; they are asked over the store.
-// - SIGPIPE is ignored from then on, unless the program handles it. Otherwise gloo's sockets would end the process when
-//   a peer dies.
 //
 //   auto world = make_gloo_communicator(store, rank, world_size, {.host = "127.0.0.1"});
 #pragma once

@@ -1,20 +1,20 @@
-// GlooBackend: collectives as sequences of gloo's byte operations. gloo.h describes its guarantees.
+// GlooBackend: collectives as sequences of messages. gloo.h describes its guarantees.
 //
 // Every collective begins with an all-gather of signatures. Then, with reductions in rank order:
 //   all_reduce, reduce      small: all-gather everything, reduce. Large: all-to-all of slices, reduce the own slice,
-//                           all-gather the slices
+//                           all-gather the slices, or send them to the root
 //   reduce_scatter          all-to-all, reduce
-//   all_gather, gather, scatter, broadcast, all_to_all    gloo's own; uneven parts are padded to the longest
+//   all_gather              small: every part straight to every rank. Large: the parts go round in a ring
+//   broadcast               down a binomial tree, in pieces
+//   gather, scatter, all_to_all    every message by itself
 //   barrier                 the signatures
-// Point-to-point messages do not use gloo, which can neither report nor cancel a message without a thread that waits in
-// it. They have sockets and one thread of their own (message_transport.h).
+// All messages of a group, those of collectives too, have sockets and one thread of their own (message_transport.h).
 #pragma once
 
 #include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "phalanx/comm/abort_state.h"
@@ -38,11 +38,10 @@ class GlooBackend final : public Backend {
     std::string host;
   };
   explicit GlooBackend(Setup setup);
-  ~GlooBackend() override;
 
   int rank() const noexcept override { return peers_.rank(); }
   int size() const noexcept override { return peers_.size(); }
-  // gloo's threads do the work: a spinning waiter would take the core from them.
+  // The transport's thread does the work: a spinning waiter would take the core from it.
   BackendTraits traits() const noexcept override {
     return {.name = "gloo", .rank_order_reduction = true, .oversubscribed = true};
   }
@@ -52,7 +51,6 @@ class GlooBackend final : public Backend {
   void check_ranks() override;
 
   // For the operations.
-  c10d::Backend& group() { return *gloo_; }
   /// REQUIRES: size() >= 2.
   MessageTransport& transport() { return *transport_; }
   void collective_done() { ++collectives_done_; }
@@ -88,24 +86,18 @@ class GlooBackend final : public Backend {
 
  private:
   void join(const std::shared_ptr<Store>& store);
-  c10::intrusive_ptr<c10d::Backend> connect(const std::shared_ptr<Store>& store);
-  std::chrono::milliseconds connect_timeout() const;
   [[noreturn]] void throw_disconnected(const std::string& what);
   std::string waits_text() const;
 
   Setup setup_;
   HeartbeatMonitor peers_;
   std::shared_ptr<GlooBell> bell_ = std::make_shared<GlooBell>();
-  c10::intrusive_ptr<c10d::Backend> gloo_;       // null for a group of one
-  std::unique_ptr<MessageTransport> transport_;  // likewise
+  std::unique_ptr<MessageTransport> transport_;  // null for a group of one
   std::vector<MessageCounts> counts_;            // by peer
   std::deque<SelfMessage> self_messages_;
   std::atomic<std::int64_t> collectives_done_{0};
   AbortState abort_;
 };
-
-/// "name: first line" of what gloo threw, without its C++ stack.
-std::string gloo_error_text(const std::exception_ptr& error);
 
 std::unique_ptr<Operation> make_gloo_collective(GlooBackend& backend, const OperationDescription& description);
 std::unique_ptr<Operation> make_gloo_messages(GlooBackend& backend, const OperationDescription& description);

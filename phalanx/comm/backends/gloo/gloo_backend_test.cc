@@ -1,14 +1,21 @@
 // The gloo backend across real processes: the suite, deaths and time-outs.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "phalanx/base/error.h"
@@ -57,17 +64,6 @@ TEST_P(GlooSuite, FailsClearly) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, GlooSuite, ::testing::Values(1, 2, 3, 4, 8));
 
-TEST(GlooBackend, AWriteToADeadPeerEndsNoProcess) {
-  EXPECT_EQ(run_gloo_ranks(2,
-                           [](Communicator& comm) {
-                             comm.barrier();
-                             struct sigaction action {};
-                             sigaction(SIGPIPE, nullptr, &action);
-                             if (action.sa_handler == SIG_DFL) throw std::runtime_error("SIGPIPE would end the rank");
-                           }),
-            "");
-}
-
 void require_words(const std::string& text, std::initializer_list<const char*> words) {
   for (const char* word : words)
     if (text.find(word) == std::string::npos) throw std::runtime_error("wrong error: " + text);
@@ -89,6 +85,62 @@ TEST(GlooBackend, SurvivorsNameTheRankThatWasKilledWithinASecond) {
               });
             }),
             "");
+}
+
+// SIGPIPE has its default action, which would end the process.
+TEST(GlooBackend, AWriteToADeadPeerEndsNoProcess) {
+  EXPECT_EQ(again_if_late([] {
+              TcpStoreServer server;
+              return kill_one_of(2, 1, [&](FaultRank& self) -> std::function<void()> {
+                signal(SIGPIPE, SIG_DFL);
+                const auto comm = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), self.rank(), 2);
+                comm->barrier();
+                return [comm, &self] {
+                  at::Tensor x = at::full({300'000}, 1.0F);
+                  require_words(self.error_within(seconds(1),
+                                                  [&] {
+                                                    for (;;) comm->broadcast(x);
+                                                  }),
+                                {"rank 1 has died"});
+                  if (signal(SIGPIPE, SIG_DFL) != SIG_DFL) throw std::runtime_error("SIGPIPE belongs to the program");
+                };
+              });
+            }),
+            "");
+}
+
+// Descriptors of this process for which is_counted(fd) holds.
+int count_descriptors(bool (*is_counted)(int fd)) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    count += is_counted(std::stoi(entry.path().filename())) ? 1 : 0;
+  return count;
+}
+bool is_listening(int fd) {
+  int listens = 0;
+  socklen_t size = sizeof listens;
+  return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0;
+}
+bool is_socket(int fd) {
+  struct stat status {};
+  return fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode);
+}
+
+TEST(GlooBackend, AGroupHasTwoConnectionsWithEachPeerAndListensNowhere) {
+  EXPECT_EQ(
+      run_gloo_ranks(3,
+                     [](Communicator& comm) {
+                       comm.barrier();
+                       const int sockets = count_descriptors(is_socket), listening = count_descriptors(is_listening);
+                       const auto again = comm.split(0, comm.rank());
+                       again->barrier();
+                       if (const int more = count_descriptors(is_socket) - sockets; more != 4)
+                         throw std::runtime_error(fmt::format("{} sockets more", more));
+                       if (count_descriptors(is_listening) != listening || listening > 1)  // 1: the store's server
+                         throw std::runtime_error("a socket listens");
+                       comm.barrier();
+                     }),
+      "");
 }
 
 TEST(GlooBackend, AKilledRankIsSeenInASplitAndByWhoeverSendsToIt) {
@@ -172,6 +224,81 @@ TEST(GlooBackend, AnAbortReachesWaitingRanksAtOnce) {
               }),
               "");
   }
+}
+
+// Rank 2 is stopped in the middle of the data, so neither it nor its connections move. Nobody waits for it.
+TEST(GlooBackend, AnAbortEndsACollectiveWithAStoppedRankAtOnce) {
+  EXPECT_EQ(again_if_late([&] {
+              TcpStoreServer server;
+              FaultWorld world(3, [&](FaultRank& self) {
+                const int threads = thread_count();
+                auto comm = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), self.rank(), 3);
+                at::Tensor x = at::full({4'000'000}, 1.0F);
+                std::thread giving_up;
+                if (self.rank() == 0)
+                  giving_up = std::thread([&] {
+                    self.await_go(1);
+                    comm->abort("had enough");
+                  });
+                const std::string text = self.error_within(milliseconds(60), [&] {
+                  for (;; self.arrive()) comm->all_reduce(x);
+                });
+                require_words(text, {"had enough"});
+                if (giving_up.joinable()) giving_up.join();
+                require_leaving_in_time(comm);
+                if (thread_count() > threads) throw std::runtime_error("a thread is left");
+              });
+              for (int rank = 0; rank < 3; ++rank) world.await(rank, 1);
+              world.send(2, SIGSTOP);
+              // In this time the others come to wait for it.
+              std::this_thread::sleep_for(milliseconds(200));
+              world.note_fault();
+              world.go(1);
+              world.await_end(0);
+              world.await_end(1);
+              world.strike(2, SIGKILL);
+              return world.finish();
+            }),
+            "");
+}
+
+// A thread aborts while data stream in, and the one that drives the operation notices and aborts, too. Once wait() has
+// thrown, the memory is the caller's, whichever of the two came first.
+void give_up_while_data_stream_in(Communicator& comm, bool in_collective) {
+  constexpr std::int64_t kPart = 32 << 20;
+  const auto group = comm.split(0, comm.rank());
+  at::Tensor mine = at::full({kPart}, 1, at::kByte), all = at::full({2 * kPart}, 0, at::kByte);
+  char* const arriving = static_cast<char*>(all.mutable_data_ptr());
+  comm.barrier();
+  Work work = in_collective      ? group->all_gather(all, mine, {.async = true})
+              : comm.rank() == 0 ? group->recv(all.narrow(0, kPart, kPart), 1, {.async = true})
+                                 : group->send(mine, 0, {.async = true});
+  std::thread giving_up;
+  if (comm.rank() == 0) {
+    const std::atomic_ref<char> first_of_peer(arriving[kPart]);
+    while (first_of_peer == 0) std::this_thread::yield();
+    giving_up = std::thread([&] { group->abort("had enough"); });
+  }
+  try {
+    work.wait();
+  } catch (const CommError&) {
+  }
+  std::memset(arriving, 2, 2 * kPart);
+  std::this_thread::sleep_for(milliseconds(2));
+  const bool is_written = std::count(arriving, arriving + 2 * kPart, 2) != 2 * kPart;
+  if (giving_up.joinable()) giving_up.join();
+  if (is_written) throw std::runtime_error("memory was written after the error");
+}
+
+TEST(GlooBackend, NobodyWritesToTheMemoryOfAnOperationThatWasGivenUp) {
+  EXPECT_EQ(run_gloo_ranks(2,
+                           [](Communicator& comm) {
+                             for (int round = 0; round < 30; ++round) {
+                               give_up_while_data_stream_in(comm, round % 2 == 1);
+                               comm.barrier();
+                             }
+                           }),
+            "");
 }
 
 // A rank that ended in order does not count as dead for ranks that still read its data.

@@ -1,12 +1,14 @@
-#include <ATen/core/ivalue.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
+#include <deque>
+#include <memory>
 #include <numeric>
+#include <vector>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backends/gloo/gloo_operation.h"
-#include "phalanx/comm/futex.h"
 #include "phalanx/comm/reduce.h"
 #include "phalanx/comm/signature.h"
 #include "phalanx/comm/slices.h"
@@ -14,7 +16,9 @@
 namespace phalanx {
 namespace {
 
-constexpr std::size_t kSmallReduction = 64 * 1024;  // bytes in all; below this, every rank gathers everything
+constexpr std::size_t kSmallReduction = 64 * 1024;   // bytes in all; below this, every rank gathers everything
+constexpr std::size_t kSmallGather = 1024 * 1024;    // likewise; below this, parts go straight to all ranks
+constexpr std::size_t kBroadcastPiece = 512 * 1024;  // bytes; a rank passes on one while it receives the next
 
 class GlooCollective final : public GlooOperation {
  public:
@@ -25,28 +29,16 @@ class GlooCollective final : public GlooOperation {
         rank_(static_cast<std::size_t>(backend.rank())),
         element_(element_size(description.dtype)),
         index_(backend.begin_collective()) {}
+  ~GlooCollective() override {
+    if (!messages_.empty()) backend_.abort("a collective was given up before it was through");
+  }
 
   Progress advance() override {
     if (!can_go_on()) return Progress::blocked;
-    if (future_) {
-      if (!future_->completed()) return fail_if_in_vain(), Progress::blocked;
-      if (future_->hasError()) {
-        failure_.set(gloo_error_text(future_->exception_ptr()));
-        return Progress::blocked;
-      }
-      future_.reset();
-      work_.reset();
-    }
-    try {
-      if (next()) return Progress::moved;
-      backend_.collective_done();
-      return Progress::done;
-    } catch (const CommError&) {
-      throw;
-    } catch (const std::exception&) {
-      failure_.set(gloo_error_text(std::current_exception()));  // gloo fails at once on a connection known as broken
-      return Progress::blocked;
-    }
+    if (!have_passed()) return Progress::blocked;
+    if (next()) return Progress::moved;
+    backend_.collective_done();
+    return Progress::done;
   }
 
   void check_peers() override {
@@ -58,54 +50,132 @@ class GlooCollective final : public GlooOperation {
   std::vector<int> missing_ranks() override { return backend_.behind(index_); }
 
  private:
+  using Pointer = std::shared_ptr<Message>;
+
   std::size_t bytes(std::int64_t count) const { return static_cast<std::size_t>(count) * element_; }
+  std::size_t after(std::size_t ranks) const { return (rank_ + ranks) % size_; }
+  std::size_t before(std::size_t ranks) const { return (rank_ + size_ - ranks) % size_; }
 
-  // gloo waits on for a rank that has given up.
-  void fail_if_in_vain() {
-    const int rank = size_ == 1 ? -1 : backend_.transport().gave_up_before(index_);
-    if (rank >= 0) failure_.set(fmt::format("rank {} has given up the group", rank));
+  // Both ends know when there is nothing to send.
+  Pointer post(bool is_send, std::size_t peer, const void* data, std::size_t bytes) {
+    if (bytes == 0) return nullptr;
+    messages_.push_back(backend_.transport().post({.is_send = is_send,
+                                                   .data = const_cast<void*>(data),
+                                                   .count = static_cast<std::int64_t>(bytes),
+                                                   .dtype = DataType::u8,
+                                                   .peer = static_cast<int>(peer),
+                                                   .tag = kCollectiveTag}));
+    return messages_.back();
+  }
+  void send(std::size_t peer, const std::byte* data, std::size_t bytes) { post(true, peer, data, bytes); }
+  Pointer receive(std::size_t peer, std::byte* data, std::size_t bytes) { return post(false, peer, data, bytes); }
+  void receive_and_pass_on(std::size_t peer, std::byte* data, std::size_t bytes) {
+    if (Pointer message = receive(peer, data, bytes)) relayed_.push_back(std::move(message));
   }
 
-  void wait_for(c10::intrusive_ptr<c10d::Work> work) {
-    work_ = std::move(work);
-    future_ = work_->getFuture();
-    future_->addCallback([bell = backend_.bell()](c10::ivalue::Future&) { ring(bell->word, bell->sleepers, false); },
-                         /*uses_future=*/false);
-  }
-  void all_gather(const at::Tensor& output, const at::Tensor& input) {
-    at::Tensor out = output, in = input;
-    wait_for(backend_.group()._allgather_base(out, in));
-  }
-  void all_to_all(const at::Tensor& output, const at::Tensor& input, std::vector<std::int64_t> output_bytes,
-                  std::vector<std::int64_t> input_bytes) {
-    at::Tensor out = output, in = input;
-    wait_for(backend_.group().alltoall_base(out, in, output_bytes, input_bytes));
-  }
-  // Every rank sends to_bytes[r] bytes, which begin at place(r), to every other rank r. Its part for itself stays where
-  // it is: gloo would copy it. Afterwards a_ holds the received parts, concatenated in rank order.
-  template <class Place>
-  void exchange(std::vector<std::int64_t> from_bytes, std::vector<std::int64_t> to_bytes, Place place) {
-    from_bytes[rank_] = to_bytes[rank_] = 0;
-    const at::Tensor parts = gloo_buffer(sum_of(to_bytes));
-    std::byte* to = gloo_bytes(parts);
-    for (std::size_t r = 0; r < size_; ++r) {
-      const auto part_bytes = static_cast<std::size_t>(to_bytes[r]);
-      if (part_bytes > 0) gloo_copy(to, place(r), part_bytes);
-      to += part_bytes;
+  // True once all messages of the step are done. What fails is kept in failure_.
+  bool have_passed() {
+    while (!failure_ && !(messages_.empty() && relayed_.empty())) {
+      pass_on();
+      std::erase_if(messages_, [&](const Pointer& message) { return message->is_done() && is_good(*message); });
+      if (messages_.empty()) continue;
+      // The others wait in vain for a rank that has given up, even if they do not wait for it themselves.
+      if (const int rank = backend_.transport().gave_up_before(index_); rank >= 0)
+        failure_.set(fmt::format("rank {} has given up the group", rank));
+      return false;
     }
-    a_ = gloo_buffer(sum_of(from_bytes));
-    all_to_all(a_, parts, std::move(from_bytes), std::move(to_bytes));
+    relay_to_.clear();
+    return !failure_;
   }
-  static std::size_t sum_of(const std::vector<std::int64_t>& bytes) {
-    return static_cast<std::size_t>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
+  // In the order of posting, which the next rank relies on.
+  void pass_on() {
+    for (; !relayed_.empty() && relayed_.front()->is_done() && is_good(*relayed_.front()); relayed_.pop_front())
+      for (const std::size_t peer : relay_to_)
+        send(peer, static_cast<std::byte*>(relayed_.front()->transfer().data), relayed_.front()->bytes());
+  }
+  bool is_good(const Message& message) {
+    const std::string wrong = message.mismatch() + message.error();
+    if (!wrong.empty()) failure_.set(wrong);
+    return wrong.empty();
   }
 
-  // out = the reduction of `count` elements of each rank: the others' are in a_ after an exchange; `own` is this
-  // rank's.
+  // Every rank sends sent(r) to every other rank r, and receives into received(r).
+  struct Part {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  template <class Sent, class Received>
+  void exchange(Sent sent, Received received) {
+    for (std::size_t i = 1; i < size_; ++i) {
+      const Part part = received(before(i));
+      receive(before(i), part.data, part.bytes);
+    }
+    for (std::size_t i = 1; i < size_; ++i) {
+      const Part part = sent(after(i));
+      send(after(i), part.data, part.bytes);
+    }
+  }
+
+  // All-gathers blocks of the same size in a_, in log2(ranks) rounds: in each, every rank doubles what it has.
+  void gather_blocks(std::size_t bytes) {
+    block_ = bytes;
+    a_ = buffer(bytes * size_);
+    gathered_ = 1;
+  }
+  std::byte* own_block() const { return a_.get(); }
+  const std::byte* block(std::size_t rank) const { return a_.get() + (rank + size_ - rank_) % size_ * block_; }
+  void double_blocks() {
+    const std::size_t count = std::min(gathered_, size_ - gathered_);
+    receive(after(gathered_), a_.get() + gathered_ * block_, count * block_);
+    send(before(gathered_), a_.get(), count * block_);
+    gathered_ += count;
+  }
+
+  // All-gathers parts of the output; part_of_rank(rank) gives their elements. Large ones go round in a ring, so that each
+  // passes once from node to node.
+  template <class PartOf>
+  void gather_parts(std::byte* own, PartOf part_of_rank) {
+    const std::size_t own_bytes = part_of_rank(rank_).size() * element_;
+    if (bytes(d_.output_count) <= kSmallGather)
+      return exchange(
+          [&](std::size_t) {
+            return Part{own, own_bytes};
+          },
+          [&](std::size_t r) { return place_of(part_of_rank(r)); });
+    for (std::size_t i = 1; i < size_; ++i) {
+      const Part part = place_of(part_of_rank(before(i)));
+      if (i + 1 < size_)
+        receive_and_pass_on(before(1), part.data, part.bytes);
+      else
+        receive(before(1), part.data, part.bytes);
+    }
+    relay_to_ = {after(1)};
+    send(after(1), own, own_bytes);
+  }
+  // The same for the root alone.
+  template <class PartOf>
+  void collect_parts(const std::byte* own, PartOf part_of_rank) {
+    if (backend_.rank() != d_.root)
+      return send(static_cast<std::size_t>(d_.root), own, part_of_rank(rank_).size() * element_);
+    for (std::size_t i = 1; i < size_; ++i) {
+      const Part part = place_of(part_of_rank(before(i)));
+      receive(before(i), part.data, part.bytes);
+    }
+  }
+  Part place_of(const Range& range) const { return {output() + range.begin * element_, range.size() * element_}; }
+
+  // Receives `bytes` of each other rank into a_, in rank order; sent(r) is what rank r gets.
+  template <class Sent>
+  void exchange_into_buffer(std::size_t bytes, Sent sent) {
+    a_ = buffer(bytes * (size_ - 1));
+    exchange(sent, [&](std::size_t r) { return Part{a_.get() + (r - (r > rank_ ? 1 : 0)) * bytes, bytes}; });
+  }
+  // out = the reduction of `count` elements of each rank: the others' are in a_ after exchange_into_buffer(); `own` is
+  // this rank's.
   void reduce_parts(void* out, const std::byte* own, std::size_t count) const {
     if (count == 0) return;
     std::vector<const void*> inputs;
-    const std::byte* next = gloo_bytes(a_);
+    const std::byte* next = a_.get();
     for (std::size_t r = 0; r < size_; ++r) {
       inputs.push_back(r == rank_ ? own : next);
       if (r != rank_) next += count * element_;
@@ -113,40 +183,15 @@ class GlooCollective final : public GlooOperation {
     reduce_kernel(d_.dtype, d_.op)(out, inputs.data(), static_cast<int>(size_), count);
   }
 
-  // All-gathers parts of at most `longest` bytes; part_of_rank(rank) gives the elements of the output. c10d's
-  // all_gather receives into its own memory and copies that, so two ranks exchange their parts instead.
-  template <class PartOf>
-  void gather_parts(const std::byte* own, std::size_t longest, PartOf part_of_rank) {
-    if (size_ == 2) {
-      const std::size_t peer = 1 - rank_;
-      std::vector<std::int64_t> from(2), to(2);
-      const bool is_for_all = d_.verb != Verb::reduce, is_root = backend_.rank() == d_.root;
-      if (is_for_all || is_root) from[peer] = static_cast<std::int64_t>(part_of_rank(peer).size() * element_);
-      if (is_for_all || !is_root) to[peer] = static_cast<std::int64_t>(part_of_rank(rank_).size() * element_);
-      return exchange(std::move(from), std::move(to), [&](std::size_t) { return own; });
-    }
-    const at::Tensor padded = gloo_buffer(longest);
-    gloo_copy(gloo_bytes(padded), own, part_of_rank(rank_).size() * element_);
-    a_ = gloo_buffer(longest * size_);
-    all_gather(a_, padded);
-  }
-  // Copies out what gather_parts() received, except this rank's part.
-  template <class PartOf>
-  void deliver_parts(std::size_t longest, PartOf part_of_rank) const {
-    for (std::size_t r = 0; r < size_; ++r) {
-      const Range part = part_of_rank(r);
-      if (r != rank_)
-        gloo_copy(output() + part.begin * element_, gloo_bytes(a_) + (size_ == 2 ? 0 : r * longest),
-                  part.size() * element_);
-    }
-  }
   std::byte* output() const { return static_cast<std::byte*>(d_.output); }
-  const std::byte* input() const { return static_cast<const std::byte*>(d_.input); }
+  // Only read; a Transfer has one pointer for both directions.
+  std::byte* input() const { return static_cast<std::byte*>(const_cast<void*>(d_.input)); }
 
   // Does one step. False when all is done.
   bool next() {
-    const int step = step_++;
     if (size_ == 1) return d_.compare_only ? false : (alone(), false);
+    if (gathered_ < size_) return double_blocks(), true;
+    const int step = step_++;
     if (step == 0) return exchange_signatures(), true;
     if (step == 1) {
       compare_signatures();
@@ -183,25 +228,21 @@ class GlooCollective final : public GlooOperation {
 
   void exchange_signatures() {
     const Signature mine = signature_of(d_);
-    const at::Tensor own = gloo_buffer(header_bytes());
-    std::memset(gloo_bytes(own), 0, header_bytes());
-    std::memcpy(gloo_bytes(own), &mine, sizeof mine);
-    if (d_.verb == Verb::all_to_all && !d_.input_counts.empty()) {
-      std::memcpy(gloo_bytes(own) + sizeof mine, d_.input_counts.data(), size_ * sizeof(std::int64_t));
-      std::memcpy(gloo_bytes(own) + sizeof mine + size_ * sizeof(std::int64_t), d_.output_counts.data(),
-                  size_ * sizeof(std::int64_t));
-    }
-    a_ = gloo_buffer(header_bytes() * size_);
-    all_gather(a_, own);
+    gather_blocks(header_bytes());
+    std::memset(own_block(), 0, header_bytes());
+    std::memcpy(own_block(), &mine, sizeof mine);
+    if (d_.verb != Verb::all_to_all || d_.input_counts.empty()) return;
+    std::byte* const counts = own_block() + sizeof mine;
+    std::memcpy(counts, d_.input_counts.data(), size_ * sizeof(std::int64_t));
+    std::memcpy(counts + size_ * sizeof(std::int64_t), d_.output_counts.data(), size_ * sizeof(std::int64_t));
   }
 
   void compare_signatures() {
     std::vector<Signature> signatures(size_);
     std::vector<const std::int64_t*> inputs, outputs;
     for (std::size_t r = 0; r < size_; ++r) {
-      const std::byte* header = gloo_bytes(a_) + r * header_bytes();
-      std::memcpy(&signatures[r], header, sizeof(Signature));
-      inputs.push_back(reinterpret_cast<const std::int64_t*>(header + sizeof(Signature)));
+      std::memcpy(&signatures[r], block(r), sizeof(Signature));
+      inputs.push_back(reinterpret_cast<const std::int64_t*>(block(r) + sizeof(Signature)));
       outputs.push_back(inputs.back() + size_);
     }
     require_equal_signatures(signatures);
@@ -229,173 +270,126 @@ class GlooCollective final : public GlooOperation {
     }
   }
 
+  // Down a binomial tree, in pieces. Ranks are counted from the root: rank v gets its data from v less its highest bit.
   bool broadcast(int step) {
-    const std::size_t total = bytes(d_.output_count);
-    const bool is_root = backend_.rank() == d_.root;
-    if (step == 1) {
-      a_ = gloo_buffer(total);
-      if (is_root) gloo_copy(gloo_bytes(a_), d_.output, total);
-      std::vector<at::Tensor> tensors{a_};
-      c10d::BroadcastOptions options;
-      options.rootRank = d_.root;
-      wait_for(backend_.group().broadcast(tensors, options));
-      return true;
+    if (step > 1) return false;
+    const auto root = static_cast<std::size_t>(d_.root), v = before(root), total = bytes(d_.output_count);
+    std::size_t child = 1;
+    while (child <= v) child *= 2;
+    for (std::size_t c = child; v + c < size_; c *= 2) relay_to_.push_back(after(c));
+    for (std::size_t at = 0; at < total; at += kBroadcastPiece) {
+      const std::size_t piece = std::min(kBroadcastPiece, total - at);
+      if (v > 0) receive_and_pass_on(before(child / 2), output() + at, piece);
+      for (const std::size_t peer : relay_to_)
+        if (v == 0) send(peer, output() + at, piece);
     }
-    if (!is_root) gloo_copy(d_.output, gloo_bytes(a_), total);
-    return false;
+    return true;
   }
 
   bool reduce(int step) {
-    const std::size_t total = bytes(d_.output_count);
     const auto count = static_cast<std::size_t>(d_.output_count);
-    const bool is_for_all = d_.verb == Verb::all_reduce;
-    const bool wants_result = is_for_all || backend_.rank() == d_.root;
-    if (total * size_ <= kSmallReduction) {
-      if (step == 1) {
-        const at::Tensor own = gloo_buffer(total);
-        gloo_copy(gloo_bytes(own), d_.output, total);
-        a_ = gloo_buffer(total * size_);
-        all_gather(a_, own);
-        return true;
-      }
-      if (!wants_result) return false;
-      std::vector<const void*> inputs;
-      for (std::size_t r = 0; r < size_; ++r) inputs.push_back(gloo_bytes(a_) + r * total);
-      reduce_kernel(d_.dtype, d_.op)(d_.output, inputs.data(), static_cast<int>(size_), count);
-      return false;
-    }
+    const std::size_t total = count * element_;
+    const bool wants_result = d_.verb == Verb::all_reduce || backend_.rank() == d_.root;
+    if (total * size_ <= kSmallReduction) return reduce_small(step, wants_result);
     const auto slice = [&](std::size_t r) { return slice_of(count, backend_.size(), static_cast<int>(r)); };
-    const auto slice_bytes = [&](std::size_t r) { return static_cast<std::int64_t>(slice(r).size() * element_); };
-    const std::size_t longest = slice(0).size() * element_;
-    const Range mine = slice(rank_);
-    std::byte* const own = output() + mine.begin * element_;
+    const Part mine = place_of(slice(rank_));
     if (step == 1) {
-      std::vector<std::int64_t> from(size_, slice_bytes(rank_)), to;
-      for (std::size_t r = 0; r < size_; ++r) to.push_back(slice_bytes(r));
-      exchange(std::move(from), std::move(to), [&](std::size_t r) { return output() + slice(r).begin * element_; });
+      exchange_into_buffer(mine.bytes, [&](std::size_t r) { return place_of(slice(r)); });
       return true;
     }
-    if (step == 2) {
-      if (is_for_all || wants_result) {
-        reduce_parts(own, own, mine.size());
-        gather_parts(own, longest, slice);
-      } else {
-        // Only the root's tensor may change.
-        const at::Tensor reduced = gloo_buffer(longest);
-        reduce_parts(gloo_bytes(reduced), own, mine.size());
-        gather_parts(gloo_bytes(reduced), longest, slice);
-      }
+    if (step > 2) return false;
+    // Of reduce() only the root's tensor may change.
+    if (!wants_result) b_ = buffer(mine.bytes);
+    std::byte* const reduced = wants_result ? mine.data : b_.get();
+    reduce_parts(reduced, mine.data, slice(rank_).size());
+    if (d_.verb == Verb::all_reduce)
+      gather_parts(reduced, slice);
+    else
+      collect_parts(reduced, slice);
+    return true;
+  }
+
+  bool reduce_small(int step, bool wants_result) {
+    const std::size_t total = bytes(d_.output_count);
+    if (step == 1) {
+      gather_blocks(total);
+      gloo_copy(own_block(), d_.output, total);
       return true;
     }
-    if (wants_result) deliver_parts(longest, slice);
+    if (!wants_result) return false;
+    std::vector<const void*> inputs;
+    for (std::size_t r = 0; r < size_; ++r) inputs.push_back(block(r));
+    reduce_kernel(d_.dtype, d_.op)(d_.output, inputs.data(), static_cast<int>(size_),
+                                   static_cast<std::size_t>(d_.output_count));
     return false;
   }
 
   bool gather_all(int step) {
-    const std::int64_t longest =
-        d_.counts.empty() ? d_.input_count : *std::max_element(d_.counts.begin(), d_.counts.end());
-    const auto part = [&](std::size_t r) { return part_of(d_.counts, longest, static_cast<int>(r)); };
-    if (step == 1) {
-      gather_parts(input(), bytes(longest), part);
-      return true;
-    }
-    deliver_parts(bytes(longest), part);
-    gloo_copy(output() + part(rank_).begin * element_, input(), bytes(d_.input_count));
-    return false;
+    const auto part = [&](std::size_t r) { return part_of(d_.counts, d_.input_count, static_cast<int>(r)); };
+    if (step > 1) return false;
+    gather_parts(input(), part);
+    gloo_copy(place_of(part(rank_)).data, input(), bytes(d_.input_count));
+    return true;
   }
 
   bool reduce_scatter(int step) {
-    const auto part = [&](std::size_t r) { return part_of(d_.counts, d_.output_count, static_cast<int>(r)); };
-    const auto place = [&](std::size_t r) { return input() + part(r).begin * element_; };
+    const auto part = [&](std::size_t r) {
+      const Range range = part_of(d_.counts, d_.output_count, static_cast<int>(r));
+      return Part{input() + range.begin * element_, range.size() * element_};
+    };
     if (step == 1) {
-      std::vector<std::int64_t> from(size_, static_cast<std::int64_t>(bytes(d_.output_count))), to;
-      for (std::size_t r = 0; r < size_; ++r) to.push_back(static_cast<std::int64_t>(part(r).size() * element_));
-      exchange(std::move(from), std::move(to), place);
+      exchange_into_buffer(bytes(d_.output_count), part);
       return true;
     }
-    reduce_parts(d_.output, place(rank_), static_cast<std::size_t>(d_.output_count));
+    reduce_parts(d_.output, part(rank_).data, static_cast<std::size_t>(d_.output_count));
     return false;
   }
 
   bool gather(int step) {
+    if (step > 1) return false;
     const std::size_t own = bytes(d_.input_count);
-    const bool is_root = backend_.rank() == d_.root;
-    if (step == 1) {
-      std::vector<at::Tensor> input{gloo_buffer(own)};
-      gloo_copy(gloo_bytes(input[0]), d_.input, own);
-      std::vector<std::vector<at::Tensor>> outputs;
-      if (is_root) {
-        outputs.emplace_back();
-        for (std::size_t r = 0; r < size_; ++r) outputs[0].push_back(gloo_buffer(own));
-        parts_ = outputs[0];
-      }
-      c10d::GatherOptions options;
-      options.rootRank = d_.root;
-      wait_for(backend_.group().gather(outputs, input, options));
-      return true;
-    }
-    for (std::size_t r = 0; r < parts_.size(); ++r)
-      gloo_copy(static_cast<std::byte*>(d_.output) + r * own, gloo_bytes(parts_[r]), own);
-    return false;
+    if (backend_.rank() != d_.root) return send(static_cast<std::size_t>(d_.root), input(), own), true;
+    for (std::size_t i = 1; i < size_; ++i) receive(before(i), output() + before(i) * own, own);
+    gloo_copy(output() + rank_ * own, input(), own);
+    return true;
   }
 
   bool scatter(int step) {
+    if (step > 1) return false;
     const std::size_t own = bytes(d_.output_count);
-    if (step == 1) {
-      std::vector<at::Tensor> output{a_ = gloo_buffer(own)};
-      std::vector<std::vector<at::Tensor>> inputs;
-      if (backend_.rank() == d_.root) {
-        inputs.emplace_back();
-        for (std::size_t r = 0; r < size_; ++r) {
-          inputs[0].push_back(gloo_buffer(own));
-          gloo_copy(gloo_bytes(inputs[0][r]), static_cast<const std::byte*>(d_.input) + r * own, own);
-        }
-      }
-      c10d::ScatterOptions options;
-      options.rootRank = d_.root;
-      wait_for(backend_.group().scatter(output, inputs, options));
-      return true;
-    }
-    gloo_copy(d_.output, gloo_bytes(a_), own);
-    return false;
+    if (backend_.rank() != d_.root) return receive(static_cast<std::size_t>(d_.root), output(), own), true;
+    for (std::size_t i = 1; i < size_; ++i) send(after(i), input() + after(i) * own, own);
+    gloo_copy(output(), input() + rank_ * own, own);
+    return true;
   }
 
   bool exchange_all(int step) {
-    const auto part_bytes = [&](const std::vector<std::int64_t>& counts) {
-      const auto even = d_.input_count / static_cast<std::int64_t>(size_);
-      std::vector<std::int64_t> result;
-      for (std::size_t r = 0; r < size_; ++r)
-        result.push_back(static_cast<std::int64_t>(bytes(counts.empty() ? even : counts[r])));
-      return result;
+    if (step > 1) return false;
+    const std::int64_t even = d_.input_count / static_cast<std::int64_t>(size_);
+    const auto part = [&](std::byte* data, const std::vector<std::int64_t>& counts, std::size_t r) {
+      const Range range = part_of(counts, even, static_cast<int>(r));
+      return Part{data + range.begin * element_, range.size() * element_};
     };
-    const std::vector<std::int64_t> from = part_bytes(d_.output_counts), to = part_bytes(d_.input_counts);
-    const auto place = [&](std::size_t r) {
-      return input() + sum_of({to.begin(), to.begin() + static_cast<std::ptrdiff_t>(r)});
-    };
-    if (step == 1) {
-      exchange(from, to, place);
-      return true;
-    }
-    std::byte* at = output();
-    const std::byte* arrived = gloo_bytes(a_);
-    for (std::size_t r = 0; r < size_; ++r) {
-      const auto part = static_cast<std::size_t>(from[r]);
-      gloo_copy(at, r == rank_ ? place(r) : arrived, part);
-      if (r != rank_) arrived += part;
-      at += part;
-    }
-    return false;
+    const auto sent = [&](std::size_t r) { return part(input(), d_.input_counts, r); };
+    const auto received = [&](std::size_t r) { return part(output(), d_.output_counts, r); };
+    exchange(sent, received);
+    gloo_copy(received(rank_).data, sent(rank_).data, sent(rank_).bytes);
+    return true;
   }
+
+  using Buffer = std::unique_ptr<std::byte[]>;
+  static Buffer buffer(std::size_t bytes) { return std::make_unique_for_overwrite<std::byte[]>(bytes); }
 
   const OperationDescription& d_;
   const std::size_t size_, rank_, element_;
   const std::uint64_t index_;  // number of this collective in the group
   int step_ = 0;
   bool any_uneven_ = false;
-  at::Tensor a_;
-  std::vector<at::Tensor> parts_;
-  c10::intrusive_ptr<c10d::Work> work_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  Buffer a_, b_;
+  std::size_t block_ = 0, gathered_ = size_;  // of gather_blocks(): bytes of a block, and blocks that are here
+  std::vector<Pointer> messages_;             // of this step, not done
+  std::deque<Pointer> relayed_;               // receives whose data go on
+  std::vector<std::size_t> relay_to_;         // to these ranks
 };
 
 }  // namespace

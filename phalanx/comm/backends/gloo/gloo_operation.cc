@@ -1,6 +1,5 @@
 #include "phalanx/comm/backends/gloo/gloo_operation.h"
 
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,13 +16,6 @@ constexpr std::chrono::milliseconds kBlamePatience{700};
 constexpr std::chrono::milliseconds kDeathAge{300};
 
 }  // namespace
-
-at::Tensor gloo_buffer(std::size_t bytes) {
-  return at::empty({static_cast<std::int64_t>(std::max<std::size_t>(bytes, 1))}, at::kByte)
-      .narrow(0, 0, static_cast<std::int64_t>(bytes));
-}
-
-std::byte* gloo_bytes(const at::Tensor& buffer) { return static_cast<std::byte*>(buffer.mutable_data_ptr()); }
 
 void gloo_copy(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0 && to != from) std::memmove(to, from, bytes);

@@ -1,8 +1,6 @@
-// What operations over gloo share: buffers for its calls, waiting, and the search for the rank that caused a failure.
+// What operations of the gloo backend share: buffers, waiting, and the search for the rank that caused a failure.
 // Collectives are in gloo_collectives.cc, point-to-point messages in gloo_messages.cc.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <chrono>
 #include <cstddef>
@@ -15,14 +13,11 @@
 
 namespace phalanx {
 
-/// Bytes for gloo to read or write. The data pointer is never null, as that of an empty tensor would be.
-at::Tensor gloo_buffer(std::size_t bytes);
-std::byte* gloo_bytes(const at::Tensor& buffer);
 /// memmove() that accepts null pointers for zero bytes, and does nothing if both pointers are equal.
 void gloo_copy(void* to, const void* from, std::size_t bytes);
 
-/// Holds gloo's error until it is known which rank caused it. gloo notices a broken connection at once; the store
-/// reports a little later whose it was.
+/// Holds an error until it is known which rank caused it. A broken connection is noticed at once; the store reports a
+/// little later which rank has died.
 class GlooFailure {
  public:
   explicit operator bool() const { return !text_.empty(); }

@@ -1,6 +1,9 @@
 #include "phalanx/comm/backends/gloo/message_links.h"
 
 #include <fmt/format.h>
+#include <linux/sockios.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -9,6 +12,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "phalanx/base/error.h"
+#include "phalanx/base/remedy.h"
 #include "phalanx/comm/types.h"
 
 namespace phalanx {
@@ -24,7 +29,7 @@ MessageFrame frame_of(const Transfer& transfer) {
 }
 std::string_view bytes_of(const MessageFrame& frame) { return {reinterpret_cast<const char*>(&frame), kFrameBytes}; }
 bool is_valid(const MessageFrame& frame) {
-  return frame.count >= 0 && frame.tag >= 0 && frame.dtype <= DataType::boolean;
+  return frame.count >= 0 && (frame.tag >= 0 || frame.tag == kCollectiveTag) && frame.dtype <= DataType::boolean;
 }
 bool is_same(const MessageFrame& a, const MessageFrame& b) { return a.count == b.count && a.dtype == b.dtype; }
 
@@ -67,24 +72,51 @@ bool MessageLink::has_moved(ssize_t result) {
   return false;
 }
 
-void MessageLink::close(const std::string& error) {
+void MessageLink::join_epoll(int epoll, std::uint64_t number) {
+  epoll_ = epoll;
+  number_ = number;
+  if (!set_epoll(EPOLLIN))
+    throw CommError(
+        fmt::format("cannot watch the connection to rank {}: {}", peer_, with_remedy(std::strerror(errno))));
+}
+
+void MessageLink::update_epoll() {
+  if (!is_open()) return;
+  if (!set_epoll((wants_to_read() ? EPOLLIN : 0U) | (wants_to_write() ? EPOLLOUT : 0U)))
+    close(fmt::format("cannot watch the connection to rank {}: {}", peer_, with_remedy(std::strerror(errno))));
+}
+
+// A socket for which nothing is awaited leaves epoll, which would report errors for ever.
+bool MessageLink::set_epoll(std::uint32_t events) noexcept {
+  if (events == watched_) return true;
+  epoll_event event{.events = events, .data = {.u64 = number_}};
+  const int action = watched_ == 0 ? EPOLL_CTL_ADD : events == 0 ? EPOLL_CTL_DEL : EPOLL_CTL_MOD;
+  if (epoll_ctl(epoll_, action, fd(), &event) != 0) return false;
+  watched_ = events;
+  return true;
+}
+
+// A forked process may hold the socket, too. So closing it would end neither the connection nor what epoll reports.
+void MessageLink::close(const ErrorText& error) noexcept {
   if (!is_open()) return;
   error_ = error;
+  set_epoll(0);
+  shutdown(fd(), SHUT_RDWR);
   socket_.reset();
   fail_all();
 }
 
-void MessageLink::done(Message& message) {
+void MessageLink::done(Message& message) noexcept {
   message.is_done_.store(true, std::memory_order_release);
   has_progress_ = true;
 }
 
-void MessageLink::fail(Message& message) {
+void MessageLink::fail(Message& message) noexcept {
   message.error_ = error_;
   done(message);
 }
 
-void MessageLink::fail(ByTag<Pointer>& messages) {
+void MessageLink::fail(ByTag<Pointer>& messages) noexcept {
   for (auto& [tag, waiting] : messages)
     for (const Pointer& message : waiting) fail(*message);
   messages.clear();
@@ -93,6 +125,7 @@ void MessageLink::fail(ByTag<Pointer>& messages) {
 void OutgoingLink::post(Pointer message) {
   if (!is_open()) return fail(*message);
   const int tag = message->transfer().tag;
+  if (tag == kCollectiveTag) return match(message, frame_of(message->transfer()));
   const auto request = requests_.find(tag);
   if (request == requests_.end())
     sends_[tag].push_back(std::move(message));
@@ -162,7 +195,12 @@ void OutgoingLink::count_written(std::size_t bytes) {
   }
 }
 
-void OutgoingLink::fail_all() {
+bool OutgoingLink::has_unconfirmed() const noexcept {
+  int bytes = 0;
+  return is_open() && ioctl(fd(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
+}
+
+void OutgoingLink::fail_all() noexcept {
   for (const Queued& queued : queue_) fail(*queued.message);
   queue_.clear();
   fail(sends_);
@@ -170,8 +208,18 @@ void OutgoingLink::fail_all() {
 
 void IncomingLink::post(Pointer message) {
   if (!is_open()) return fail(*message);
-  requests_ += bytes_of(frame_of(message->transfer()));
-  receives_[message->transfer().tag].push_back(std::move(message));
+  const int tag = message->transfer().tag;
+  if (tag != kCollectiveTag) requests_ += bytes_of(frame_of(message->transfer()));
+  receives_[tag].push_back(std::move(message));
+  if (tag == kCollectiveTag && early_) read_on();
+}
+
+void IncomingLink::read_on() {
+  const MessageFrame frame = *std::exchange(early_, std::nullopt);
+  const std::string unread = std::move(unread_);
+  take_frame(frame);
+  if (is_open()) take(unread);
+  if (is_open() && wants_to_read()) read();
 }
 
 void IncomingLink::write() {
@@ -179,11 +227,11 @@ void IncomingLink::write() {
   if (has_moved(sent)) requests_.erase(0, static_cast<std::size_t>(sent));
 }
 
-void IncomingLink::give_up(std::int64_t collectives_done) {
-  if (!is_open()) return;
-  requests_ += bytes_of({.count = collectives_done, .tag = kGaveUpTag});
-  write();
-  close("this rank has given up the group");
+// If a request before it has not been written yet, the peer only sees that the connection ends.
+void IncomingLink::give_up(std::int64_t collectives_done, const ErrorText& error) noexcept {
+  const MessageFrame frame{.count = collectives_done, .tag = kGaveUpTag};
+  if (is_open() && requests_.empty()) send(fd(), &frame, kFrameBytes, MSG_NOSIGNAL);
+  close(error);
 }
 
 // Data of the current message go straight to its memory; what follows them goes through a buffer.
@@ -208,13 +256,18 @@ void IncomingLink::take(std::string_view bytes) {
       count_read(part);
     } else if (MessageFrame frame; take_frame_bytes(received_, bytes, frame)) {
       take_frame(frame);
-      if (!is_open()) return;
+      if (early_) unread_ = bytes;
+      if (early_ || !is_open()) return;
     }
   }
 }
 
 void IncomingLink::take_frame(const MessageFrame& frame) {
   const auto receive = receives_.find(frame.tag);
+  if (receive == receives_.end() && frame.tag == kCollectiveTag && is_valid(frame)) {
+    early_ = frame;
+    return;
+  }
   if (!is_valid(frame) || receive == receives_.end())
     return close(fmt::format("rank {} sends a message that this rank has not requested", peer_));
   current_ = take_first(receives_, receive);
@@ -230,7 +283,7 @@ void IncomingLink::count_read(std::size_t bytes) {
   if (read_ == current_->bytes()) done(*std::exchange(current_, nullptr));
 }
 
-void IncomingLink::fail_all() {
+void IncomingLink::fail_all() noexcept {
   if (current_) fail(*std::exchange(current_, nullptr));
   fail(receives_);
 }

@@ -1,15 +1,19 @@
-// Messages over connected sockets: order, data, mismatches, hostile and silent peers, threads, and giving up.
+// Messages over connected sockets: order, data, mismatches, hostile and silent peers, threads, leaving and giving up.
 #include "phalanx/comm/backends/gloo/message_transport.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <future>
+#include <new>
 #include <numeric>
 
 #include "phalanx/base/error.h"
@@ -113,6 +117,46 @@ TEST_F(TwoTransports, LargeMessagesCrossInBothDirections) {
     EXPECT_EQ(outcome(message), "");
   EXPECT_TRUE(got_up == up);
   EXPECT_TRUE(got_down == down);
+}
+
+TEST_F(TwoTransports, MessagesOfCollectivesAreNotRequested) {
+  std::vector<int> data{1, 2, 3}, more{4}, got(3), got_more(1);
+  const auto sent = send(0, data, kCollectiveTag), sent_more = send(0, more, kCollectiveTag);
+  EXPECT_EQ(outcome(sent) + outcome(sent_more), "");
+  EXPECT_EQ(outcome(receive(1, got, kCollectiveTag)), "");
+  const auto received_more = receive(1, got_more, kCollectiveTag);
+  EXPECT_EQ(outcome(received_more), "");
+  EXPECT_EQ(got, data);
+  EXPECT_EQ(got_more, more);
+}
+
+// The receiver has no memory for them yet, so they stay where they are; then those behind them come, too.
+TEST_F(TwoTransports, MessagesOfCollectivesWaitForTheirReceives) {
+  std::vector<int> large(5'000'003), small{7}, other{8}, got_large(large.size()), got_small(1), got_other(1);
+  std::iota(large.begin(), large.end(), 5);
+  const auto received_other = receive(1, got_other, 3);
+  std::vector<std::shared_ptr<Message>> all{send(0, small, kCollectiveTag), send(0, large, kCollectiveTag),
+                                            send(0, small, kCollectiveTag), send(0, other, 3)};
+  EXPECT_EQ(outcome(all[0]), "");
+  EXPECT_FALSE(all[1]->is_done());
+  EXPECT_EQ(outcome(receive(1, got_small, kCollectiveTag)), "");
+  EXPECT_FALSE(received_other->is_done());
+  EXPECT_EQ(outcome(receive(1, got_large, kCollectiveTag)), "");
+  EXPECT_TRUE(got_large == large);
+  got_small[0] = 0;
+  EXPECT_EQ(outcome(receive(1, got_small, kCollectiveTag)), "");
+  EXPECT_EQ(got_small, small);
+  EXPECT_EQ(outcome(received_other), "");
+  EXPECT_EQ(got_other, other);
+  for (const auto& message : all) EXPECT_EQ(outcome(message), "");
+}
+
+TEST_F(TwoTransports, MessagesOfCollectivesThatDifferAreAMismatch) {
+  std::vector<int> data(5), got(6);
+  const auto sent = send(0, data, kCollectiveTag);
+  EXPECT_THAT(outcome(receive(1, got, kCollectiveTag)), HasSubstr("rank 0 sends int32[5]"));
+  EXPECT_EQ(got, std::vector<int>(6));
+  EXPECT_EQ(outcome(sent), "");
 }
 
 // Small messages between large ones: what is read ahead belongs to the next message.
@@ -250,6 +294,100 @@ TEST_F(HostilePeer, APeerThatDoesNotReadBlocksNobody) {
   EXPECT_TRUE(sent->is_done());
   std::vector<char>().swap(data);
   transport_.reset();
+}
+
+// A forked process holds all descriptors of its parent.
+TEST_F(HostilePeer, ACopyOfTheSocketsKeepsNoConnection) {
+  auto [to, at_requests] = connected_pair();
+  auto [from, at_data] = connected_pair();
+  const UniqueFd copies[] = {UniqueFd(dup(to.get())), UniqueFd(dup(from.get()))};
+  MessageTransport transport(0, sockets_of(0, std::move(to), std::move(from)), changes_.teller());
+  transport.abort(0);
+  for (const UniqueFd* peer : {&at_requests, &at_data}) {
+    pollfd poll_fd{peer->get(), POLLIN, 0};
+    ASSERT_EQ(poll(&poll_fd, 1, 60'000), 1);
+    MessageFrame frame;
+    while (recv(peer->get(), &frame, sizeof frame, 0) > 0) continue;
+    EXPECT_EQ(recv(peer->get(), &frame, sizeof frame, 0), 0);
+  }
+}
+
+TEST(MessageTransport, AnErrorOnItsThreadFailsTheGroup) {
+  for (const bool is_out_of_memory : {false, true}) {
+    auto [to, at_requests] = connected_pair();
+    auto [from, at_data] = connected_pair();
+    std::promise<void> told;
+    int calls = 0;
+    MessageTransport transport(0, sockets_of(0, std::move(to), std::move(from)), [&] {
+      if (++calls == 2) return told.set_value();
+      if (is_out_of_memory) throw std::bad_alloc();
+      throw std::runtime_error("a broken bell");
+    });
+    char bytes[2] = {};
+    const Transfer transfer{.is_send = false, .data = bytes, .count = 1, .dtype = DataType::u8, .peer = 1};
+    const auto first = transport.post(transfer), second = transport.post(transfer);
+    const MessageFrame frame{.count = 1};
+    ASSERT_EQ(::send(at_data.get(), &frame, sizeof frame, 0), static_cast<ssize_t>(sizeof frame));
+    ASSERT_EQ(::send(at_data.get(), "a", 1, 0), 1);
+    ASSERT_EQ(told.get_future().wait_for(seconds(60)), std::future_status::ready);
+    ASSERT_TRUE(first->is_done() && second->is_done());
+    EXPECT_EQ(first->error(), "");
+    EXPECT_THAT(second->error(), HasSubstr(is_out_of_memory ? "bad_alloc" : "a broken bell"));
+    char rest = 0;
+    while (recv(at_requests.get(), &rest, 1, MSG_DONTWAIT) > 0) continue;
+    EXPECT_EQ(recv(at_requests.get(), &rest, 1, 0), 0) << "the peers see it, too";
+  }
+}
+
+// The receiver's system takes little, so the sender's holds most of what is sent.
+std::pair<UniqueFd, UniqueFd> connected_by_tcp() {
+  const int sent_bytes = 512 * 1024, received_bytes = 8 * 1024;
+  const UniqueFd listener = listen_on({"127.0.0.1", 0});
+  setsockopt(listener.get(), SOL_SOCKET, SO_RCVBUF, &received_bytes, sizeof received_bytes);
+  UniqueFd client = connect_to(local_address(listener.get()), seconds(60), "the test");
+  setsockopt(client.get(), SOL_SOCKET, SO_SNDBUF, &sent_bytes, sizeof sent_bytes);
+  pollfd poll_fd{listener.get(), POLLIN, 0};
+  poll(&poll_fd, 1, 60'000);
+  return {std::move(client), UniqueFd(accept(listener.get(), nullptr, nullptr))};
+}
+
+// A request that comes after the sender has closed would reset the connection, and its data with it.
+TEST(MessageTransport, WhatWasSentArrivesThoughThePeerRequestsMore) {
+  auto [to, at_requests] = connected_by_tcp();
+  auto [from, at_data] = connected_by_tcp();
+  Changes changes;
+  auto transport =
+      std::make_unique<MessageTransport>(0, sockets_of(0, std::move(to), std::move(from)), changes.teller());
+  std::vector<char> data(200'000, 'x'), got(sizeof(MessageFrame) + data.size());
+  const MessageFrame request{.count = std::ssize(data)};
+  ASSERT_EQ(::send(at_requests.get(), &request, sizeof request, 0), static_cast<ssize_t>(sizeof request));
+  const auto sent = transport->post(
+      {.is_send = true, .data = data.data(), .count = std::ssize(data), .dtype = DataType::u8, .peer = 1});
+  ASSERT_TRUE(changes.await([&] { return sent->is_done(); }));
+  auto leaving = std::async(std::launch::async, [&] { transport.reset(); });
+  leaving.wait_for(std::chrono::milliseconds(100));
+  ::send(at_requests.get(), &request, sizeof request, MSG_NOSIGNAL);
+  EXPECT_EQ(receive_all(at_requests.get(), got.data(), got.size(), std::chrono::steady_clock::now() + seconds(60)),
+            IoResult::done);
+}
+
+TEST(MessageTransport, LeavingDoesNotWaitForeverForAPeerThatReadsNothing) {
+  auto [to, at_requests] = connected_by_tcp();
+  auto [from, at_data] = connected_by_tcp();
+  Changes changes;
+  auto transport =
+      std::make_unique<MessageTransport>(0, sockets_of(0, std::move(to), std::move(from)), changes.teller());
+  std::vector<char> data(200'000, 'x');
+  const auto sent = transport->post({.is_send = true,
+                                     .data = data.data(),
+                                     .count = std::ssize(data),
+                                     .dtype = DataType::u8,
+                                     .peer = 1,
+                                     .tag = kCollectiveTag});
+  ASSERT_TRUE(changes.await([&] { return sent->is_done(); }));
+  const auto begin = std::chrono::steady_clock::now();
+  transport.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(30));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <list>
 #include <optional>
 
+#include "phalanx/base/descriptor_limit.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/remedy.h"
@@ -28,7 +29,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kCheckInterval{100};
 constexpr std::chrono::seconds kGreetingTimeout{10};
 constexpr std::size_t kMoreUnknown = 256;  // connections in their greeting, beyond one a rank
+constexpr int kAcceptedAtOnce = 64;        // before those that are greeting get their turn
 constexpr int kAttempts = 5;               // a connection may be closed in favour of newer ones before it has greeted
+constexpr std::chrono::milliseconds kPause{50};  // before the next attempt
 
 // An offer is "HOST:PORT TOKEN".
 HostPort address_in(const std::string& offer) {
@@ -45,6 +48,7 @@ struct Greeting {
   std::optional<StoreHandshake> server;
   std::string output, number;
   bool is_done = false;
+  int error = 0;  // errno with which it broke; 0: the other side has closed it
   Clock::time_point deadline = Clock::now() + kGreetingTimeout;
 
   std::size_t wanted() const {
@@ -74,16 +78,18 @@ class Greetings {
 
   // Sleeps until a socket is ready, at most for kCheckInterval, and moves on what can.
   void step() {
+    call_again();
     std::vector<pollfd> fds{{listener_, POLLIN, 0}};
     for (const Greeting& greeting : greetings_)
       fds.push_back({greeting.fd.get(), static_cast<short>(greeting.output.empty() ? POLLIN : POLLOUT), 0});
-    poll(fds.data(), fds.size(), static_cast<int>(kCheckInterval.count()));
+    if (poll(fds.data(), fds.size(), static_cast<int>(kCheckInterval.count())) < 0 && errno != EINTR)
+      throw CommError(fmt::format("cannot wait for the connections of other ranks: {}", with_remedy(strerror(errno))));
     auto ready = fds.begin() + 1;
     for (auto greeting = greetings_.begin(); greeting != greetings_.end();) {
       const bool keep = (ready++)->revents != 0 ? advance(*greeting) : is_in_time(*greeting);
       greeting = keep ? std::next(greeting) : greetings_.erase(greeting);
     }
-    if (fds.front().revents != 0) accept_all();
+    if (fds.front().revents != 0) accept_some();
   }
 
  private:
@@ -103,8 +109,15 @@ class Greetings {
     greeting.deadline = Clock::time_point::max();  // the caller's timeout applies
   }
 
-  void accept_all() {
-    for (;;) {
+  void call_again() {
+    const auto now = Clock::now();
+    const auto due = std::partition(again_.begin(), again_.end(), [&](const Again& one) { return one.at > now; });
+    for (auto one = due; one != again_.end(); ++one) call(one->peer);
+    again_.erase(due, again_.end());
+  }
+
+  void accept_some() {
+    for (int i = 0; i < kAcceptedAtOnce; ++i) {
       sockaddr_storage address{};
       socklen_t size = sizeof address;
       UniqueFd fd(accept4(listener_, reinterpret_cast<sockaddr*>(&address), &size, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -153,9 +166,15 @@ class Greetings {
     return is_in_time(greeting);
   }
 
+  // After a system call that failed.
+  static bool may_go_on(Greeting& greeting) {
+    greeting.error = errno;
+    return errno == EAGAIN || errno == EINTR;
+  }
+
   static bool flush(Greeting& greeting) {
     const ssize_t sent = send(greeting.fd.get(), greeting.output.data(), greeting.output.size(), MSG_NOSIGNAL);
-    if (sent < 0) return errno == EAGAIN || errno == EINTR;
+    if (sent < 0) return may_go_on(greeting);
     greeting.output.erase(0, static_cast<std::size_t>(sent));
     return true;
   }
@@ -163,8 +182,8 @@ class Greetings {
   bool receive(Greeting& greeting) {
     char bytes[128];
     const ssize_t got = recv(greeting.fd.get(), bytes, std::min(greeting.wanted(), sizeof bytes), 0);
-    if (got < 0) return errno == EAGAIN || errno == EINTR;
-    if (got == 0) return errno = 0, false;
+    if (got < 0) return may_go_on(greeting);
+    if (got == 0) return greeting.error = 0, false;
     const std::string_view text(bytes, static_cast<std::size_t>(got));
     return greeting.client ? take_from_server(greeting, text) : take_from_client(greeting, text);
   }
@@ -199,10 +218,11 @@ class Greetings {
 
   void lost(Greeting& greeting) {
     if (greeting.peer >= 0) {
-      if (attempts_[static_cast<std::size_t>(greeting.peer)] < kAttempts && errno != ECONNREFUSED)
-        return call(greeting.peer);
-      throw CommError(fmt::format("cannot connect to {}: it has closed the connection, or listens no longer",
-                                  name_of(greeting.peer)));
+      if (attempts_[static_cast<std::size_t>(greeting.peer)] < kAttempts && greeting.error != ECONNREFUSED)
+        return again_.push_back({greeting.peer, Clock::now() + kPause});
+      throw CommError(fmt::format("cannot connect to {}: it has closed the connection, or listens no longer{}",
+                                  name_of(greeting.peer),
+                                  greeting.error == 0 ? "" : fmt::format(" ({})", strerror(greeting.error))));
     }
     // One that only looked whether the port is open is not logged.
     if (!greeting.address.empty() && greeting.server->has_begun())
@@ -222,12 +242,18 @@ class Greetings {
     ++count_;
   }
 
+  struct Again {
+    int peer = 0;
+    Clock::time_point at;
+  };
+
   const int rank_;
   const std::vector<std::string>& offers_;
   const std::string& key_;
   const int listener_;
   std::vector<PeerSockets> peers_;
   std::vector<int> attempts_;
+  std::vector<Again> again_;  // connections to make later
   std::size_t count_ = 0;
   std::list<Greeting> greetings_;  // this rank's own, then the accepted ones, the oldest first
   RefusalLog refusals_;
@@ -243,6 +269,7 @@ PeerListener::PeerListener(const std::string& host, std::string key)
 std::vector<PeerSockets> PeerListener::connect(int rank, const std::vector<std::string>& offers,
                                                std::chrono::milliseconds timeout, const std::function<void()>& check) {
   const UniqueFd listener = std::move(listener_);  // closed at the end, also by an error
+  raise_descriptor_limit();                        // a large world needs more than the usual limit
   Greetings greetings(rank, offers, key_, listener.get());
   const auto deadline = Clock::now() + timeout;
   auto looked = Clock::now();

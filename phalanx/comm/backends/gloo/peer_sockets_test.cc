@@ -5,8 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <atomic>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
@@ -97,6 +100,20 @@ TEST(PeerSockets, EveryPairIsConnectedBothWays) {
       if (a != b) expect_connected(peers[a][b], peers[b][a]);
 }
 
+// Five ranks in this process need 40 descriptors for their connections alone.
+TEST(PeerSockets, TheDescriptorLimitIsRaised) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto in_use = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  const rlimit low{.rlim_cur = static_cast<rlim_t>(in_use) + 20, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  Ranks ranks(5);
+  std::vector<std::future<std::vector<PeerSockets>>> connecting;
+  for (int rank = 0; rank < 5; ++rank) connecting.push_back(ranks.connect(rank));
+  for (auto& one : connecting) EXPECT_NO_THROW(one.get());
+  setrlimit(RLIMIT_NOFILE, &before);
+}
+
 TEST(PeerSockets, NobodyListensAfterwards) {
   Ranks ranks(2);
   expect_pair(ranks, ranks.connect(0));
@@ -131,6 +148,28 @@ TEST(PeerSockets, StrangersAreRefusedAndHinderNobody) {
   expect_pair(ranks, std::move(first));
   EXPECT_TRUE(is_closed_by_peer(silent.get()));
   EXPECT_TRUE(is_closed_by_peer(half.get()));
+}
+
+// However many come, and however fast.
+TEST(PeerSockets, AStreamOfStrangersDoesNotPutOffTheTimeOut) {
+  Ranks ranks(2);
+  auto first = ranks.connect(0, milliseconds(300));
+  std::atomic<bool> is_over{false};
+  std::thread stream([&, address = address_of(ranks.offers[0])] {
+    std::vector<UniqueFd> strangers;
+    while (!is_over) {
+      try {
+        strangers.push_back(begin_connect(address));
+      } catch (const CommError&) {  // it listens no longer
+      }
+      if (strangers.size() > 100) strangers.clear();
+    }
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(error_of(std::move(first)), HasSubstr("have not connected to rank 0 at 127.0.0.1:"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(20));
+  is_over = true;
+  stream.join();
 }
 
 // Who knows the key of the job but not the token of this listener is refused, too: the token is part of the secret.
@@ -189,8 +228,16 @@ TEST(PeerSockets, FalseServersAreErrorsThatNameTheRank) {
               AllOf(HasSubstr("CommError: rank 1 at 127.0.0.1:"), HasSubstr("is not a Phalanx store")));
   EXPECT_THAT(error_with_server(hello(kWelcome, 0), false), HasSubstr("is not that rank of this job"));
   EXPECT_THAT(error_with_server(proof + std::string(kProofBytes, 'p'), false), HasSubstr("is not that rank"));
+  const auto begin = std::chrono::steady_clock::now();
   EXPECT_THAT(error_with_server(hello(kWelcome, kHasSecret), true),
               AllOf(HasSubstr("cannot connect to rank 1 at 127.0.0.1:"), HasSubstr("it has closed the connection")));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(150)) << "it pauses between its attempts";
+}
+
+TEST(PeerSockets, ARefusedConnectionIsAnErrorWithItsReason) {
+  Ranks ranks(2);
+  ranks.listeners[1].reset();
+  EXPECT_THAT(error_of(ranks.connect(0)), AllOf(HasSubstr("rank 1 at 127.0.0.1:"), HasSubstr("Connection refused")));
 }
 
 // Half-open: the connection stands, and nothing comes.

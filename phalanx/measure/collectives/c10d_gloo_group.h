@@ -1,4 +1,5 @@
-// The only file that knows gloo's types: makes c10d's ProcessGroupGloo, which is used through c10d::Backend.
+// Makes c10d's ProcessGroupGloo, which the benchmark measures beside the backends, through c10d::Backend. The only file
+// that knows gloo's types.
 #pragma once
 
 #include <memory>
@@ -7,11 +8,11 @@
 
 #include "phalanx/store/store.h"
 
-namespace phalanx {
+namespace phalanx::measure {
 
-/// Connects to all other ranks.
+/// Connects to all other ranks. SIGPIPE is ignored from then on, unless the program handles it.
 /// REQUIRES: all ranks call it, with the same store.
 c10::intrusive_ptr<c10d::Backend> make_gloo_group(std::shared_ptr<Store> store, int rank, int size,
                                                   const std::string& host, std::chrono::milliseconds timeout);
 
-}  // namespace phalanx
+}  // namespace phalanx::measure

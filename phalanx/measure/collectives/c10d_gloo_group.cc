@@ -1,13 +1,13 @@
 // The gloo headers found at build time may be older than the gloo inside libtorch. So this file derives from, makes and
 // calls no gloo type: devices come from ProcessGroupGloo's static makers and are only passed on. gloo_symbols.cmake
 // checks the object file.
-#include "phalanx/comm/backends/gloo/gloo_group.h"
+#include "phalanx/measure/collectives/c10d_gloo_group.h"
 
 #include <signal.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-namespace phalanx {
+namespace phalanx::measure {
 namespace {
 
 // Adapts our store to c10d. It carries the addresses of gloo's sockets and nothing else.
@@ -68,4 +68,4 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_group(std::shared_ptr<Store> store, 
                                                      std::move(options));
 }
 
-}  // namespace phalanx
+}  // namespace phalanx::measure

@@ -1,16 +1,16 @@
 # cmake -DNM=nm -DOBJECTS=a.o;b.o -P gloo_symbols.cmake
 #
-# Debian's gloo headers may be older than the gloo that libtorch holds. gloo_group.cc may name gloo's types, but nothing
-# compiled from those headers may be in its object file, and nothing of gloo may be called from it: no function, vtable
-# or type information of namespace gloo, defined or referenced. (A shared_ptr that is passed on is std's code.)
+# Debian's gloo headers may be older than the gloo that libtorch holds. c10d_gloo_group.cc may name gloo's types, but
+# nothing compiled from those headers may be in its object file, and nothing of gloo may be called from it: no function,
+# vtable or type information of namespace gloo, defined or referenced. (A shared_ptr that is passed on is std's code.)
 set(object "")
 foreach(file ${OBJECTS})
-  if(file MATCHES "gloo_group")
+  if(file MATCHES "c10d_gloo_group")
     set(object ${file})
   endif()
 endforeach()
 if(NOT object)
-  message(FATAL_ERROR "no object file of gloo_group.cc among: ${OBJECTS}")
+  message(FATAL_ERROR "no object file of c10d_gloo_group.cc among: ${OBJECTS}")
 endif()
 execute_process(COMMAND ${NM} ${object} OUTPUT_VARIABLE symbols RESULT_VARIABLE status)
 if(NOT status EQUAL 0 OR NOT symbols MATCHES "ProcessGroupGloo")
