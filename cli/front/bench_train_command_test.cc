@@ -1,36 +1,26 @@
 // `phalanx bench train` as a user runs it, with real ranks.
 #include "cli/front/bench_train_command.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "cli/testing/program_fixture.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::Not;
-
 class BenchTrainTest : public ::testing::Test {
  protected:
   BenchTrainTest() {
-    std::ofstream tokens(file("tokens.bin"), std::ios::binary);
-    for (int i = 0; i < 4000; ++i) {
-      const auto id = static_cast<std::uint16_t>((i * 7 + i / 50) % 512);
-      tokens.write(reinterpret_cast<const char*>(&id), sizeof id);
-    }
+    program_testing::write_periodic_tokens(file("tokens.bin"));
     std::ofstream(file("run.toml")) << "[model]\nflavor = \"debug\"\n[training]\ndataset_path = \""
                                     << file("tokens.bin") << "\"\nseq_len = 32\nlocal_batch_size = 2\n";
     std::filesystem::create_directory(file("tmp"));
@@ -39,14 +29,11 @@ class BenchTrainTest : public ::testing::Test {
 
   /// Returns the exit status of `phalanx bench train run.toml ARGUMENTS`. Its output is in out_ and error_.
   int run(const std::string& arguments, const std::string& variables = "") {
-    const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
-    const std::string line = variables + " TMPDIR=" + file("tmp") + " " + program.string() + " bench train " +
-                             file("run.toml") + " " + arguments + " > " + file("out") + " 2> " + file("err") +
-                             " < /dev/null";
-    const int status = std::system(line.c_str());
-    out_ = read_file(file("out"));
-    error_ = read_file(file("err"));
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+    const auto outcome = program_testing::run_line(folder_.path(), "bench train " + file("run.toml") + " " + arguments,
+                                                   variables + " TMPDIR=" + file("tmp"));
+    out_ = outcome.out;
+    error_ = outcome.err;
+    return outcome.status;
   }
   bool left_nothing() const { return std::filesystem::is_empty(file("tmp")); }
 

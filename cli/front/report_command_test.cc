@@ -1,5 +1,4 @@
 // `phalanx report`: which file it writes, and what it refuses.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -9,11 +8,10 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
-
-using ::testing::HasSubstr;
 
 class ReportCommandTest : public ::testing::Test {
  protected:

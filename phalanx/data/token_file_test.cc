@@ -1,11 +1,9 @@
 #include "phalanx/data/token_file.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -13,21 +11,14 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/token_file_writer.h"
 
 namespace phalanx::data {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
-std::string slurp(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void spit(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 template <typename T>
 std::string packed(const std::vector<T>& values) {
@@ -49,12 +40,7 @@ class TokenFileTest : public ::testing::Test {
  protected:
   std::string path(const std::string& name) { return (directory_.path() / name).string(); }
   std::string error_of(const std::string& file, TokenFileOptions options = {}) {
-    try {
-      TokenFile opened(file, options);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
+    return error_text([&] { TokenFile opened(file, options); });
   }
   std::string llmc(std::int32_t magic, std::int32_t version, std::int32_t count, const std::string& ids) {
     std::vector<std::int32_t> header(256, 0);
@@ -106,14 +92,14 @@ TEST_F(TokenFileTest, MegatronRoundTripWithDocuments) {
 
 TEST_F(TokenFileTest, MegatronBytesAreTheFormats) {
   write_small();
-  EXPECT_EQ(slurp(path("m.bin")), packed<std::uint16_t>({1, 2, 3, 4, 5}));
+  EXPECT_EQ(read_file(path("m.bin")), packed<std::uint16_t>({1, 2, 3, 4, 5}));
   std::string expected("MMIDIDX\0\0", 9);
   expected += packed<std::uint64_t>({1}) + std::string(1, '\x08') + packed<std::uint64_t>({2, 3});
   expected += packed<std::int32_t>({3, 2}) + packed<std::int64_t>({0, 6}) + packed<std::int64_t>({0, 1, 2});
-  EXPECT_EQ(slurp(path("m.idx")), expected);
+  EXPECT_EQ(read_file(path("m.idx")), expected);
   EXPECT_THAT(TokenFile(path("m")).description(), AllOf(HasSubstr("m.bin: Megatron, uint16, 5 tokens, 2 documents")));
   // One int8 a sequence at the end (modes of multimodal data) is allowed.
-  spit(path("m.idx"), expected + std::string(2, '\0'));
+  write_file(path("m.idx"), expected + std::string(2, '\0'));
   EXPECT_EQ(TokenFile(path("m")).size(), 5);
 }
 
@@ -123,8 +109,8 @@ TEST_F(TokenFileTest, EveryIntegerTypeOfMegatronIsRead) {
     std::string index("MMIDIDX\0\0", 9);
     index += packed<std::uint64_t>({1}) + std::string(1, static_cast<char>(code)) + packed<std::uint64_t>({1, 2});
     index += packed<std::int32_t>({count}) + packed<std::int64_t>({0}) + packed<std::int64_t>({0, 1});
-    spit(path("t.idx"), index);
-    spit(path("t.bin"), ids);
+    write_file(path("t.idx"), index);
+    write_file(path("t.bin"), ids);
     return TokenFile(path("t"));
   };
   const std::vector<std::int64_t> small{3, 100};
@@ -142,24 +128,24 @@ TEST_F(TokenFileTest, EveryIntegerTypeOfMegatronIsRead) {
 }
 
 TEST_F(TokenFileTest, RawAndLlmcFilesAreRecognised) {
-  spit(path("raw.bin"), packed<std::uint16_t>({5, 6, 65535}));
+  write_file(path("raw.bin"), packed<std::uint16_t>({5, 6, 65535}));
   const TokenFile raw(path("raw.bin"));
   EXPECT_EQ(raw.format(), TokenFormat::raw);
   EXPECT_EQ(all_of(raw), (std::vector<std::int64_t>{5, 6, 65535}));
   EXPECT_EQ(raw.document_count(), 1);
   EXPECT_EQ(raw.document(0), (TokenRange{0, 3}));
 
-  spit(path("wide.tokens"), packed<std::uint32_t>({5, 100000}));
+  write_file(path("wide.tokens"), packed<std::uint32_t>({5, 100000}));
   const TokenFile wide(path("wide.tokens"), {.vocab_size = 128256});
   EXPECT_EQ(wide.type(), TokenType::u32);
   EXPECT_EQ(all_of(wide), (std::vector<std::int64_t>{5, 100000}));
 
-  spit(path("gpt2.bin"), llmc(20240520, 1, 3, packed<std::uint16_t>({1, 2, 50256})));
+  write_file(path("gpt2.bin"), llmc(20240520, 1, 3, packed<std::uint16_t>({1, 2, 50256})));
   const TokenFile gpt2(path("gpt2.bin"), {.vocab_size = 50257});
   EXPECT_EQ(gpt2.format(), TokenFormat::llmc);
   EXPECT_EQ(all_of(gpt2), (std::vector<std::int64_t>{1, 2, 50256}));
 
-  spit(path("llama.bin"), llmc(20240801, 7, 2, packed<std::uint32_t>({1, 128000})));
+  write_file(path("llama.bin"), llmc(20240801, 7, 2, packed<std::uint32_t>({1, 128000})));
   const TokenFile llama(path("llama.bin"));
   EXPECT_EQ(llama.type(), TokenType::u32);
   EXPECT_EQ(all_of(llama), (std::vector<std::int64_t>{1, 128000}));
@@ -173,7 +159,7 @@ TEST_F(TokenFileTest, RawAndLlmcFilesAreRecognised) {
 
 TEST_F(TokenFileTest, MalformedFilesAreRefusedWithFileExpectedAndFound) {
   write_small();
-  const std::string good = slurp(path("m.idx"));
+  const std::string good = read_file(path("m.idx"));
   struct Case {
     std::string name;
     std::function<void(std::string&)> damage;
@@ -208,31 +194,31 @@ TEST_F(TokenFileTest, MalformedFilesAreRefusedWithFileExpectedAndFound) {
   for (const Case& test : cases) {
     std::string bytes = good;
     test.damage(bytes);
-    spit(path("m.idx"), bytes);
+    write_file(path("m.idx"), bytes);
     EXPECT_THAT(error_of(path("m")), AllOf(HasSubstr(path("m")), HasSubstr(test.message))) << test.name;
   }
-  spit(path("m.idx"), good);
-  spit(path("m.bin"), "12345");
+  write_file(path("m.idx"), good);
+  write_file(path("m.bin"), "12345");
   EXPECT_THAT(error_of(path("m")), HasSubstr("m.bin: truncated"));
   std::filesystem::remove(path("m.bin"));
   EXPECT_THAT(error_of(path("m.idx")), HasSubstr("m.bin: no such file: a Megatron index needs its ids"));
 
-  spit(path("x.bin"), "");
+  write_file(path("x.bin"), "");
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("x.bin: the file is empty"));
   EXPECT_THAT(error_of(path("x")), HasSubstr("has no index"));
-  spit(path("x.bin"), "abc");
+  write_file(path("x.bin"), "abc");
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("3 bytes are no whole number of uint16 ids"));
-  spit(path("x.bin"), "abcdef");
+  write_file(path("x.bin"), "abcdef");
   EXPECT_THAT(error_of(path("x.bin"), {.vocab_size = 100000}), HasSubstr("no whole number of uint32 ids"));
-  spit(path("x.bin"), good + "x");
+  write_file(path("x.bin"), good + "x");
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("this is a Megatron index"));
-  spit(path("x.bin"), llmc(20240520, 7, 2, "abcd"));
+  write_file(path("x.bin"), llmc(20240520, 7, 2, "abcd"));
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("version is 7: expected 1"));
-  spit(path("x.bin"), llmc(20240520, 1, 2, "abc"));
+  write_file(path("x.bin"), llmc(20240520, 1, 2, "abc"));
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("tells of 2 uint16 tokens, so of 1028 bytes: found 1027"));
-  spit(path("x.bin"), llmc(20240801, 7, -2, "abcd"));
+  write_file(path("x.bin"), llmc(20240801, 7, -2, "abcd"));
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("tells of -2 uint32 tokens"));
-  spit(path("x.bin"), llmc(20240522, 1, 2, "abcd"));
+  write_file(path("x.bin"), llmc(20240522, 1, 2, "abcd"));
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("multiple-choice evaluation file"));
   EXPECT_THAT(error_of(path("nowhere.bin")), HasSubstr("nowhere.bin: no such file: expected a token file"));
   EXPECT_THAT(error_of(path(".")), HasSubstr("is a directory: expected a token file"));
@@ -240,31 +226,31 @@ TEST_F(TokenFileTest, MalformedFilesAreRefusedWithFileExpectedAndFound) {
 }
 
 TEST_F(TokenFileTest, IdsOutsideTheVocabularyAreFoundOnOpeningAndOnReading) {
-  spit(path("t.bin"), packed<std::uint16_t>({1, 2, 99, 3}));
+  write_file(path("t.bin"), packed<std::uint16_t>({1, 2, 99, 3}));
   EXPECT_THAT(
       error_of(path("t.bin"), {.vocab_size = 99}),
       AllOf(HasSubstr("t.bin: token 99 at position 2"), HasSubstr("expected 0 to 98"), HasSubstr("raw uint16")));
-  EXPECT_EQ(error_of(path("t.bin"), {.vocab_size = 100}), "no error");
+  EXPECT_EQ(error_of(path("t.bin"), {.vocab_size = 100}), "");
 
   // Too large to be checked completely on opening: the sampled blocks find a bad file, read() finds a bad id anywhere.
   const std::int64_t count = (std::int64_t{1} << 24) + 4096;
   std::string bytes(static_cast<std::size_t>(count) * 2, '\0');
   for (std::size_t i = 0; i < bytes.size(); i += 2) bytes[i] = '\1';
   poke<std::uint16_t>(bytes, 5000 * 2, 77);
-  spit(path("large.bin"), bytes);
+  write_file(path("large.bin"), bytes);
   const TokenFile large(path("large.bin"), {.vocab_size = 50});
   std::vector<std::int64_t> ids(10);
   EXPECT_NO_THROW(large.read(4990, ids));
   EXPECT_THROW(large.read(4991, ids), DataError);
   std::fill(bytes.begin() + bytes.size() / 2, bytes.end(), '\x44');
-  spit(path("large.bin"), bytes);
+  write_file(path("large.bin"), bytes);
   EXPECT_THAT(error_of(path("large.bin"), {.vocab_size = 50}), HasSubstr("token 17476"));
   // Negative ids of signed types.
   write_small();
   TokenFileWriter writer(path("wide"), {.vocab_size = 100000});
   writer.add_document(std::vector<std::int32_t>{1});
   writer.finish();
-  spit(path("wide.bin"), packed<std::int32_t>({-1}));
+  write_file(path("wide.bin"), packed<std::int32_t>({-1}));
   std::filesystem::remove(path("wide.json"));
   EXPECT_THAT(error_of(path("wide"), {.vocab_size = 100000}), HasSubstr("token -1 at position 0"));
 }
@@ -282,12 +268,12 @@ TEST_F(TokenFileTest, ReadsOutsideTheFileAreRefused) {
 
 TEST_F(TokenFileTest, WriterLeavesNothingUntilFinishAndOldFilesUntilThen) {
   write_small();
-  const std::string before = slurp(path("m.bin"));
+  const std::string before = read_file(path("m.bin"));
   {
     TokenFileWriter writer(path("m"), {.vocab_size = 100});
     writer.add_document(std::vector<std::int32_t>(100000, 9));
   }
-  EXPECT_EQ(slurp(path("m.bin")), before);
+  EXPECT_EQ(read_file(path("m.bin")), before);
   EXPECT_EQ(TokenFile(path("m")).size(), 5);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 3);
 }

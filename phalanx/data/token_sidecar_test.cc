@@ -1,7 +1,6 @@
 // What is known about a file of ids besides the ids: PREFIX.json, a stated type, what the content itself shows.
 #include "phalanx/data/token_sidecar.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -14,13 +13,11 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/token_file_writer.h"
 
 namespace phalanx::data {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 template <typename T>
 std::string bytes_of_ids(const std::vector<std::uint32_t>& ids, bool big_endian = false) {

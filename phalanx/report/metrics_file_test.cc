@@ -1,6 +1,5 @@
 #include "phalanx/report/metrics_file.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,14 +9,12 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::train {
 namespace {
 
 using ::testing::DoubleEq;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::NanSensitiveDoubleEq;
 
 class MetricsFileTest : public ::testing::Test {

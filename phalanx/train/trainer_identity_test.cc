@@ -9,6 +9,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/files/rewrite.h"
 #include "phalanx/checkpoint/files/saved_state.h"
@@ -23,13 +25,6 @@
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 class TrainerIdentityTest : public TrainerTest {
  protected:
@@ -72,8 +67,7 @@ class TrainerIdentityTest : public TrainerTest {
     std::map<std::string, std::string> files;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(path(run))) {
       if (!entry.is_regular_file() || entry.path().filename() == kFolderLockName) continue;
-      std::ifstream file(entry.path(), std::ios::binary);
-      files[entry.path().string()] = std::string(std::istreambuf_iterator<char>(file), {});
+      files[entry.path().string()] = read_file(entry.path());
     }
     return files;
   }
@@ -136,7 +130,7 @@ TEST_F(TrainerIdentityTest, RanksWithOtherInitialWeightsAreToldBeforeTheFirstSte
       });
       for (const std::string& message : messages) {
         EXPECT_THAT(message, AllOf(HasSubstr("the ranks do not have the same initial weights"),
-                                   ::testing::ContainsRegex("hash: \"[0-9a-f]+\" on rank 0; \"[0-9a-f]+\" on rank 1"),
+                                   ContainsRegex("hash: \"[0-9a-f]+\" on rank 0; \"[0-9a-f]+\" on rank 1"),
                                    HasSubstr("give every rank the same files")))
             << degree << ", pipeline " << pipeline;
       }
@@ -499,12 +493,10 @@ TEST_F(TrainerIdentityTest, AModelDirectoryWithoutAWordOnWeightsIsRefused) {
   EXPECT_THAT(log_of(run("loaded", {"--checkpoint.initial_load_in_hf"})), Not(HasSubstr("random")));
   // A resumed run has its own weights.
   EXPECT_EQ(refusal<ConfigError>(run("loaded", {"--training.steps=3"})), "accepted");
-  try {
-    run("both", {"--checkpoint.initial_load_in_hf", "--checkpoint.initial_random_weights"});
-    FAIL() << "two ways at once";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("remove one of them"));
-  }
+  EXPECT_THAT(error_text<ConfigError>([&] {
+                run("both", {"--checkpoint.initial_load_in_hf", "--checkpoint.initial_random_weights"});
+              }),
+              HasSubstr("remove one of them"));
 }
 
 }  // namespace

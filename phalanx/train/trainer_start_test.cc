@@ -14,6 +14,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/files/safetensors.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/data/tokenizer/bpe_trainer.h"
@@ -23,9 +25,6 @@
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 class TrainerStartTest : public TrainerTest {
  protected:
@@ -99,7 +98,7 @@ TEST_F(TrainerStartTest, ARunThatWaitsForItsFolderGoesOnFromWhatTheHolderLeaves)
                     {.world = world, .job = {.name = "job", .lock_timeout = std::chrono::seconds(60)}});
     EXPECT_EQ(trainer.run().step, 4);
   });
-  EXPECT_THAT(errors.finish(), AllOf(HasSubstr("continuing from"), ::testing::Not(HasSubstr("initial weights: "))));
+  EXPECT_THAT(errors.finish(), AllOf(HasSubstr("continuing from"), Not(HasSubstr("initial weights: "))));
   EXPECT_EQ(losses("run").size(), 1u);
 }
 
@@ -129,12 +128,8 @@ TEST_F(TrainerStartTest, CheckpointsThatComeOrGoWhileARunStartsAreAnError) {
       if (world->rank() == 0 && !there) std::filesystem::rename(path("kept"), path("run/checkpoint"));
       world->barrier();
       TrainState state = state_in_folder(there ? path("moved") : path("run/checkpoint"), 1);
-      try {
-        checkpoints.load(state);
-        ADD_FAILURE() << "loaded";
-      } catch (const CheckpointError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("something else writes to the folder"));
-      }
+      EXPECT_THAT(error_text<CheckpointError>([&] { checkpoints.load(state); }),
+                  HasSubstr("something else writes to the folder"));
     });
     if (there) std::filesystem::rename(path("moved"), path("kept"));
   }
@@ -244,7 +239,6 @@ TEST(OnEveryRank, TheErrorKeepsItsKindAndWhatIsNotOursItsPlace) {
     });
     return kinds;
   };
-  using ::testing::Each;
   EXPECT_THAT(kinds_of([](int) {}), Each(""));
   EXPECT_THAT(kinds_of([](int rank) {
                 if (rank > 0) throw ConfigError("wrong key");
@@ -255,7 +249,7 @@ TEST(OnEveryRank, TheErrorKeepsItsKindAndWhatIsNotOursItsPlace) {
     if (rank == 1) throw std::bad_alloc();
   });
   EXPECT_EQ(kinds[1], "bad_alloc");
-  EXPECT_THAT(kinds[0], ::testing::StartsWith("Error: rank 1: "));
+  EXPECT_THAT(kinds[0], StartsWith("Error: rank 1: "));
   EXPECT_THAT(kinds_of([](int) { throw FileError("config.json", ENOENT); }), Each("FileError: config.json"));
 }
 
@@ -268,7 +262,7 @@ TEST(OnFirstRank, TheErrorIsOfOneClassOnAll) {
       kinds[static_cast<std::size_t>(world->rank())] = std::string(error.kind()) + ": " + error.what();
     }
   });
-  EXPECT_THAT(kinds, ::testing::Each("ConfigError: wrong key"));
+  EXPECT_THAT(kinds, Each("ConfigError: wrong key"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/suite_parts.h"
 
@@ -31,7 +32,7 @@ void fail_verb(Communicator& comm) {
   const std::string text = at_odds(
       comm, 1, "verb mismatch", [&] { comm.broadcast(x); }, [&] { comm.all_reduce(x); });
   require_mentions(text, {"all_reduce(float32[64], sum)", "broadcast(float32[64], root 0)", "rank 1:"});
-  require_mentions(error_of<CommError>([&] { comm.barrier(); }, "after a failure"), {"aborted"});
+  require_mentions(require_error<CommError>([&] { comm.barrier(); }, "after a failure"), {"aborted"});
 }
 void fail_type(Communicator& comm) {
   at::Tensor x = at::full({64}, 1.0F);
@@ -186,7 +187,7 @@ void fail_missing(Communicator& comm) {
   if (comm.rank() == 0) {
     // This rank does not join, and has a longer timeout, until the others have failed. Then any operation fails at
     // once.
-    const std::string text = error_of<CommError>(
+    const std::string text = require_error<CommError>(
         [&] {
           for (;;) comm.recv(x, comm.rank(), {.tag = 99});
         },
@@ -195,7 +196,7 @@ void fail_missing(Communicator& comm) {
     return;
   }
   comm.mark_started();
-  const std::string text = error_of<CommError>([&] { comm.all_reduce(x); }, "missing rank");
+  const std::string text = require_error<CommError>([&] { comm.all_reduce(x); }, "missing rank");
   // The other ranks call at the same time. A rank that the node has delayed for longer than the timeout is named
   // too.
   require(text.find("ranks 0, ") == std::string::npos, "late: " + text);
@@ -213,7 +214,7 @@ void fail_abort(Communicator& comm) {
     comm.barrier();
     comm.all_reduce(x);
   };
-  require_mentions(error_of<CommError>(body, "aborted"), {"had enough"});
+  require_mentions(require_error<CommError>(body, "aborted"), {"had enough"});
 }
 
 // One rank sends a message to a rank that is in a collective.

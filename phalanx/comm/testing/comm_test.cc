@@ -2,7 +2,6 @@
 // The same suite runs over processes in shm_backend_test.cc.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +11,8 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/testing/backend_suite.h"
 
@@ -56,7 +57,7 @@ TEST(LocalRanks, FirstErrorIsRethrownWithItsRankAndFreesTheOthers) {
       try {
         comm->barrier();
       } catch (const CommError& e) {
-        EXPECT_THAT(e.what(), ::testing::HasSubstr("no such key"));
+        EXPECT_THAT(e.what(), HasSubstr("no such key"));
         ++freed;
         throw;
       }
@@ -95,15 +96,13 @@ TEST(LocalRanks, ARankThatHasReturnedIsNamedToThoseWhoWaitForIt) {
     at::Tensor x = at::full({1}, 1.0F);
     comm->all_reduce(x);
     if (comm->rank() == 1) return;
-    try {
-      if (comm->rank() == 0)
-        comm->barrier();
-      else
-        pair->recv(x, 1, {.async = true}).wait();
-      ADD_FAILURE() << "no error";
-    } catch (const CommError& e) {
-      EXPECT_THAT(e.what(), ::testing::HasSubstr("rank 1 has returned"));
-    }
+    EXPECT_THAT(error_text<CommError>([&] {
+                  if (comm->rank() == 0)
+                    comm->barrier();
+                  else
+                    pair->recv(x, 1, {.async = true}).wait();
+                }),
+                HasSubstr("rank 1 has returned"));
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
 }

@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -20,6 +19,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/backends/gloo/gloo.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
@@ -102,7 +102,7 @@ class FolderTest : public ::testing::Test {
     const auto path = folder_ / fmt::format("rank_{}.json", rank);
     ASSERT_TRUE(std::filesystem::exists(path)) << path;
     const auto dump = nlohmann::json::parse(read_file(path));
-    EXPECT_THAT(dump["reason"].get<std::string>(), ::testing::HasSubstr(reason));
+    EXPECT_THAT(dump["reason"].get<std::string>(), HasSubstr(reason));
     bool failed = false;
     for (const auto& group : dump["groups"])
       for (const auto& entry : group["entries"]) failed |= entry["state"] == "failed";

@@ -1,7 +1,6 @@
 #include "phalanx/data/corpus/corpus.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,15 +12,13 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/corpus/token_statistics.h"
 #include "phalanx/data/token_file.h"
 
 namespace phalanx::data {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 class CorpusTest : public ::testing::Test {
  protected:
@@ -40,12 +37,7 @@ class CorpusTest : public ::testing::Test {
   }
   template <typename F>
   std::string corpus_error(F&& f) {
-    try {
-      f();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
+    return error_text([&] { f(); });
   }
   TempDirectory directory_{"corpus"};
 };

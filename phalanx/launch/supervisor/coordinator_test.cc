@@ -3,23 +3,17 @@
 #include "phalanx/launch/supervisor/coordinator.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/supervisor/worker_failure.h"
 
 namespace phalanx {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
-using testing::StartsWith;
 using Kind = NodeMessage::Kind;
 using namespace std::chrono_literals;
 
@@ -525,8 +519,8 @@ TEST(WorkerFailureTest, AProgramThatCouldNotBeLoadedIsSaid) {
   failure.rank = 1;
   failure.host = "a";
   failure.exit_status = 127;
-  EXPECT_THAT(describe(failure), testing::StartsWith("rank 1 (host a) ended with exit status 127; the program, or a "
-                                                     "library that it needs, could not be loaded"));
+  EXPECT_THAT(describe(failure), StartsWith("rank 1 (host a) ended with exit status 127; the program, or a "
+                                            "library that it needs, could not be loaded"));
 }
 
 TEST(WorkerFailureTest, RanksWithTheSameErrorAreOnlyNamed) {

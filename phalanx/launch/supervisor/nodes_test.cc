@@ -1,6 +1,5 @@
 // Jobs of many nodes: several launchers, on one machine's loopback and in network namespaces that simulate nodes.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -16,6 +15,7 @@
 
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/comes_true.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/supervisor/coordinator_service.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/netns_nodes.h"
@@ -24,10 +24,6 @@
 namespace phalanx {
 namespace {
 
-using testing::AllOf;
-using testing::ContainsRegex;
-using testing::HasSubstr;
-using testing::Not;
 using Launcher = std::unique_ptr<RunningLauncher>;
 using Words = std::vector<std::string>;
 
@@ -503,7 +499,7 @@ TEST(NetnsNodesTest, SocketsAreBoundToTheEndpointsInterface) {
   const std::string table = machines.listeners(0);                  // addresses in hexadecimal, state 0A: listening
   EXPECT_THAT(table, HasSubstr("0107D50A:72D8 00000000:0000 0A"));  // 10.213.7.1:29400
   EXPECT_THAT(table, Not(HasSubstr(" 00000000:72D8")));
-  EXPECT_THAT(table, Not(testing::ContainsRegex(": 00000000:[0-9A-F]+ 00000000:0000 0A")));
+  EXPECT_THAT(table, Not(ContainsRegex(": 00000000:[0-9A-F]+ 00000000:0000 0A")));
   write_note(notes, "go");
   EXPECT_EQ(launcher->wait(), 0) << launcher->err();
 }

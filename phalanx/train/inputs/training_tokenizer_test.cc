@@ -1,6 +1,5 @@
 #include "phalanx/train/inputs/training_tokenizer.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -11,17 +10,13 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/token_file_writer.h"
 #include "phalanx/data/tokenizer/bpe_trainer.h"
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 class TrainingTokenizerTest : public ::testing::Test {
  protected:

@@ -1,7 +1,6 @@
 // The shm backend across real processes: the suite, deaths, and nothing left behind.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -13,6 +12,7 @@
 #include <stdexcept>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fault_world.h"
@@ -149,7 +149,7 @@ TEST(ShmBackend, NothingAppearsInDevShm) {
                             comm.barrier();
                           }),
             "");
-  EXPECT_THAT(names(), ::testing::IsEmpty());
+  EXPECT_THAT(names(), IsEmpty());
 }
 
 TEST(ShmBackend, NoDescriptorsAreKeptButOneForEachPeer) {
