@@ -150,24 +150,10 @@ void fail_order(Communicator& comm) {
       "order");
   require_mentions(text, {"broadcast(float32[8], root 0)", "rank 1: all_reduce(float32[8], sum)"});
 }
-void fail_message_type(Communicator& comm) {
-  at::Tensor x = at::full({16}, 1, at::TensorOptions().dtype(comm.rank() == 0 ? ScalarType::Float : ScalarType::Int));
-  const std::string text = prompt_error_of(
-      comm,
-      [&] {
-        if (comm.rank() == 0)
-          comm.send(x, 1);
-        else if (comm.rank() == 1)
-          comm.recv(x, 0);
-        else
-          comm.recv(x, comm.rank() - 1, {.tag = 9});  // no rank sends this: it gets the others' failure
-      },
-      "message type mismatch");
-  require_mentions(text, {"float32[16]", "int32[16]"});
-}
-void fail_message(Communicator& comm) {
-  at::Tensor x = at::full({comm.rank() == 0 ? 5 : 6}, 1.0F);
-  const std::string text = prompt_error_of(
+// Rank 0 sends its `x` to rank 1, which receives another one. The other ranks wait for a message that nobody sends, and
+// get the failure of these two.
+std::string wrong_message_error(Communicator& comm, const at::Tensor& x, const std::string& what) {
+  return prompt_error_of(
       comm,
       [&] {
         if (comm.rank() == 0)
@@ -177,8 +163,16 @@ void fail_message(Communicator& comm) {
         else
           comm.recv(x, comm.rank() - 1, {.tag = 9});
       },
-      "message mismatch");
-  require_mentions(text, {"float32[5]", "float32[6]"});
+      what);
+}
+void fail_message_type(Communicator& comm) {
+  const auto type = at::TensorOptions().dtype(comm.rank() == 0 ? ScalarType::Float : ScalarType::Int);
+  require_mentions(wrong_message_error(comm, at::full({16}, 1, type), "message type mismatch"),
+                   {"float32[16]", "int32[16]"});
+}
+void fail_message(Communicator& comm) {
+  require_mentions(wrong_message_error(comm, at::full({comm.rank() == 0 ? 5 : 6}, 1.0F), "message mismatch"),
+                   {"float32[5]", "float32[6]"});
 }
 void fail_missing(Communicator& comm) {
   at::Tensor x = at::full({7}, 1.0F);

@@ -15,6 +15,7 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/testing/backend_suite.h"
+#include "phalanx/comm/testing/expect_failure_suite.h"
 
 namespace phalanx {
 namespace {
@@ -32,19 +33,12 @@ TEST_P(LocalSuite, Passes) {
 
 TEST_P(LocalSuite, FailsClearly) {
   if (GetParam() < 2) return;
-  for (const SuiteCase& test : backend_failure_suite()) {
-    SCOPED_TRACE(test.name);
-    EXPECT_EQ(again_if_late([&]() -> std::string {
-                try {
-                  run_local_ranks(
-                      GetParam(), [&](const auto& comm) { test.run(*comm); }, failure_options(test));
-                  return {};
-                } catch (const std::exception& error) {
-                  return error.what();
-                }
-              }),
-              "");
-  }
+  expect_failure_suite([](const auto& body, const CommunicatorOptions& options) {
+    return error_text<std::exception>([&] {
+      run_local_ranks(
+          GetParam(), [&](const auto& comm) { body(*comm); }, options);
+    });
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, LocalSuite, ::testing::Values(1, 2, 3, 4, 8));

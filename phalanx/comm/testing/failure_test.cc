@@ -28,6 +28,7 @@
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fault_calls.h"
 #include "phalanx/comm/testing/fault_world.h"
+#include "phalanx/comm/testing/forwarding_backend.h"
 #include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
@@ -354,23 +355,17 @@ TEST_P(OnBackend, ARankThatDiesWhileTheWorldIsMadeIsNamed) {
 }
 
 // Arrives when the colours of a split have been exchanged and the group is about to be created. The victim stays there.
-class SplittingBackend final : public Backend {
+class SplittingBackend final : public ForwardingBackend {
  public:
-  SplittingBackend(std::shared_ptr<Backend> below, FaultRank& self) : below_(std::move(below)), self_(self) {}
-  int rank() const noexcept override { return below_->rank(); }
-  int size() const noexcept override { return below_->size(); }
-  BackendTraits traits() const noexcept override { return below_->traits(); }
-  std::unique_ptr<Operation> start(const OperationDescription& d) override { return below_->start(d); }
+  SplittingBackend(std::shared_ptr<Backend> below, FaultRank& self)
+      : ForwardingBackend(std::move(below)), self_(self) {}
   std::shared_ptr<Backend> split(const SplitRequest& request) override {
     self_.arrive();
     if (rank() == kVictim) self_.await_go(1);
-    return below_->split(request);
+    return ForwardingBackend::split(request);
   }
-  void abort(const std::string& reason) noexcept override { below_->abort(reason); }
-  void check_ranks() override { below_->check_ranks(); }
 
  private:
-  std::shared_ptr<Backend> below_;
   FaultRank& self_;
 };
 

@@ -335,10 +335,16 @@ void expect_a_smaller_world(Scene& scene) {
   EXPECT_EQ(start.restarts, 0);
 }
 
+// The second of two nodes is leaving; one would do.
+struct LeavingScene : Scene {
+  LeavingScene() : Scene(one_or_two()) {
+    assign_two(*this);
+    say(1, Kind::leaving);
+  }
+};
+
 TEST(CoordinatorTest, ANodeThatHasLeftIsNamed) {
-  Scene scene(one_or_two());
-  assign_two(scene);
-  scene.say(1, Kind::leaving);
+  LeavingScene scene;
   scene.say(1, Kind::stopped);
   const auto orders = scene.orders();
   ASSERT_EQ(orders.size(), 2U);
@@ -349,9 +355,7 @@ TEST(CoordinatorTest, ANodeThatHasLeftIsNamed) {
 }
 
 TEST(CoordinatorTest, RanksThatEndWellWithTheirNodeLeaveASmallerWorldWhenTheOthersNotice) {
-  Scene scene(one_or_two());
-  assign_two(scene);
-  scene.say(1, Kind::leaving);
+  LeavingScene scene;
   scene.say(1, Kind::succeeded);
   EXPECT_EQ(scene.one(Order::Kind::refuse).member, 1);
   scene.say(0, Kind::failed, {failure_of(0, 5, "CommError")});
@@ -367,9 +371,7 @@ TEST(CoordinatorTest, RanksThatEndWellWithTheirNodeLeaveASmallerWorldWhenTheOthe
 }
 
 TEST(CoordinatorTest, RanksThatDoNotNoticeThatANodeHasLeftRestartAfterTheFarewell) {
-  Scene scene(one_or_two());
-  assign_two(scene);
-  scene.say(1, Kind::leaving);
+  LeavingScene scene;
   scene.say(1, Kind::succeeded);
   scene.one(Order::Kind::refuse);
   EXPECT_EQ(scene.coordinator().next_deadline(), scene.now + 30s);
@@ -383,9 +385,7 @@ TEST(CoordinatorTest, RanksThatDoNotNoticeThatANodeHasLeftRestartAfterTheFarewel
 
 // Ranks behave so if they agree to stop when one of them is asked to.
 TEST(CoordinatorTest, IfAllRanksEndWellWithANodeThatLeavesTheJobHasEnded) {
-  Scene scene(one_or_two());
-  assign_two(scene);
-  scene.say(1, Kind::leaving);
+  LeavingScene scene;
   scene.say(1, Kind::succeeded);
   scene.one(Order::Kind::refuse);
   scene.wait(29s);
@@ -394,9 +394,7 @@ TEST(CoordinatorTest, IfAllRanksEndWellWithANodeThatLeavesTheJobHasEnded) {
 }
 
 TEST(CoordinatorTest, ALeavingNodeThatIsLostCostsNoRestart) {
-  Scene scene(one_or_two());
-  assign_two(scene);
-  scene.say(1, Kind::leaving);
+  LeavingScene scene;
   scene.lose(1);
   const auto orders = scene.orders();
   ASSERT_EQ(orders.size(), 2U);

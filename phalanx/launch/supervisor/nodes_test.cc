@@ -54,6 +54,12 @@ class Nodes {
                           rest),
                  kSecret);
   }
+  /// All nodes of a job, with one rank each.
+  std::vector<Launcher> all_fixed(int nodes, const Words& rest) const {
+    std::vector<Launcher> launchers;
+    for (int rank = 0; rank < nodes; ++rank) launchers.push_back(fixed(rank, nodes, 1, rest));
+    return launchers;
+  }
   const std::string& endpoint() const { return endpoint_; }
   /// A client of the rendezvous store, after a node hosts it.
   std::unique_ptr<TcpStore> store() const {
@@ -155,8 +161,7 @@ TEST(NodesTest, AFailureOnOneNodeRestartsTheRanksOfAll) {
 
 TEST(NodesTest, TheRootCauseIsToldOnEveryNodeAndTheReportOnTheHost) {
   const Nodes nodes;
-  std::vector<Launcher> launchers;
-  for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "throw", "1"}));
+  std::vector<Launcher> launchers = nodes.all_fixed(2, {test_program(), "throw", "1"});
   for (const auto& launcher : launchers) {
     EXPECT_EQ(launcher->wait(), 2);
     EXPECT_THAT(launcher->err(), AllOf(HasSubstr("launcher: rank 1 (host "), HasSubstr("): [training] steps is -1\n")));
@@ -206,8 +211,7 @@ TEST(NodesTest, AStoppedNodeIsLostAfterItsKeepAlivesAndToldSoWhenItComesBack) {
   const Nodes nodes;
   TempDirectory notes("notes");
   const Words program{test_program(), "hold", notes.path().string()};
-  std::vector<Launcher> launchers;
-  for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 2, 1, program));
+  std::vector<Launcher> launchers = nodes.all_fixed(2, program);
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("hold.{}.of.2", rank));
   launchers[1]->send(SIGSTOP);
   EXPECT_EQ(launchers[0]->wait(), 1);
@@ -221,8 +225,7 @@ TEST(NodesTest, WhenTheHostIsKilledTheOthersEndAndNothingIsLeft) {
   const Nodes nodes;
   TempDirectory notes("notes");
   const Words program{test_program(), "hold", notes.path().string()};
-  std::vector<Launcher> launchers;
-  for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 2, 1, program));
+  std::vector<Launcher> launchers = nodes.all_fixed(2, program);
   const pid_t rank = noted_pid(notes, "hold.1.of.2"), other = noted_pid(notes, "hold.0.of.2");
   launchers[0]->send(SIGKILL);
   EXPECT_EQ(launchers[0]->wait(), 128 + SIGKILL);
@@ -233,18 +236,10 @@ TEST(NodesTest, WhenTheHostIsKilledTheOthersEndAndNothingIsLeft) {
   for (const pid_t pid : {rank, other}) EXPECT_TRUE(comes_true([&] { return is_gone(pid); })) << pid;
 }
 
-// Two nodes with one rank each. The rank saves when it receives a stop signal.
-std::vector<Launcher> two_graceful(const Nodes& nodes, const TempDirectory& notes) {
-  std::vector<Launcher> launchers;
-  for (int node = 0; node < 2; ++node)
-    launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "graceful", notes.path().string()}));
-  return launchers;
-}
-
 TEST(NodesTest, CtrlCOnOneNodeEndsAllInPeace) {
   const Nodes nodes;
   TempDirectory notes("notes");
-  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
+  const auto launchers = nodes.all_fixed(2, {test_program(), "graceful", notes.path().string()});
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
   launchers[1]->send(SIGINT);
   for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
@@ -255,7 +250,7 @@ TEST(NodesTest, CtrlCOnOneNodeEndsAllInPeace) {
 TEST(NodesTest, ASignalToEveryNodeIsOneWishToStop) {
   const Nodes nodes;
   TempDirectory notes("notes");
-  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
+  const auto launchers = nodes.all_fixed(2, {test_program(), "graceful", notes.path().string()});
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
   launchers[1]->send(SIGTERM);
   EXPECT_EQ(note_of(notes, "asked.0"), std::to_string(SIGTERM));
@@ -267,7 +262,7 @@ TEST(NodesTest, ASignalToEveryNodeIsOneWishToStop) {
 TEST(NodesTest, ASignalToANodeWhoseRanksHaveStoppedByOrderChangesNothing) {
   const Nodes nodes;
   TempDirectory notes("notes");
-  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
+  const auto launchers = nodes.all_fixed(2, {test_program(), "graceful", notes.path().string()});
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < 2; ++rank) ranks.push_back(noted_pid(notes, fmt::format("pid.{}", rank)));
   launchers[1]->send(SIGTERM);
@@ -282,7 +277,7 @@ TEST(NodesTest, ASignalToANodeWhoseRanksHaveStoppedByOrderChangesNothing) {
 TEST(NodesTest, AfterAnOrderToStopTheUsersSecondSignalKillsAtOnce) {
   const Nodes nodes;
   TempDirectory notes("notes");
-  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
+  const auto launchers = nodes.all_fixed(2, {test_program(), "graceful", notes.path().string()});
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
   launchers[1]->send(SIGTERM);
   note_of(notes, "asked.0");

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
 #include "phalanx/comm/backends/local_shm/local.h"
@@ -141,12 +142,7 @@ class TrainerTest : public ::testing::Test {
 
   template <class E>
   std::string refusal(const TrainConfig& config, int ranks = 1) {
-    try {
-      train(config, ranks);
-    } catch (const E& error) {
-      return error.what();
-    }
-    return "accepted";
+    return error_text<E>([&] { train(config, ranks); });
   }
 
   /// Lines of metrics.jsonl that have this key.

@@ -15,6 +15,7 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/backend_suite.h"
+#include "phalanx/comm/testing/expect_failure_suite.h"
 #include "phalanx/comm/testing/fault_world.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/store/hash_store.h"
@@ -46,14 +47,8 @@ TEST_P(ShmSuite, Passes) {
 
 TEST_P(ShmSuite, FailsClearly) {
   if (GetParam() < 2) return;
-  for (const SuiteCase& test : backend_failure_suite()) {
-    SCOPED_TRACE(test.name);
-    EXPECT_EQ(again_if_late([&] {
-                return run_shm_ranks(
-                    GetParam(), [&](Communicator& comm) { test.run(comm); }, failure_options(test));
-              }),
-              "");
-  }
+  expect_failure_suite(
+      [](const auto& body, const CommunicatorOptions& options) { return run_shm_ranks(GetParam(), body, options); });
 }
 
 TEST(ShmBackend, TenThousandSmallAsynchronousOperationsOverTwoCommunicators) {

@@ -23,6 +23,7 @@
 #include "phalanx/comm/backends/nccl/nccl_communicator.h"
 #include "phalanx/comm/device/staged_backend.h"
 #include "phalanx/comm/testing/backend_suite.h"
+#include "phalanx/comm/testing/expect_failure_suite.h"
 #include "phalanx/comm/testing/fake_nccl.h"
 #include "phalanx/comm/testing/fake_streams.h"
 #include "phalanx/comm/testing/fault_calls.h"
@@ -496,14 +497,10 @@ TEST_P(StagedSuite, Passes) {
 
 TEST_P(StagedSuite, FailsClearly) {
   if (GetParam() < 2) return;
-  for (const SuiteCase& test : backend_failure_suite()) {
-    SCOPED_TRACE(test.name);
-    EXPECT_EQ(again_if_late([&] {
-                return run_staged_threads(
-                    GetParam(), [&](NcclRank& rank) { test.run(*rank.comm); }, failure_options(test));
-              }),
-              "");
-  }
+  expect_failure_suite([](const auto& body, const CommunicatorOptions& options) {
+    return run_staged_threads(
+        GetParam(), [&](NcclRank& rank) { body(*rank.comm); }, options);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, StagedSuite, ::testing::Values(1, 3));
