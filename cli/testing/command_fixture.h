@@ -13,16 +13,13 @@
 #include <utility>
 
 #include "cli/command.h"
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/folder_test.h"
 
 namespace phalanx::cli {
 
-class CommandTest : public ::testing::Test {
+class CommandTest : public FolderTest {
  protected:
   explicit CommandTest(Command command) : command_(std::move(command)) {}
-
-  std::string folder() const { return directory_.path().string(); }
-  std::string path(const std::string& name) const { return (directory_.path() / name).string(); }
 
   /// Returns the exit status. The output is in out_ and error_.
   int run(const Arguments& arguments) {
@@ -38,7 +35,6 @@ class CommandTest : public ::testing::Test {
 
  private:
   Command command_;
-  TempDirectory directory_;
 };
 
 }  // namespace phalanx::cli

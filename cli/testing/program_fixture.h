@@ -21,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli::program_testing {
@@ -137,11 +137,8 @@ class Terminal {
   std::string slave_, text_;
 };
 
-class ProgramTest : public ::testing::Test {
+class ProgramTest : public FolderTest {
  protected:
-  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
-  void write(const std::string& name, const std::string& text) const { std::ofstream(path(name)) << text; }
-
   Outcome run(const std::vector<std::string>& arguments, const RunOptions& options = {}) const {
     using Streams = RunOptions::Streams;
     const std::string out = path("stdout.txt"), err = path("stderr.txt");
@@ -166,7 +163,7 @@ class ProgramTest : public ::testing::Test {
       for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
         ::unsetenv(name);
       }
-      ::setenv("TMPDIR", folder_.path().c_str(), 1);  // ranks that fail on purpose must leave no files elsewhere
+      ::setenv("TMPDIR", folder().c_str(), 1);  // ranks that fail on purpose must leave no files elsewhere
       for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
       ::signal(SIGHUP, options.ignore_hang_up ? SIG_IGN : SIG_DFL);  // independent of how the tests were started
       if (options.file_size_limit != RLIM_INFINITY) {
@@ -230,9 +227,6 @@ class ProgramTest : public ::testing::Test {
     EXPECT_EQ(count(outcome.err, text), 1) << outcome.err;
     EXPECT_THAT(outcome.err, Not(HasSubstr("terminate called")));
   }
-
- private:
-  TempDirectory folder_{"program-test"};
 };
 
 }  // namespace phalanx::cli::program_testing

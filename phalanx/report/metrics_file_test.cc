@@ -7,8 +7,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
-#include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::train {
@@ -17,16 +17,9 @@ namespace {
 using ::testing::DoubleEq;
 using ::testing::NanSensitiveDoubleEq;
 
-class MetricsFileTest : public ::testing::Test {
+class MetricsFileTest : public FolderTest {
  protected:
-  MetricsFile read(const std::string& text) {
-    write_file(path(), text);
-    return read_metrics(path());
-  }
-  std::string path() const { return (folder_.path() / "metrics.jsonl").string(); }
-
- private:
-  TempDirectory folder_;
+  MetricsFile read(const std::string& text) { return read_metrics(write("metrics.jsonl", text)); }
 };
 
 TEST_F(MetricsFileTest, EachKeyIsACurve) {

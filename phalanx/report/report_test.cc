@@ -4,15 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/svg.h"
-#include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/report/page_assets.h"
 
@@ -59,15 +58,7 @@ void expect_self_contained(const std::string& html) {
   }
 }
 
-class ReportTest : public ::testing::Test {
- protected:
-  void write(const std::string& name, const std::string& text) { std::ofstream(path(name)) << text; }
-  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
-  std::string folder() const { return folder_.path().string(); }
-
- private:
-  TempDirectory folder_;
-};
+class ReportTest : public FolderTest {};
 
 constexpr const char* kRun = R"({"description": "a <b> run", "status": "finished", "steps": 3, "parameters": 5000000,
   "config": "[training]\nsteps = 3\n", "environment": {"device": "cpu"},

@@ -10,8 +10,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
-#include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/corpus/corpus.h"
 #include "phalanx/data/corpus/parquet_texts.h"
@@ -33,14 +33,8 @@ std::string zstd_frame(const std::string& text) {
          static_cast<char>(header >> 8 & 255) + static_cast<char>(header >> 16) + text;
 }
 
-class DocumentsTest : public ::testing::Test {
+class DocumentsTest : public FolderTest {
  protected:
-  std::string path(const std::string& name) { return (folder_.path() / name).string(); }
-  std::string write(const std::string& name, const std::string& contents) {
-    std::filesystem::create_directories(std::filesystem::path(path(name)).parent_path());
-    write_file(path(name), contents);
-    return path(name);
-  }
   std::string write_gzip(const std::string& name, const std::string& contents) {
     gzFile file = gzopen(path(name).c_str(), "wb");
     gzwrite(file, contents.data(), static_cast<unsigned>(contents.size()));
@@ -59,7 +53,6 @@ class DocumentsTest : public ::testing::Test {
     return error_text<DataError>([&] { texts_of(inputs, options); });
   }
 
-  TempDirectory folder_{"documents"};
   std::int64_t empty_ = 0;
 };
 
