@@ -82,8 +82,8 @@ struct RunOptions {
   std::function<bool(pid_t)> meanwhile;
 };
 
-/// Runs `VARIABLES phalanx ARGUMENTS` by a shell, so that quotes group words. It reads nothing; its output is also in the
-/// files out and err of the folder.
+/// Runs `VARIABLES phalanx ARGUMENTS` by a shell, so that quotes group words. It reads nothing; its output is also in
+/// the files out and err of the folder.
 inline Outcome run_line(const std::filesystem::path& folder, const std::string& arguments,
                         const std::string& variables = "") {
   const std::filesystem::path out = folder / "out", err = folder / "err";
@@ -160,7 +160,8 @@ class ProgramTest : public FolderTest {
         ::dup2(ends[1], STDOUT_FILENO);
         ::dup2(ends[1], STDERR_FILENO);
       }
-      for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+      for (const char* name :
+           {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PHALANX_STORE"}) {
         ::unsetenv(name);
       }
       ::setenv("TMPDIR", folder().c_str(), 1);  // ranks that fail on purpose must leave no files elsewhere

@@ -186,8 +186,8 @@ class Communicator::Impl {
     return d;
   }
 
-  // all_gather, reduce_scatter, and the root's gather and scatter: `whole` holds the parts of all ranks, `part` this rank's. Equal parts have no
-  // counts.
+  // all_gather, reduce_scatter, and the root's gather and scatter: `whole` holds the parts of all ranks, `part` this
+  // rank's. Equal parts have no counts.
   void check_parts(const at::Tensor& whole, const at::Tensor& part, const std::vector<std::int64_t>& counts,
                    bool is_uneven, bool is_whole_output, const char* what) const {
     const char *const name_of_whole = is_whole_output ? "output" : "input", *const name_of_part =

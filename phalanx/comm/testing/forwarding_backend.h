@@ -1,5 +1,5 @@
-// For tests: a backend and an operation that pass every call on to another one. A test derives from them what it watches
-// or changes. Symmetric memory is not offered.
+// For tests: a backend and an operation that pass every call on to another one. A test derives from them what it
+// watches or changes. Symmetric memory is not offered.
 #pragma once
 
 #include <functional>

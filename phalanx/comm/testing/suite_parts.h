@@ -88,7 +88,7 @@ at::Tensor parts_of(const Communicator& comm, Part part) {
 std::int64_t begin_of(const std::vector<std::int64_t>& counts, int rank);
 std::int64_t total_of(const std::vector<std::int64_t>& counts);
 
-/// Like require_error<CommError>, for ranks that call at the same time. The error must come within a second (fault_world.h).
+/// require_error<CommError> for ranks that call at the same time. The error must come within a second (fault_world.h).
 template <class Body>
 std::string prompt_error_of(Communicator& comm, Body body, const std::string& what) {
   comm.barrier();
