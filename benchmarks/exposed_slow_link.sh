@@ -15,21 +15,13 @@ program=build/release/bin/phalanx
 rate=1gbit
 steps=8
 rounds=1
-options=()
-while [[ $# -gt 0 ]]; do
-  case $1 in
-    --program) program=$2; shift 2 ;;
-    --rate) rate=$2; shift 2 ;;
-    --steps) steps=$2; shift 2 ;;
-    --rounds) rounds=$2; shift 2 ;;
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) options+=("$1"); shift ;;
-  esac
-done
+# shellcheck source=scripts/options.bash
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/options.bash"
+take_options program rate steps rounds -- "$@"
 
 [[ $steps =~ ^[0-9]+$ && $steps -ge 3 ]] || { echo "$0: --steps $steps: expected 3 or more, as the first two are not counted" >&2; exit 2; }
 [[ $rounds =~ ^[1-9][0-9]*$ ]] || { echo "$0: --rounds $rounds: expected 1 or more" >&2; exit 2; }
-[[ -x $program ]] || { echo "$0: no program '$program'; build the target phalanx, or give --program" >&2; exit 2; }
+require_program "$program" --program
 # shellcheck source=benchmarks/slow_link.bash
 source "$(dirname "${BASH_SOURCE[0]}")/slow_link.bash"
 make_slow_link "$rate"
@@ -60,7 +52,7 @@ for round in $(seq "$rounds"); do
       --training.dataset_path="$scratch/tokens.bin" --training.seq_len=256 --training.local_batch_size=8 \
       --training.steps="$steps" --lr_scheduler.warmup_steps=1 --checkpoint.enable=false \
       --metrics.enable_tensorboard=false --metrics.enable_report=false --comm.backend=gloo \
-      ${keys[@]+"${keys[@]}"} ${options[@]+"${options[@]}"}
+      ${keys[@]+"${keys[@]}"} ${rest[@]+"${rest[@]}"}
   done
 done
 

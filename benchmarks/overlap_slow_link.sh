@@ -14,18 +14,11 @@ set -euo pipefail
 program=build/release/recipes/overlap
 rate=1gbit
 limit=
-options=()
-while [[ $# -gt 0 ]]; do
-  case $1 in
-    --program) program=$2; shift 2 ;;
-    --rate) rate=$2; shift 2 ;;
-    --limit) limit=$2; shift 2 ;;
-    -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) options+=("$1"); shift ;;
-  esac
-done
+# shellcheck source=scripts/options.bash
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/options.bash"
+take_options program rate limit -- "$@"
 
-[[ -x $program ]] || { echo "$0: no program '$program'; build the target overlap, or give --program" >&2; exit 2; }
+require_program "$program" --program
 # shellcheck source=benchmarks/slow_link.bash
 source "$(dirname "${BASH_SOURCE[0]}")/slow_link.bash"
 make_slow_link "$rate"
@@ -35,7 +28,7 @@ trap 'rm -f "$scratch"; clean_up' EXIT
 for tries in 1 2 3; do
   for rank in 0 1; do
     in_machine "$rank" RANK="$rank" WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 \
-      "$program" --backend gloo ${options[@]+"${options[@]}"} >"$scratch" &  # rank 0 alone prints
+      "$program" --backend gloo ${rest[@]+"${rest[@]}"} >"$scratch" &  # rank 0 alone prints
     pids+=($!)
   done
   wait_for_all

@@ -3,7 +3,6 @@
 //
 // PHALANX_SOAK_FAULTS=500 (`make soak`) prints the time by phase; continuous integration runs only a few.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,14 +19,13 @@
 #include <vector>
 
 #include "cli/testing/program_fixture.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
 
 using namespace program_testing;
 using SoakClock = std::chrono::steady_clock;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
 
 class TrainingFaultSoak : public ProgramTest {
  protected:
@@ -129,7 +127,7 @@ class TrainingFaultSoak : public ProgramTest {
       ADD_FAILURE() << "a rank is left: " << left;
       ::kill(left, SIGKILL);
     }
-    EXPECT_THAT(left_folders(), ::testing::IsEmpty());
+    EXPECT_THAT(left_folders(), IsEmpty());
     return result;
   }
 

@@ -2,14 +2,12 @@
 #include <fmt/format.h>
 
 #include "cli/testing/program_fixture.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
 
 using namespace program_testing;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 using FirstContact = ProgramTest;
 
 TEST_F(FirstContact, VersionAlsoAsJson) {
@@ -87,8 +85,8 @@ TEST_F(FirstContact, WhereMpiCannotBeLoadedTheBackendSaysWhatIsMissing) {
   const Outcome outcome = run({"train", config(), "--comm.backend=mpi"},
                               {.environment = {{"PHALANX_MPI_MODULE", path("libphalanx_mpi.so")}}});
   EXPECT_EQ(outcome.status, 2) << outcome.err;
-  EXPECT_THAT(outcome.err, ::testing::AnyOf(AllOf(HasSubstr("libphalanx_mpi.so"), HasSubstr("Open MPI")),
-                                            HasSubstr("this build has no MPI")));
+  EXPECT_THAT(outcome.err,
+              AnyOf(AllOf(HasSubstr("libphalanx_mpi.so"), HasSubstr("Open MPI")), HasSubstr("this build has no MPI")));
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 // Flags of `phalanx launch` whose effect is visible only in processes, tested with the real program.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -16,6 +15,7 @@
 
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/comes_true.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/listeners.h"
@@ -143,10 +143,10 @@ TEST_P(BoundRendezvous, ListensWhereItIsTold) {
   };
   const auto host = node("127.0.0.1", "is_host=1,bind=" + bind), guest = node("127.0.0.5", "is_host=0");
   for (const char* rank : {"here.0", "here.1"}) note_of(notes, rank);
-  const auto is_told = bind == "*" ? testing::AnyOf("00000000", "00000000000000000000000000000000")
-                                   : testing::AnyOf("0500007F", "0500007F");
-  EXPECT_THAT(listening_addresses(host->pid()), testing::UnorderedElementsAre(is_told, "0100007F"));  // and the round's
-  EXPECT_THAT(listening_addresses(guest->pid()), testing::IsEmpty());
+  const auto is_told =
+      bind == "*" ? AnyOf("00000000", "00000000000000000000000000000000") : AnyOf("0500007F", "0500007F");
+  EXPECT_THAT(listening_addresses(host->pid()), UnorderedElementsAre(is_told, "0100007F"));  // and the round's
+  EXPECT_THAT(listening_addresses(guest->pid()), IsEmpty());
   write_note(notes, "go");
   for (const auto* process : {&host, &guest}) EXPECT_EQ((*process)->wait(), 0) << (*process)->output();
 }
@@ -170,7 +170,7 @@ TEST(LaunchProgramTest, OtherNodesAreToldTheLocalAddress) {
   }
   for (const auto& node : nodes) EXPECT_EQ(node->wait(), 0) << node->output();
   for (const char* rank : {"address.0", "address.1"})
-    EXPECT_THAT(note_of(notes, rank), testing::StartsWith("127.0.0.2 127.0.0.2:"));
+    EXPECT_THAT(note_of(notes, rank), StartsWith("127.0.0.2 127.0.0.2:"));
 }
 
 }  // namespace

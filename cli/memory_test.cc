@@ -1,32 +1,22 @@
 // `phalanx train` with a memory limit that is too small for the whole state of the model: the real programs, with
 // RLIMIT_DATA set on every rank.
-#include <fcntl.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "phalanx/base/temp_directory.h"
+#include "cli/testing/program_fixture.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
+using namespace program_testing;
 
 constexpr std::int64_t kMebibyte = 1 << 20;
 
@@ -52,12 +42,6 @@ enable_report = false
 )";
 constexpr double kStateMebibytes = 330;
 
-std::string text_of(const std::filesystem::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
 /// The PSS without file mappings: the share of libtorch's code depends on which other processes run it.
 std::int64_t own_pss(const std::string& rollup) {
   std::int64_t sum = 0;
@@ -69,67 +53,40 @@ std::int64_t own_pss(const std::string& rollup) {
   return sum;
 }
 
-class MemoryLimitTest : public ::testing::Test {
+class MemoryLimitTest : public ProgramTest {
  protected:
-  struct Outcome {
-    int status = -1;
-    std::string out, err;
+  struct Trained : Outcome {
     std::int64_t peak_pss = 0;  // of all ranks together, sampled
     std::size_t ranks_seen = 0;
   };
 
   MemoryLimitTest() {
-    std::ofstream tokens(path("tokens.bin"), std::ios::binary);
-    for (int i = 0; i < 4000; ++i) {
-      const std::uint16_t id = static_cast<std::uint16_t>((i * 7 + i / 50) % 512);
-      tokens.write(reinterpret_cast<const char*>(&id), sizeof id);
-    }
-    std::ofstream(path("run.toml")) << kModel;
+    write_periodic_tokens(path("tokens.bin"));
+    write("run.toml", kModel);
   }
 
-  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
-
   /// Trains on four ranks; `limit` bounds the private memory of each.
-  Outcome train(std::int64_t limit, const std::vector<std::string>& more) const {
-    const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
-    std::vector<std::string> words = {program,
-                                      "train",
+  Trained train(std::int64_t limit, const std::vector<std::string>& more) const {
+    std::vector<std::string> words = {"train",
                                       "-n",
                                       "4",
                                       path("run.toml"),
                                       "--training.dataset_path=" + path("tokens.bin"),
                                       "--job.dump_folder=" + path("run")};
     words.insert(words.end(), more.begin(), more.end());
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    const std::string out = path("stdout.txt"), err = path("stderr.txt");
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::setpgid(0, 0);
-      ::dup2(::open(out.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), STDOUT_FILENO);
-      ::dup2(::open(err.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), STDERR_FILENO);
-      ::setenv("OMP_NUM_THREADS", "1", 1);
-      const rlimit bytes{static_cast<rlim_t>(limit), static_cast<rlim_t>(limit)};
-      ::setrlimit(RLIMIT_DATA, &bytes);
-      ::execv(program.c_str(), arguments.data());
-      ::_exit(127);
-    }
-    Outcome outcome;
-    int status = 0;
-    const auto give_up = std::chrono::steady_clock::now() + std::chrono::minutes(3);
-    while (::waitpid(child, &status, WNOHANG) == 0) {
-      look_at_ranks(outcome);
-      if (std::chrono::steady_clock::now() > give_up) ::kill(-child, SIGKILL);
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // between two samples; nothing depends on it
-    }
-    outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    outcome.out = text_of(out);
-    outcome.err = text_of(err);
-    return outcome;
+    Trained trained;
+    int calls = 0;
+    const Outcome outcome = run(words, {.environment = {{"OMP_NUM_THREADS", "1"}},
+                                        .limits = {{RLIMIT_DATA, static_cast<rlim_t>(limit)}},
+                                        .meanwhile = [&](pid_t) {
+                                          if (++calls % 4 == 0) look_at_ranks(trained);
+                                          return false;
+                                        }});
+    static_cast<Outcome&>(trained) = outcome;
+    return trained;
   }
 
-  nlohmann::json record() const { return nlohmann::json::parse(text_of(path("run/run.json"))); }
+  nlohmann::json record() const { return nlohmann::json::parse(contents(path("run/run.json"))); }
 
   /// The memory that a rank uses at its start (libtorch's data, the stacks of threads), read from a refusal.
   static std::int64_t in_use_of(const std::string& refusal) {
@@ -141,25 +98,18 @@ class MemoryLimitTest : public ::testing::Test {
  private:
   /// Samples the memory of the ranks. When other ranks end, shared memory counts in full for the last rank that maps
   /// it, so a single rank's PSS rises. The sum over the ranks does not.
-  void look_at_ranks(Outcome& outcome) const {
+  void look_at_ranks(Trained& trained) const {
     std::int64_t sum = 0;
     std::size_t ranks = 0;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-      const std::string name = entry.path().filename().string();
-      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-      const std::string words = text_of(entry.path() / "cmdline");
-      if (words.find("phalanx-worker") == std::string::npos || words.find(path("run.toml")) == std::string::npos)
-        continue;
-      const std::int64_t pss = own_pss(text_of(entry.path() / "smaps_rollup"));
+    for (const pid_t rank : workers_of(path("run.toml"))) {
+      const std::int64_t pss = own_pss(contents("/proc/" + std::to_string(rank) + "/smaps_rollup"));
       if (pss == 0) continue;  // the rank has just ended
       sum += pss;
       ++ranks;
     }
-    outcome.peak_pss = std::max(outcome.peak_pss, sum);
-    outcome.ranks_seen = std::max(outcome.ranks_seen, ranks);
+    trained.peak_pss = std::max(trained.peak_pss, sum);
+    trained.ranks_seen = std::max(trained.ranks_seen, ranks);
   }
-
-  TempDirectory folder_;
 };
 
 TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
@@ -167,7 +117,7 @@ TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
   GTEST_SKIP() << "sanitizers map terabytes: no limit can be set on the process";
 #endif
   // Without sharding the run is refused before any allocation, with the numbers and advice.
-  const Outcome refused = train(280 * kMebibyte, {});
+  const Trained refused = train(280 * kMebibyte, {});
   EXPECT_EQ(refused.status, 1) << refused.err;
   const std::string refusal = refused.out + refused.err;
   EXPECT_THAT(refusal, HasSubstr("not enough memory: rank "));
@@ -186,7 +136,7 @@ TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
   ASSERT_LT(static_cast<double>(limit), kStateMebibytes * kMebibyte) << "a rank without a model has " << in_use;
 
   // If it is started anyway, the failing allocation gives an error of the same kind.
-  const Outcome failed = train(limit, {"--memory.no-check"});
+  const Trained failed = train(limit, {"--memory.no-check"});
   EXPECT_EQ(failed.status, 1) << failed.err;
   const std::string failure = failed.out + failed.err;
   EXPECT_THAT(failure, HasSubstr("not enough memory: an allocation failed on rank "));
@@ -200,7 +150,7 @@ TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
               HasSubstr("it would fit with parallelism.data_parallel_shard_degree = 4, parallelism.zero_stage = "));
 
   // With sharding it trains. RLIMIT_DATA does not count shared memory, so the test checks that too.
-  const Outcome trained = train(limit, {"--parallelism.data_parallel_shard_degree=4"});
+  const Trained trained = train(limit, {"--parallelism.data_parallel_shard_degree=4"});
   ASSERT_EQ(trained.status, 0) << trained.err << trained.out;
   EXPECT_THAT(trained.out + trained.err, HasSubstr("step:  2"));
   const auto run = record();
@@ -212,7 +162,7 @@ TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
     EXPECT_NEAR(rank["total"].get<double>(), predicted, 0.05 * predicted);
   }
   // Kernels before 5.9 report the PSS only as one number.
-  EXPECT_TRUE(trained.ranks_seen == 4 || own_pss(text_of("/proc/self/smaps_rollup")) == 0);
+  EXPECT_TRUE(trained.ranks_seen == 4 || own_pss(contents("/proc/self/smaps_rollup")) == 0);
   EXPECT_LT(trained.peak_pss, 4 * limit);
 }
 

@@ -1,6 +1,5 @@
 #include "cli/parse_options.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -8,12 +7,10 @@
 #include "cli/train_arguments.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
-
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 struct Parsed {
   std::string text, ranks;

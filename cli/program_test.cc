@@ -1,5 +1,4 @@
 // Runs the real programs like a user, and checks their output, exit status and files.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -19,15 +18,13 @@
 #include <vector>
 
 #include "cli/testing/program_fixture.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/base/version.h"
 
 namespace phalanx::cli {
 namespace {
 
 using namespace program_testing;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST_F(ProgramTest, HelpAndVersion) {
   const Outcome help = run({"--help"});
@@ -76,7 +73,7 @@ TEST_F(ProgramTest, DoctorFindsNothingMissingHere) {
 TEST_F(ProgramTest, TrainsOnOneRankAndWritesTheReport) {
   const Outcome outcome = run({"train", config("[validation]\nenable = true\nfraction = 0.2\n")});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_THAT(outcome.err, ::testing::ContainsRegex("step:  1  loss:  [0-9]\\.[0-9]{5}  grad_norm: "));
+  EXPECT_THAT(outcome.err, ContainsRegex("step:  1  loss:  [0-9]\\.[0-9]{5}  grad_norm: "));
   EXPECT_THAT(outcome.err, HasSubstr("validate step:  8  loss: "));
   EXPECT_THAT(contents(path("run/report.html")), HasSubstr("validation loss"));
   EXPECT_EQ(nlohmann::json::parse(contents(path("run/run.json")))["status"], "finished");
@@ -231,7 +228,7 @@ TEST_F(ProgramTest, ACheckpointThatCannotBeGoneOnFromIsOneErrorBeforeTheFirstSte
     command.insert(command.end(), more.begin(), more.end());
     const Outcome outcome = run(command);
     expect_one_error(outcome, status, text);
-    EXPECT_THAT(outcome.err, Not(::testing::ContainsRegex("step: +[0-9]+  loss")));
+    EXPECT_THAT(outcome.err, Not(ContainsRegex("step: +[0-9]+  loss")));
     EXPECT_EQ(count(contents(path("run/metrics.jsonl")), "\"loss\""), 2);
   };
   const std::string shard = "checkpoint/step-2/shard-00002-model-00001-of-00001.safetensors";
@@ -251,8 +248,8 @@ TEST_F(ProgramTest, AnAsynchronousSaveTellsHowLongItHeldUpTheRun) {
   const Outcome outcome = run({"train", "-n", "2", config("[checkpoint]\ninterval = 4\nasync_mode = \"async\"\n")});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   for (const char* step : {"4", "8"}) {
-    EXPECT_THAT(outcome.err, ::testing::ContainsRegex("saving step " + std::string(step) +
-                                                      " while training goes on \\(copied in [0-9.]+ [mu]?s\\)"));
+    EXPECT_THAT(outcome.err, ContainsRegex("saving step " + std::string(step) +
+                                           " while training goes on \\(copied in [0-9.]+ [mu]?s\\)"));
   }
 }
 
@@ -328,7 +325,7 @@ TEST_F(ProgramTest, LogLinesComeAtTheirStepsWithTheSpeedSinceTheLineBefore) {
     const double peak = last["tflops"].get<double>() / last["mfu_percent"].get<double>();
     EXPECT_NEAR(std::stod((*at)[4]), tps * flops / peak, 0.0051) << step;
   }
-  EXPECT_THAT(steps, ::testing::ElementsAre(1, 3, 6, 8));
+  EXPECT_THAT(steps, ElementsAre(1, 3, 6, 8));
 }
 
 // A batch system sends the signal to all processes or to one of them.

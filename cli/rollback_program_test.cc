@@ -1,5 +1,4 @@
 // `phalanx train` with [checkpoint] load_step, restarted by a launcher and by hand.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -10,15 +9,12 @@
 
 #include "cli/testing/program_fixture.h"
 #include "phalanx/base/folder_lock.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
 
 using namespace program_testing;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 class RollbackProgramTest : public ProgramTest {
  protected:

@@ -1,7 +1,6 @@
 // Wrong inputs that users give to the real program. Each must cause a message in plain words without text of a library,
 // a nonzero status, and nothing may be dropped silently.
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,14 +11,12 @@
 #include <vector>
 
 #include "cli/testing/program_fixture.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
 
 using namespace program_testing;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr const char* kHub = "meta-llama/Llama-3.1-8B";
 

@@ -14,17 +14,11 @@ set -euo pipefail
 build=build/release
 rate=1gbit
 ranks=2
-while [[ $# -gt 0 ]]; do
-  case $1 in
-    --build) build=$2; shift 2 ;;
-    --rate) rate=$2; shift 2 ;;
-    --ranks) ranks=$2; shift 2 ;;
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "$0: '$1' is not known: expected --build, --rate or --ranks" >&2; exit 2 ;;
-  esac
-done
+# shellcheck source=scripts/options.bash
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/options.bash"
+take_only_options build rate ranks -- "$@"
 for program in bin/phalanx recipes/sites recipes/llama_sharded_tensor_parallel; do
-  [[ -x $build/$program ]] || { echo "$0: no program '$build/$program'; build it, or give --build" >&2; exit 2; }
+  require_program "$build/$program" --build
 done
 # shellcheck source=benchmarks/slow_link.bash
 source "$(dirname "${BASH_SOURCE[0]}")/../benchmarks/slow_link.bash"

@@ -7,19 +7,13 @@
 # data parallelism; all three; one rank. Its losses are those of a run that one rank does by itself.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/options.bash
 
 build=build/release
 folder=outputs/pretrain
-while [[ $# -gt 0 ]]; do
-  case $1 in
-    --build) build=$2; shift 2 ;;
-    --folder) folder=$2; shift 2 ;;
-    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "$0: '$1' is not known: expected --build or --folder" >&2; exit 2 ;;
-  esac
-done
+take_only_options build folder -- "$@"
 phalanx=$build/bin/phalanx
-[[ -x $phalanx ]] || { echo "$0: no program '$phalanx'; build it, or give --build" >&2; exit 2; }
+require_program "$phalanx" --build
 rm -rf "$folder"
 mkdir -p "$folder"
 

@@ -1,67 +1,52 @@
 // `phalanx bench train` as a user runs it, with real ranks.
 #include "cli/front/bench_train_command.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "cli/testing/program_fixture.h"
 #include "phalanx/base/file.h"
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::Not;
-
-class BenchTrainTest : public ::testing::Test {
+class BenchTrainTest : public FolderTest {
  protected:
   BenchTrainTest() {
-    std::ofstream tokens(file("tokens.bin"), std::ios::binary);
-    for (int i = 0; i < 4000; ++i) {
-      const auto id = static_cast<std::uint16_t>((i * 7 + i / 50) % 512);
-      tokens.write(reinterpret_cast<const char*>(&id), sizeof id);
-    }
-    std::ofstream(file("run.toml")) << "[model]\nflavor = \"debug\"\n[training]\ndataset_path = \""
-                                    << file("tokens.bin") << "\"\nseq_len = 32\nlocal_batch_size = 2\n";
-    std::filesystem::create_directory(file("tmp"));
+    program_testing::write_periodic_tokens(path("tokens.bin"));
+    std::ofstream(path("run.toml")) << "[model]\nflavor = \"debug\"\n[training]\ndataset_path = \""
+                                    << path("tokens.bin") << "\"\nseq_len = 32\nlocal_batch_size = 2\n";
+    std::filesystem::create_directory(path("tmp"));
   }
-  std::string file(const std::string& name) const { return (folder_.path() / name).string(); }
 
   /// Returns the exit status of `phalanx bench train run.toml ARGUMENTS`. Its output is in out_ and error_.
   int run(const std::string& arguments, const std::string& variables = "") {
-    const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
-    const std::string line = variables + " TMPDIR=" + file("tmp") + " " + program.string() + " bench train " +
-                             file("run.toml") + " " + arguments + " > " + file("out") + " 2> " + file("err") +
-                             " < /dev/null";
-    const int status = std::system(line.c_str());
-    out_ = read_file(file("out"));
-    error_ = read_file(file("err"));
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+    const auto outcome = program_testing::run_line(folder(), "bench train " + path("run.toml") + " " + arguments,
+                                                   variables + " TMPDIR=" + path("tmp"));
+    out_ = outcome.out;
+    error_ = outcome.err;
+    return outcome.status;
   }
-  bool left_nothing() const { return std::filesystem::is_empty(file("tmp")); }
+  bool left_nothing() const { return std::filesystem::is_empty(path("tmp")); }
 
-  TempDirectory folder_{"bench-train-test"};
   std::string out_, error_;
 };
 
 TEST_F(BenchTrainTest, LayoutsBesideOneRank) {
-  ASSERT_EQ(run("--layouts 'dp_replicate=2 tp=2' --steps 2 --warm-up 1 --json " + file("table.json")), 0) << error_;
+  ASSERT_EQ(run("--layouts 'dp_replicate=2 tp=2' --steps 2 --warm-up 1 --json " + path("table.json")), 0) << error_;
   EXPECT_THAT(out_, AllOf(HasSubstr("4 sequences of 32 tokens a step, 2 measured steps a run, 2 ranks of"),
                           ContainsRegex("\\| one rank, the same step +\\| +[0-9,]+ \\| +- \\| +- \\|"),
                           ContainsRegex("\\| tp=2 +\\| +[0-9,]+ \\| +[0-9]\\.[0-9]+ \\| +[0-9]\\.[0-9]+ \\|")));
   EXPECT_THAT(error_, AllOf(HasSubstr("[1/4] one rank, the same step\n"), HasSubstr("[4/4] tp=2\n")));
   EXPECT_TRUE(left_nothing());
-  const auto table = nlohmann::json::parse(read_file(file("table.json")));
+  const auto table = nlohmann::json::parse(read_file(path("table.json")));
   ASSERT_EQ(table["layouts"].size(), 4U);
   const auto& one = table["layouts"][0];
   const auto& two = table["layouts"][2];
@@ -75,7 +60,7 @@ TEST_F(BenchTrainTest, LayoutsBesideOneRank) {
 }
 
 TEST_F(BenchTrainTest, AFailingLayoutIsARow) {
-  EXPECT_EQ(run("--layouts dp_replicate=2 --steps 1 --warm-up 0 --training.dataset_path=" + file("none.bin")), 1);
+  EXPECT_EQ(run("--layouts dp_replicate=2 --steps 1 --warm-up 0 --training.dataset_path=" + path("none.bin")), 1);
   EXPECT_THAT(out_,
               AllOf(ContainsRegex("\\| dp_replicate=2 +\\| failed: .*none.bin"), HasSubstr("expected a token file")));
   EXPECT_TRUE(left_nothing());

@@ -1,6 +1,5 @@
 #include "cli/front/checkpoint_command.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -9,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/testing/command_fixture.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/testing/small_step.h"
 #include "phalanx/data/testing/small_data.h"
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
@@ -21,30 +22,13 @@ namespace phalanx::cli {
 namespace {
 
 using checkpoint_testing::counting;
-using checkpoint_testing::file_bytes;
 using checkpoint_testing::flip_bit;
 using checkpoint_testing::small_state;
 using checkpoint_testing::write_small_step;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
-class CheckpointCommandTest : public ::testing::Test {
+class CheckpointCommandTest : public CommandTest {
  protected:
-  std::string path(const std::string& name) const { return (directory_.path() / name).string(); }
-
-  /// Returns the exit status. The output is in out_ and error_.
-  int run(const Arguments& arguments) {
-    ::testing::internal::CaptureStdout();
-    ::testing::internal::CaptureStderr();
-    const int status = run_command({"checkpoint", "", "", checkpoint_command}, arguments);
-    out_ = ::testing::internal::GetCapturedStdout();
-    error_ = ::testing::internal::GetCapturedStderr();
-    return status;
-  }
-
-  TempDirectory directory_{"checkpoint-command"};
-  std::string out_, error_;
+  CheckpointCommandTest() : CommandTest({"checkpoint", "", "", checkpoint_command}) {}
 };
 
 TEST_F(CheckpointCommandTest, InspectShowsAllOfIt) {
@@ -54,9 +38,9 @@ TEST_F(CheckpointCommandTest, InspectShowsAllOfIt) {
                           HasSubstr("state     3 tensors, 52 elements, 968 B in 2 files\n"), HasSubstr("seed = 7\n"),
                           HasSubstr("\"dim\": 4"), HasSubstr("shard-00002-model-00001-of-00001.safetensors")));
   // Half of the 200 bytes ends in the middle of the norm.
-  EXPECT_THAT(out_, ::testing::ContainsRegex("model.embedding.weight +F32 +\\[6, 4\\] +96 B +1 +1\n"));
-  EXPECT_THAT(out_, ::testing::ContainsRegex("optimizer.embedding.weight.exp_avg +F32 +\\[6, 4\\] +96 B +1 +1\n"));
-  EXPECT_THAT(out_, ::testing::ContainsRegex("model.norm.weight +BF16 +\\[4\\] +8 B +2 +2\n"));
+  EXPECT_THAT(out_, ContainsRegex("model.embedding.weight +F32 +\\[6, 4\\] +96 B +1 +1\n"));
+  EXPECT_THAT(out_, ContainsRegex("optimizer.embedding.weight.exp_avg +F32 +\\[6, 4\\] +96 B +1 +1\n"));
+  EXPECT_THAT(out_, ContainsRegex("model.norm.weight +BF16 +\\[4\\] +8 B +2 +2\n"));
   EXPECT_EQ(error_, "");
 }
 
@@ -108,7 +92,7 @@ TEST_F(CheckpointCommandTest, VerifyNamesAllDamagedFilesAndTensors) {
   EXPECT_EQ(error_, "");
 
   const std::string first = "shard-00001-model-00001-of-00001.safetensors", third = "shard-00003" + first.substr(11);
-  flip_bit(step / first, file_bytes(step / first).size() - 1);
+  flip_bit(step / first, read_file(step / first).size() - 1);
   std::filesystem::remove(step / third);
   EXPECT_EQ(run({"verify", path("run")}), 1);
   EXPECT_THAT(out_, AllOf(HasSubstr(first + ": bytes 0 to "), HasSubstr("do not match their hash; they hold tensor "),
@@ -156,7 +140,7 @@ TEST_F(CheckpointCommandTest, ConsolidateWritesPlainFiles) {
 
   ASSERT_EQ(run({"consolidate", path("run"), path("hf"), "--all", "--max-file-size", "100", "-q"}), 0) << error_;
   EXPECT_THAT(out_, HasSubstr("hf: 3 tensors, 200 B in 4 files\n"));
-  EXPECT_THAT(file_bytes(path("hf/model.safetensors.index.json")),
+  EXPECT_THAT(read_file(path("hf/model.safetensors.index.json")),
               HasSubstr("\"optimizer.embedding.weight.exp_avg\": \"model-00003-of-00003.safetensors\""));
 }
 
@@ -177,22 +161,22 @@ TEST_F(CheckpointCommandTest, ConsolidateWritesWhatHuggingFaceReads) {
   write_small_step(path("run"), 1, llama_state(), 3, kLlamaMetadata);
   ASSERT_EQ(run({"consolidate", path("run"), path("hf"), "--hf", "--dtype", "bf16", "-q"}), 0) << error_;
   EXPECT_THAT(out_, AllOf(HasSubstr("hf: 12 tensors, "), HasSubstr("in 3 files\n")));
-  EXPECT_THAT(file_bytes(path("hf/generation_config.json")), HasSubstr("\"eos_token_id\": null"));
+  EXPECT_THAT(read_file(path("hf/generation_config.json")), HasSubstr("\"eos_token_id\": null"));
   const safetensors::File file(path("hf/model.safetensors"));
   ASSERT_EQ(file.tensors().size(), 12U);
   EXPECT_EQ(file.find("model.layers.0.self_attn.k_proj.weight")->shape, (std::vector<std::int64_t>{4, 8}));
   EXPECT_EQ(file.find("lm_head.weight")->dtype, safetensors::Dtype::bf16);
-  const std::string config = file_bytes(path("hf/config.json"));
+  const std::string config = read_file(path("hf/config.json"));
   EXPECT_THAT(config, HasSubstr("\"torch_dtype\": \"bfloat16\""));
   EXPECT_EQ(models::llama_config_from_hf(config, "config.json"), kTinyLlama);
 
   ASSERT_EQ(run({"consolidate", path("run"), path("parts"), "--hf", "--max-file-size", "700", "-q"}), 0) << error_;
-  EXPECT_THAT(file_bytes(path("parts/model.safetensors.index.json")),
+  EXPECT_THAT(read_file(path("parts/model.safetensors.index.json")),
               HasSubstr("\"model.embed_tokens.weight\": \"model-000"));
-  EXPECT_THAT(file_bytes(path("parts/config.json")), HasSubstr("\"torch_dtype\": \"float32\""));
+  EXPECT_THAT(read_file(path("parts/config.json")), HasSubstr("\"torch_dtype\": \"float32\""));
 
   ASSERT_EQ(run({"consolidate", path("run"), path("half"), "--hf", "--dtype", "f16", "-q"}), 0) << error_;
-  EXPECT_THAT(file_bytes(path("half/config.json")), HasSubstr("\"torch_dtype\": \"float16\""));
+  EXPECT_THAT(read_file(path("half/config.json")), HasSubstr("\"torch_dtype\": \"float16\""));
 }
 
 TEST_F(CheckpointCommandTest, AnotherTokenizerIsNotPutBesideTheWeights) {

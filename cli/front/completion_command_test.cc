@@ -1,6 +1,5 @@
 #include "cli/front/completion_command.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -9,15 +8,12 @@
 #include "cli/testing/program_fixture.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
 
 using namespace program_testing;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(CompletionCommand, ReadsOptionsAndWordsOutOfAHelpText) {
   const CompletedCommand command = completed_command("cook",

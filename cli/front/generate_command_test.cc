@@ -1,6 +1,5 @@
 // `phalanx generate` and `phalanx eval` on several ranks, as a user runs them: the same results with every layout,
 // resumed jobs, and refused inputs.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -11,34 +10,27 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "cli/testing/program_fixture.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 class GenerateCommandTest : public ::testing::Test {
  protected:
   /// A model for all tests: a small one after a few steps, as a Hugging Face directory.
   static void SetUpTestSuite() {
     folder_ = new TempDirectory("generate_command");
-    std::string tokens;
-    for (int i = 0; i < 4000; ++i) {
-      const int id = (i * 7 + i / 50) % 512;
-      tokens += {static_cast<char>(id % 256), static_cast<char>(id / 256)};
-    }
-    write_file(file("tokens.bin"), tokens);
+    program_testing::write_periodic_tokens(file("tokens.bin"));
     write_file(file("run.toml"), "[job]\ndump_folder = \"" + file("run") +
                                      "\"\n[model]\nflavor = \"debug\"\n"
                                      "[training]\ndataset_path = \"" +
@@ -60,12 +52,10 @@ class GenerateCommandTest : public ::testing::Test {
 
   /// Returns the exit status of `phalanx ARGUMENTS`. Its output is in out_ and error_.
   static int call(const std::string& arguments) {
-    const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
-    const std::string command = program + " " + arguments + " >" + file("out") + " 2>" + file("err") + " </dev/null";
-    const int status = std::system(command.c_str());
-    out_ = read_file(file("out"));
-    error_ = read_file(file("err"));
-    return WEXITSTATUS(status);
+    const auto outcome = program_testing::run_line(folder_->path(), arguments);
+    out_ = outcome.out;
+    error_ = outcome.err;
+    return outcome.status;
   }
   static int generate(const std::string& arguments, const std::string& prompts = "prompts.jsonl") {
     return call("generate --checkpoint " + file("run/hf") + " --prompts-file " + file(prompts) +
@@ -264,9 +254,9 @@ TEST_F(GenerateCommandTest, WhatCannotBeDoneIsNamed) {
 }
 
 TEST_F(GenerateCommandTest, RanksThatWereGivenOtherArgumentsAreAllTold) {
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
-  write_file(file("rank.sh"), "exec " + program + " generate --checkpoint " + file("run/hf") + " --prompts-file " +
-                                  file("prompts.jsonl") + " --tp 2 --max-new-tokens $((4 + RANK))\n");
+  write_file(file("rank.sh"), "exec " + program_testing::program() + " generate --checkpoint " + file("run/hf") +
+                                  " --prompts-file " + file("prompts.jsonl") +
+                                  " --tp 2 --max-new-tokens $((4 + RANK))\n");
   EXPECT_EQ(call("launch -n 2 -- sh " + file("rank.sh")), 2);
   EXPECT_THAT(error_, AllOf(HasSubstr("the ranks do not have the same command"),
                             HasSubstr("argument 08: \"4\" on rank 0; \"5\" on rank 1")));
@@ -285,7 +275,6 @@ TEST_F(GenerateCommandTest, APipeOfPromptsOrTextIsForOneRank) {
 
 // The ranks have different files under the same names, as on different nodes.
 TEST_F(GenerateCommandTest, RanksWithOtherFilesAreAllTold) {
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
   ASSERT_EQ(call("train " + file("run.toml") + " --training.steps 4 --job.dump_folder " + file("longer")), 0) << error_;
   const auto on_ranks = [&](const std::string& name, const std::string& command) {
     for (const char* rank : {"0", "1"}) {
@@ -301,7 +290,8 @@ TEST_F(GenerateCommandTest, RanksWithOtherFilesAreAllTold) {
         write_file(folder / one, contents);
       }
     }
-    write_file(file("rank.sh"), "cd " + file(name) + "$RANK && exec " + program + " " + command + "\n");
+    write_file(file("rank.sh"),
+               "cd " + file(name) + "$RANK && exec " + program_testing::program() + " " + command + "\n");
     EXPECT_NE(call("launch -n 2 -- sh " + file("rank.sh")), 0);
     return error_;
   };
@@ -471,7 +461,7 @@ TEST_F(GenerateCommandTest, EvalAnswersQuestions) {
   EXPECT_EQ(call(with_long), 1);
   EXPECT_THAT(error_, ContainsRegex("skipped: .*long.jsonl, line 1: choice 1 has [0-9]+ tokens: expected at most the "
                                     "model's max_seq_len of [0-9]+"));
-  EXPECT_THAT(read_file(file("long.out")), ::testing::StartsWith("{\"id\":1,"));
+  EXPECT_THAT(read_file(file("long.out")), StartsWith("{\"id\":1,"));
   EXPECT_EQ(call(with_long + " --strict"), 1);
   EXPECT_EQ(out_, "");
 

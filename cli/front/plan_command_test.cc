@@ -2,58 +2,35 @@
 // recommendation.
 #include "cli/front/plan_command.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "cli/testing/command_fixture.h"
+#include "cli/testing/program_fixture.h"
 #include "phalanx/base/file.h"
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/base/testing/xml.h"
 #include "phalanx/config/run_plan.h"
 
 namespace phalanx::cli {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-
-class PlanCommandTest : public ::testing::Test {
+class PlanCommandTest : public CommandTest {
  protected:
-  std::string path(const std::string& name) { return (directory_.path() / name).string(); }
-
-  /// Returns the exit status. The output is in out_ and error_.
-  int run(const Arguments& arguments) {
-    ::testing::internal::CaptureStdout();
-    ::testing::internal::CaptureStderr();
-    const int status = run_command({"plan", "", kPlanHelp, plan_command}, arguments);
-    out_ = ::testing::internal::GetCapturedStdout();
-    error_ = ::testing::internal::GetCapturedStderr();
-    return status;
-  }
+  PlanCommandTest() : CommandTest({"plan", "", kPlanHelp, plan_command}) {}
   std::string refusal(const Arguments& arguments, int expected_status = 2) {
     EXPECT_EQ(run(arguments), expected_status);
     return error_;
   }
   /// The exit status of the program itself.
-  int phalanx(const std::string& arguments) {
-    const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
-    const std::string line =
-        program.string() + " " + arguments + " > " + path("out") + " 2> " + path("err") + " < /dev/null";
-    const int status = std::system(line.c_str());
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  }
+  int phalanx(const std::string& arguments) { return program_testing::run_line(folder(), arguments).status; }
 
-  TempDirectory directory_{"plan-command"};
-  std::string out_, error_;
   XmlElement parsed_;
 };
 
@@ -79,7 +56,7 @@ TEST_F(PlanCommandTest, TrainTakesWhatIsRecommended) {
                  "--toml", path("layout.toml"), "--json", path("plan.json")}),
             0)
       << error_;
-  EXPECT_THAT(out_, ::testing::EndsWith(read_file(path("layout.toml"))));
+  EXPECT_THAT(out_, EndsWith(read_file(path("layout.toml"))));
   const auto config = train::read_config(path("layout.toml"), {});
   EXPECT_EQ(config.model.flavor, "llama3_8b");
   const train::RunPlan plan = train::plan_run(config, 8);
@@ -132,7 +109,7 @@ TEST_F(PlanCommandTest, GivenLayoutsAreCompared) {
   for (const XmlElement* part : elements_of(svg, "tspan")) {
     if (part->text.size() > 1 && !part->attributes.contains("dx")) kinds.push_back(part->text);
   }
-  EXPECT_THAT(kinds, ::testing::ElementsAre("data parallelism", "ZeRO-3", "tensor parallelism", "pipeline"));
+  EXPECT_THAT(kinds, ElementsAre("data parallelism", "ZeRO-3", "tensor parallelism", "pipeline"));
   // In the first and longest bar, all parts together are as long as the total on the scale.
   for (const XmlElement* box : elements_of(svg, "rect")) {
     if (!box->attributes.contains("x") || box->number("y") > 120) continue;
@@ -176,7 +153,7 @@ TEST_F(PlanCommandTest, ADirectoryOfHuggingFaceIsAModel) {
   std::ofstream(path("config.json"))
       << R"({"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
              "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 320, "max_position_embeddings": 4096})";
-  ASSERT_EQ(run({"--model", directory_.path().string(), "--devices", "2x2GiB"}), 0) << error_;
+  ASSERT_EQ(run({"--model", folder(), "--devices", "2x2GiB"}), 0) << error_;
   EXPECT_THAT(out_, AllOf(HasSubstr("3 blocks of width 64"), HasSubstr("flavor = \"hf\"\nhf_assets_path = \"")));
 }
 
@@ -240,7 +217,7 @@ TEST_F(PlanCommandTest, WhatIsWrongIsRefused) {
   }
   EXPECT_THAT(refusal({"--model", path("nowhere/model"), "--devices", "H100"}),
               HasSubstr("is no directory: expected a Hug"));
-  EXPECT_THAT(refusal({"--model", directory_.path().string(), "--devices", "H100"}, 1), HasSubstr("config.json"));
+  EXPECT_THAT(refusal({"--model", folder(), "--devices", "H100"}, 1), HasSubstr("config.json"));
   EXPECT_THAT(refusal({path("none.toml"), "--devices", "H100"}), HasSubstr("cannot read the configuration"));
   EXPECT_THAT(refusal({"--devices", "H100"}), HasSubstr("expected a configuration file"));
 }

@@ -1,5 +1,4 @@
 // `phalanx report`: which file it writes, and what it refuses.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -7,30 +6,24 @@
 #include "cli/front/report_command.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
-#include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
 
-using ::testing::HasSubstr;
-
-class ReportCommandTest : public ::testing::Test {
+class ReportCommandTest : public FolderTest {
  protected:
   ReportCommandTest() {
     for (const char* run : {"a", "b"}) {
-      std::filesystem::create_directory(path(run));
-      write_file(path(run) + "/run.json", "{}");
-      write_file(path(run) + "/metrics.jsonl", "{\"step\":1,\"loss\":2}\n");
+      write(std::string(run) + "/run.json", "{}");
+      write(std::string(run) + "/metrics.jsonl", "{\"step\":1,\"loss\":2}\n");
     }
   }
-  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
   static std::string refusal(const Arguments& arguments) {
     return error_text<UsageError>([&] { report_command(arguments); });
   }
-
- private:
-  TempDirectory folder_;
 };
 
 TEST_F(ReportCommandTest, OneRunIsWrittenIntoItsFolderUnlessAnotherFileIsNamed) {

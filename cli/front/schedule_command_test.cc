@@ -1,6 +1,5 @@
 #include "cli/front/schedule_command.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -10,8 +9,9 @@
 #include <vector>
 
 #include "cli/front/trace_command.h"
+#include "cli/testing/command_fixture.h"
 #include "phalanx/base/file.h"
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/observe/trace.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/schedule_text.h"
@@ -20,27 +20,9 @@
 namespace phalanx::cli {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::StartsWith;
-
-class ScheduleCommandTest : public ::testing::Test {
+class ScheduleCommandTest : public CommandTest {
  protected:
-  std::string path(const std::string& name) { return (directory_.path() / name).string(); }
-
-  /// Returns the exit status. The output is in out_ and error_.
-  int run(const Arguments& arguments) {
-    ::testing::internal::CaptureStdout();
-    ::testing::internal::CaptureStderr();
-    const int status = run_command({"schedule", "", kScheduleHelp, schedule_command}, arguments);
-    out_ = ::testing::internal::GetCapturedStdout();
-    error_ = ::testing::internal::GetCapturedStderr();
-    return status;
-  }
-
-  TempDirectory directory_{"schedule-command"};
-  std::string out_, error_;
+  ScheduleCommandTest() : CommandTest({"schedule", "", kScheduleHelp, schedule_command}) {}
 };
 
 TEST_F(ScheduleCommandTest, TableBubbleAndMemory) {
@@ -209,45 +191,44 @@ class ExecutedScheduleTest : public ScheduleCommandTest {
         trace.span(schedule::to_text(plan.actions[stage][i]), "pass", at(span.start), at(span.end));
       }
       trace.span("step " + std::to_string(step), "step", at(0), at(1));
-      write_file(directory_.path() / ("rank" + std::to_string(rank) + "_trace.json"), trace.to_json());
+      write_file(path("rank" + std::to_string(rank) + "_trace.json"), trace.to_json());
     }
   }
 };
 
 TEST_F(ExecutedScheduleTest, TheSlowestPipelineBesideItsSimulation) {
   write_traces(10);
-  ASSERT_EQ(run({"--executed", directory_.path().string(), "--svg", path("step.svg")}), 0) << error_;
+  ASSERT_EQ(run({"--executed", folder(), "--svg", path("step.svg")}), 0) << error_;
   EXPECT_THAT(out_, AllOf(StartsWith("step 10, the slowest of 2 pipelines: ranks 1, 3\n1F1B: 2 ranks, 2 stages, "),
                           HasSubstr("\n    1     1     12.000     24.000          -          -\n"),
                           HasSubstr("\na transfer 1.")));
   EXPECT_THAT(out_, HasSubstr("\nwrote "));
   EXPECT_THAT(read_file(path("step.svg")), HasSubstr("1F1B, simulated: "));
-  ASSERT_EQ(run({"--executed", directory_.path().string(), "--step", "10"}), 0) << error_;
+  ASSERT_EQ(run({"--executed", folder(), "--step", "10"}), 0) << error_;
 
   // `phalanx trace analyze` gives the same result.
   const std::string expected = out_;
   ::testing::internal::CaptureStdout();
-  EXPECT_EQ(run_command({"trace", "", kTraceHelp, trace_command}, {"analyze", directory_.path().string()}), 0);
+  EXPECT_EQ(run_command({"trace", "", kTraceHelp, trace_command}, {"analyze", folder()}), 0);
   EXPECT_EQ(::testing::internal::GetCapturedStdout(), expected);
 }
 
 TEST_F(ExecutedScheduleTest, Refusals) {
-  const std::string folder = directory_.path().string();
   EXPECT_EQ(run({"--executed", path("none")}), 1);
   EXPECT_THAT(error_, HasSubstr("none does not exist"));
   write_traces(10, /*with_passes=*/false);
-  EXPECT_EQ(run({"--executed", folder}), 1);
+  EXPECT_EQ(run({"--executed", folder()}), 1);
   EXPECT_THAT(error_, HasSubstr("step 10 of rank 0 has no passes of a pipeline"));
   write_traces(10);
-  EXPECT_EQ(run({"--executed", folder, "--step", "9"}), 1);
+  EXPECT_EQ(run({"--executed", folder(), "--step", "9"}), 1);
   EXPECT_THAT(error_, HasSubstr("step 9 is not in the traces of all ranks: they have 10"));
   write_file(path("gpipe.csv"), "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n");
-  EXPECT_EQ(run({"--executed", folder, "--from", path("gpipe.csv")}), 2);
+  EXPECT_EQ(run({"--executed", folder(), "--from", path("gpipe.csv")}), 2);
   EXPECT_THAT(error_, HasSubstr("what ran is not schedule gpipe: rank 1, pass 1: expected 1F1, found 1B0"));
   std::filesystem::remove(path("rank3_trace.json"));
-  EXPECT_EQ(run({"--executed", folder}), 1);
+  EXPECT_EQ(run({"--executed", folder()}), 1);
   EXPECT_THAT(error_, HasSubstr("the trace of a rank is missing"));
-  EXPECT_EQ(run({"--executed", folder, "--ranks", "4"}), 2);
+  EXPECT_EQ(run({"--executed", folder(), "--ranks", "4"}), 2);
   EXPECT_THAT(error_, HasSubstr("--executed goes together with --step, --from and --svg only"));
   EXPECT_EQ(run({"1F1B", "--ranks", "4", "--micro-batches", "4", "--step", "3"}), 2);
   EXPECT_THAT(error_, HasSubstr("--step is one of the traces of --executed FOLDER"));

@@ -1,7 +1,6 @@
 #include "cli/front/tokenize_command.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -10,10 +9,11 @@
 #include <string>
 #include <utility>
 
+#include "cli/testing/command_fixture.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/token_file.h"
 #include "phalanx/data/tokenizer/bpe_tokenizer.h"
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
@@ -21,35 +21,18 @@
 namespace phalanx::cli {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
-class TokenizeCommandTest : public ::testing::Test {
+class TokenizeCommandTest : public CommandTest {
  protected:
-  TokenizeCommandTest() {
+  TokenizeCommandTest() : CommandTest({"tokenize", "", "", tokenize_command}) {
     for (int i = 0; i < 20; ++i) {
       std::ofstream(path("corpus" + std::to_string(i) + ".txt")) << "the cat sat on the mat, number " << i << "\n";
     }
-  }
-  std::string path(const std::string& name) { return (directory_.path() / name).string(); }
-
-  /// Returns the exit status. The output is in out_ and error_.
-  int run(const Arguments& arguments) {
-    ::testing::internal::CaptureStdout();
-    ::testing::internal::CaptureStderr();
-    const int status = run_command({"tokenize", "", "", tokenize_command}, arguments);
-    out_ = ::testing::internal::GetCapturedStdout();
-    error_ = ::testing::internal::GetCapturedStderr();
-    return status;
   }
 
   int train_with(Arguments more) {
     more.insert(more.begin(), {path("*.txt"), "--vocab-size", "259", "--quiet"});
     return run(more);
   }
-
-  TempDirectory directory_{"tokenize-command"};
-  std::string out_, error_;
 };
 
 // They are read for both parts of the corpus, and are in neither.
@@ -135,7 +118,7 @@ TEST_F(TokenizeCommandTest, WhatIsThereIsReplacedByForceOnly) {
                             HasSubstr("ids.json exist already: give --force to replace them")));
   EXPECT_EQ(out_, "");                                                                         // before any work
   EXPECT_EQ(run({path("*.txt"), "--tokenizer", path("t.json"), "-o", path("ids"), "-q"}), 1);  // only read
-  EXPECT_THAT(error_, ::testing::Not(HasSubstr("t.json")));
+  EXPECT_THAT(error_, Not(HasSubstr("t.json")));
   std::ofstream(path("new-validation.idx")) << "somebody's";
   EXPECT_EQ(run({path("*.txt"), "--tokenizer", path("t.json"), "-o", path("new"), "--validation-fraction", "0.2"}), 1);
   EXPECT_THAT(error_, HasSubstr("new-validation.idx exists already"));
@@ -171,7 +154,7 @@ TEST_F(TokenizeCommandTest, WhatWasSetAsideBeforeIsNotKeptBesideItsText) {
   const Arguments own = {path("corpus1.txt"), "--tokenizer", path("t.json"), "-o", path("ids-validation"), "-q"};
   ASSERT_EQ(run(own), 0) << error_;
   EXPECT_EQ(run(again), 0) << error_;
-  EXPECT_THAT(error_, ::testing::Not(HasSubstr("removed")));
+  EXPECT_THAT(error_, Not(HasSubstr("removed")));
   EXPECT_TRUE(std::filesystem::exists(path("ids-validation.bin")));
 }
 

@@ -1,6 +1,5 @@
 // `phalanx trace analyze`: real ranks get stuck, and their files are analyzed.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <sys/wait.h>
@@ -17,14 +16,12 @@
 #include <vector>
 
 #include "cli/testing/program_fixture.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
 
 using namespace program_testing;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 class TraceAnalyzeTest : public ProgramTest {
  protected:
@@ -76,9 +73,9 @@ TEST_F(TraceAnalyzeTest, ARankThatNeverComesIsNamedAfterATimeOut) {
   EXPECT_EQ(stuck.status, 1);
   EXPECT_THAT(stuck.err, HasSubstr("not arrived: rank 1"));
   const Outcome found = analyze();
-  EXPECT_THAT(found.out, ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
-                                                  "sum., which failed after [0-9.]+ s, and rank 1 is missing: its "
-                                                  "last there is op [0-9]+"));
+  EXPECT_THAT(found.out, ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
+                                       "sum., which failed after [0-9.]+ s, and rank 1 is missing: its "
+                                       "last there is op [0-9]+"));
   // After the launcher's SIGTERM the rank that never came wrote its file too.
   EXPECT_THAT(found.out, HasSubstr("\n  rank 1: SIGTERM\n"));
   EXPECT_EQ(found.status, 0) << found.err;
@@ -128,8 +125,7 @@ TEST_F(TraceAnalyzeTest, SigQuitHasTheWaitingAndTheAbsentWriteTheirFiles) {
   });
   const Outcome found = analyze();
   EXPECT_EQ(found.status, 0) << found.err;
-  EXPECT_THAT(found.out,
-              ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
+  EXPECT_THAT(found.out, ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
                                        "sum., waiting for .*, and rank 1 is missing: its last there is op "));
   EXPECT_THAT(found.out, HasSubstr("\n  ranks 0, 1: SIGQUIT\n"));
 }
@@ -138,16 +134,16 @@ TEST_F(TraceAnalyzeTest, DifferentCallsAreLaidSideBySide) {
   EXPECT_EQ(launch(2, {"mismatch"}).status, 1);
   const Outcome found = analyze();
   EXPECT_EQ(found.status, 0) << found.err;
-  EXPECT_THAT(found.out, ::testing::ContainsRegex("^The ranks do not call the same operation as op [0-9]+ of group "
-                                                  "'world': rank 0 called all_reduce.float32.8., sum.; rank 1 called "
-                                                  "all_reduce.float64.8., sum.\\."));
+  EXPECT_THAT(found.out, ContainsRegex("^The ranks do not call the same operation as op [0-9]+ of group "
+                                       "'world': rank 0 called all_reduce.float32.8., sum.; rank 1 called "
+                                       "all_reduce.float64.8., sum.\\."));
 }
 
 TEST_F(TraceAnalyzeTest, TheGroupThatHoldsUpTheOthersIsNamed) {
   EXPECT_EQ(launch(3, {"group", "1500"}).status, 1);
   const Outcome found = analyze();
   EXPECT_EQ(found.status, 0) << found.err;
-  EXPECT_THAT(found.out, ::testing::StartsWith("Rank 1 is at op 0 of group 'pair', barrier(), which failed after "));
+  EXPECT_THAT(found.out, StartsWith("Rank 1 is at op 0 of group 'pair', barrier(), which failed after "));
   EXPECT_THAT(found.out, AllOf(HasSubstr("rank 2 is missing: it has issued nothing in that group"),
                                HasSubstr("\ngroup 'world' of ranks 0 to 2: op ")));
 }
@@ -156,8 +152,7 @@ TEST_F(TraceAnalyzeTest, NobodyIsStuckAndBadFolders) {
   EXPECT_EQ(launch(2, {"finish"}).status, 0);
   const Outcome fine = analyze();
   EXPECT_EQ(fine.status, 0) << fine.err;
-  EXPECT_THAT(fine.out,
-              ::testing::StartsWith("Nothing is stuck: all ranks have finished all operations of 1 group.\n"));
+  EXPECT_THAT(fine.out, StartsWith("Nothing is stuck: all ranks have finished all operations of 1 group.\n"));
 
   expect_one_error(analyze("nothing"), 1, "nothing does not exist");
   // A run's folder means the files that its ranks left in it.
@@ -215,8 +210,8 @@ TEST_F(LauncherTraceTest, SigQuitToTheLauncherHasAllRanksWriteWhereTheLogFilesGo
                                                     : path("tmp") + "/phalanx_traces_none_[0-9a-f]*/attempt_0"));
     const Outcome found = run({"trace", "analyze", folder});
     EXPECT_EQ(found.status, 0) << found.err;
-    EXPECT_THAT(found.out, ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
-                                                    "sum., waiting for .*, and rank 1 is missing: its last there is "));
+    EXPECT_THAT(found.out, ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
+                                         "sum., waiting for .*, and rank 1 is missing: its last there is "));
   }
 }
 
@@ -224,8 +219,8 @@ TEST_F(LauncherTraceTest, ATimeOutIsWrittenAndTheReportSaysWhere) {
   const Outcome stuck = launch(2, {"absent", "1000"});
   EXPECT_EQ(stuck.status, 1);
   const std::string folder = traces_below("tmp");
-  EXPECT_THAT(stuck.err, ::testing::EndsWith("\nthe last operations of this node's ranks: phalanx trace analyze " +
-                                             folder + "\n"));
+  EXPECT_THAT(stuck.err,
+              EndsWith("\nthe last operations of this node's ranks: phalanx trace analyze " + folder + "\n"));
   const Outcome found = run({"trace", "analyze", folder});
   EXPECT_EQ(found.status, 0) << found.err;
   EXPECT_THAT(found.out, AllOf(HasSubstr("and rank 1 is missing"), HasSubstr("\n  rank 1: SIGTERM\n")));

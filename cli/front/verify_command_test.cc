@@ -1,63 +1,44 @@
 // `phalanx verify` as a user runs it: its output, its exit status, and what it refuses before a rank starts.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 
 #include "cli/front/verify_command.h"
-#include "phalanx/base/temp_directory.h"
+#include "cli/testing/program_fixture.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-
-class VerifyCommandTest : public ::testing::Test {
+class VerifyCommandTest : public FolderTest {
  protected:
   VerifyCommandTest() {
-    std::ofstream tokens(file("tokens.bin"), std::ios::binary);
-    for (int i = 0; i < 4000; ++i) {
-      const auto id = static_cast<std::uint16_t>((i * 7 + i / 50) % 512);
-      tokens.write(reinterpret_cast<const char*>(&id), sizeof id);
-    }
-    std::ofstream(file("run.toml")) << "[model]\nflavor = \"debug\"\n[training]\ndataset_path = \""
-                                    << file("tokens.bin")
+    program_testing::write_periodic_tokens(path("tokens.bin"));
+    std::ofstream(path("run.toml")) << "[model]\nflavor = \"debug\"\n[training]\ndataset_path = \""
+                                    << path("tokens.bin")
                                     << "\"\nseq_len = 32\nlocal_batch_size = 1\nsteps = 5\n"
                                        "[lr_scheduler]\nwarmup_steps = 1\n";
   }
-  std::string file(const std::string& name) const { return (folder_.path() / name).string(); }
 
   /// Returns the exit status of `phalanx verify ARGUMENTS run.toml`. Its output is in out_ and error_.
   int run(const std::string& arguments) {
-    const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
-    const std::string line = program.string() + " verify " + file("run.toml") + " " + arguments + " > " + file("out") +
-                             " 2> " + file("err") + " < /dev/null";
-    const int status = std::system(line.c_str());
-    out_ = text("out");
-    error_ = text("err");
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  }
-  std::string text(const std::string& name) const {
-    std::ostringstream content;
-    content << std::ifstream(file(name), std::ios::binary).rdbuf();
-    return content.str();
+    const auto outcome = program_testing::run_line(folder(), "verify " + path("run.toml") + " " + arguments);
+    out_ = outcome.out;
+    error_ = outcome.err;
+    return outcome.status;
   }
 
-  TempDirectory folder_;
   std::string out_, error_;
 };
 
 TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
-  ASSERT_EQ(run("-n 2 --all --steps 2 --training.seq_len 16 --json " + file("figures.json")), 0) << error_;
+  ASSERT_EQ(run("-n 2 --all --steps 2 --training.seq_len 16 --json " + path("figures.json")), 0) << error_;
   for (const char* layout :
        {"one rank", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=3", "tp=2", "pp=2", "ac=full",
         "precision=bfloat16,ac=full", "precision=float16,ac=op", "dp_replicate=2,precision=float16,ac=op",
@@ -67,7 +48,7 @@ TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
   EXPECT_THAT(out_, HasSubstr("30 of 30 layouts right over 2 steps"));
   EXPECT_THAT(out_,
               HasSubstr("expected: loss within 2e-05 of its value, gradients within 1e-05 of their norm, weights"));
-  const auto figures = nlohmann::json::parse(text("figures.json"));
+  const auto figures = nlohmann::json::parse(read_file(path("figures.json")));
   ASSERT_EQ(figures.size(), 30U);
   EXPECT_EQ(figures[0]["steps"].size(), 2U);
   EXPECT_EQ(figures[0]["steps"][0]["gradients"].size(), 21U);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -21,7 +21,8 @@
 #include <thread>
 #include <vector>
 
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli::program_testing {
 
@@ -81,6 +82,26 @@ struct RunOptions {
   std::function<bool(pid_t)> meanwhile;
 };
 
+/// Runs `VARIABLES phalanx ARGUMENTS` by a shell, so that quotes group words. It reads nothing; its output is also in
+/// the files out and err of the folder.
+inline Outcome run_line(const std::filesystem::path& folder, const std::string& arguments,
+                        const std::string& variables = "") {
+  const std::filesystem::path out = folder / "out", err = folder / "err";
+  const std::string line =
+      variables + " " + program() + " " + arguments + " > " + out.string() + " 2> " + err.string() + " < /dev/null";
+  const int status = std::system(line.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), contents(out), contents(err)};
+}
+
+/// Writes 4,000 ids below 512, as raw uint16, that a small model learns in a few steps.
+inline void write_periodic_tokens(const std::filesystem::path& path) {
+  std::ofstream tokens(path, std::ios::binary);
+  for (int i = 0; i < 4000; ++i) {
+    const auto id = static_cast<std::uint16_t>((i * 7 + i / 50) % 512);
+    tokens.write(reinterpret_cast<const char*>(&id), sizeof id);
+  }
+}
+
 /// A terminal of 100 columns for the program under test only. Its output is collected.
 class Terminal {
  public:
@@ -116,11 +137,8 @@ class Terminal {
   std::string slave_, text_;
 };
 
-class ProgramTest : public ::testing::Test {
+class ProgramTest : public FolderTest {
  protected:
-  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
-  void write(const std::string& name, const std::string& text) const { std::ofstream(path(name)) << text; }
-
   Outcome run(const std::vector<std::string>& arguments, const RunOptions& options = {}) const {
     using Streams = RunOptions::Streams;
     const std::string out = path("stdout.txt"), err = path("stderr.txt");
@@ -142,10 +160,11 @@ class ProgramTest : public ::testing::Test {
         ::dup2(ends[1], STDOUT_FILENO);
         ::dup2(ends[1], STDERR_FILENO);
       }
-      for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+      for (const char* name :
+           {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PHALANX_STORE"}) {
         ::unsetenv(name);
       }
-      ::setenv("TMPDIR", folder_.path().c_str(), 1);  // ranks that fail on purpose must leave no files elsewhere
+      ::setenv("TMPDIR", folder().c_str(), 1);  // ranks that fail on purpose must leave no files elsewhere
       for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
       ::signal(SIGHUP, options.ignore_hang_up ? SIG_IGN : SIG_DFL);  // independent of how the tests were started
       if (options.file_size_limit != RLIM_INFINITY) {
@@ -165,7 +184,7 @@ class ProgramTest : public ::testing::Test {
       ::execv(argv[0], argv.data());
       ::_exit(127);
     }
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(3);
     bool busy = static_cast<bool>(options.meanwhile);
     int status = 0;
     while (::waitpid(child, &status, WNOHANG) == 0) {
@@ -173,7 +192,7 @@ class ProgramTest : public ::testing::Test {
       terminal.read();
       if (options.hang_up && options.hang_up()) terminal.close();
       if (std::chrono::steady_clock::now() > deadline) {
-        ADD_FAILURE() << "still running after 120 s: " << arguments[0] << "\n" << contents(err);
+        ADD_FAILURE() << "still running after 3 minutes: " << arguments[0] << "\n" << contents(err);
         ::kill(-child, SIGKILL);
         ::waitpid(child, &status, 0);
         break;
@@ -207,11 +226,8 @@ class ProgramTest : public ::testing::Test {
   static void expect_one_error(const Outcome& outcome, int status, const std::string& text) {
     EXPECT_EQ(outcome.status, status) << outcome.err;
     EXPECT_EQ(count(outcome.err, text), 1) << outcome.err;
-    EXPECT_THAT(outcome.err, ::testing::Not(::testing::HasSubstr("terminate called")));
+    EXPECT_THAT(outcome.err, Not(HasSubstr("terminate called")));
   }
-
- private:
-  TempDirectory folder_{"program-test"};
 };
 
 }  // namespace phalanx::cli::program_testing

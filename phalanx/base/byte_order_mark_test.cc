@@ -1,26 +1,21 @@
 #include "phalanx/base/byte_order_mark.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_text.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
 
-using ::testing::HasSubstr;
 using std::string_literals::operator""s;
 
 std::string refused(const std::string& text) {
-  try {
-    text_after_mark<DataError>(text, "f.txt");
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "accepted";
+  return error_text<DataError>([&] { text_after_mark<DataError>(text, "f.txt"); });
 }
 
 TEST(ByteOrderMarkTest, Utf8IsPassedOverAndOthersAreRefusedWithWhatToDo) {

@@ -1,12 +1,11 @@
 #include "phalanx/base/cpu_list.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
-
-using testing::ElementsAre;
 
 TEST(CpuList, GoesBothWays) {
   EXPECT_THAT(cpus_in_list("0-2,8").value(), ElementsAre(0, 1, 2, 8));

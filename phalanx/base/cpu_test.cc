@@ -1,6 +1,5 @@
 #include "phalanx/base/cpu.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 
@@ -11,6 +10,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
@@ -116,7 +116,7 @@ TEST(ThreadsFromEnvironment, IsTheFirstNumberOrAnError) {
       threads(text);
       ADD_FAILURE() << text;
     } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), ::testing::HasSubstr(std::string("OMP_NUM_THREADS is '") + text + "'"));
+      EXPECT_THAT(error.what(), HasSubstr(std::string("OMP_NUM_THREADS is '") + text + "'"));
     }
   }
   unsetenv("OMP_NUM_THREADS");

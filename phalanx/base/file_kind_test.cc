@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
 
 namespace phalanx::data {
 namespace {
@@ -74,13 +75,8 @@ TEST(FileKindTest, TokenIdsAreOfNoKnownKind) {
 }
 
 TEST(FileKindTest, PlainTextIsWhatMayBeReadAsItIs) {
-  const auto refusal = [](const std::string& contents) -> std::string {
-    try {
-      require_plain_text(contents, "f", "prompts, one a line");
-    } catch (const DataError& error) {
-      return error.what();
-    }
-    return "";
+  const auto refusal = [](const std::string& contents) {
+    return error_text<DataError>([&] { require_plain_text(contents, "f", "prompts, one a line"); });
   };
   EXPECT_EQ(refusal("Once upon a time there was\n"), "");
   EXPECT_EQ(refusal("short"), "");

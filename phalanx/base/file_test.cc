@@ -1,7 +1,6 @@
 #include "phalanx/base/file.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -10,21 +9,17 @@
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::Property;
 using ::testing::Throws;
-using ::testing::ThrowsMessage;
 
 TEST(File, RoundTripIncludingEmptyAndBinary) {
   const TempDirectory scratch;
@@ -37,7 +32,7 @@ TEST(File, RoundTripIncludingEmptyAndBinary) {
     EXPECT_EQ(read_file(path), contents + "2");
   }
   posix_file_system().append(path)->write("tail");
-  EXPECT_THAT(read_file(path), ::testing::EndsWith("x2tail"));
+  EXPECT_THAT(read_file(path), EndsWith("x2tail"));
   EXPECT_FALSE(std::filesystem::exists(scratch.path() / "f.tmp"));
 }
 

@@ -1,6 +1,5 @@
 #include "phalanx/base/folder_lock.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -13,20 +12,14 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
 std::string lock_refusal(const std::filesystem::path& folder, const FolderLockOptions& options = {}) {
-  try {
-    const FolderLock lock(folder, options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_text([&] { const FolderLock lock(folder, options); });
 }
 
 TEST(FolderLock, ASecondHolderIsRefusedUntilTheFirstIsGone) {
@@ -76,14 +69,11 @@ TEST(FolderLock, ItGoesWithAProcessThatIsKilledAndIsWaitedFor) {
 TEST(OwnerLocks, WhatLiesInALockedFolderIsRefusedHoweverDeep) {
   const TempDirectory scratch("folder_lock");
   const auto run = scratch.path() / "run", link = scratch.path() / "link";
-  const auto refused = [](const std::vector<std::filesystem::path>& paths) -> std::string {
-    try {
+  const auto refused = [](const std::vector<std::filesystem::path>& paths) {
+    return error_text([&] {
       const OwnerLocks locks(paths, {.advice = "choose another OUT"});
       EXPECT_TRUE(locks.warnings().empty());
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    });
   };
   {
     const FolderLock lock(run);

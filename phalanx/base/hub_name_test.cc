@@ -1,18 +1,18 @@
 #include "phalanx/base/hub_name.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
 
 TEST(HubName, IsOwnerAndNameAlone) {
   EXPECT_TRUE(is_hub_name("meta-llama/Llama-3.1-8B"));
-  EXPECT_THAT(hub_hint("Qwen/Qwen3-0.6B"), ::testing::HasSubstr("nothing is downloaded"));
+  EXPECT_THAT(hub_hint("Qwen/Qwen3-0.6B"), HasSubstr("nothing is downloaded"));
   for (const char* path : {"", "llama3_8b", "/models/llama", "./a/b", "../models", "a/b/c", "a/", "a b/c", "a/.b"}) {
     EXPECT_FALSE(is_hub_name(path)) << path;
     EXPECT_EQ(hub_hint(path), "") << path;
@@ -21,7 +21,7 @@ TEST(HubName, IsOwnerAndNameAlone) {
 
 TEST(HubName, AnAddressIsSaidToBeOne) {
   for (const char* path : {"hf://meta-llama/Llama-3.1-8B", "https://huggingface.co/openai/gpt2", "s3://bucket/model"}) {
-    EXPECT_THAT(hub_hint(path), ::testing::HasSubstr("an address, from which nothing is downloaded")) << path;
+    EXPECT_THAT(hub_hint(path), HasSubstr("an address, from which nothing is downloaded")) << path;
   }
 }
 

@@ -1,7 +1,8 @@
 #include "phalanx/base/json_difference.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
@@ -15,8 +16,8 @@ TEST(JsonDifference, NamesEachKeyWithBothValues) {
   for (const auto& d : json_differences(saved, found)) {
     lines.push_back(d.key + ": " + json_value_text(d.saved) + ", " + json_value_text(d.found));
   }
-  EXPECT_THAT(lines, ::testing::ElementsAre("a.gone: \"x\", not set", "a.list: [1,2], [1,3]", "a.new: not set, true",
-                                            "a.number: 2.5, 2.0"));
+  EXPECT_THAT(lines, ElementsAre("a.gone: \"x\", not set", "a.list: [1,2], [1,3]", "a.new: not set, true",
+                                 "a.number: 2.5, 2.0"));
   EXPECT_TRUE(json_differences(saved, saved).empty());
 }
 

@@ -7,6 +7,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_reader.h"
+#include "phalanx/base/testing/error_text.h"
 
 namespace phalanx {
 namespace {
@@ -85,12 +86,7 @@ TEST(JsonText, WhatTheLibrarySaysOfAValueIsSaidInOurWords) {
 
 std::string reader_fault(const char* text, const std::function<void(const JsonReader<DataError>&)>& read) {
   const auto json = nlohmann::json::parse(text);
-  try {
-    read(JsonReader<DataError>(json, "f"));
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "";
+  return error_text<DataError>([&] { read(JsonReader<DataError>(json, "f")); });
 }
 
 TEST(JsonReader, FileKeyExpectedAndFoundAreSaid) {

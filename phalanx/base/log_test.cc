@@ -1,17 +1,16 @@
 #include "phalanx/base/log.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <string>
 #include <thread>
 
+#include "phalanx/base/testing/matchers.h"
+
 namespace phalanx {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using ::testing::internal::CaptureStderr;
 using ::testing::internal::GetCapturedStderr;
 
@@ -32,8 +31,7 @@ TEST(Log, RankZeroAloneSpeaksUnlessItMatters) {
   speak_as(3);
   const std::string other = GetCapturedStderr();
   EXPECT_THAT(other, AllOf(HasSubstr("rank 3: here"), HasSubstr("rank 3: slow"), HasSubstr("rank 3: broken")));
-  EXPECT_THAT(other, AllOf(::testing::Not(HasSubstr("plan")), ::testing::Not(HasSubstr("hidden")),
-                           ::testing::Not(HasSubstr("shared"))));
+  EXPECT_THAT(other, AllOf(Not(HasSubstr("plan")), Not(HasSubstr("hidden")), Not(HasSubstr("shared"))));
   CaptureStderr();
   speak_as(0);
   EXPECT_THAT(GetCapturedStderr(),
@@ -50,8 +48,8 @@ TEST(Log, LevelSilencesWhatLiesBelow) {
   log::set_level(log::Level::info);
   const std::string text = GetCapturedStderr();
   EXPECT_THAT(text, AllOf(HasSubstr("error - heard"), HasSubstr("debug - detail")));
-  EXPECT_THAT(text, ::testing::Not(HasSubstr("unheard")));
-  EXPECT_THAT(text, ::testing::Not(HasSubstr("\x1b")));  // no terminal, no control codes
+  EXPECT_THAT(text, Not(HasSubstr("unheard")));
+  EXPECT_THAT(text, Not(HasSubstr("\x1b")));  // no terminal, no control codes
 }
 
 void log_late() { log::warn("written late"); }

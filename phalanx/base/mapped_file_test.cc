@@ -1,6 +1,5 @@
 #include "phalanx/base/mapped_file.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -9,6 +8,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
@@ -38,7 +38,7 @@ TEST(MappedFile, EmptyFileIsAnEmptySpan) {
 TEST(MappedFile, WhatCannotBeMappedIsNamed) {
   const TempDirectory scratch;
   EXPECT_THAT([&] { MappedFile(scratch.path() / "none"); },
-              ::testing::ThrowsMessage<FileError>(::testing::HasSubstr((scratch.path() / "none").string())));
+              ::testing::ThrowsMessage<FileError>(HasSubstr((scratch.path() / "none").string())));
   EXPECT_THAT([&] { MappedFile{scratch.path()}; },
               ::testing::Throws<FileError>(::testing::Property(&FileError::code, EISDIR)));
   EXPECT_THROW(MappedFile("/dev/zero"), FileError);

@@ -1,9 +1,9 @@
 #include "phalanx/base/parse_text.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
@@ -20,7 +20,7 @@ TEST(ParseText, SizesHaveBinaryUnits) {
       parse_size("--min-bytes", wrong);
       ADD_FAILURE() << wrong;
     } catch (const UsageError& error) {
-      EXPECT_THAT(error.what(), ::testing::StartsWith("--min-bytes: '")) << wrong;
+      EXPECT_THAT(error.what(), StartsWith("--min-bytes: '")) << wrong;
     }
   }
 }
@@ -34,8 +34,8 @@ TEST(ParseText, ANumberIsTheWholeText) {
 }
 
 TEST(ParseText, ListsAreCutAtCommas) {
-  EXPECT_THAT(split_list("a,b c,,d"), ::testing::ElementsAre("a", "b c", "", "d"));
-  EXPECT_THAT(split_list(""), ::testing::ElementsAre(""));
+  EXPECT_THAT(split_list("a,b c,,d"), ElementsAre("a", "b c", "", "d"));
+  EXPECT_THAT(split_list(""), ElementsAre(""));
 }
 
 }  // namespace

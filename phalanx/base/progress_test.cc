@@ -1,6 +1,5 @@
 #include "phalanx/base/progress.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,14 +7,10 @@
 #include <thread>
 #include <vector>
 
+#include "phalanx/base/testing/matchers.h"
+
 namespace phalanx {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 class Progress : public ::testing::Test {
  protected:

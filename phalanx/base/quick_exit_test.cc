@@ -1,22 +1,17 @@
 #include "phalanx/base/quick_exit.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
-#include <sstream>
 
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 struct SaysWhenDestroyed {
   const char* text;
@@ -41,9 +36,7 @@ TEST(QuickExit, LeavesOutWhatWasThereBeforeAndNothingElse) {
       },
       ::testing::ExitedWithCode(7),
       AllOf(HasSubstr("destroyed-after"), HasSubstr("handler-after"), Not(HasSubstr("destroyed-before"))));
-  std::stringstream written;
-  written << std::ifstream(path).rdbuf();
-  EXPECT_EQ(written.str(), "not yet flushed");
+  EXPECT_EQ(read_file(path), "not yet flushed");
 }
 
 }  // namespace

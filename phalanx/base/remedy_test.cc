@@ -1,6 +1,5 @@
 #include "phalanx/base/remedy.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -9,12 +8,10 @@
 
 #include "phalanx/base/error_text.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
-
-using testing::HasSubstr;
-using testing::StartsWith;
 
 TEST(Remedy, TheLimitThatWasMetIsNamedWithHowToRaiseIt) {
   rlimit limit{};

@@ -1,15 +1,14 @@
 #include "phalanx/base/signals.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "phalanx/base/testing/matchers.h"
+
 namespace phalanx {
 namespace {
-
-using ::testing::UnorderedElementsAre;
 
 TEST(SignalsTest, NamesAreReadWithAndWithoutTheirBeginning) {
   EXPECT_EQ(signal_of_name("SIGUSR1"), SIGUSR1);

@@ -1,6 +1,5 @@
 #include "phalanx/base/start_thread.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -12,12 +11,10 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 // Returns the message of a child that has as few rights as a user's job, and these limits.
 template <class Body>

@@ -1,6 +1,5 @@
 #include "phalanx/base/temp_directory.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -9,6 +8,7 @@
 #include <string>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
@@ -34,8 +34,7 @@ TEST(TempDirectory, MissingParentIsNamed) {
   const std::string kept = old != nullptr ? old : "";
   setenv("TMPDIR", "/nowhere/at/all", 1);
   EXPECT_THAT([] { TempDirectory("x"); },
-              ::testing::ThrowsMessage<FileError>(
-                  ::testing::AllOf(::testing::HasSubstr("/nowhere/at/all"), ::testing::HasSubstr("TMPDIR"))));
+              ::testing::ThrowsMessage<FileError>(AllOf(HasSubstr("/nowhere/at/all"), HasSubstr("TMPDIR"))));
   kept.empty() ? unsetenv("TMPDIR") : setenv("TMPDIR", kept.c_str(), 1);
 }
 

@@ -1,5 +1,4 @@
 // Saves that continue in the background.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <condition_variable>
@@ -8,6 +7,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/testing/sharded_state.h"
 #include "phalanx/checkpoint/testing/test_state.h"
@@ -19,10 +20,7 @@ namespace {
 using checkpoint_testing::global_state;
 using checkpoint_testing::hold_state;
 using checkpoint_testing::make_state;
-using checkpoint_testing::message_of;
 using checkpoint_testing::same_state;
-using testing::AllOf;
-using testing::HasSubstr;
 
 /// A gate that opens once; threads that wait for it then continue.
 class Gate {
@@ -121,7 +119,7 @@ TEST(AsyncSave, AFailureOfTheBackgroundReachesTheNextCallOfEveryRank) {
       auto state = state_of(comm->rank());
       checkpoints.async_save(state, 1);
       checkpoints.async_save(state, 2);
-      const auto message = message_of<CheckpointError>([&] {
+      const auto message = error_text<CheckpointError>([&] {
         if (call == 0) checkpoints.finish();
         if (call == 1) checkpoints.async_save(state, 3);
         if (call == 2) checkpoints.save(state, 3);
@@ -144,7 +142,7 @@ TEST(AsyncSave, WhatCannotBeSavedIsSaidAtOnce) {
   CheckpointManager checkpoints(scratch.path());
   auto state = make_state(1);
   state.tensors[2].tensor = at::Tensor();
-  EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.async_save(state, 1); }), HasSubstr("is undefined"));
+  EXPECT_THAT(error_text<CheckpointError>([&] { checkpoints.async_save(state, 1); }), HasSubstr("is undefined"));
   EXPECT_FALSE(checkpoints.finish());
 }
 

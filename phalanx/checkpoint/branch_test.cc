@@ -1,6 +1,5 @@
 #include "phalanx/checkpoint/files/branch.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -10,6 +9,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
 #include "phalanx/checkpoint/testing/test_state.h"
@@ -18,11 +19,6 @@ namespace phalanx {
 namespace {
 
 using checkpoint_testing::make_state;
-using checkpoint_testing::message_of;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 /// Checkpoints of steps 1 to 4, saved once and copied: the last one damaged, and one as a replacement left it.
 void fill_with_steps(const std::filesystem::path& folder) {
@@ -70,7 +66,7 @@ TEST(Branch, SetsAsideWhatIsNewerThanItsStep) {
   // Another one, further back; then one without anything newer.
   CheckpointManager(folder).save(make_state(9), 4);
   EXPECT_EQ(begin_branch(folder, {.step = 1}).into, folder / "abandoned-2");
-  EXPECT_THAT(entries_of(folder / "abandoned-2"), ::testing::UnorderedElementsAre("step-2", "step-4"));
+  EXPECT_THAT(entries_of(folder / "abandoned-2"), UnorderedElementsAre("step-2", "step-4"));
   EXPECT_THAT(begin_branch(folder, {.step = 1}).names, IsEmpty());
   EXPECT_EQ(read_branch(folder)->set_aside_in, "");
   EXPECT_FALSE(has_same_base(folder / "abandoned-2", {.step = 2, .base = "other"}));
@@ -141,14 +137,14 @@ TEST(Branch, AMalformedRecordIsNamed) {
                            R"({"format": 1, "step": 1, "command": "", "job": "", "base": "",
                                "set_aside_in": "abandoned-1", "being_set_aside": ["../x"]})"}) {
     write_file(scratch.path() / kBranchName, text);
-    EXPECT_THAT(message_of<CheckpointError>([&] { list_checkpoints(scratch.path()); }),
+    EXPECT_THAT(error_text<CheckpointError>([&] { list_checkpoints(scratch.path()); }),
                 AllOf(HasSubstr("branch.json: expected what a rollback to [checkpoint] load_step writes"),
                       HasSubstr("remove the file")))
         << text;
   }
   for (const char* text : {"", "junk", "[]", "{\"format\""}) {
     write_file(scratch.path() / kBranchName, text);
-    EXPECT_THAT(message_of<CheckpointError>([&] { list_checkpoints(scratch.path()); }),
+    EXPECT_THAT(error_text<CheckpointError>([&] { list_checkpoints(scratch.path()); }),
                 AllOf(HasSubstr("branch.json"), HasSubstr("remove the file")))
         << text;
   }

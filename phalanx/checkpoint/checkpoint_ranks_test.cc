@@ -1,12 +1,14 @@
 // Checkpoints written and read by several ranks.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/testing/test_state.h"
@@ -16,9 +18,7 @@ namespace phalanx {
 namespace {
 
 using checkpoint_testing::make_state;
-using checkpoint_testing::message_of;
 using checkpoint_testing::same_state;
-using testing::HasSubstr;
 
 void save_with_ranks(int world_size, const std::filesystem::path& folder, std::int64_t number, std::int64_t step) {
   run_local_ranks(world_size, [&](const std::shared_ptr<Communicator>& comm) {
@@ -63,8 +63,8 @@ TEST(CheckpointRanks, AFailureOnOneRankFailsTheSaveOnAllAndKeepsThePrevious) {
     run_local_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
       FaultyFileSystem fs(posix_file_system(), {.fail_at = comm->rank() == 1 ? n : 1000, .kind = Fault::full});
       CheckpointManager checkpoints(scratch.path(), {}, comm, fs);
-      const auto message = message_of<CheckpointError>([&] { checkpoints.save(make_state(2), 2); });
-      EXPECT_THAT(message, testing::AllOf(HasSubstr("rank 1: "), HasSubstr("No space left"), HasSubstr("step-2")));
+      const auto message = error_text<CheckpointError>([&] { checkpoints.save(make_state(2), 2); });
+      EXPECT_THAT(message, AllOf(HasSubstr("rank 1: "), HasSubstr("No space left"), HasSubstr("step-2")));
       failed += message.empty() ? 0 : 1;
       auto state = make_state(0);
       ASSERT_TRUE(checkpoints.load_latest(state));
@@ -80,7 +80,7 @@ TEST(CheckpointRanks, DifferentStatesAreNotSavedTogether) {
     CheckpointManager checkpoints(scratch.path(), {}, comm);
     auto state = make_state(1);
     state.integers["data.position"] += comm->rank();
-    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.save(state, 1); }), HasSubstr("rank 1 and rank 0"));
+    EXPECT_THAT(error_text<CheckpointError>([&] { checkpoints.save(state, 1); }), HasSubstr("rank 1 and rank 0"));
     EXPECT_FALSE(checkpoints.load_latest(state));
   });
 }
@@ -92,8 +92,8 @@ TEST(CheckpointRanks, AMismatchOnOneRankIsAnErrorOnAll) {
     CheckpointManager checkpoints(scratch.path(), {}, comm);
     auto state = make_state(0);
     if (comm->rank() == 1) state.tensors.pop_back();
-    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.load_latest(state); }),
-                testing::AllOf(HasSubstr("rank 1: "), HasSubstr("\"counts\" is unexpected")));
+    EXPECT_THAT(error_text<CheckpointError>([&] { checkpoints.load_latest(state); }),
+                AllOf(HasSubstr("rank 1: "), HasSubstr("\"counts\" is unexpected")));
   });
 }
 
@@ -105,9 +105,9 @@ TEST(CheckpointRanks, AnotherCheckpointOnOneRankIsAnErrorOnAllBeforeAnythingIsRe
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
     auto state = make_state(0);
     CheckpointManager checkpoints(comm->rank() == 1 ? second.path() : first.path(), {}, comm);
-    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.load_latest(state); }),
-                testing::AllOf(HasSubstr("step-40 is another one on rank 1 than on rank 0"),
-                               HasSubstr("one folder that all ranks share")));
+    EXPECT_THAT(error_text<CheckpointError>([&] { checkpoints.load_latest(state); }),
+                AllOf(HasSubstr("step-40 is another one on rank 1 than on rank 0"),
+                      HasSubstr("one folder that all ranks share")));
     EXPECT_TRUE(same_state(state, make_state(0)));
   });
 }
@@ -117,9 +117,9 @@ TEST(CheckpointRanks, DamageMakesAllRanksTakeTheSameOlderOne) {
   save_with_ranks(2, scratch.path(), 1, 1);
   save_with_ranks(2, scratch.path(), 2, 2);
   const auto file = scratch.path() / "step-2" / "shard-00002-model-00001-of-00001.safetensors";
-  auto bytes = checkpoint_testing::slurp(file);
+  auto bytes = read_file(file);
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
-  checkpoint_testing::spill(file, bytes);
+  write_file(file, bytes);
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
     auto state = make_state(0);
     const auto loaded = CheckpointManager(scratch.path(), {}, comm).load_latest(state);

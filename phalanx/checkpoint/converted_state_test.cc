@@ -3,7 +3,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/remainder.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +13,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/mesh/device_mesh.h"
@@ -25,9 +26,6 @@
 
 namespace phalanx {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 const models::LlamaConfig kShape{
     .dim = 32, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .ffn_hidden = 48, .vocab_size = 64};
@@ -92,13 +90,9 @@ void expect_refused(CheckpointManager&& checkpoints, TrainState state, const std
   // Only the first few differences are listed.
   std::ranges::stable_partition(state.tensors, [](const auto& one) { return one.name == "model.norm.weight"; });
   const at::Tensor before = state.tensors.front().tensor.detach().clone();
-  try {
-    checkpoints.load_latest(state);
-    ADD_FAILURE() << "loaded";
-  } catch (const CheckpointError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("\"model.norm.weight\": expected " + expected + " [32], found " + found),
-                                    HasSubstr("convert_dtype = true")));
-  }
+  EXPECT_THAT(error_text<CheckpointError>([&] { checkpoints.load_latest(state); }),
+              AllOf(HasSubstr("\"model.norm.weight\": expected " + expected + " [32], found " + found),
+                    HasSubstr("convert_dtype = true")));
   EXPECT_TRUE(at::equal(state.tensors.front().tensor.detach(), before));
 }
 

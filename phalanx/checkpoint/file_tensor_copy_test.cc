@@ -1,6 +1,5 @@
 #include "phalanx/checkpoint/files/file_tensor_copy.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -9,12 +8,12 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
 
 using Form = FileTensorView::Form;
-using testing::ElementsAre;
 
 template <class T>
 std::vector<T> taken(const Form& form, const std::vector<std::int64_t>& shape, const std::vector<T>& file,

@@ -1,6 +1,5 @@
 #include "phalanx/checkpoint/files/hf_files.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -9,6 +8,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/tokenizer/bpe_trainer.h"
 #include "phalanx/models/config/hf_config.h"
 
@@ -112,15 +112,15 @@ TEST_F(HfFilesTest, WhatIsNoTokenOfTheModelIsLeftOutAndSaid) {
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(tokens(), json({nullptr, nullptr, nullptr}));
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              ::testing::HasSubstr("config.json: \"pad_token_id\" is -1, no token of the model's vocabulary of 300"));
+              HasSubstr("config.json: \"pad_token_id\" is -1, no token of the model's vocabulary of 300"));
   // Nor does generation_config.json keep one, whether config.json says another or not.
   write("config.json", R"({"eos_token_id": 7})");
   write("generation_config.json", R"({"eos_token_id": [7, 300], "pad_token_id": 300})");
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(tokens(), json({nullptr, 7, nullptr}));
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              ::testing::AllOf(::testing::HasSubstr("generation_config.json: \"eos_token_id\" is [7,300], no token"),
-                               ::testing::HasSubstr("generation_config.json: \"pad_token_id\" is 300, no token")));
+              AllOf(HasSubstr("generation_config.json: \"eos_token_id\" is [7,300], no token"),
+                    HasSubstr("generation_config.json: \"pad_token_id\" is 300, no token")));
   write("config.json", "{");
   EXPECT_THROW(files(), CheckpointError);
 }

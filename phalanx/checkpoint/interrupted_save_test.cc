@@ -1,6 +1,5 @@
 // A save interrupted anywhere: by an error, a full disk, a crash between any two operations, a real SIGKILL.
 // After each, loading must give the previous checkpoint whole, or the new one once it is in place.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -16,6 +15,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/testing/sharded_state.h"
 #include "phalanx/checkpoint/testing/test_state.h"
@@ -25,7 +26,6 @@ namespace phalanx {
 namespace {
 
 using checkpoint_testing::make_state;
-using checkpoint_testing::message_of;
 using checkpoint_testing::same_state;
 
 constexpr CheckpointOptions kKeepTwo{.keep_latest_k = 2};
@@ -100,12 +100,12 @@ TEST_P(InterruptedSave, LeavesALoadableFolderAtEveryOperation) {
       reported_saved = false;
     } else {
       const auto message =
-          message_of<CheckpointError>([&] { checkpoints.save(make_state(attempt.number), attempt.step); });
+          error_text<CheckpointError>([&] { checkpoints.save(make_state(attempt.number), attempt.step); });
       reported_saved = message.empty();
       if (!reported_saved) {
-        EXPECT_THAT(message, testing::HasSubstr("cannot save checkpoint " + (scratch.path() / "step-").string()));
+        EXPECT_THAT(message, HasSubstr("cannot save checkpoint " + (scratch.path() / "step-").string()));
         if (kind == Fault::full) {
-          EXPECT_THAT(message, testing::HasSubstr("No space left on device"));
+          EXPECT_THAT(message, HasSubstr("No space left on device"));
         }
       }
     }
@@ -225,8 +225,7 @@ TEST_P(InterruptedShardedSave, LeavesALoadableFolderAtEveryOperation) {
       save_three_ranks(scratch.path(), attempt, fs);
     } catch (const std::exception& error) {
       reported_saved = false;
-      EXPECT_THAT(error.what(),
-                  testing::AnyOf(testing::HasSubstr("cannot save checkpoint"), testing::HasSubstr("crash")));
+      EXPECT_THAT(error.what(), AnyOf(HasSubstr("cannot save checkpoint"), HasSubstr("crash")));
     }
     if (n < 0) operations = fs.operations();
     // It is loaded in another layout: as one rank.

@@ -1,11 +1,11 @@
 #include "phalanx/checkpoint/files/manifest.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/files/block_hash.h"
 
 namespace phalanx {
@@ -62,8 +62,8 @@ TEST(Manifest, WrongContentsUnderARightChecksumAreRefused) {
       parse_manifest("step-1/manifest.json", text);
       ADD_FAILURE() << "accepted; expected: " << reason;
     } catch (const CheckpointError& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr("step-1/manifest.json: "));
-      EXPECT_THAT(error.what(), testing::HasSubstr(reason));
+      EXPECT_THAT(error.what(), HasSubstr("step-1/manifest.json: "));
+      EXPECT_THAT(error.what(), HasSubstr(reason));
     }
   };
   expect_reason(edited_manifest("\"version\": 1", "\"version\": 2"), "version is 2; this program reads version 1");

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/files/rewrite.h"
@@ -17,7 +17,7 @@ namespace {
 
 /// Exit status of a Python program in the environment of the build's torch.
 int run_program(const std::filesystem::path& scratch, const std::string& program) {
-  checkpoint_testing::spill(scratch / "program.py", program);
+  write_file(scratch / "program.py", program);
   return std::system((std::string(PHALANX_TEST_PYTHON) + " " + (scratch / "program.py").string()).c_str());
 }
 

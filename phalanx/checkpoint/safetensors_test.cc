@@ -1,6 +1,5 @@
 #include "phalanx/checkpoint/files/safetensors.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -10,11 +9,10 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::safetensors {
 namespace {
-
-using testing::HasSubstr;
 
 std::string with_length(const std::string& json, std::size_t data_bytes, std::uint64_t length) {
   std::string bytes(8, '\0');

@@ -1,12 +1,13 @@
 #include "phalanx/checkpoint/files/saved_state.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <random>
 
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/files/block_writer.h"
 #include "phalanx/checkpoint/files/box_copy.h"
 #include "phalanx/checkpoint/files/shard_plan.h"
@@ -15,10 +16,7 @@
 namespace phalanx {
 namespace {
 
-using checkpoint_testing::message_of;
 using safetensors::Dtype;
-using testing::AllOf;
-using testing::HasSubstr;
 
 /// Writes files that hold one box each of the tensor "t", whose elements (int32) are their own numbers in [rows, cols].
 SavedState save_boxes(const std::filesystem::path& folder, std::int64_t cols, const std::vector<Box>& boxes) {
@@ -98,7 +96,7 @@ TEST(SavedState, HolesAndOverlapsAreFoundAlsoWhereTheirSizesAgree) {
   const TempDirectory scratch("saved");
   const auto reason = [&](const std::vector<Box>& boxes) {
     const auto saved = save_boxes(scratch.path(), 4, boxes);
-    return message_of<DamagedError>([&] { saved.check_complete(saved.tensors()[0]); });
+    return error_text<DamagedError>([&] { saved.check_complete(saved.tensors()[0]); });
   };
   EXPECT_EQ(reason({{{0, 0}, {2, 4}}, {{2, 0}, {2, 4}}}), "");
   EXPECT_THAT(reason({{{0, 0}, {2, 4}}, {{3, 0}, {1, 4}}}),
@@ -118,7 +116,7 @@ TEST(SavedState, PartsOfDifferentTypesAreDamage) {
   const auto text = safetensors::format_header(header) + std::string(32, '\0');
   writer.append(std::as_bytes(std::span(text)));
   manifest.files.push_back(writer.finish());
-  EXPECT_THAT(message_of<DamagedError>([&] { SavedState(scratch.path(), manifest); }),
+  EXPECT_THAT(error_text<DamagedError>([&] { SavedState(scratch.path(), manifest); }),
               AllOf(HasSubstr("tensor \"t\""), HasSubstr("I32 [2, 4]"), HasSubstr("F32 [2, 4]")));
 }
 

@@ -1,11 +1,11 @@
 #include "phalanx/checkpoint/files/shard_plan.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
@@ -47,7 +47,7 @@ TEST(ShardPlan, EveryRowIsWrittenOnceAndRanksShareTheBytes) {
       EXPECT_LE(bytes, total / world + 1 + 2 * largest_row);
     }
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      EXPECT_THAT(written[i], testing::Each(1));
+      EXPECT_THAT(written[i], Each(1));
       EXPECT_GE(mentioned[i], 1);
       if (written[i].empty()) {
         EXPECT_EQ(mentioned[i], 1);

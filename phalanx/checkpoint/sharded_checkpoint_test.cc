@@ -1,11 +1,13 @@
 // Sharded states through checkpoints: any layout into any other.
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/files/saved_state.h"
@@ -22,10 +24,7 @@ using checkpoint_testing::global_state;
 using checkpoint_testing::hold;
 using checkpoint_testing::hold_state;
 using checkpoint_testing::Layout;
-using checkpoint_testing::message_of;
 using checkpoint_testing::same_state;
-using testing::AllOf;
-using testing::HasSubstr;
 
 void save_sharded(const std::filesystem::path& folder, const Layout& layout, const TrainState& whole, int step = 1) {
   run_local_ranks(layout.world, [&](const std::shared_ptr<Communicator>& comm) {
@@ -153,7 +152,7 @@ TEST(ShardedCheckpoint, DtypesAreConvertedIntoShardsOfAnyStrides) {
   auto wanted = hold({"model.wq.weight", at::zeros({11, 6}, at::kDouble)}, mesh, columns, 1);
   wanted.tensor = wanted.tensor.t().contiguous().t();
   ASSERT_FALSE(wanted.tensor.is_contiguous());
-  EXPECT_THAT(message_of<CheckpointError>([&] { reader.read({wanted}, {.allow_unexpected = true}); }),
+  EXPECT_THAT(error_text<CheckpointError>([&] { reader.read({wanted}, {.allow_unexpected = true}); }),
               HasSubstr("\"model.wq.weight\": expected F64 [11, 6], found F32 [11, 6]"));
   reader.read({wanted}, {.allow_unexpected = true, .convert_dtype = true});
   EXPECT_TRUE(wanted.tensor.equal(whole.tensors[0].tensor.narrow(1, 4, 2).to(at::kDouble)));
@@ -167,10 +166,10 @@ TEST(ShardedCheckpoint, ErrorsSpeakOfGlobalTensors) {
     other.tensors[0].tensor = at::zeros({12, 6});
     auto state = hold_state(other, rows_of(3), comm->rank());
     const auto message =
-        message_of<CheckpointError>([&] { CheckpointManager(scratch.path(), {}, comm).load_latest(state); });
+        error_text<CheckpointError>([&] { CheckpointManager(scratch.path(), {}, comm).load_latest(state); });
     EXPECT_THAT(message, AllOf(HasSubstr("\"model.wq.weight\": expected F32 [12, 6], found F32 [11, 6]"),
                                HasSubstr("step-1 does not fit this model")));
-    EXPECT_THAT(message, testing::Not(HasSubstr("rank 0:")));  // all ranks say the same
+    EXPECT_THAT(message, Not(HasSubstr("rank 0:")));  // all ranks say the same
   });
 }
 
@@ -181,7 +180,7 @@ TEST(ShardedCheckpoint, StatesThatAreNotWholeAreRefused) {
   const auto refused_with = [&](int world, const std::function<NamedTensor(int)>& tensor, const std::string& reason) {
     run_local_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
       TrainState state{{tensor(comm->rank())}, {}};
-      EXPECT_THAT(message_of<CheckpointError>([&] { CheckpointManager(scratch.path(), {}, comm).save(state, 1); }),
+      EXPECT_THAT(error_text<CheckpointError>([&] { CheckpointManager(scratch.path(), {}, comm).save(state, 1); }),
                   HasSubstr(reason));
     });
     EXPECT_TRUE(std::filesystem::is_empty(scratch.path()));
@@ -218,7 +217,7 @@ TEST(ShardedCheckpoint, EveryFlippedBitIsFoundAndNamed) {
   save_sharded(scratch.path(), rows_of(3), state);
   const auto step = scratch.path() / "step-1";
   for (const auto& file : read_step_manifest(step).files) {
-    const auto whole = checkpoint_testing::slurp(step / file.name);
+    const auto whole = read_file(step / file.name);
     const auto header = safetensors::parse_header(file.name, std::as_bytes(std::span(whole)), whole.size());
     std::fstream bytes(step / file.name, std::ios::in | std::ios::out | std::ios::binary);
     const auto put = [&](std::size_t at, char byte) {
@@ -229,7 +228,7 @@ TEST(ShardedCheckpoint, EveryFlippedBitIsFoundAndNamed) {
     for (std::size_t bit = 0; bit < 8 * whole.size(); bit += bit < 8 * header.data_begin ? 1 : 9) {
       const std::size_t i = bit / 8;
       put(i, static_cast<char>(whole[i] ^ (1 << (bit % 8))));
-      const auto message = message_of<DamagedError>([&] { VerifiedFile(step, file); });
+      const auto message = error_text<DamagedError>([&] { VerifiedFile(step, file); });
       EXPECT_THAT(message, HasSubstr(file.name + " is damaged: bytes 0 to ")) << "bit " << bit;
       const auto holder = std::ranges::find_if(header.tensors, [&](const auto& tensor) {
         return header.data_begin + tensor.begin <= i && i < header.data_begin + tensor.end;
@@ -242,17 +241,17 @@ TEST(ShardedCheckpoint, EveryFlippedBitIsFoundAndNamed) {
         EXPECT_THAT(message, HasSubstr("tensor \"" + holder->name + "\"")) << "bit " << bit;
       }
       if (i % 29 == 0) {  // and where all of it is loaded
-        EXPECT_EQ(message_of<CheckpointError>([&] { CheckpointManager(scratch.path()).load(step, state); }), message);
+        EXPECT_EQ(error_text<CheckpointError>([&] { CheckpointManager(scratch.path()).load(step, state); }), message);
       }
       put(i, whole[i]);
     }
   }
-  const auto manifest = checkpoint_testing::slurp(step / "manifest.json");
+  const auto manifest = read_file(step / "manifest.json");
   for (std::size_t i = 0; i < manifest.size(); ++i) {
     auto damaged = manifest;
     damaged[i] = static_cast<char>(damaged[i] ^ (1 << (i % 8)));
-    checkpoint_testing::spill(step / "manifest.json", damaged);
-    EXPECT_THAT(message_of<CheckpointError>([&] { CheckpointManager(scratch.path()).load(step, state); }),
+    write_file(step / "manifest.json", damaged);
+    EXPECT_THAT(error_text<CheckpointError>([&] { CheckpointManager(scratch.path()).load(step, state); }),
                 HasSubstr("manifest.json: damaged"));
   }
 }
@@ -262,13 +261,13 @@ TEST(ShardedCheckpoint, ARankIsNotStoppedByDamageInWhatOthersRead) {
   const TempDirectory scratch("sharded");
   save_sharded(scratch.path(), rows_of(1), whole);
   const auto file = scratch.path() / "step-1" / read_step_manifest(scratch.path() / "step-1").files[0].name;
-  auto bytes = checkpoint_testing::slurp(file);
+  auto bytes = read_file(file);
   bytes[7 << 20] = static_cast<char>(bytes[7 << 20] ^ 1);
-  checkpoint_testing::spill(file, bytes);
+  write_file(file, bytes);
   const CheckpointReader reader(scratch.path() / "step-1");
   for (const int rank : {0, 1}) {
     const auto state = hold_state(whole, rows_of(2), rank);
-    const auto message = message_of<CheckpointError>([&] { reader.read(state.tensors); });
+    const auto message = error_text<CheckpointError>([&] { reader.read(state.tensors); });
     EXPECT_EQ(message.empty(), rank == 0) << message;
     if (rank == 1) {
       EXPECT_THAT(message, AllOf(HasSubstr("bytes 7340032 to 8388608"), HasSubstr("tensor \"model.w\"")));
@@ -287,19 +286,19 @@ TEST(ShardedCheckpoint, MissingForeignAndChangedFilesAreOneClearErrorEach) {
     run_local_ranks(4, [&](const std::shared_ptr<Communicator>& comm) {
       auto state = hold_state(global_state(0), rows_of(4), comm->rank());
       const auto text =
-          message_of<CheckpointError>([&] { CheckpointManager(scratch.path(), {}, comm).load_latest(state); });
+          error_text<CheckpointError>([&] { CheckpointManager(scratch.path(), {}, comm).load_latest(state); });
       if (comm->rank() == 0) found = text;
     });
     return found;
   };
-  const auto whole = checkpoint_testing::slurp(step / name);
-  const auto foreign = checkpoint_testing::slurp(other.path() / "step-1" / name);
+  const auto whole = read_file(step / name);
+  const auto foreign = read_file(other.path() / "step-1" / name);
   ASSERT_EQ(foreign.size(), whole.size());
-  checkpoint_testing::spill(step / name, foreign);
+  write_file(step / name, foreign);
   EXPECT_THAT(message(), AllOf(HasSubstr("can be loaded"), HasSubstr(name), HasSubstr("do not match their hash")));
   std::filesystem::remove(step / name);
   EXPECT_THAT(message(), AllOf(HasSubstr("can be loaded"), HasSubstr(name), HasSubstr("No such file")));
-  checkpoint_testing::spill(step / name, whole);
+  write_file(step / name, whole);
   EXPECT_EQ(message(), "");
 }
 
@@ -314,7 +313,7 @@ TEST(ShardedWeights, AFileIsCutForEachRankAndAPartIsNotExported) {
     auto wanted = hold({"w", at::zeros({5, 4})}, mesh, columns, rank);
     EXPECT_EQ(load_weights(path, {wanted}).bytes, rank == 0 ? 20u : 60u);
     EXPECT_TRUE(wanted.tensor.equal(hold({"w", whole}, mesh, columns, rank).tensor));
-    EXPECT_THAT(message_of<CheckpointError>([&] { export_weights(path, {wanted}, {}, posix_file_system()); }),
+    EXPECT_THAT(error_text<CheckpointError>([&] { export_weights(path, {wanted}, {}, posix_file_system()); }),
                 AllOf(HasSubstr("this rank has only"), HasSubstr("of F32 [5, 4]"), HasSubstr("consolidate")));
   }
 }

@@ -2,12 +2,13 @@
 
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/files/box_copy.h"
 #include "phalanx/checkpoint/testing/sharded_state.h"
 #include "phalanx/checkpoint/testing/test_state.h"
@@ -90,15 +91,13 @@ TEST(TensorBytes, EveryDtypeGoesThereAndBack) {
 }
 
 TEST(TensorBytes, WhatCannotBeSavedIsNamed) {
-  using checkpoint_testing::message_of;
   const auto message = [](const at::Tensor& tensor) {
-    return message_of<CheckpointError>([&] { describe_tensor({"layers.0.w", tensor}); });
+    return error_text<CheckpointError>([&] { describe_tensor({"layers.0.w", tensor}); });
   };
-  EXPECT_THAT(message({}), testing::HasSubstr("\"layers.0.w\" is undefined"));
-  EXPECT_THAT(message(at::zeros({2}, at::TensorOptions().dtype(at::kComplexDouble))),
-              testing::HasSubstr("ComplexDouble"));
-  EXPECT_THAT(message(at::zeros({2}, at::TensorOptions().device(at::kMeta))), testing::HasSubstr("no storage"));
-  EXPECT_THAT(message(at::zeros({2, 2}).to_sparse()), testing::HasSubstr("sparse"));
+  EXPECT_THAT(message({}), HasSubstr("\"layers.0.w\" is undefined"));
+  EXPECT_THAT(message(at::zeros({2}, at::TensorOptions().dtype(at::kComplexDouble))), HasSubstr("ComplexDouble"));
+  EXPECT_THAT(message(at::zeros({2}, at::TensorOptions().device(at::kMeta))), HasSubstr("no storage"));
+  EXPECT_THAT(message(at::zeros({2, 2}).to_sparse()), HasSubstr("sparse"));
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,7 +16,10 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/files/compare_states.h"
 #include "phalanx/checkpoint/files/element_values.h"
@@ -33,16 +35,10 @@
 namespace phalanx {
 namespace {
 
-using checkpoint_testing::file_bytes;
 using checkpoint_testing::flip_bit;
-using checkpoint_testing::message_of;
 using checkpoint_testing::small_state;
 using checkpoint_testing::write_small_step;
 using safetensors::Dtype;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
 
 /// The bytes in torch's hands.
 at::Tensor as_tensor(std::vector<std::byte>& bytes, Dtype dtype) {
@@ -155,19 +151,19 @@ TEST(VerifyStep, ADamagedHeaderNamesNoTensors) {
     for (const auto& damage : verify_step(step)) found.push_back(damage.reason);
     return found;
   };
-  auto manifest = parse_manifest("", file_bytes(step / kManifestName));
+  auto manifest = parse_manifest("", read_file(step / kManifestName));
   ASSERT_TRUE(manifest.files[0].header_hash);
   const auto file = step / shard_file_name(0);
-  const auto name_at = file_bytes(file).find("model.a\":{\"dtype");
+  const auto name_at = read_file(file).find("model.a\":{\"dtype");
   ASSERT_NE(name_at, std::string::npos);
   const std::string first = "bytes 0 to 1048576 do not match their hash; ";
-  const auto last = file_bytes(file).size() - 1;
+  const auto last = read_file(file).size() - 1;
   const std::string of_last = fmt::format("bytes 2097152 to {} do not match their hash; ", last + 1);
 
   flip_bit(file, last);
   EXPECT_THAT(reasons(), ElementsAre(of_last + "they hold tensor \"model.b\""));
   flip_bit(file, name_at + 6);
-  EXPECT_THAT(file_bytes(file), HasSubstr("model.`\""));
+  EXPECT_THAT(read_file(file), HasSubstr("model.`\""));
   EXPECT_THAT(reasons(), ElementsAre(first + "the header is damaged, so that the tensors in them are not known",
                                      of_last + "the header is damaged, so that the tensors in them are not known"));
   manifest.files[0].header_hash.reset();
@@ -191,9 +187,9 @@ TEST(VerifyStep, AStepUnderAnotherStepsNameIsFound) {
 TEST(VerifyStep, BoxesThatDoNotMakeAWholeTensorAreDamage) {
   const TempDirectory scratch("verify");
   const auto step = write_small_step(scratch.path(), 1, small_state(1), 3);
-  auto manifest = parse_manifest("m", file_bytes(step / "manifest.json"));
+  auto manifest = parse_manifest("m", read_file(step / "manifest.json"));
   manifest.files.erase(manifest.files.begin() + 1);
-  checkpoint_testing::spill(step / "manifest.json", format_manifest(manifest));
+  write_file(step / "manifest.json", format_manifest(manifest));
   const auto found = verify_step(step);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0].reason, HasSubstr("tensor \"optimizer.embedding.weight.exp_avg\": 16 of the 24 elements"));
@@ -289,7 +285,7 @@ TEST(Rewrite, ConsolidatedWeightsAreLoadedAndConverted) {
   std::filesystem::create_directory(scratch.path() / "hf");
   EXPECT_THAT(consolidate(saved, scratch.path() / "hf/", {.max_file_bytes = 300}).files.size(), 4);  // one is the index
   expect_loaded(scratch.path() / "hf", false);
-  EXPECT_THAT(message_of<CheckpointError>([&] { consolidate(saved, scratch.path() / "hf"); }),
+  EXPECT_THAT(error_text<CheckpointError>([&] { consolidate(saved, scratch.path() / "hf"); }),
               HasSubstr("exists already"));
   const auto all = consolidate(saved, scratch.path() / "all", {.all = true});
   EXPECT_THAT(all.files, ElementsAre(scratch.path() / "all" / "model.safetensors"));

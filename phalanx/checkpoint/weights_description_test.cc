@@ -1,12 +1,14 @@
 #include "phalanx/checkpoint/files/weights_description.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/files/rewrite.h"
 #include "phalanx/checkpoint/testing/test_state.h"
@@ -17,10 +19,6 @@ namespace phalanx {
 namespace {
 
 using checkpoint_testing::make_state;
-using checkpoint_testing::message_of;
-using checkpoint_testing::spill;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 models::LlamaConfig described_model() {
   models::LlamaConfig config = models::llama_flavor("debug");
@@ -55,7 +53,7 @@ TEST(WeightsDescription, GoesWithTheWeightsWhereverTheyAreWritten) {
 
 TEST(WeightsDescription, ConfigJsonBesideTheFilesSaysIt) {
   const TempDirectory scratch;
-  spill(scratch.path() / "config.json", models::llama_hf_config(described_model(), "float32"));
+  write_file(scratch.path() / "config.json", models::llama_hf_config(described_model(), "float32"));
   const auto told = describe_weights(scratch.path());
   ASSERT_EQ(told.size(), 1U);
   EXPECT_EQ(told[0].model.rope_theta, 777);
@@ -68,7 +66,7 @@ TEST(WeightsDescription, NothingIsMadeUp) {
   CheckpointManager(scratch.path()).save(make_state(1), 1, R"({"model": {"dim": 256}})");
   EXPECT_TRUE(describe_weights(scratch.path() / "step-1").empty());
   const std::string half = R"({"model": {"dim": 256, "rope_theta": 1.0}})";
-  EXPECT_THAT(message_of<CheckpointError>([&] { model_in_metadata(half, "here"); }),
+  EXPECT_THAT(error_text<CheckpointError>([&] { model_in_metadata(half, "here"); }),
               AllOf(HasSubstr("here: metadata.model"), HasSubstr("n_layers")));
 }
 

@@ -3,7 +3,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -11,7 +10,10 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/files/safetensors.h"
 #include "phalanx/checkpoint/files/weights_identity.h"
@@ -19,11 +21,6 @@
 
 namespace phalanx {
 namespace {
-
-using checkpoint_testing::message_of;
-using checkpoint_testing::slurp;
-using checkpoint_testing::spill;
-using testing::HasSubstr;
 
 std::vector<NamedTensor> two_layers() { return {{"embed", at::randn({4, 3})}, {"norm", at::randn({3})}}; }
 std::vector<NamedTensor> zeros_like_all(const std::vector<NamedTensor>& tensors) {
@@ -86,15 +83,15 @@ TEST(Weights, GoIntoPartsOfAFilesTensorsAndOutOfThem) {
 
   export_to(path, {{"qk", theirs[0].tensor}, {"b", theirs[1].tensor}, {"mask", at::zeros({1})}});
   const auto bare = zeros_like_all(ours);
-  EXPECT_THAT(message_of<CheckpointError>([&] { load_weights(path, bare, {.key_mapping = place}); }),
+  EXPECT_THAT(error_text<CheckpointError>([&] { load_weights(path, bare, {.key_mapping = place}); }),
               HasSubstr("\"base.qk\" is missing (expected F32 [3, 4])"));
   load_weights(path, bare, {.key_mapping = place, .optional_prefix = "base.", .ignore = [](const std::string& name) {
                               return name == "base.mask";
                             }});
   EXPECT_TRUE(equal(bare, ours));
-  EXPECT_THAT(message_of<CheckpointError>([&] { export_to(path, {ours[0]}, {.key_mapping = place}); }),
+  EXPECT_THAT(error_text<CheckpointError>([&] { export_to(path, {ours[0]}, {.key_mapping = place}); }),
               HasSubstr("\"base.qk\": 1 of the 2 parts"));
-  EXPECT_THAT(message_of<CheckpointError>([&] {
+  EXPECT_THAT(error_text<CheckpointError>([&] {
                 export_to(path, {ours[0], ours[0]}, {.key_mapping = place});
               }),
               HasSubstr("two tensors are to be written under the name \"base.qk\""));
@@ -106,10 +103,10 @@ TEST(Weights, ADirectoryIsReadByItsIndex) {
   export_to(scratch.path() / "model-00001-of-00002.safetensors", {ours[0]});
   export_to(scratch.path() / "model-00002-of-00002.safetensors", {ours[1]});
   const auto loaded = zeros_like_all(ours);
-  EXPECT_THAT(message_of<CheckpointError>([&] { load_weights(scratch.path(), loaded); }),
+  EXPECT_THAT(error_text<CheckpointError>([&] { load_weights(scratch.path(), loaded); }),
               HasSubstr("found 2 such files"));
-  spill(scratch.path() / "model.safetensors.index.json",
-        R"({"metadata": {"total_size": 60}, "weight_map": {"embed": "model-00001-of-00002.safetensors",
+  write_file(scratch.path() / "model.safetensors.index.json",
+             R"({"metadata": {"total_size": 60}, "weight_map": {"embed": "model-00001-of-00002.safetensors",
             "norm": "model-00002-of-00002.safetensors"}})");
   EXPECT_EQ(load_weights(scratch.path(), loaded).files.size(), 2u);
   EXPECT_TRUE(equal(loaded, ours));
@@ -120,9 +117,9 @@ TEST(Weights, ADirectoryOfTwoModelsIsRefused) {
   const auto ours = two_layers();
   export_to(folder.path() / "model.safetensors", ours);
   const auto load = [&] {
-    return message_of<CheckpointError>([&] { load_weights(folder.path(), zeros_like_all(ours), {}); });
+    return error_text<CheckpointError>([&] { load_weights(folder.path(), zeros_like_all(ours), {}); });
   };
-  const auto identity = [&] { return message_of<CheckpointError>([&] { weights_identity(folder.path()); }); };
+  const auto identity = [&] { return error_text<CheckpointError>([&] { weights_identity(folder.path()); }); };
   EXPECT_EQ(load(), "");
   write_file(folder.path() / "model.safetensors.index.json",
              R"({"weight_map": {"embed": "model.safetensors", "norm": "model.safetensors"}})");
@@ -131,21 +128,21 @@ TEST(Weights, ADirectoryOfTwoModelsIsRefused) {
   write_file(folder.path() / "model.safetensors.index.json",
              R"({"weight_map": {"embed": "model-00001-of-00001.safetensors"}})");
   for (const std::string& said : {load(), identity()}) {
-    EXPECT_THAT(said, testing::AllOf(HasSubstr("holds two models: model.safetensors, and model.safetensors.index.json"),
-                                     HasSubstr("take one of them away")));
+    EXPECT_THAT(said, AllOf(HasSubstr("holds two models: model.safetensors, and model.safetensors.index.json"),
+                            HasSubstr("take one of them away")));
   }
   std::filesystem::remove(folder.path() / "model.safetensors.index.json");
   write_file(folder.path() / "adapter_config.json", "{}");
   for (const std::string& said : {load(), identity()}) {
-    EXPECT_THAT(said, testing::AllOf(HasSubstr("holds an adapter (PEFT"), HasSubstr("merge_and_unload")));
+    EXPECT_THAT(said, AllOf(HasSubstr("holds an adapter (PEFT"), HasSubstr("merge_and_unload")));
   }
 }
 
 TEST(Weights, AnIndexMayNotLeadOutOfItsDirectory) {
   const TempDirectory scratch("weights");
   const auto index = [&](const std::string& text) {
-    spill(scratch.path() / "model.safetensors.index.json", text);
-    return message_of<CheckpointError>([&] { load_weights(scratch.path(), two_layers()); });
+    write_file(scratch.path() / "model.safetensors.index.json", text);
+    return error_text<CheckpointError>([&] { load_weights(scratch.path(), two_layers()); });
   };
   for (const std::string file : {"../secret.safetensors", "/etc/x.safetensors", "a/b.safetensors",
                                  "..\\\\x.safetensors", "passwd", "", "x.safetensors\\u0000.safetensors"})
@@ -155,9 +152,9 @@ TEST(Weights, AnIndexMayNotLeadOutOfItsDirectory) {
   EXPECT_THAT(index(R"({"weight_map": {}})"), HasSubstr("empty"));
   EXPECT_THAT(index(R"({"weight_map": {"embed": 3}})"), HasSubstr("not a string"));
   EXPECT_THAT(index(std::string(200'000, '[')), HasSubstr("model.safetensors.index.json: its JSON nests deeper"));
-  EXPECT_THAT(message_of<Error>([&] {
-                spill(scratch.path() / "model.safetensors.index.json",
-                      R"({"weight_map": {"embed": "gone.safetensors"}})");
+  EXPECT_THAT(error_text<Error>([&] {
+                write_file(scratch.path() / "model.safetensors.index.json",
+                           R"({"weight_map": {"embed": "gone.safetensors"}})");
                 load_weights(scratch.path(), two_layers());
               }),
               HasSubstr("index.json: gone.safetensors is named there but is not in the directory"));
@@ -168,9 +165,9 @@ TEST(Weights, AnIndexMustBeRightAboutItsFiles) {
   const auto ours = two_layers();
   export_to(scratch.path() / "a.safetensors", {ours[0]});
   export_to(scratch.path() / "b.safetensors", {ours[1]});
-  spill(scratch.path() / "model.safetensors.index.json",
-        R"({"weight_map": {"embed": "a.safetensors", "norm": "a.safetensors", "third": "b.safetensors"}})");
-  EXPECT_THAT(message_of<CheckpointError>([&] { load_weights(scratch.path(), zeros_like_all(ours)); }),
+  write_file(scratch.path() / "model.safetensors.index.json",
+             R"({"weight_map": {"embed": "a.safetensors", "norm": "a.safetensors", "third": "b.safetensors"}})");
+  EXPECT_THAT(error_text<CheckpointError>([&] { load_weights(scratch.path(), zeros_like_all(ours)); }),
               HasSubstr("index.json: tensor \"norm\" is said to be in a.safetensors, which does not have it"));
 }
 
@@ -179,21 +176,21 @@ TEST(Weights, DifferencesAreNamedAndNothingIsOverwritten) {
   const auto path = scratch.path() / "w.safetensors";
   export_to(path, {{"embed", at::randn({4, 4})}, {"inv_freq", at::randn({2})}, {"norm", at::randn({3})}});
   const auto loaded = zeros_like_all(two_layers());
-  auto message = message_of<CheckpointError>([&] { load_weights(path, loaded); });
+  auto message = error_text<CheckpointError>([&] { load_weights(path, loaded); });
   EXPECT_THAT(message, HasSubstr("\"embed\": expected F32 [4, 3], found F32 [4, 4]"));
   EXPECT_THAT(message, HasSubstr("\"inv_freq\" is unexpected"));
   EXPECT_TRUE(loaded[1].tensor.equal(at::zeros({3})));
 
   // Integers are not weights.
   export_to(path, {{"norm", at::zeros({3}, at::kInt)}});
-  message = message_of<CheckpointError>([&] { load_weights(path, {{"norm", at::zeros({3})}}); });
+  message = error_text<CheckpointError>([&] { load_weights(path, {{"norm", at::zeros({3})}}); });
   EXPECT_THAT(message, HasSubstr("\"norm\": expected F32 [3], found I32 [3]"));
 
   const std::vector<NamedTensor> one{{"norm", at::zeros({3})}, {"other", at::zeros({1})}};
-  message = message_of<CheckpointError>(
+  message = error_text<CheckpointError>(
       [&] { load_weights(path, one, {.ignore = [](const std::string& name) { return name != "norm"; }}); });
   EXPECT_THAT(message, HasSubstr("\"other\" is missing"));
-  EXPECT_THAT(message, testing::Not(HasSubstr("unexpected")));
+  EXPECT_THAT(message, Not(HasSubstr("unexpected")));
 }
 
 TEST(Weights, OfAPhalanxCheckpointAreItsModelTensors) {
@@ -210,13 +207,13 @@ TEST(Weights, AFailedExportLeavesNothingAndKeepsTheOld) {
   const TempDirectory scratch("weights");
   const auto path = scratch.path() / "w.safetensors";
   export_to(path, two_layers());
-  const auto before = slurp(path);
+  const auto before = read_file(path);
   FaultyFileSystem counter(posix_file_system());
   export_weights(scratch.path() / "other.safetensors", two_layers(), {}, counter);
   for (std::int64_t n = 0; n + 1 < counter.operations(); ++n) {  // all but the last: syncing the directory
     FaultyFileSystem fs(posix_file_system(), {.fail_at = n});
     EXPECT_THROW(export_weights(path, two_layers(), {}, fs), Error);
-    EXPECT_EQ(slurp(path), before) << n;
+    EXPECT_EQ(read_file(path), before) << n;
     EXPECT_FALSE(std::filesystem::exists(scratch.path() / "w.safetensors.tmp")) << n;
   }
 }
@@ -232,7 +229,7 @@ TEST(Weights, ACopyInTheFileMustBeOne) {
                                 .copy_in_file = [](const std::string& name) { return name == "embed" ? "head" : ""; }};
   const auto loaded = zeros_like_all(two_layers());
   export_to(path, theirs);
-  EXPECT_THAT(load_weights(path, loaded, tied).ignored, testing::IsEmpty()) << "it is compared";
+  EXPECT_THAT(load_weights(path, loaded, tied).ignored, IsEmpty()) << "it is compared";
   EXPECT_TRUE(loaded[0].tensor.equal(embed));
   // In another type the same values are the same.
   theirs[0].tensor = embed.to(at::kBFloat16);
@@ -244,13 +241,13 @@ TEST(Weights, ACopyInTheFileMustBeOne) {
   theirs[2].tensor = embed.clone();
   theirs[2].tensor[3][1].add_(1);
   export_to(path, theirs);
-  const auto message = message_of<CheckpointError>([&] { load_weights(path, loaded, tied); });
+  const auto message = error_text<CheckpointError>([&] { load_weights(path, loaded, tied); });
   EXPECT_THAT(message, HasSubstr("\"embed\" and \"head\" are one matrix (its embeddings are tied)"));
   EXPECT_THAT(message, HasSubstr("\"tie_word_embeddings\": false"));
   // If only a part of the rows is loaded, only those are compared.
   theirs[2].tensor = embed.narrow(0, 0, 3).clone();
   export_to(path, theirs);
-  EXPECT_THAT(message_of<CheckpointError>([&] { load_weights(path, loaded, tied); }),
+  EXPECT_THAT(error_text<CheckpointError>([&] { load_weights(path, loaded, tied); }),
               HasSubstr("\"embed\": expected F32 [4, 3], found F32 [3, 3]"));
 }
 
@@ -259,7 +256,7 @@ TEST(Weights, OfACheckpointThatHasMoreAreRefused) {
   const auto w = at::zeros({2}), v = at::zeros({3});
   const auto folder =
       CheckpointManager(scratch.path()).save({.tensors = {{"model.w", w}, {"model.v", v}, {"optimizer.w", w}}}, 1).path;
-  EXPECT_THAT(message_of<CheckpointError>([&] {
+  EXPECT_THAT(error_text<CheckpointError>([&] {
                 load_weights(folder, {{"w", w}});
               }),
               HasSubstr("\"model.v\" is unexpected"));
@@ -287,12 +284,12 @@ TEST(Weights, GoIntoSeveralFilesAndAnIndexWhereOneWouldBeTooLarge) {
     return equal(loaded, ours);
   };
   EXPECT_EQ(export_weights_to_folder(folder, ours, {}, posix_file_system()).size(), 1U);
-  EXPECT_THAT(names(), testing::ElementsAre("model.safetensors"));
+  EXPECT_THAT(names(), ElementsAre("model.safetensors"));
   EXPECT_TRUE(loads());
   // Each export replaces the last one, whatever its files are called.
   export_weights_to_folder(folder, ours, {.max_file_bytes = 64}, posix_file_system());
-  EXPECT_THAT(names(), testing::ElementsAre("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
-                                            "model.safetensors.index.json"));
+  EXPECT_THAT(names(), ElementsAre("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                                   "model.safetensors.index.json"));
   EXPECT_TRUE(loads());
   export_weights_to_folder(folder, ours, {.max_file_bytes = 20}, posix_file_system());
   EXPECT_EQ(names().size(), 4U);
@@ -318,7 +315,7 @@ TEST(Weights, GoIntoSeveralFilesAndAnIndexWhereOneWouldBeTooLarge) {
 
 /// Runs Python with the safetensors package that the build's torch lies beside; false if there is none.
 bool run_python(const std::string& program, const std::filesystem::path& scratch) {
-  spill(scratch / "program.py", program);
+  write_file(scratch / "program.py", program);
   const std::string python = PHALANX_TEST_PYTHON;
   return std::system((python + " " + (scratch / "program.py").string()).c_str()) == 0;
 }

@@ -105,6 +105,11 @@ class Communicator::Impl {
     return data_type_for(tensor, what);
   }
 
+  void set_root(OperationDescription& d, int root, const char* what) const {
+    check_root(root, what);
+    d.root = root;
+  }
+
   void check_root(int root, const char* what) const {
     if (root < 0 || root >= size())
       throw Error(fmt::format("{}: root {} is not a rank of group '{}' (0 to {})", what, root, *name_, size() - 1));
@@ -125,9 +130,10 @@ class Communicator::Impl {
     d.output_count = output.numel();
   }
 
-  static void check_op(DataType dtype, ReduceOp op, const char* what) {
-    if (!reducible(dtype, op))
-      throw Error(fmt::format("{}: avg is for floating point; these are {} (use sum)", what, name_of(dtype)));
+  static void set_op(OperationDescription& d, ReduceOp op, const char* what) {
+    if (!reducible(d.dtype, op))
+      throw Error(fmt::format("{}: avg is for floating point; these are {} (use sum)", what, name_of(d.dtype)));
+    d.op = op;
   }
 
   static void check_same_type(DataType a, DataType b, const char* what) {
@@ -163,19 +169,25 @@ class Communicator::Impl {
     throw Error(fmt::format("{}: input and output overlap other than as this rank's slice", what));
   }
 
-  // A verb from `input` to `output`.
-  OperationDescription describe(Verb verb, const at::Tensor& output, const at::Tensor& input, const char* what) const {
+  // A verb on `tensor`.
+  OperationDescription describe(Verb verb, const at::Tensor& tensor, const char* what) const {
     OperationDescription d;
     d.verb = verb;
-    d.dtype = check(input, what);
+    d.dtype = check(tensor, what);
+    return d;
+  }
+
+  // A verb from `input` to `output`.
+  OperationDescription describe(Verb verb, const at::Tensor& output, const at::Tensor& input, const char* what) const {
+    OperationDescription d = describe(verb, input, what);
     check_same_type(check(output, what), d.dtype, what);
     read_from(d, input);
     write_to(d, output);
     return d;
   }
 
-  // all_gather and reduce_scatter: `whole` holds the parts of all ranks, `part` this rank's. Equal parts have no
-  // counts.
+  // all_gather, reduce_scatter, and the root's gather and scatter: `whole` holds the parts of all ranks, `part` this
+  // rank's. Equal parts have no counts.
   void check_parts(const at::Tensor& whole, const at::Tensor& part, const std::vector<std::int64_t>& counts,
                    bool is_uneven, bool is_whole_output, const char* what) const {
     const char *const name_of_whole = is_whole_output ? "output" : "input", *const name_of_part =
@@ -245,9 +257,8 @@ class Communicator::Impl {
                       ReduceOptions options) {
     const char* const what = is_uneven ? "reduce_scatter_uneven" : "reduce_scatter";
     OperationDescription d = describe(Verb::reduce_scatter, output, input, what);
-    check_op(d.dtype, options.op, what);
+    set_op(d, options.op, what);
     check_parts(input, output, counts, is_uneven, /*is_whole_output=*/false, what);
-    d.op = options.op;
     d.counts = std::move(counts);
     return issue(std::move(d), options.async, {std::move(output), std::move(input)});
   }
@@ -345,33 +356,23 @@ std::string Communicator::backend_name() const { return std::string(impl_->trait
 std::shared_ptr<Backend> Communicator::backend() const { return impl_->backend_; }
 
 Work Communicator::broadcast(at::Tensor tensor, RootedOptions options) {
-  OperationDescription d;
-  d.verb = Verb::broadcast;
-  d.dtype = impl_->check(tensor, "broadcast");
-  impl_->check_root(options.root, "broadcast");
-  d.root = options.root;
+  OperationDescription d = impl_->describe(Verb::broadcast, tensor, "broadcast");
+  impl_->set_root(d, options.root, "broadcast");
   Impl::write_to(d, tensor);
   return impl_->issue(std::move(d), options.async, {std::move(tensor)});
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, ReduceOptions options) {
-  OperationDescription d;
-  d.verb = Verb::all_reduce;
-  d.dtype = impl_->check(tensor, "all_reduce");
-  Impl::check_op(d.dtype, options.op, "all_reduce");
-  d.op = options.op;
+  OperationDescription d = impl_->describe(Verb::all_reduce, tensor, "all_reduce");
+  Impl::set_op(d, options.op, "all_reduce");
   Impl::write_to(d, tensor);
   return impl_->issue(std::move(d), options.async, {std::move(tensor)});
 }
 
 Work Communicator::reduce(at::Tensor tensor, RootedReduceOptions options) {
-  OperationDescription d;
-  d.verb = Verb::reduce;
-  d.dtype = impl_->check(tensor, "reduce");
-  Impl::check_op(d.dtype, options.op, "reduce");
-  impl_->check_root(options.root, "reduce");
-  d.op = options.op;
-  d.root = options.root;
+  OperationDescription d = impl_->describe(Verb::reduce, tensor, "reduce");
+  Impl::set_op(d, options.op, "reduce");
+  impl_->set_root(d, options.root, "reduce");
   Impl::write_to(d, tensor);
   return impl_->issue(std::move(d), options.async, {std::move(tensor)});
 }
@@ -395,32 +396,24 @@ Work Communicator::reduce_scatter_uneven(at::Tensor output, at::Tensor input, st
 }
 
 Work Communicator::gather(at::Tensor output, at::Tensor input, RootedOptions options) {
-  OperationDescription d;
-  d.verb = Verb::gather;
-  d.dtype = impl_->check(input, "gather");
-  impl_->check_root(options.root, "gather");
-  d.root = options.root;
+  OperationDescription d = impl_->describe(Verb::gather, input, "gather");
+  impl_->set_root(d, options.root, "gather");
   Impl::read_from(d, input);
   if (rank() == options.root) {
     Impl::check_same_type(impl_->check(output, "gather"), d.dtype, "gather");
-    Impl::check_count(output.numel(), input.numel() * size(), "output", "gather");
-    Impl::check_overlap(output, input, input.numel() * rank(), "gather");
+    impl_->check_parts(output, input, {}, /*is_uneven=*/false, /*is_whole_output=*/true, "gather");
     Impl::write_to(d, output);
   }
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
 }
 
 Work Communicator::scatter(at::Tensor output, at::Tensor input, RootedOptions options) {
-  OperationDescription d;
-  d.verb = Verb::scatter;
-  d.dtype = impl_->check(output, "scatter");
-  impl_->check_root(options.root, "scatter");
-  d.root = options.root;
+  OperationDescription d = impl_->describe(Verb::scatter, output, "scatter");
+  impl_->set_root(d, options.root, "scatter");
   Impl::write_to(d, output);
   if (rank() == options.root) {
     Impl::check_same_type(d.dtype, impl_->check(input, "scatter"), "scatter");
-    Impl::check_count(input.numel(), output.numel() * size(), "input", "scatter");
-    Impl::check_overlap(input, output, output.numel() * rank(), "scatter");
+    impl_->check_parts(input, output, {}, /*is_uneven=*/false, /*is_whole_output=*/false, "scatter");
     Impl::read_from(d, input);
   }
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
@@ -449,9 +442,7 @@ Work Communicator::all_to_all_uneven(at::Tensor output, at::Tensor input, std::v
 }
 
 Work Communicator::send(at::Tensor tensor, int destination, P2POptions options) {
-  OperationDescription d;
-  d.verb = Verb::send;
-  d.dtype = impl_->check(tensor, "send");
+  OperationDescription d = impl_->describe(Verb::send, tensor, "send");
   impl_->check_peer(destination, "send");
   if (destination == rank() && !options.async)
     throw Error("send: a rank that sends to itself must do so asynchronously or in a batch");
@@ -461,9 +452,7 @@ Work Communicator::send(at::Tensor tensor, int destination, P2POptions options) 
 }
 
 Work Communicator::recv(at::Tensor tensor, int source, P2POptions options) {
-  OperationDescription d;
-  d.verb = Verb::recv;
-  d.dtype = impl_->check(tensor, "recv");
+  OperationDescription d = impl_->describe(Verb::recv, tensor, "recv");
   impl_->check_peer(source, "recv");
   d.transfers.push_back({false, tensor.mutable_data_ptr(), tensor.numel(), d.dtype, source, options.tag});
   return impl_->issue(std::move(d), options.async, {std::move(tensor)});

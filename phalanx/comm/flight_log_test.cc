@@ -3,7 +3,6 @@
 #include <ATen/ops/full.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -17,6 +16,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/observe/flight_recorder.h"
 
@@ -89,7 +90,7 @@ TEST_F(FlightLogTest, AnErrorIsWrittenByEveryRank) {
                CommError);
   for (int rank = 0; rank < 2; ++rank) {
     const json dump = dump_of(rank);
-    EXPECT_THAT(dump["reason"].get<std::string>(), ::testing::HasSubstr("float32[4]"));
+    EXPECT_THAT(dump["reason"].get<std::string>(), HasSubstr("float32[4]"));
     const json& last = dump["groups"][0]["entries"].back();
     EXPECT_EQ(last["seq"], 1);
     EXPECT_EQ(last["count"], 3 + rank);
@@ -107,23 +108,21 @@ TEST_F(FlightLogTest, ATimeOutIsWrittenToTheFolderOfTheEnvironment) {
                   {.first_timeout = std::chrono::milliseconds(20)});
   unsetenv("PHALANX_COMM_TRACE_DIR");
   const json dump = json::parse(read_file(folder_ / "new" / "deep" / "rank_0.json"));
-  EXPECT_THAT(dump["reason"].get<std::string>(), ::testing::HasSubstr("timed out"));
+  EXPECT_THAT(dump["reason"].get<std::string>(), HasSubstr("timed out"));
   EXPECT_EQ(dump["groups"][0]["entries"][0]["verb"], "recv");
 }
 
 TEST_F(FlightLogTest, AFolderThatCannotBeWrittenHidesNoError) {
   write_file(folder_ / "file", "");
-  try {
-    run_local_ranks(1,
-                    [&](const std::shared_ptr<Communicator>& comm) {
-                      comm->abort("enough");
-                      comm->barrier();
-                    },
-                    {.trace_folder = (folder_ / "file" / "below").string()});
-    FAIL() << "no error";
-  } catch (const CommError& e) {
-    EXPECT_THAT(e.what(), ::testing::HasSubstr("enough"));
-  }
+  EXPECT_THAT(error_text<CommError>([&] {
+                run_local_ranks(1,
+                                [&](const std::shared_ptr<Communicator>& comm) {
+                                  comm->abort("enough");
+                                  comm->barrier();
+                                },
+                                {.trace_folder = (folder_ / "file" / "below").string()});
+              }),
+              HasSubstr("enough"));
 }
 
 TEST_F(FlightLogTest, ASignalAsksAllRanksWhateverTheyDo) {
@@ -237,7 +236,7 @@ TEST_F(FlightLogTest, TheFirstFailureIsTheReasonOfWhatIsWrittenLater) {
         EXPECT_THROW(other->barrier(), CommError);
       },
       options());
-  EXPECT_THAT(dump_of(0)["reason"].get<std::string>(), ::testing::HasSubstr("first"));
+  EXPECT_THAT(dump_of(0)["reason"].get<std::string>(), HasSubstr("first"));
 }
 
 }  // namespace

@@ -56,16 +56,4 @@ bool reducible(DataType dtype, ReduceOp op) {
   return dtype == DataType::f32 || dtype == DataType::f64 || dtype == DataType::f16 || dtype == DataType::bf16;
 }
 
-const char* reduce_instruction_set() {
-  switch (reduce_isa()) {
-    case InstructionSet::avx512:
-      return "avx512";
-    case InstructionSet::avx2:
-      return "avx2";
-    case InstructionSet::baseline:
-      break;
-  }
-  return "baseline";
-}
-
 }  // namespace phalanx

@@ -30,9 +30,6 @@ bool reducible(DataType dtype, ReduceOp op);
 void widen_floats(DataType dtype, float* out, const void* in, std::size_t count);
 void narrow_floats(DataType dtype, void* out, const float* in, std::size_t count);
 
-/// "avx512", "avx2" or "baseline": the choice of reduce_kernel() on this CPU.
-const char* reduce_instruction_set();
-
 namespace reduce_avx512 {
 ReduceKernel kernel(DataType dtype, ReduceOp op);
 void widen(DataType dtype, float* out, const void* in, std::size_t count);

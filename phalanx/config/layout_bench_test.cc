@@ -1,20 +1,18 @@
 #include "phalanx/config/layout_bench.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/config/training_shape.h"
 #include "phalanx/plan/layout.h"
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 TrainConfig bench_run_config() {
   TrainConfig config;
@@ -28,12 +26,7 @@ plan::Devices node_of(std::int64_t ranks, std::int64_t bytes) {
 }
 
 std::string bench_refusal(const std::string& list) {
-  try {
-    layouts_to_bench(bench_run_config(), 2, list, node_of(2, 1 << 30));
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
+  return error_text<ConfigError>([&] { layouts_to_bench(bench_run_config(), 2, list, node_of(2, 1 << 30)); });
 }
 
 TEST(LayoutBench, AutoIsEveryLayoutOfSoManyRanks) {

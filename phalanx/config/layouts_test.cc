@@ -1,14 +1,13 @@
 #include "phalanx/config/layouts.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::HasSubstr;
 
 TrainConfig small_config(std::int64_t global_batch = -1) {
   TrainConfig config;
@@ -19,12 +18,7 @@ TrainConfig small_config(std::int64_t global_batch = -1) {
 }
 
 std::string layout_refusal(const std::string& name, std::int64_t ranks = 8) {
-  try {
-    with_layout(small_config(), name, ranks);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
+  return error_text<ConfigError>([&] { with_layout(small_config(), name, ranks); });
 }
 
 TEST(Layouts, AreReadFromTheirNames) {

@@ -205,13 +205,7 @@ nlohmann::json identity_in_metadata(const std::string& metadata, const std::stri
   identity["model"] = nlohmann::json::object();
   const auto model = json.find("model");
   if (model != json.end() && model->is_object() && model->contains("rope_theta")) {
-    const models::LlamaConfig config = models::llama_from_metadata(*model, where + ": metadata.model");
-    try {
-      config.validate();
-    } catch (const ConfigError& error) {
-      throw CheckpointError(fmt::format("{}: metadata.{}", where, error.what()));
-    }
-    identity["model"] = models::model_identity(config);
+    identity["model"] = models::model_identity(models::llama_from_checkpoint(*model, where));
   }
   return identity;
 }

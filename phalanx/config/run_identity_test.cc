@@ -1,13 +1,12 @@
 #include "phalanx/config/run_identity.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <set>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/config/config_schema.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/config/setting_rules.h"
@@ -17,12 +16,6 @@ namespace phalanx::train {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 
 json identity_of(const TrainConfig& config, const json& data = json::object(), std::string libtorch = "2.13.0",
                  const json& validation = json::object()) {

@@ -1,25 +1,18 @@
 #include "phalanx/config/run_plan.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::train {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
 TrainConfig config_of(const std::string& text) { return parse_config(text, "run.toml", {}); }
 
 std::string plan_refusal(const TrainConfig& config, std::int64_t ranks) {
-  try {
-    plan_run(config, ranks);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
+  return error_text<ConfigError>([&] { plan_run(config, ranks); });
 }
 
 TEST(RunPlan, AccumulatesUpToTheGlobalBatch) {

@@ -1,6 +1,5 @@
 #include "phalanx/data/data_loader.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,15 +13,13 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/corpus/token_statistics.h"
 #include "phalanx/data/permutation.h"
 #include "phalanx/data/testing/small_data.h"
 
 namespace phalanx::data {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// Tokens 0, 1, 2, ... as raw uint16.
 class DataLoaderTest : public ::testing::Test {
@@ -160,8 +157,8 @@ TEST_F(DataLoaderTest, ValidationAndTrainingShareNoToken) {
 TEST_F(DataLoaderTest, ErrorsNameNumbersAndTheNearestChoices) {
   EXPECT_THAT(error_text([] { check_batch(24, 5); }),
               AllOf(HasSubstr("24"), HasSubstr("5 data-parallel ranks"), HasSubstr("20 or 25"), HasSubstr("4 or 6")));
-  EXPECT_THAT(error_text([] { check_batch(8, 2, 3); }), AllOf(HasSubstr("of 3 micro-batches"), HasSubstr("6 or 12"),
-                                                              testing::Not(HasSubstr("numbers of ranks"))));
+  EXPECT_THAT(error_text([] { check_batch(8, 2, 3); }),
+              AllOf(HasSubstr("of 3 micro-batches"), HasSubstr("6 or 12"), Not(HasSubstr("numbers of ranks"))));
   EXPECT_THAT(error_text([] { check_batch(2, 4); }), AllOf(HasSubstr("can are 4"), HasSubstr("ranks 2")));
   EXPECT_NO_THROW(check_batch(24, 8, 3));
   EXPECT_THROW(check_batch(0, 1), ConfigError);

@@ -1,31 +1,22 @@
 #include "phalanx/data/image_set.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>
 
 #include <array>
 #include <cmath>
-#include <fstream>
 #include <functional>
 #include <string>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::data {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::Le;
-using ::testing::Not;
-
-void put(const std::filesystem::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
 
 std::string gzipped(const std::string& bytes) {
   TempDirectory folder;
@@ -33,8 +24,7 @@ std::string gzipped(const std::string& bytes) {
   gzFile file = gzopen(path.c_str(), "wb");
   gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size()));
   gzclose(file);
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  return read_file(path);
 }
 
 std::string big_endian_text(std::uint32_t value) {
@@ -79,8 +69,8 @@ std::string data_error_of(const std::function<void()>& body) {
 struct ImageSetTest : ::testing::Test {
   std::filesystem::path folder() const { return temporary.path(); }
   void put_mnist(const std::string& images, const std::string& labels) const {
-    put(folder() / "train-images-idx3-ubyte", images);
-    put(folder() / "train-labels-idx1-ubyte", labels);
+    write_file(folder() / "train-images-idx3-ubyte", images);
+    write_file(folder() / "train-labels-idx1-ubyte", labels);
   }
   std::string mnist_error(const std::string& images, const std::string& labels) const {
     put_mnist(images, labels);
@@ -91,8 +81,8 @@ struct ImageSetTest : ::testing::Test {
 
 TEST_F(ImageSetTest, ReadsMnistPlainAndCompressed) {
   put_mnist(idx_images(4), idx_labels(4));
-  put(folder() / "t10k-images-idx3-ubyte.gz", gzipped(idx_images(3)));
-  put(folder() / "t10k-labels.idx1-ubyte.gz", gzipped(idx_labels(3)));
+  write_file(folder() / "t10k-images-idx3-ubyte.gz", gzipped(idx_images(3)));
+  write_file(folder() / "t10k-labels.idx1-ubyte.gz", gzipped(idx_labels(3)));
   const ImageSet train = read_mnist(folder(), ImageSplit::train), test = read_mnist(folder(), ImageSplit::test);
   EXPECT_EQ(train.size(), 4);
   EXPECT_EQ(train.image_bytes(), 28 * 28);
@@ -107,9 +97,10 @@ TEST_F(ImageSetTest, ReadsCifarFromItsArchivesFolderToo) {
   std::filesystem::create_directory(inner);
   for (int i = 1; i <= 5; ++i) {
     const std::string name = "data_batch_" + std::to_string(i) + ".bin";
-    i == 3 ? put(inner / (name + ".gz"), gzipped(cifar_batch(2, 1))) : put(inner / name, cifar_batch(i - 1, 1));
+    i == 3 ? write_file(inner / (name + ".gz"), gzipped(cifar_batch(2, 1)))
+           : write_file(inner / name, cifar_batch(i - 1, 1));
   }
-  put(folder() / "test_batch.bin", cifar_batch(1, 2));
+  write_file(folder() / "test_batch.bin", cifar_batch(1, 2));
   const ImageSet train = read_cifar10(folder(), ImageSplit::train);
   EXPECT_THAT(train.labels, ElementsAre(9, 8, 7, 6, 5));
   EXPECT_EQ(train.image(3)[3071], (3 + 3 * 3071) % 251);
@@ -124,10 +115,10 @@ TEST_F(ImageSetTest, AbsentFilesAreAllNamed) {
             "MNIST is not complete in '" + folder().string() +
                 "': missing train-images-idx3-ubyte, train-labels-idx1-ubyte (plain or as .gz): put the files there, "
                 "or take synthetic images");
-  put(folder() / "t10k-images-idx3-ubyte", idx_images(1));
+  write_file(folder() / "t10k-images-idx3-ubyte", idx_images(1));
   EXPECT_THAT(data_error_of([&] { read_mnist(folder(), ImageSplit::test); }),
               AllOf(HasSubstr("missing t10k-labels-idx1-ubyte"), Not(HasSubstr("images-idx3"))));
-  put(folder() / "data_batch_2.bin", cifar_batch(0, 1));
+  write_file(folder() / "data_batch_2.bin", cifar_batch(0, 1));
   EXPECT_THAT(data_error_of([&] { read_cifar10(folder(), ImageSplit::train); }),
               HasSubstr("missing data_batch_1.bin, data_batch_3.bin, data_batch_4.bin, data_batch_5.bin"));
   EXPECT_THAT(data_error_of([&] { load_images("no/such", ImageKind::mnist, ImageSplit::test); }),
@@ -160,20 +151,20 @@ TEST_F(ImageSetTest, DamagedIdxFilesAreNamedWithWhatWasExpected) {
 TEST_F(ImageSetTest, DamagedCifarFilesAndCompression) {
   const auto path = folder() / "test_batch.bin";
   const auto error = [&] { return data_error_of([&] { read_cifar10(folder(), ImageSplit::test); }); };
-  put(path, cifar_batch(0, 2).substr(0, 3073 + 10));
+  write_file(path, cifar_batch(0, 2).substr(0, 3073 + 10));
   EXPECT_THAT(error(), HasSubstr("ends with 10 bytes behind image 1: expected images of 3073 bytes"));
-  put(path, "");
+  write_file(path, "");
   EXPECT_THAT(error(), HasSubstr("holds no images"));
-  put(path, '\x63' + pixels(0, 3072));
+  write_file(path, '\x63' + pixels(0, 3072));
   EXPECT_THAT(error(), HasSubstr("the label of image 0 is 99"));
   std::filesystem::remove(path);
   const std::string good = gzipped(cifar_batch(0, 5));
   const auto compressed = folder() / "test_batch.bin.gz";
-  put(compressed, good.substr(0, good.size() / 2));
+  write_file(compressed, good.substr(0, good.size() / 2));
   EXPECT_THAT(error(), AllOf(HasSubstr("test_batch.bin.gz is damaged"), HasSubstr("ends too soon")));
   std::string flipped = good;
   flipped[good.size() - 6] ^= 1;  // of the checksum at the end
-  put(compressed, flipped);
+  write_file(compressed, flipped);
   EXPECT_THAT(error(), AllOf(HasSubstr("test_batch.bin.gz is damaged"), HasSubstr("is not valid")));
 }
 

@@ -2,7 +2,6 @@
 // twice.
 #include "phalanx/data/stream_description.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,16 +15,13 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/testing/small_data.h"
 
 namespace phalanx::data {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 /// The position of each token in the file: token k is k.
 class StreamTest : public ::testing::Test {

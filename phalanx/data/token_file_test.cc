@@ -1,11 +1,9 @@
 #include "phalanx/data/token_file.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -13,21 +11,14 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/token_file_writer.h"
 
 namespace phalanx::data {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
-std::string slurp(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void spit(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 template <typename T>
 std::string packed(const std::vector<T>& values) {
@@ -45,16 +36,10 @@ std::vector<std::int64_t> all_of(const TokenFile& file) {
   return ids;
 }
 
-class TokenFileTest : public ::testing::Test {
+class TokenFileTest : public FolderTest {
  protected:
-  std::string path(const std::string& name) { return (directory_.path() / name).string(); }
   std::string error_of(const std::string& file, TokenFileOptions options = {}) {
-    try {
-      TokenFile opened(file, options);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
+    return error_text([&] { TokenFile opened(file, options); });
   }
   std::string llmc(std::int32_t magic, std::int32_t version, std::int32_t count, const std::string& ids) {
     std::vector<std::int32_t> header(256, 0);
@@ -68,7 +53,6 @@ class TokenFileTest : public ::testing::Test {
     writer.add_document(std::vector<std::int32_t>{4, 5});
     writer.finish();
   }
-  TempDirectory directory_{"tokens"};
 };
 
 TEST_F(TokenFileTest, MegatronRoundTripWithDocuments) {
@@ -106,60 +90,60 @@ TEST_F(TokenFileTest, MegatronRoundTripWithDocuments) {
 
 TEST_F(TokenFileTest, MegatronBytesAreTheFormats) {
   write_small();
-  EXPECT_EQ(slurp(path("m.bin")), packed<std::uint16_t>({1, 2, 3, 4, 5}));
+  EXPECT_EQ(read_file(path("m.bin")), packed<std::uint16_t>({1, 2, 3, 4, 5}));
   std::string expected("MMIDIDX\0\0", 9);
   expected += packed<std::uint64_t>({1}) + std::string(1, '\x08') + packed<std::uint64_t>({2, 3});
   expected += packed<std::int32_t>({3, 2}) + packed<std::int64_t>({0, 6}) + packed<std::int64_t>({0, 1, 2});
-  EXPECT_EQ(slurp(path("m.idx")), expected);
+  EXPECT_EQ(read_file(path("m.idx")), expected);
   EXPECT_THAT(TokenFile(path("m")).description(), AllOf(HasSubstr("m.bin: Megatron, uint16, 5 tokens, 2 documents")));
   // One int8 a sequence at the end (modes of multimodal data) is allowed.
-  spit(path("m.idx"), expected + std::string(2, '\0'));
+  write("m.idx", expected + std::string(2, '\0'));
   EXPECT_EQ(TokenFile(path("m")).size(), 5);
 }
 
 TEST_F(TokenFileTest, EveryIntegerTypeOfMegatronIsRead) {
-  const auto write = [&](int code, const std::string& ids, int width) {
+  const auto file_of = [&](int code, const std::string& ids, int width) {
     const auto count = static_cast<std::int32_t>(ids.size() / width);
     std::string index("MMIDIDX\0\0", 9);
     index += packed<std::uint64_t>({1}) + std::string(1, static_cast<char>(code)) + packed<std::uint64_t>({1, 2});
     index += packed<std::int32_t>({count}) + packed<std::int64_t>({0}) + packed<std::int64_t>({0, 1});
-    spit(path("t.idx"), index);
-    spit(path("t.bin"), ids);
+    write("t.idx", index);
+    write("t.bin", ids);
     return TokenFile(path("t"));
   };
   const std::vector<std::int64_t> small{3, 100};
-  EXPECT_EQ(all_of(write(1, packed<std::uint8_t>({3, 100}), 1)), small);
-  EXPECT_EQ(all_of(write(2, packed<std::int8_t>({3, 100}), 1)), small);
-  EXPECT_EQ(all_of(write(3, packed<std::int16_t>({3, 100}), 2)), small);
-  EXPECT_EQ(all_of(write(4, packed<std::int32_t>({3, 100}), 4)), small);
-  EXPECT_EQ(all_of(write(5, packed<std::int64_t>({3, 100}), 8)), small);
-  EXPECT_EQ(all_of(write(8, packed<std::uint16_t>({3, 65535}), 2)), (std::vector<std::int64_t>{3, 65535}));
-  EXPECT_EQ(write(4, packed<std::int32_t>({3, 100}), 4).type(), TokenType::i32);
-  EXPECT_THROW(write(6, packed<double>({3, 100}), 8), DataError);
-  EXPECT_THROW(write(7, packed<float>({3, 100}), 4), DataError);
-  EXPECT_THROW(write(0, packed<float>({3, 100}), 4), DataError);
-  EXPECT_THROW(write(9, packed<float>({3, 100}), 4), DataError);
+  EXPECT_EQ(all_of(file_of(1, packed<std::uint8_t>({3, 100}), 1)), small);
+  EXPECT_EQ(all_of(file_of(2, packed<std::int8_t>({3, 100}), 1)), small);
+  EXPECT_EQ(all_of(file_of(3, packed<std::int16_t>({3, 100}), 2)), small);
+  EXPECT_EQ(all_of(file_of(4, packed<std::int32_t>({3, 100}), 4)), small);
+  EXPECT_EQ(all_of(file_of(5, packed<std::int64_t>({3, 100}), 8)), small);
+  EXPECT_EQ(all_of(file_of(8, packed<std::uint16_t>({3, 65535}), 2)), (std::vector<std::int64_t>{3, 65535}));
+  EXPECT_EQ(file_of(4, packed<std::int32_t>({3, 100}), 4).type(), TokenType::i32);
+  EXPECT_THROW(file_of(6, packed<double>({3, 100}), 8), DataError);
+  EXPECT_THROW(file_of(7, packed<float>({3, 100}), 4), DataError);
+  EXPECT_THROW(file_of(0, packed<float>({3, 100}), 4), DataError);
+  EXPECT_THROW(file_of(9, packed<float>({3, 100}), 4), DataError);
 }
 
 TEST_F(TokenFileTest, RawAndLlmcFilesAreRecognised) {
-  spit(path("raw.bin"), packed<std::uint16_t>({5, 6, 65535}));
+  write("raw.bin", packed<std::uint16_t>({5, 6, 65535}));
   const TokenFile raw(path("raw.bin"));
   EXPECT_EQ(raw.format(), TokenFormat::raw);
   EXPECT_EQ(all_of(raw), (std::vector<std::int64_t>{5, 6, 65535}));
   EXPECT_EQ(raw.document_count(), 1);
   EXPECT_EQ(raw.document(0), (TokenRange{0, 3}));
 
-  spit(path("wide.tokens"), packed<std::uint32_t>({5, 100000}));
+  write("wide.tokens", packed<std::uint32_t>({5, 100000}));
   const TokenFile wide(path("wide.tokens"), {.vocab_size = 128256});
   EXPECT_EQ(wide.type(), TokenType::u32);
   EXPECT_EQ(all_of(wide), (std::vector<std::int64_t>{5, 100000}));
 
-  spit(path("gpt2.bin"), llmc(20240520, 1, 3, packed<std::uint16_t>({1, 2, 50256})));
+  write("gpt2.bin", llmc(20240520, 1, 3, packed<std::uint16_t>({1, 2, 50256})));
   const TokenFile gpt2(path("gpt2.bin"), {.vocab_size = 50257});
   EXPECT_EQ(gpt2.format(), TokenFormat::llmc);
   EXPECT_EQ(all_of(gpt2), (std::vector<std::int64_t>{1, 2, 50256}));
 
-  spit(path("llama.bin"), llmc(20240801, 7, 2, packed<std::uint32_t>({1, 128000})));
+  write("llama.bin", llmc(20240801, 7, 2, packed<std::uint32_t>({1, 128000})));
   const TokenFile llama(path("llama.bin"));
   EXPECT_EQ(llama.type(), TokenType::u32);
   EXPECT_EQ(all_of(llama), (std::vector<std::int64_t>{1, 128000}));
@@ -173,7 +157,7 @@ TEST_F(TokenFileTest, RawAndLlmcFilesAreRecognised) {
 
 TEST_F(TokenFileTest, MalformedFilesAreRefusedWithFileExpectedAndFound) {
   write_small();
-  const std::string good = slurp(path("m.idx"));
+  const std::string good = read_file(path("m.idx"));
   struct Case {
     std::string name;
     std::function<void(std::string&)> damage;
@@ -208,63 +192,63 @@ TEST_F(TokenFileTest, MalformedFilesAreRefusedWithFileExpectedAndFound) {
   for (const Case& test : cases) {
     std::string bytes = good;
     test.damage(bytes);
-    spit(path("m.idx"), bytes);
+    write("m.idx", bytes);
     EXPECT_THAT(error_of(path("m")), AllOf(HasSubstr(path("m")), HasSubstr(test.message))) << test.name;
   }
-  spit(path("m.idx"), good);
-  spit(path("m.bin"), "12345");
+  write("m.idx", good);
+  write("m.bin", "12345");
   EXPECT_THAT(error_of(path("m")), HasSubstr("m.bin: truncated"));
   std::filesystem::remove(path("m.bin"));
   EXPECT_THAT(error_of(path("m.idx")), HasSubstr("m.bin: no such file: a Megatron index needs its ids"));
 
-  spit(path("x.bin"), "");
+  write("x.bin", "");
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("x.bin: the file is empty"));
   EXPECT_THAT(error_of(path("x")), HasSubstr("has no index"));
-  spit(path("x.bin"), "abc");
+  write("x.bin", "abc");
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("3 bytes are no whole number of uint16 ids"));
-  spit(path("x.bin"), "abcdef");
+  write("x.bin", "abcdef");
   EXPECT_THAT(error_of(path("x.bin"), {.vocab_size = 100000}), HasSubstr("no whole number of uint32 ids"));
-  spit(path("x.bin"), good + "x");
+  write("x.bin", good + "x");
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("this is a Megatron index"));
-  spit(path("x.bin"), llmc(20240520, 7, 2, "abcd"));
+  write("x.bin", llmc(20240520, 7, 2, "abcd"));
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("version is 7: expected 1"));
-  spit(path("x.bin"), llmc(20240520, 1, 2, "abc"));
+  write("x.bin", llmc(20240520, 1, 2, "abc"));
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("tells of 2 uint16 tokens, so of 1028 bytes: found 1027"));
-  spit(path("x.bin"), llmc(20240801, 7, -2, "abcd"));
+  write("x.bin", llmc(20240801, 7, -2, "abcd"));
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("tells of -2 uint32 tokens"));
-  spit(path("x.bin"), llmc(20240522, 1, 2, "abcd"));
+  write("x.bin", llmc(20240522, 1, 2, "abcd"));
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("multiple-choice evaluation file"));
   EXPECT_THAT(error_of(path("nowhere.bin")), HasSubstr("nowhere.bin: no such file: expected a token file"));
   EXPECT_THAT(error_of(path(".")), HasSubstr("is a directory: expected a token file"));
-  EXPECT_THAT(error_of(directory_.path().string()), HasSubstr("irectory"));
+  EXPECT_THAT(error_of(folder()), HasSubstr("irectory"));
 }
 
 TEST_F(TokenFileTest, IdsOutsideTheVocabularyAreFoundOnOpeningAndOnReading) {
-  spit(path("t.bin"), packed<std::uint16_t>({1, 2, 99, 3}));
+  write("t.bin", packed<std::uint16_t>({1, 2, 99, 3}));
   EXPECT_THAT(
       error_of(path("t.bin"), {.vocab_size = 99}),
       AllOf(HasSubstr("t.bin: token 99 at position 2"), HasSubstr("expected 0 to 98"), HasSubstr("raw uint16")));
-  EXPECT_EQ(error_of(path("t.bin"), {.vocab_size = 100}), "no error");
+  EXPECT_EQ(error_of(path("t.bin"), {.vocab_size = 100}), "");
 
   // Too large to be checked completely on opening: the sampled blocks find a bad file, read() finds a bad id anywhere.
   const std::int64_t count = (std::int64_t{1} << 24) + 4096;
   std::string bytes(static_cast<std::size_t>(count) * 2, '\0');
   for (std::size_t i = 0; i < bytes.size(); i += 2) bytes[i] = '\1';
   poke<std::uint16_t>(bytes, 5000 * 2, 77);
-  spit(path("large.bin"), bytes);
+  write("large.bin", bytes);
   const TokenFile large(path("large.bin"), {.vocab_size = 50});
   std::vector<std::int64_t> ids(10);
   EXPECT_NO_THROW(large.read(4990, ids));
   EXPECT_THROW(large.read(4991, ids), DataError);
   std::fill(bytes.begin() + bytes.size() / 2, bytes.end(), '\x44');
-  spit(path("large.bin"), bytes);
+  write("large.bin", bytes);
   EXPECT_THAT(error_of(path("large.bin"), {.vocab_size = 50}), HasSubstr("token 17476"));
   // Negative ids of signed types.
   write_small();
   TokenFileWriter writer(path("wide"), {.vocab_size = 100000});
   writer.add_document(std::vector<std::int32_t>{1});
   writer.finish();
-  spit(path("wide.bin"), packed<std::int32_t>({-1}));
+  write("wide.bin", packed<std::int32_t>({-1}));
   std::filesystem::remove(path("wide.json"));
   EXPECT_THAT(error_of(path("wide"), {.vocab_size = 100000}), HasSubstr("token -1 at position 0"));
 }
@@ -282,14 +266,14 @@ TEST_F(TokenFileTest, ReadsOutsideTheFileAreRefused) {
 
 TEST_F(TokenFileTest, WriterLeavesNothingUntilFinishAndOldFilesUntilThen) {
   write_small();
-  const std::string before = slurp(path("m.bin"));
+  const std::string before = read_file(path("m.bin"));
   {
     TokenFileWriter writer(path("m"), {.vocab_size = 100});
     writer.add_document(std::vector<std::int32_t>(100000, 9));
   }
-  EXPECT_EQ(slurp(path("m.bin")), before);
+  EXPECT_EQ(read_file(path("m.bin")), before);
   EXPECT_EQ(TokenFile(path("m")).size(), 5);
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 3);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder()), {}), 3);
 }
 
 TEST_F(TokenFileTest, WriterErrors) {

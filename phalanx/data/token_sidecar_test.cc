@@ -1,7 +1,6 @@
 // What is known about a file of ids besides the ids: PREFIX.json, a stated type, what the content itself shows.
 #include "phalanx/data/token_sidecar.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -13,14 +12,12 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/token_file_writer.h"
 
 namespace phalanx::data {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 template <typename T>
 std::string bytes_of_ids(const std::vector<std::uint32_t>& ids, bool big_endian = false) {
@@ -41,11 +38,10 @@ std::vector<std::uint32_t> random_ids(std::uint32_t vocab, int count, std::uint3
   return ids;
 }
 
-class RawIdsTest : public ::testing::Test {
+class RawIdsTest : public FolderTest {
  protected:
-  std::string path(const std::string& name) { return (folder_.path() / name).string(); }
   std::string said_of(const std::string& name, const std::string& bytes, TokenFileOptions options = {}) {
-    write_file(path(name), bytes);
+    write(name, bytes);
     return said_of(name, options);
   }
   std::string said_of(const std::string& name, TokenFileOptions options = {}) {
@@ -56,7 +52,6 @@ class RawIdsTest : public ::testing::Test {
       return error.what();
     }
   }
-  TempDirectory folder_{"sidecar"};
 };
 
 TEST_F(RawIdsTest, IdsOfAnotherTypeAreSeen) {
@@ -95,7 +90,7 @@ TEST_F(RawIdsTest, AStatedTypeIsBelieved) {
   const auto ids = random_ids(4096, 500);
   EXPECT_THAT(said_of("a.bin", bytes_of_ids<std::uint32_t>(ids), {.type = TokenType::u32}), HasSubstr("uint32, 500"));
   EXPECT_THAT(said_of("a.bin", {.type = TokenType::u16}), HasSubstr("uint16, 1,000 tokens"));
-  write_file(path("a.json"), R"({"format": "phalanx.tokens", "type": "int64", "vocab_size": 4096})");
+  write("a.json", R"({"format": "phalanx.tokens", "type": "int64", "vocab_size": 4096})");
   EXPECT_THAT(said_of("a.bin", bytes_of_ids<std::int64_t>(ids)), HasSubstr("int64, 500 tokens"));
   EXPECT_THAT(said_of("a.bin", {.type = TokenType::u32}),
               AllOf(HasSubstr("stated as uint32"), HasSubstr("a.json says int64")));
@@ -126,28 +121,28 @@ TEST_F(RawIdsTest, OtherKindsOfFilesAreRefusedWithWhatToDo) {
 }
 
 TEST_F(RawIdsTest, ASidecarThatDescribesAnotherFileIsRefused) {
-  const auto write = [&](std::int32_t last) {
+  const auto write_ids = [&](std::int32_t last) {
     TokenFileWriter writer(path("m"), {.vocab_size = 100, .tokenizer = "tok1:abc"});
     writer.add_document(std::vector<std::int32_t>{1, 2, 3});
     writer.add_document(std::vector<std::int32_t>{4, last});
     writer.finish();
   };
-  write(5);
+  write_ids(5);
   const TokenFile file(path("m"), {.vocab_size = 100});
   ASSERT_TRUE(file.sidecar());
   EXPECT_EQ(file.sidecar()->tokenizer, "tok1:abc");
   EXPECT_EQ(file.sidecar()->vocab_size, 100);
   EXPECT_EQ(file.sidecar()->content, file.content_hash());
   const std::string of_five = read_file(path("m.json"));
-  write(6);
+  write_ids(6);
   EXPECT_THAT(said_of("m"), HasSubstr("2 documents"));
-  write_file(path("m.json"), of_five);  // same sizes, other ids
+  write("m.json", of_five);  // same sizes, other ids
   EXPECT_THAT(said_of("m"), AllOf(HasSubstr("m.json: \"content\" is"), HasSubstr("it describes another file")));
   const auto with = [&](const char* key, const nlohmann::json& value) {
-    write(5);
+    write_ids(5);
     nlohmann::json json = nlohmann::json::parse(of_five);
     json[key] = value;
-    write_file(path("m.json"), json.dump());
+    write("m.json", json.dump());
     return said_of("m", {.vocab_size = 100});
   };
   EXPECT_THAT(with("tokens", 6), HasSubstr("\"tokens\" is 6, but"));
@@ -176,7 +171,7 @@ TEST_F(RawIdsTest, TheSidecarSaysWhatEndsDocuments) {
 }
 
 TEST_F(RawIdsTest, SomebodyElsesJsonIsLeftAlone) {
-  write_file(path("m.json"), R"([{"text": "mine"}])");
+  write("m.json", R"([{"text": "mine"}])");
   EXPECT_THROW(TokenFileWriter(path("m"), {.vocab_size = 100}), DataError);
   EXPECT_EQ(read_file(path("m.json")), R"([{"text": "mine"}])");
   EXPECT_THAT(said_of("m.bin", bytes_of_ids<std::uint16_t>({1, 2, 3})), HasSubstr("accepted"));

@@ -4,12 +4,11 @@
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/infer/jobs/questions.h"
 #include "phalanx/infer/testing/part_of_model.h"
@@ -19,8 +18,6 @@
 
 namespace phalanx::infer {
 namespace {
-
-using testing::HasSubstr;
 
 const models::LlamaConfig kConfig{
     .dim = 32, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .ffn_hidden = 48, .vocab_size = 64, .max_seq_len = 20};
@@ -91,13 +88,8 @@ TEST(Evaluator, EveryLayoutGivesTheSame) {
 
 TEST(Evaluator, WhatCannotBeScoredIsNamed) {
   const auto model = scored_model();
-  const auto fault = [&](const ScoredText& text) -> std::string {
-    try {
-      Evaluator(*model).log_likelihoods({{.tokens = {1, 2}}, text});
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+  const auto fault = [&](const ScoredText& text) {
+    return error_text([&] { Evaluator(*model).log_likelihoods({{.tokens = {1, 2}}, text}); });
   };
   EXPECT_THAT(fault({.tokens = {1}}), HasSubstr("text 2: tokens from 1 on are to be scored, of 1"));
   EXPECT_THAT(fault({.tokens = {1, 2}, .first = 0}), HasSubstr("tokens from 0 on are to be scored, of 2"));

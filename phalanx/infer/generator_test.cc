@@ -4,7 +4,6 @@
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -13,6 +12,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/testing/nccl_ranks.h"
 #include "phalanx/data/tokenizer/bpe_model.h"
@@ -24,8 +25,6 @@
 
 namespace phalanx::infer {
 namespace {
-
-using testing::HasSubstr;
 
 std::shared_ptr<models::Llama> small_model(std::int64_t vocab = 61) {
   auto model = std::make_shared<models::Llama>(models::LlamaConfig{.dim = 32,
@@ -63,16 +62,6 @@ std::vector<std::int64_t> greedy_without_cache(models::Llama& model, std::vector
 
 Request greedy_request(std::vector<std::int64_t> prompt, std::int64_t count) {
   return {.prompt = std::move(prompt), .max_new_tokens = count, .sampling = {.temperature = 0}};
-}
-
-template <class Body>
-std::string generation_error(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(Generator, GreedyEqualsTheWholeModelAtEveryToken) {
@@ -173,7 +162,7 @@ TEST(Generator, RequestsThatCannotRunAreNamedBeforeAnythingRuns) {
   Generator generator(*model, {.max_batch = 1});
   const auto error = [&](Request request) {
     bool ran = false;
-    const auto message = generation_error([&] {
+    const auto message = error_text([&] {
       generator.generate({greedy_request({1}, 1), std::move(request)}, [&](std::size_t, std::int64_t) { ran = true; });
     });
     EXPECT_FALSE(ran);
@@ -238,7 +227,7 @@ TEST(Generator, AFreeRowTakesTheNextRequestWhileTheOthersGoOn) {
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(results[i].tokens, greedy_without_cache(*model, prompt_of(3 + i, 1), static_cast<int>(lengths[i]))) << i;
   }
-  EXPECT_THAT(generation_error([&] {
+  EXPECT_THAT(error_text([&] {
                 generator.run({.next =
                                    [](std::int64_t) {
                                      return std::vector{greedy_request({1, 2}, 8)};
@@ -247,7 +236,7 @@ TEST(Generator, AFreeRowTakesTheNextRequestWhileTheOthersGoOn) {
                                .longest = 9});
               }),
               HasSubstr("prompt 1: it needs 10 positions, and the cache was made for 9"));
-  EXPECT_THAT(generation_error([&] {
+  EXPECT_THAT(error_text([&] {
                 generator.run({.next =
                                    [](std::int64_t) {
                                      return std::vector(3, greedy_request({1, 2}, 8));
@@ -267,7 +256,7 @@ TEST(Generator, AMemoryBoundMakesBatchesSmallerNotResultsOther) {
   for (const std::int64_t rows : {1, 3}) {
     EXPECT_EQ(tokens_of(Generator(*model, {.cache_bytes = rows * longest * 256}).generate(requests)), expected) << rows;
   }
-  EXPECT_THAT(generation_error([&] { Generator(*model, {.cache_bytes = longest * 256 - 1}).generate(requests); }),
+  EXPECT_THAT(error_text([&] { Generator(*model, {.cache_bytes = longest * 256 - 1}).generate(requests); }),
               HasSubstr(fmt::format("the keys and values of one sequence of {} tokens take {}, and cache_bytes allows",
                                     longest, human_bytes(static_cast<std::uint64_t>(longest * 256)))));
 }
@@ -289,7 +278,7 @@ TEST(Generator, AStopStringEndsTheTextBeforeIt) {
   const data::BpeTokenizer tokenizer(letters);
   const auto plain = greedy_without_cache(*model, prompt_of(5, 2), 12);
   Request request = greedy_request(prompt_of(5, 2), 12);
-  EXPECT_THAT(generation_error([&] {
+  EXPECT_THAT(error_text([&] {
                 request.stop_strings = {"x"};
                 Generator(*model).generate({request});
               }),
@@ -324,7 +313,7 @@ TEST(Generator, EveryLayoutGivesTheTokensOfOneRank) {
     }
   }
   models::Llama part(whole->config(), models::balance_llama(whole->config(), 2, 16)[0]);
-  EXPECT_THAT(generation_error([&] { const Generator generator(part); }), HasSubstr("the model is a part (embedding"));
+  EXPECT_THAT(error_text([&] { const Generator generator(part); }), HasSubstr("the model is a part (embedding"));
 }
 
 // A device may run the kernels of all its communicators one after the other. Hidden states that go forward must not

@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -17,6 +16,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/comm/backends/local_shm/local.h"
@@ -32,9 +33,6 @@
 
 namespace phalanx::infer {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
 
 const nlohmann::json& golden_cases() {
   static const nlohmann::json cases =
@@ -89,12 +87,7 @@ std::uint64_t load_bytes(const std::filesystem::path& folder, const std::vector<
 
 /// What load_model() of the directory fails with; "" if it does not.
 std::string load_error(const std::filesystem::path& folder) {
-  try {
-    load_model(find_model(folder), at::kCPU);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_text([&] { load_model(find_model(folder), at::kCPU); });
 }
 
 class HuggingFaceModel : public testing::TestWithParam<std::string> {

@@ -1,7 +1,6 @@
 #include "phalanx/infer/model_files.h"
 
 #include <ATen/core/Tensor.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -11,6 +10,7 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/files/hf_model.h"
 #include "phalanx/checkpoint/files/saved_state.h"
@@ -29,10 +29,6 @@
 
 namespace phalanx::infer {
 namespace {
-
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 const models::LlamaConfig kTiny{.dim = 16,
                                 .n_layers = 1,
@@ -189,7 +185,7 @@ TEST(ModelFiles, TheTokenizerMayBeWhereTheRunWasTold) {
   save_run(scratch.path() / "checkpoint", metadata);
   const auto files = find_model(scratch.path() / "checkpoint");
   EXPECT_FALSE(files.tokenizer);
-  EXPECT_THAT(files.tokenizer_places, testing::Contains((scratch.path() / "assets" / "tokenizer.json").string()));
+  EXPECT_THAT(files.tokenizer_places, Contains((scratch.path() / "assets" / "tokenizer.json").string()));
   std::filesystem::create_directory(scratch.path() / "assets");
   write_file(scratch.path() / "assets" / "tokenizer.json", "{}");
   EXPECT_EQ(find_model(scratch.path() / "checkpoint").tokenizer,

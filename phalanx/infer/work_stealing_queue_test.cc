@@ -1,6 +1,5 @@
 #include "phalanx/infer/work_stealing_queue.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,12 +7,11 @@
 #include <numeric>
 #include <thread>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/store/hash_store.h"
 
 namespace phalanx::infer {
 namespace {
-
-using testing::ElementsAre;
 
 std::vector<std::size_t> numbers(std::size_t count) {
   std::vector<std::size_t> items(count);

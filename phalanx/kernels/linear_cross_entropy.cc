@@ -25,16 +25,6 @@ namespace {
 
 constexpr std::int64_t kLogitsChunk = 512;  // tokens; a fixed number, so that sums over chunks have fixed bits
 
-void check_labels(const at::Tensor& labels, std::int64_t vocab) {
-  const std::int64_t* label = labels.const_data_ptr<std::int64_t>();
-  for (std::int64_t i = 0; i < labels.numel(); ++i) {
-    if (label[i] < 0 || label[i] >= vocab) {
-      throw DataError(fmt::format("label {} (the {}th of the batch) is outside the vocabulary: expected 0 to {}",
-                                  label[i], i, vocab - 1));
-    }
-  }
-}
-
 // What backward() still has to return. Not in save_for_backward(): autograd takes dx over without a copy only if
 // nothing else refers to it.
 struct HeadGradients : torch::CustomClassHolder {
@@ -132,6 +122,16 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
 };
 
 }  // namespace
+
+void check_labels(const at::Tensor& labels, std::int64_t vocab) {
+  const std::int64_t* label = labels.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < labels.numel(); ++i) {
+    if (label[i] < 0 || label[i] >= vocab) {
+      throw DataError(fmt::format("label {} (the {}th of the batch) is outside the vocabulary: expected 0 to {}",
+                                  label[i], i, vocab - 1));
+    }
+  }
+}
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels) {
   return at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, -2), labels.flatten());

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 namespace phalanx::kernels {
 
 /// The mean over all tokens of -log softmax(x weight^T)[label]. x is [..., dim], weight [vocab, dim], labels int64
@@ -17,5 +19,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
 
 /// The same from logits [..., vocab], by ATen ops.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels);
+
+/// Throws a DataError that names the first of the labels, contiguous int64 on the CPU, that is not in 0 .. vocab - 1.
+void check_labels(const at::Tensor& labels, std::int64_t vocab);
 
 }  // namespace phalanx::kernels

@@ -1,7 +1,6 @@
 // The same program under mpirun and Slurm, with a rendezvous file, and starting its own ranks: real processes each
 // time.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <memory>
 
 #include "phalanx/base/cpu.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/mpi/mpi.h"
 #include "phalanx/launch/rendezvous/rendezvous_file.h"
 #include "phalanx/launch/testing/collected_process.h"
@@ -18,10 +18,6 @@
 
 namespace phalanx {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
 
 using Processes = std::vector<std::unique_ptr<CollectedProcess>>;
 

@@ -2,7 +2,6 @@
 #include "phalanx/launch/process_context.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -14,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/base/version.h"
 #include "phalanx/comm/hierarchical/node_discovery.h"
 #include "phalanx/comm/liveness/process_probe.h"
@@ -26,9 +26,6 @@
 
 namespace phalanx {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
 
 TEST(ProcessContextTest, ASingleProcessIsAWorldOfOne) {
   CollectedProcess process({built_program("launch_test_worker")});
@@ -76,8 +73,7 @@ TEST(ProcessContextTest, LargeTensorsLieInSharedHeapsWhereTheUserSaysSo) {
   }
   for (const std::string& output :
        {output_of_heap_ranks(""), output_of_heap_ranks("0"), output_of_heap_ranks("1", {"--shared-heap", "false"})}) {
-    EXPECT_THAT(output, AllOf(testing::Not(HasSubstr("shared heaps")), testing::Not(HasSubstr("shares its heap")),
-                              HasSubstr("sum 3")));
+    EXPECT_THAT(output, AllOf(Not(HasSubstr("shared heaps")), Not(HasSubstr("shares its heap")), HasSubstr("sum 3")));
   }
   EXPECT_THAT(output_of_heap_ranks("2"), HasSubstr("PHALANX_SHARED_HEAP"));
 }
@@ -88,7 +84,7 @@ TEST(ProcessContextTest, WithoutASharedHeapTensorsAreCopied) {
   const std::string output = output_of_heap_ranks("1", {}, fmt::format("ulimit -v {}", kib));
   EXPECT_THAT(output, AllOf(HasSubstr("large tensors are copied between the ranks of a node: the shared heap cannot "
                                       "be made: "),
-                            testing::Not(HasSubstr("shares its heap")), HasSubstr("sum 3")));
+                            Not(HasSubstr("shares its heap")), HasSubstr("sum 3")));
 }
 
 TEST(ProcessContextTest, AWrongBackendIsTold) {

@@ -1,7 +1,6 @@
 // The sockets of ranks that sum over gloo: where they listen, and which errors the ranks report when the link between
 // them goes down.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "phalanx/base/testing/comes_true.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/listeners.h"
@@ -20,12 +20,6 @@
 
 namespace phalanx {
 namespace {
-
-using testing::AnyOf;
-using testing::Each;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
 
 const std::string kLoopback = "0100007F", kLoopback6 = "00000000000000000000000001000000";
 
@@ -172,9 +166,9 @@ TEST_P(RankLinks, ThatGoDownAreAnErrorOnEveryRankWithinTheHeartbeatLimit) {
   const auto cut_at = std::chrono::steady_clock::now();
   for (int rank = 0; rank < 2 * ranks; ++rank)
     EXPECT_THAT(note_of(notes, fmt::format("error.{}", rank)),
-                testing::AllOf(HasSubstr("all_reduce(float32["),
-                               AnyOf(HasSubstr(" has given no sign of life for "),
-                                     HasSubstr(" cannot be heard of: the store has not answered this rank for "))))
+                AllOf(HasSubstr("all_reduce(float32["),
+                      AnyOf(HasSubstr(" has given no sign of life for "),
+                            HasSubstr(" cannot be heard of: the store has not answered this rank for "))))
         << nodes[0]->err() << nodes[1]->err();
   // The timeout of the operation is 100 s and more. A busy machine may add some delay.
   EXPECT_LT(std::chrono::steady_clock::now() - cut_at, std::chrono::seconds(10));

@@ -1,7 +1,6 @@
 // Communicators of ranks that are restarted on every node of a job: after a rank was killed, once or repeatedly, or
 // after a node has joined.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/comes_true.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/store/tcp_store.h"
@@ -23,8 +23,6 @@
 namespace phalanx {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
 using Words = std::vector<std::string>;
 
 std::unique_ptr<RunningLauncher> start_node(const std::string& endpoint, int ranks, Words arguments,

@@ -2,7 +2,6 @@
 #include "phalanx/launch/startup_monitor.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -15,6 +14,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/comes_true.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/supervisor/stopped_ranks.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
@@ -24,7 +24,6 @@ namespace phalanx {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::HasSubstr;
 
 class StartupMonitorTest : public testing::Test {
  protected:

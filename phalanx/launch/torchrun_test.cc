@@ -1,6 +1,5 @@
 // The same program under a real torchrun: one launcher on one node, and two that simulate two nodes.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/agent_store.h"
 #include "phalanx/launch/rendezvous/own_address.h"
 #include "phalanx/launch/testing/collected_process.h"
@@ -22,10 +22,6 @@
 
 namespace phalanx {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
 
 class Torchrun : public testing::Test {
  protected:

@@ -1,27 +1,19 @@
 #include "phalanx/layout/parallel_plan.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr ModelDimensions kModel{
     .n_layers = 4, .n_heads = 8, .n_kv_heads = 2, .ffn_hidden = 688, .vocab_size = 4096, .seq_len = 256};
 
 std::string refusal(const ParallelPlan& plan, ModelDimensions model, std::int64_t ranks) {
-  try {
-    check(plan, model, ranks, {.tp = "[parallelism] tensor_parallel_degree"});
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "";
+  return error_text<ConfigError>([&] { check(plan, model, ranks, {.tp = "[parallelism] tensor_parallel_degree"}); });
 }
 
 TEST(ParallelPlan, AxesAreThoseOfMoreThanOneRank) {

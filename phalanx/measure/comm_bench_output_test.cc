@@ -1,6 +1,5 @@
 #include "phalanx/measure/comm_bench_output.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,24 +9,13 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/base/testing/xml.h"
 #include "phalanx/measure/comm_bench_plot.h"
 
 namespace phalanx::measure {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-
-template <class Action>
-std::string usage_error(Action action) {
-  try {
-    action();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 CommBenchRow row_of(BenchVerb verb, const std::string& backend, std::int64_t bytes, double p50) {
   return {.what = {.verb = verb, .count = bytes / 4},
@@ -62,8 +50,8 @@ TEST(CommBenchOptions, SizesAreMultiplied) {
   EXPECT_THAT(size_range(4, 63, 4, 0), ElementsAre(4, 16));
   EXPECT_THAT(size_range(100, 400, 2, 150), ElementsAre(100, 250, 400));
   EXPECT_THAT(size_range(1, 4, 1.1, 0), ElementsAre(1, 2, 3, 4));  // each size is larger than the one before
-  EXPECT_THAT(usage_error([] { size_range(64, 4, 2, 0); }), HasSubstr("sizes from 64 to 4"));
-  EXPECT_THAT(usage_error([] { size_range(4, 64, 1, 0); }), HasSubstr("step factor is 1"));
+  EXPECT_THAT(error_text<UsageError>([] { size_range(64, 4, 2, 0); }), HasSubstr("sizes from 64 to 4"));
+  EXPECT_THAT(error_text<UsageError>([] { size_range(4, 64, 1, 0); }), HasSubstr("step factor is 1"));
   EXPECT_EQ(size_text(64 << 10), "64K");
   EXPECT_EQ(size_text(1000), "1000");
 }
@@ -74,9 +62,10 @@ TEST(CommBenchOptions, NamesAreKnownOrTheNearestIsOffered) {
   EXPECT_THAT(parse_types("-d", "float,bf16,int32"), ElementsAre(DataType::f32, DataType::bf16, DataType::i32));
   EXPECT_EQ(parse_types("-d", "all").size(), 8U);
   EXPECT_THAT(parse_ops("-o", "prod,avg"), ElementsAre(ReduceOp::product, ReduceOp::avg));
-  EXPECT_THAT(usage_error([] { parse_verbs("--ops", "all_redcue"); }), HasSubstr("did you mean 'all_reduce'?"));
-  EXPECT_THAT(usage_error([] { parse_types("--datatype", "float33"); }), HasSubstr("--datatype: 'float33'"));
-  EXPECT_THAT(usage_error([] { parse_places("--place", "there"); }), HasSubstr("expected in, out or both"));
+  EXPECT_THAT(error_text<UsageError>([] { parse_verbs("--ops", "all_redcue"); }),
+              HasSubstr("did you mean 'all_reduce'?"));
+  EXPECT_THAT(error_text<UsageError>([] { parse_types("--datatype", "float33"); }), HasSubstr("--datatype: 'float33'"));
+  EXPECT_THAT(error_text<UsageError>([] { parse_places("--place", "there"); }), HasSubstr("expected in, out or both"));
 }
 
 TEST(CommBenchOptions, CasesHaveTheFormsThatTheVerbsHave) {
@@ -99,18 +88,20 @@ TEST(CommBenchOptions, CasesHaveTheFormsThatTheVerbsHave) {
 TEST(CommBenchOptions, WhatCannotBeMeasuredIsRefused) {
   CommBenchOptions options;
   options.sizes = {4096};
-  EXPECT_THAT(usage_error([&] { check_options(options, 1); }), HasSubstr("pingpong and sendrecv need two ranks"));
+  EXPECT_THAT(error_text<UsageError>([&] { check_options(options, 1); }),
+              HasSubstr("pingpong and sendrecv need two ranks"));
   options.root = 2;
-  EXPECT_THAT(usage_error([&] { check_options(options, 2); }), HasSubstr("--root is 2: expected a rank, 0 to 1"));
+  EXPECT_THAT(error_text<UsageError>([&] { check_options(options, 2); }),
+              HasSubstr("--root is 2: expected a rank, 0 to 1"));
   options.root = 0;
   options.ops = {ReduceOp::avg};
   options.types = {DataType::f32, DataType::i32};
-  EXPECT_THAT(usage_error([&] { check_options(options, 2); }), HasSubstr("avg is for floating point types"));
+  EXPECT_THAT(error_text<UsageError>([&] { check_options(options, 2); }), HasSubstr("avg is for floating point types"));
   options.types = {DataType::f32};
   options.backends = {"shm", "shm"};
-  EXPECT_THAT(usage_error([&] { check_options(options, 2); }), HasSubstr("names shm twice"));
+  EXPECT_THAT(error_text<UsageError>([&] { check_options(options, 2); }), HasSubstr("names shm twice"));
   options.backends = {"shm", ""};
-  EXPECT_THAT(usage_error([&] { check_options(options, 2); }), HasSubstr("empty name"));
+  EXPECT_THAT(error_text<UsageError>([&] { check_options(options, 2); }), HasSubstr("empty name"));
 }
 
 TEST(CommBenchOutput, BandwidthsHaveTheStandardFactors) {
@@ -156,7 +147,7 @@ TEST(CommBenchOutput, TableLinesStandUnderTheirHeadings) {
     EXPECT_EQ(table_line(row, result.baselines).size(), titles.size()) << table_line(row, result.baselines);
   EXPECT_THAT(table_line(result.rows[0], result.baselines), HasSubstr(" 8.0x\n"));
   EXPECT_THAT(table_line(result.rows[1], result.baselines),
-              ::testing::EndsWith(" -\n"));  // c10d is not compared with itself
+              EndsWith(" -\n"));  // c10d is not compared with itself
   EXPECT_LT(titles.size(), 160U);
 }
 
@@ -195,13 +186,13 @@ TEST(CommBenchPlot, IsOneWellFormedPicture) {
   EXPECT_EQ(count("d=\"M-3.5 0a3.5 "), 2 * 2 * 3 + 1);
   EXPECT_EQ(count("d=\"M-3-3h6v6h-6z\""), 2 * 3 + 1);
   EXPECT_THAT(svg, HasSubstr("Brand &amp; Sons &lt;CPU&gt;"));
-  EXPECT_THAT(svg, ::testing::Not(HasSubstr("nan")));
-  EXPECT_THAT(svg, ::testing::Not(HasSubstr("inf\"")));
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
+  EXPECT_THAT(svg, Not(HasSubstr("inf\"")));
 
   CommBenchResult one_rank = some_result();  // moves no data over a bus
   one_rank.ranks = 1;
   for (CommBenchRow& row : one_rank.rows) row.ranks = 1;
-  EXPECT_THAT(comm_bench_plot(one_rank), ::testing::Not(HasSubstr("nan")));
+  EXPECT_THAT(comm_bench_plot(one_rank), Not(HasSubstr("nan")));
   EXPECT_THAT(comm_bench_plot({}), HasSubstr("no rows with bytes"));
 }
 

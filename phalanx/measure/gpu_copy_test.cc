@@ -1,6 +1,5 @@
 #include "phalanx/measure/gpu_copy.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -9,13 +8,12 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::measure {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::IsSupersetOf;
-using ::testing::UnorderedElementsAre;
 
 /// Two simulated GPUs on the host: device memory comes from malloc. The driver's calls are plain functions, so their
 /// answers and the recorded calls are here, new for each test.

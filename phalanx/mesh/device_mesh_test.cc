@@ -1,33 +1,20 @@
 #include "phalanx/mesh/device_mesh.h"
 
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 
 namespace phalanx {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-
 double sum_over(Communicator& comm, double value) {
   auto tensor = at::full({1}, value, at::kDouble);
   comm.all_reduce(tensor);
   return tensor.data_ptr<double>()[0];
-}
-
-std::string mesh_error(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 class MeshOfWorld : public testing::TestWithParam<int> {};
@@ -88,7 +75,7 @@ TEST(DeviceMeshTest, SubMeshesAndFlattenedAxes) {
     EXPECT_EQ(mesh.shape().coordinates_of(rank), (std::vector<int>{rank / 4, rank / 2 % 2, rank % 2}));
     EXPECT_EQ(inner.communicator("dp"), mesh.communicator("dp"));
     EXPECT_FALSE(inner.has("pp"));
-    EXPECT_THAT(mesh_error([&] { inner.coordinate("pp"); }), HasSubstr("no axis 'pp'"));
+    EXPECT_THAT(error_text<ConfigError>([&] { inner.coordinate("pp"); }), HasSubstr("no axis 'pp'"));
     const auto flat = inner.flatten({"dp", "tp"});
     EXPECT_EQ(flat->rank(), rank % 4);
     EXPECT_EQ(flat->name(), "dp_tp");
@@ -101,23 +88,26 @@ TEST(DeviceMeshTest, SubMeshesAndFlattenedAxes) {
 
 TEST(DeviceMeshTest, RefusesWhatDoesNotFit) {
   run_local_ranks(4, [](const std::shared_ptr<Communicator>& world) {
-    EXPECT_THAT(mesh_error([&] {
+    EXPECT_THAT(error_text<ConfigError>([&] {
                   DeviceMesh(world, {{"dp", 2}, {"tp", 3}});
                 }),
                 AllOf(HasSubstr("(dp=2, tp=3)"), HasSubstr("6 ranks"), HasSubstr("world 4")));
-    EXPECT_THAT(mesh_error([&] { DeviceMesh(world, {{"dp", 2}, {"dp", 2}}); }), HasSubstr("two axes are named 'dp'"));
-    EXPECT_THAT(mesh_error([&] {
+    EXPECT_THAT(error_text<ConfigError>([&] {
+                  DeviceMesh(world, {{"dp", 2}, {"dp", 2}});
+                }),
+                HasSubstr("two axes are named 'dp'"));
+    EXPECT_THAT(error_text<ConfigError>([&] {
                   DeviceMesh(world, {{"dp", 2}, {"tp", 1}});
                 }),
                 AllOf(HasSubstr("2 ranks"), HasSubstr("world 4")));
-    EXPECT_THAT(mesh_error([&] { DeviceMesh(world, {{"dp", -4}}); }), HasSubstr("size -4"));
-    EXPECT_THAT(mesh_error([&] { DeviceMesh(world, {{"dp", 0}}); }), HasSubstr("size 0"));
-    EXPECT_THAT(mesh_error([&] { DeviceMesh(world, {{"", 4}}); }), HasSubstr("no name"));
-    EXPECT_THAT(mesh_error([&] { DeviceMesh(world, {}); }), HasSubstr("at least one axis"));
+    EXPECT_THAT(error_text<ConfigError>([&] { DeviceMesh(world, {{"dp", -4}}); }), HasSubstr("size -4"));
+    EXPECT_THAT(error_text<ConfigError>([&] { DeviceMesh(world, {{"dp", 0}}); }), HasSubstr("size 0"));
+    EXPECT_THAT(error_text<ConfigError>([&] { DeviceMesh(world, {{"", 4}}); }), HasSubstr("no name"));
+    EXPECT_THAT(error_text<ConfigError>([&] { DeviceMesh(world, {}); }), HasSubstr("at least one axis"));
     const DeviceMesh mesh(world, {{"dp_shard", 4}});
-    EXPECT_THAT(mesh_error([&] { mesh.size("dp_shrad"); }),
+    EXPECT_THAT(error_text<ConfigError>([&] { mesh.size("dp_shrad"); }),
                 AllOf(HasSubstr("no axis 'dp_shrad'"), HasSubstr("did you mean 'dp_shard'")));
-    EXPECT_THAT(mesh_error([&] { mesh.sub_mesh({"dp_shard", "dp_shard"}); }), HasSubstr("twice"));
+    EXPECT_THAT(error_text<ConfigError>([&] { mesh.sub_mesh({"dp_shard", "dp_shard"}); }), HasSubstr("twice"));
   });
 }
 

@@ -7,7 +7,6 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/nll_loss.h>
 #include <ATen/ops/tensor.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/image_batch.h"
@@ -30,8 +30,6 @@
 
 namespace phalanx {
 namespace {
-
-using ::testing::HasSubstr;
 
 data::ImageSet few_images(data::ImageKind kind, std::int64_t count) {
   return data::synthetic_images({.like = kind, .count = count, .seed = 2}, data::ImageSplit::train);

@@ -5,35 +5,23 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randint.h>
 #include <c10/core/InferenceMode.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/layout/balance_stages.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::models {
 namespace {
-
-using testing::ElementsAre;
-using testing::HasSubstr;
-
-std::string division_error(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(BalanceStages, TheLargestSumIsTheSmallestPossible) {
   EXPECT_THAT(balance_stages({4, 1, 1, 2, 3}, 3), ElementsAre(1, 3, 1));
@@ -42,9 +30,9 @@ TEST(BalanceStages, TheLargestSumIsTheSmallestPossible) {
   EXPECT_THAT(balance_stages({1, 1, 9}, 2), ElementsAre(2, 1));
   EXPECT_THAT(balance_stages({0, 0, 0, 0}, 2), ElementsAre(3, 1));
   EXPECT_THAT(balance_stages({7}, 1), ElementsAre(1));
-  EXPECT_THAT(division_error([] { balance_stages({1, 2}, 3); }), HasSubstr("2 parts cannot be divided into 3 stages"));
-  EXPECT_THAT(division_error([] { balance_stages({1, 2}, 0); }), HasSubstr("expected 1 to 2 stages"));
-  EXPECT_THAT(division_error([] { balance_stages({1, -2}, 1); }), HasSubstr("part 1 costs -2"));
+  EXPECT_THAT(error_text([] { balance_stages({1, 2}, 3); }), HasSubstr("2 parts cannot be divided into 3 stages"));
+  EXPECT_THAT(error_text([] { balance_stages({1, 2}, 0); }), HasSubstr("expected 1 to 2 stages"));
+  EXPECT_THAT(error_text([] { balance_stages({1, -2}, 1); }), HasSubstr("part 1 costs -2"));
 }
 
 // Compared with every possible division.
@@ -91,12 +79,12 @@ TEST(LlamaPart, DividesByLayers) {
   EXPECT_EQ(parts[0].text(), "embedding, layers 0 to 1.5");
   EXPECT_EQ(divide_llama(config, {0, 4, 0})[2].text(), "norm and output");
   EXPECT_TRUE(divide_llama(config, {4})[0].is_whole(config));
-  EXPECT_THAT(division_error([&] {
+  EXPECT_THAT(error_text([&] {
                 divide_llama(config, {1, 2});
               }),
               HasSubstr("[1, 2]: their sum is 3; expected n_layers = 4"));
-  EXPECT_THAT(division_error([&] { divide_llama(config, {1.2, 2.8}); }), HasSubstr("stage 0 cannot have 1.2 layers"));
-  EXPECT_THAT(division_error([&] { divide_llama(config, {2, 0, 2}); }), HasSubstr("stage 1 cannot have 0 layers"));
+  EXPECT_THAT(error_text([&] { divide_llama(config, {1.2, 2.8}); }), HasSubstr("stage 0 cannot have 1.2 layers"));
+  EXPECT_THAT(error_text([&] { divide_llama(config, {2, 0, 2}); }), HasSubstr("stage 1 cannot have 0 layers"));
 }
 
 TEST(LlamaPart, DividesByCosts) {
@@ -108,8 +96,8 @@ TEST(LlamaPart, DividesByCosts) {
   EXPECT_EQ(llama_costs(config, 16).size(), 9U);
   EXPECT_EQ(balance_llama(config, 4, 16).size(), 4U);
   EXPECT_EQ(balance_llama(config, 1, 16)[0], full_llama(config));
-  EXPECT_THAT(division_error([&] { balance_llama(config, 9, 16); }), HasSubstr("9 pipeline stages for 4 layers"));
-  EXPECT_THAT(division_error([&] { balance_llama(config, 2, std::vector<double>{1.0}); }),
+  EXPECT_THAT(error_text([&] { balance_llama(config, 9, 16); }), HasSubstr("9 pipeline stages for 4 layers"));
+  EXPECT_THAT(error_text([&] { balance_llama(config, 2, std::vector<double>{1.0}); }),
               HasSubstr("2 * n_layers + 1 = 9"));
 }
 
@@ -134,7 +122,7 @@ TEST(LlamaPart, PartsAreTheWhole) {
         }
         if (part.head) loss = stage.loss(x, labels);
         if (!part.head) {
-          EXPECT_THAT(division_error([&] { stage.loss(x, labels); }), HasSubstr("has no loss"));
+          EXPECT_THAT(error_text([&] { stage.loss(x, labels); }), HasSubstr("has no loss"));
         }
         x = stage.forward(x);
       }
@@ -177,11 +165,11 @@ TEST(LlamaPart, RefusesWhatItCannotDo) {
   const LlamaConfig config = four_layers(false);
   Llama part(config, divide_llama(config, {2, 2})[1]);
   EXPECT_THAT(
-      division_error([&] {
+      error_text([&] {
         part.forward(at::randint(64, {2, 16}, at::kLong));
       }),
       HasSubstr("layers 2 to 4, norm and output): expected hidden states of shape [batch, seq, 64], found [2, 16]"));
-  EXPECT_THAT(division_error([&] { Llama(config, {.begin = 2, .end = 9}); }), HasSubstr("half-layers 2 to 9"));
+  EXPECT_THAT(error_text([&] { Llama(config, {.begin = 2, .end = 9}); }), HasSubstr("half-layers 2 to 9"));
 }
 
 }  // namespace

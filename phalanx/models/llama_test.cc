@@ -20,6 +20,7 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/models/config/hf_names.h"
 #include "phalanx/models/testing/golden_weight.h"
 #include "phalanx/nn/init.h"
@@ -184,12 +185,8 @@ TEST(Llama, AFullCacheIsAnErrorThatNamesRowAndNumbers) {
   auto cache = model->make_cache(2, 4);
   const at::Tensor tokens = at::randint(512, {2, 3}, kIds);
   model->forward(tokens, cache, {3, 1});
-  try {
-    model->forward(tokens.narrow(1, 0, 2), cache);
-    FAIL() << "no error";
-  } catch (const phalanx::Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("row 0 holds 3 tokens and 2 more do not fit its 4 positions"));
-  }
+  EXPECT_THAT(phalanx::error_text([&] { model->forward(tokens.narrow(1, 0, 2), cache); }),
+              HasSubstr("row 0 holds 3 tokens and 2 more do not fit its 4 positions"));
   EXPECT_THAT(cache.lengths(), testing::ElementsAre(3, 1));  // as it was
 }
 
@@ -393,13 +390,8 @@ TEST(Llama, HuggingFaceNamesMapBothWays) {
 }
 
 TEST(Llama, ConfigurationErrorsGiveEquationNumbersAndNearestChoice) {
-  const auto message = [](LlamaConfig config) -> std::string {
-    try {
-      config.validate();
-    } catch (const phalanx::ConfigError& error) {
-      return error.what();
-    }
-    return "";
+  const auto message = [](LlamaConfig config) {
+    return phalanx::error_text<phalanx::ConfigError>([&] { config.validate(); });
   };
   EXPECT_EQ(message({}), "");
   EXPECT_THAT(message({.dim = 256, .n_heads = 6}), HasSubstr("dim = 256 and n_heads = 6; nearest: n_heads = 4"));
@@ -411,12 +403,8 @@ TEST(Llama, ConfigurationErrorsGiveEquationNumbersAndNearestChoice) {
   EXPECT_THAT(message({.rope_theta = std::nan("")}), HasSubstr("rope_theta"));
   EXPECT_THAT(message({.rope_theta = 0.0}), HasSubstr("rope_theta = 0: expected above 0"));
   EXPECT_THAT(message({.norm_eps = -1e-5}), HasSubstr("norm_eps = -1e-05: expected 0 or above"));
-  try {
-    llama_flavor("llama3_8B");
-    FAIL() << "no error";
-  } catch (const phalanx::ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("did you mean 'llama3_8b'?"));
-  }
+  EXPECT_THAT(phalanx::error_text<phalanx::ConfigError>([&] { llama_flavor("llama3_8B"); }),
+              HasSubstr("did you mean 'llama3_8b'?"));
 }
 
 TEST(Llama, RefusesSequencesBeyondItsLengthAndOtherTypes) {

@@ -7,7 +7,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,6 +18,8 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/gloo/gloo.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
@@ -36,8 +37,6 @@
 
 namespace phalanx {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr std::int64_t kBatch = 24, kSeq = 8;
 
@@ -402,28 +401,26 @@ TEST(ShardedLlamaUnits, AreEmbeddingBlocksAndHead) {
     const FullyShardedDataParallel sharded(model, DeviceMesh(world, {{"dp_shard", 2}}));
     const auto units = sharded.units();
     ASSERT_EQ(units.size(), 4U);
-    EXPECT_THAT(units[0], ::testing::ElementsAre("tok_embeddings.weight"));
+    EXPECT_THAT(units[0], ElementsAre("tok_embeddings.weight"));
     EXPECT_EQ(units[1].size(), 9U);
-    EXPECT_THAT(units[3], ::testing::ElementsAre("norm.weight", "output.weight"));
+    EXPECT_THAT(units[3], ElementsAre("norm.weight", "output.weight"));
     const auto statistics = sharded.statistics();
     EXPECT_LT(statistics.padding_bytes, model.parameter_count() * 4 / 20);
   });
 }
 
 TEST(ShardedLlamaErrors, UnusedParametersAreNamedOnEveryRank) {
-  try {
-    run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
-      models::Llama model(models::llama_flavor("debug"), {.without_memory = true});
-      FullyShardedDataParallel sharded(model, DeviceMesh(world, {{"dp_shard", 2}}));
-      sharded.initialise(1);
-      const at::Tensor tokens = progressions(0);
-      const auto rope = nn::rotary_tables({.head_dim = model.config().head_dim()}, tokens.size(1));
-      nn::call(model.layers[1], nn::call(model.tok_embeddings, tokens), rope).sum().backward();
-    });
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("gave no gradient to"));
-  }
+  EXPECT_THAT(error_text([&] {
+                run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+                  models::Llama model(models::llama_flavor("debug"), {.without_memory = true});
+                  FullyShardedDataParallel sharded(model, DeviceMesh(world, {{"dp_shard", 2}}));
+                  sharded.initialise(1);
+                  const at::Tensor tokens = progressions(0);
+                  const auto rope = nn::rotary_tables({.head_dim = model.config().head_dim()}, tokens.size(1));
+                  nn::call(model.layers[1], nn::call(model.tok_embeddings, tokens), rope).sum().backward();
+                });
+              }),
+              HasSubstr("gave no gradient to"));
 }
 
 }  // namespace

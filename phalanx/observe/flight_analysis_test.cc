@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -13,14 +12,11 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::observe {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 // One rank of a job and what it did.
 class Rank {
@@ -96,12 +92,7 @@ class FlightAnalysisTest : public ::testing::Test {
   FlightAnalysis analyze() const { return analyze_flight_files(read_flight_files(folder_.path())); }
   std::filesystem::path path(const std::string& name) const { return folder_.path() / name; }
   std::string refusal() const {
-    try {
-      analyze();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "read";
+    return error_text([&] { analyze(); });
   }
 
   TempDirectory folder_{"flight-analysis"};

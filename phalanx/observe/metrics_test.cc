@@ -1,6 +1,5 @@
 #include "phalanx/observe/metrics.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -12,6 +11,7 @@
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::observe {
 namespace {
@@ -62,7 +62,7 @@ TEST(Metrics, ALineWithoutAStepIsRefusedAndAFullDiskReported) {
       [&] {
         metrics.write(ordered_json{{"loss", 1}});
       },
-      ::testing::ThrowsMessage<Error>(::testing::HasSubstr("integer \"step\"")));
+      ::testing::ThrowsMessage<Error>(HasSubstr("integer \"step\"")));
   EXPECT_THROW(metrics.write(ordered_json{{"step", 1.5}}), Error);
   FaultyFileSystem full(posix_file_system(), {.fail_at = 2, .kind = Fault::full});
   MetricsWriter unlucky(scratch.path() / "n", {.file_system = &full});

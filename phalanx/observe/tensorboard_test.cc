@@ -1,6 +1,5 @@
 #include "phalanx/observe/tensorboard.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -14,6 +13,7 @@
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/observe/tfrecord.h"
 
 namespace phalanx::observe {
@@ -73,7 +73,7 @@ TEST(TfRecord, KnownChecksumAndFrame) {
 TEST(TensorBoard, ScalarsAndTextComeBack) {
   const TempDirectory scratch;
   TensorBoardWriter board(scratch.path() / "tb");
-  EXPECT_THAT(board.path().filename().string(), ::testing::StartsWith("events.out.tfevents."));
+  EXPECT_THAT(board.path().filename().string(), StartsWith("events.out.tfevents."));
   board.add_scalar("loss", 4.125, 1);
   board.add_scalar("lr", 3e-4, std::int64_t{1} << 40);
   board.add_text("config", std::string(300, 'x'), 0);
@@ -111,7 +111,7 @@ TEST(TensorBoard, ANewRunPurgesWhatAnEarlierOneLeftAndItsFileIsReadLast) {
   const TempDirectory scratch;
   write_file(scratch.path() / "events.out.tfevents.9999999998.host.1.0", "");
   const TensorBoardWriter fresh(scratch.path());
-  EXPECT_THAT(fresh.path().filename().string(), ::testing::StartsWith("events.out.tfevents.9999999999."));
+  EXPECT_THAT(fresh.path().filename().string(), StartsWith("events.out.tfevents.9999999999."));
   const std::vector<proto::Event> events = read_events(fresh.path());
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(events[1].step(), 0);

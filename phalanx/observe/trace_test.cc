@@ -1,6 +1,5 @@
 #include "phalanx/observe/trace.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -14,6 +13,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/observe/trace_file.h"
 
 namespace phalanx::observe {
@@ -157,22 +157,21 @@ TEST(TraceFiles, WhatIsNoTraceIsNamed) {
     }
     return std::string();
   };
-  EXPECT_THAT(refusal(folder.path() / "none"), testing::HasSubstr("none does not exist"));
-  EXPECT_THAT(refusal(folder.path()), testing::EndsWith("holds no trace (*_trace.json)"));
+  EXPECT_THAT(refusal(folder.path() / "none"), HasSubstr("none does not exist"));
+  EXPECT_THAT(refusal(folder.path()), EndsWith("holds no trace (*_trace.json)"));
   const auto below = folder.path() / "profile_traces" / "iteration_10";
   std::filesystem::create_directories(below);
   TraceRecorder trace;
   trace.instant("saved", "checkpoint");
   write_file(below / "rank0_trace.json", trace.to_json());
-  EXPECT_THAT(refusal(folder.path()), testing::EndsWith("; did you mean " + below.string() + "?"));
-  EXPECT_THAT(refusal(below / "rank0_trace.json"), testing::HasSubstr("is no folder"));
+  EXPECT_THAT(refusal(folder.path()), EndsWith("; did you mean " + below.string() + "?"));
+  EXPECT_THAT(refusal(below / "rank0_trace.json"), HasSubstr("is no folder"));
   write_file(below / "rank1_trace.json", trace.to_json());
-  EXPECT_THAT(refusal(below), testing::HasSubstr("rank1_trace.json is the second trace of rank 0"));
+  EXPECT_THAT(refusal(below), HasSubstr("rank1_trace.json is the second trace of rank 0"));
   write_file(below / "rank1_trace.json", "{\"traceEvents\": 3}");
-  EXPECT_THAT(refusal(below),
-              testing::HasSubstr("rank1_trace.json is no trace: it: \"traceEvents\" is 3: expected a list"));
+  EXPECT_THAT(refusal(below), HasSubstr("rank1_trace.json is no trace: it: \"traceEvents\" is 3: expected a list"));
   write_file(below / "rank1_trace.json", "{\"traceEvents\": [{\"pid\": 1}]}");
-  EXPECT_THAT(refusal(below), testing::HasSubstr("rank1_trace.json is no trace: event 0 has no \"ph\""));
+  EXPECT_THAT(refusal(below), HasSubstr("rank1_trace.json is no trace: event 0 has no \"ph\""));
 }
 
 }  // namespace

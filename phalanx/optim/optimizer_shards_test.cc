@@ -7,7 +7,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include <random>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/sgd.h"
@@ -26,8 +26,6 @@
 
 namespace phalanx {
 namespace {
-
-using testing::HasSubstr;
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<NamedTensor>)>;
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/causal_attention.h"
 #include "phalanx/kernels/linear.h"
@@ -18,7 +19,6 @@ namespace {
 
 using ddp_testing::message_of;
 using ddp_testing::waves;
-using ::testing::HasSubstr;
 
 // Counts its runs, and refers to its inner tensor without owning it.
 struct Block : nn::Module {

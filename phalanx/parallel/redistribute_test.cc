@@ -7,7 +7,6 @@
 #include <ATen/ops/ones.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -15,6 +14,8 @@
 #include <map>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/gloo/gloo.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
@@ -27,10 +28,6 @@
 
 namespace phalanx {
 namespace {
-
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 using World = std::shared_ptr<Communicator>;
 
@@ -179,12 +176,7 @@ TEST(Redistribute, RefusesATensorThatIsNotTheBox) {
     const DeviceMesh mesh(world, {{"dp", 2}});
     const ShardSpec rows("w", {5, 3}, DataType::f32, mesh.shape(), {.splits = {{"dp", 0}}});
     const auto error = [&](const at::Tensor& local, const ShardSpec& from) {
-      try {
-        (void)redistribute(local, from, from.with({}), mesh);
-      } catch (const Error& error) {
-        return std::string(error.what());
-      }
-      return std::string("no error");
+      return error_text([&] { (void)redistribute(local, from, from.with({}), mesh); });
     };
     const std::string box = world->rank() == 0 ? "[0:3, 0:3]" : "[3:5, 0:3]";
     EXPECT_THAT(error(at::ones({4, 3}), rows),

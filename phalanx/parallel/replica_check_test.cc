@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/nn/init.h"
@@ -31,9 +32,6 @@ using ddp_testing::waves;
 using fully_shard_testing::kWidth;
 using fully_shard_testing::linears;
 using fully_shard_testing::sharding_mesh;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 void flip_bit(const at::Tensor& tensor, std::int64_t bit = 0) {
   static_cast<unsigned char*>(tensor.data_ptr())[bit / 8] ^= static_cast<unsigned char>(1U << (bit % 8));

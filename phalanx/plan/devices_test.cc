@@ -1,24 +1,18 @@
 #include "phalanx/plan/devices.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::plan {
 namespace {
 
-using ::testing::HasSubstr;
-
 constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 
 std::string devices_refusal(const std::string& text, const NodeCounts& nodes = {}) {
-  try {
-    parse_devices(text, nodes, {});
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "accepted";
+  return error_text<UsageError>([&] { parse_devices(text, nodes, {}); });
 }
 
 TEST(Devices, PresetsAreFoundByTheirNames) {

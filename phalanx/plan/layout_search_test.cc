@@ -1,20 +1,15 @@
 #include "phalanx/plan/layout_search.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/plan/scenario.h"
 
 namespace phalanx::plan {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::StartsWith;
 
 constexpr std::int64_t kMebibyte = 1 << 20;
 
@@ -164,8 +159,8 @@ TEST(LayoutSearch, GoesOnAsMemoryShrinks) {
   EXPECT_THAT(std::vector(taken.begin(), taken.begin() + 4),
               ElementsAre("dp_replicate=4,batch=1", "dp_replicate=2,dp_shard=2,zero=1,batch=1",
                           "dp_shard=4,zero=1,batch=1", "dp_replicate=2,dp_shard=2,zero=2,batch=1"));
-  EXPECT_THAT(taken, ::testing::Contains(HasSubstr("ac=")));
-  EXPECT_THAT(taken, ::testing::Contains(HasSubstr("tp=")));
+  EXPECT_THAT(taken, Contains(HasSubstr("ac=")));
+  EXPECT_THAT(taken, Contains(HasSubstr("tp=")));
 }
 
 TEST(LayoutSearch, TellsWhatComesBeforeAndDoesNotFit) {
@@ -197,7 +192,7 @@ TEST(LayoutSearch, StagesOfAPipelineMayBeSharded) {
   SearchOptions options = search_of(4, found.front().memory.total());
   options.devices = devices_of(4, 1);
   const auto none = search_layouts(options);
-  EXPECT_THAT(reasons(none, none.back()), ::testing::Contains(StartsWith("pipeline with sharded stages: pp=2,")));
+  EXPECT_THAT(reasons(none, none.back()), Contains(StartsWith("pipeline with sharded stages: pp=2,")));
 }
 
 TEST(LayoutSearch, TensorGroupsStayOnAMachine) {

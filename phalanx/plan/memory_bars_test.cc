@@ -1,6 +1,5 @@
 #include "phalanx/plan/memory_bars.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -10,16 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/base/testing/xml.h"
 
 namespace phalanx::plan {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::Contains;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 constexpr std::int64_t kGibibyte = std::int64_t{1} << 30;
 

@@ -1,22 +1,17 @@
 #include "phalanx/plan/memory_fit.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/plan/bytes_text.h"
 #include "phalanx/schedule/generators.h"
 
 namespace phalanx::plan {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::StartsWith;
 
 constexpr std::int64_t kMiB = 1 << 20;
 
@@ -178,9 +173,9 @@ TEST(MemoryFit, ARunThatDefersReductionIsOfferedNotTo) {
   TrainingShape other = shape;
   other.reduces_each_microbatch = true;
   EXPECT_THAT(within(shape, predict_memory(other).total()),
-              ::testing::Contains(StartsWith("parallelism.fsdp_reduce_each_microbatch = \"default\" (")));
+              Contains(StartsWith("parallelism.fsdp_reduce_each_microbatch = \"default\" (")));
   EXPECT_THAT(within(other, predict_memory(other).total() - 1),
-              ::testing::Not(::testing::Contains(::testing::HasSubstr("fsdp_reduce_each_microbatch"))));
+              Not(Contains(HasSubstr("fsdp_reduce_each_microbatch"))));
 }
 
 // In stages of a pipeline, ZeRO-1 needs no more than ZeRO-2, and ZeRO-3 must reshard what it has unsharded.
@@ -208,7 +203,7 @@ TEST(MemoryFit, APipelineIsOfferedToShardItsStages) {
   sharded.zero_stage = 2;
   sharded.seq = 8;
   EXPECT_THAT(within(sharded, predict_memory(sharded).total() - 1),
-              ::testing::Contains(StartsWith("parallelism.zero_stage = 1 (")));
+              Contains(StartsWith("parallelism.zero_stage = 1 (")));
 }
 
 TEST(MemoryFit, SaysWhichChangeSavesMost) {

@@ -1,15 +1,11 @@
 #include "phalanx/report/differences.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
-using ::testing::Pair;
-using ::testing::SizeIs;
 
 TEST(ConfigValues, AreReadLineByLine) {
   EXPECT_THAT(config_values("[job]\ndescription = \"a = b [c]\"\n\n[model]\n# dim is not set\n# a remark\n"

@@ -1,16 +1,15 @@
 #include "phalanx/report/drawn_curve.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <random>
 
+#include "phalanx/base/testing/matchers.h"
+
 namespace phalanx::train {
 namespace {
-
-using ::testing::ElementsAre;
 
 Curve curve_of(const std::vector<double>& values) {
   Curve curve;

@@ -1,14 +1,11 @@
 #include "phalanx/report/key_figures.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::Contains;
-using ::testing::IsEmpty;
-using ::testing::Pair;
 
 TEST(KeyFigures, NumbersBeyondAllMeasureStayShort) {
   RunFolder run;

@@ -1,6 +1,5 @@
 #include "phalanx/report/metrics_file.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,28 +7,19 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
-#include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::train {
 namespace {
 
 using ::testing::DoubleEq;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::NanSensitiveDoubleEq;
 
-class MetricsFileTest : public ::testing::Test {
+class MetricsFileTest : public FolderTest {
  protected:
-  MetricsFile read(const std::string& text) {
-    write_file(path(), text);
-    return read_metrics(path());
-  }
-  std::string path() const { return (folder_.path() / "metrics.jsonl").string(); }
-
- private:
-  TempDirectory folder_;
+  MetricsFile read(const std::string& text) { return read_metrics(write("metrics.jsonl", text)); }
 };
 
 TEST_F(MetricsFileTest, EachKeyIsACurve) {

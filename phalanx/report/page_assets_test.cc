@@ -1,18 +1,16 @@
 #include "phalanx/report/page_assets.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <openssl/sha.h>
 
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "phalanx/base/testing/matchers.h"
+
 namespace phalanx::train {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 std::string sha256(std::string_view text) {
   std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};

@@ -1,30 +1,24 @@
 #include "phalanx/report/report.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <sstream>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/svg.h"
-#include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/report/page_assets.h"
 
 namespace phalanx::train {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::SizeIs;
 
 std::string replaced(std::string text, std::string_view part) {
   const std::size_t at = text.find(part);
@@ -64,15 +58,7 @@ void expect_self_contained(const std::string& html) {
   }
 }
 
-class ReportTest : public ::testing::Test {
- protected:
-  void write(const std::string& name, const std::string& text) { std::ofstream(path(name)) << text; }
-  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
-  std::string folder() const { return folder_.path().string(); }
-
- private:
-  TempDirectory folder_;
-};
+class ReportTest : public FolderTest {};
 
 constexpr const char* kRun = R"({"description": "a <b> run", "status": "finished", "steps": 3, "parameters": 5000000,
   "config": "[training]\nsteps = 3\n", "environment": {"device": "cpu"},
@@ -88,9 +74,7 @@ TEST_F(ReportTest, ShowsTheRunInOneFileWithoutTheNetwork) {
         "{\"step\":2,\"validation_loss\":7.25}\n");
   const std::string file = write_report(folder());
   EXPECT_EQ(file, path("report.html"));
-  std::ostringstream text;
-  text << std::ifstream(file).rdbuf();
-  const std::string html = text.str();
+  const std::string html = read_file(file);
   EXPECT_THAT(html, HasSubstr("a &lt;b&gt; run"));
   EXPECT_THAT(html, HasSubstr(" upon &lt;a&gt; time"));
   EXPECT_THAT(html, HasSubstr("<b>2 of 3</b>"));
@@ -143,14 +127,7 @@ TEST_F(ReportTest, ALineThatIsStillBeingWrittenIsLeftOut) {
 }
 
 TEST_F(ReportTest, MissingOrMalformedFilesAreNamed) {
-  const auto refusal = [&] {
-    try {
-      render_report(folder());
-    } catch (const DataError& error) {
-      return std::string(error.what());
-    }
-    return std::string("accepted");
-  };
+  const auto refusal = [&] { return error_text<DataError>([&] { render_report(folder()); }); };
   EXPECT_THAT(refusal(), HasSubstr("run.json"));
   write("run.json", "[1]");
   EXPECT_THAT(refusal(), HasSubstr("not a JSON object"));
@@ -192,7 +169,7 @@ TEST_F(ReportTest, ALongCurveIsThinnedAndThePageSaysSo) {
   EXPECT_EQ(series[0]["name"], "train, each step");
   EXPECT_EQ(series[1]["name"], "train, mean of 101 steps");
   EXPECT_LE(series[0]["x"].size(), 2'002U);
-  EXPECT_THAT(series[0]["y"].get<std::vector<double>>(), ::testing::Contains(99));
+  EXPECT_THAT(series[0]["y"].get<std::vector<double>>(), Contains(99));
   EXPECT_THAT(html,
               HasSubstr("10,000 steps, of which the lowest and the highest value of each 10 adjacent ones are drawn"));
   EXPECT_THAT(html, HasSubstr("the mean of the steps around each"));
@@ -282,9 +259,7 @@ TEST_F(ComparisonTest, EachRunHasALineAndAColourInEveryChart) {
       "{\"step\":1,\"loss\":8,\"memory_gib\":[2]}\n");
   const std::string file = path("both.html");
   write_comparison({a, b}, file);
-  std::ostringstream text;
-  text << std::ifstream(file).rdbuf();
-  const std::string html = text.str();
+  const std::string html = read_file(file);
   expect_self_contained(html);
   const json loss = chart_of(html, "Training loss")["series"];
   ASSERT_THAT(loss, SizeIs(2));

@@ -1,38 +1,27 @@
 #include "phalanx/report/run_folder.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
-#include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::train {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-
-class RunFolderTest : public ::testing::Test {
+class RunFolderTest : public FolderTest {
  protected:
-  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
   void make_run(const std::string& name, const std::string& metrics) const {
-    std::filesystem::create_directories(path(name));
-    write_file(path(name + "/run.json"), "{}");
-    write_file(path(name + "/metrics.jsonl"), metrics);
+    write(name + "/run.json", "{}");
+    write(name + "/metrics.jsonl", metrics);
   }
   std::string refusal(const std::string& name) const {
     return error_text<DataError>([&] { read_run(path(name)); });
   }
-
- private:
-  TempDirectory folder_;
 };
 
 TEST_F(RunFolderTest, AnythingElseIsNamedAndSoAreTheRunsNearby) {

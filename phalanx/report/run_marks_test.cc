@@ -1,18 +1,15 @@
 #include "phalanx/report/run_marks.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::train {
 namespace {
 
 using nlohmann::json;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 /// The ranks that wrote their memory: 1 up to a step, 2 after it.
 MetricsFile two_ranks_after(std::int64_t step) {

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/posting.h"
 #include "phalanx/schedule/schedule_text.h"
@@ -20,11 +20,6 @@
 
 namespace phalanx::schedule {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 // "0F0 {0SEND_F0 0RECV_B1} 0B1"
 std::string text_of_program(const Program& program) {

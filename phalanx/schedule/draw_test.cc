@@ -1,12 +1,12 @@
 #include "phalanx/schedule/draw.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/base/testing/xml.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/schedule_text.h"
@@ -14,10 +14,6 @@
 
 namespace phalanx::schedule {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 struct Box {
   double x, y, width, height;

@@ -1,6 +1,5 @@
 #include "phalanx/schedule/generators.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -8,19 +7,14 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::schedule {
 namespace {
 
-using ::testing::HasSubstr;
-
 std::string generator_error(const ScheduleOptions& options) {
-  try {
-    make_schedule(options);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no ConfigError";
+  return error_text<ConfigError>([&] { make_schedule(options); });
 }
 
 TEST(Generators, NamesInAnySpelling) {

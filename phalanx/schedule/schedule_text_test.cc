@@ -1,9 +1,7 @@
 #include "phalanx/schedule/schedule_text.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,21 +9,11 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::schedule {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
-std::string text_error(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no ConfigError";
-}
 
 TEST(ScheduleText, EveryKindOfActionThereAndBack) {
   const std::vector<std::pair<std::string, Action>> cases = {
@@ -76,7 +64,8 @@ TEST(ScheduleText, MalformedActionsSayWhatIsWrong) {
       {"(0F1;3X0)OVERLAP_F_B", "'3X0' is no action: unknown kind 'X'"},
   };
   for (const auto& [text, message] : cases) {
-    EXPECT_THAT(text_error([&] { parse_action(text); }), AllOf(HasSubstr(message), HasSubstr("such as 2F0, 1B3")))
+    EXPECT_THAT(error_text<ConfigError>([&] { parse_action(text); }),
+                AllOf(HasSubstr(message), HasSubstr("such as 2F0, 1B3")))
         << text;
   }
 }
@@ -115,21 +104,23 @@ TEST(ScheduleText, MalformedCsvSaysFileLineAndCell) {
   const TempDirectory scratch("schedule-text");
   const auto path = scratch.path() / "mine.csv";
   write_file(path, "0F0,0B0\n1F0,,1BB0\n");
-  EXPECT_THAT(text_error([&] { read_csv(path); }),
+  EXPECT_THAT(error_text<ConfigError>([&] { read_csv(path); }),
               AllOf(HasSubstr("mine.csv: line 2, cell 3: '1BB0' is no action: unknown kind 'BB'"),
                     HasSubstr("expected [stage][kind][micro-batch]")));
   write_file(path, "0F0,0B0\n1F0,1B0\n");
   EXPECT_EQ(read_csv(path).name, "mine");
   EXPECT_THROW(read_csv(scratch.path() / "none.csv"), FileError);
 
-  EXPECT_EQ(text_error([] { parse_csv(""); }), "expected one line of actions a rank, found no line");
-  EXPECT_EQ(text_error([] { parse_csv("\n \r\n"); }), "expected one line of actions a rank, found no line");
-  EXPECT_EQ(text_error([] { parse_csv("0F0\n\n1F0\n"); }), "line 2: expected rank 1's actions, found none");
-  EXPECT_EQ(text_error([] { parse_csv("0F0\n,,\n", {.file = "x.csv"}); }),
+  EXPECT_EQ(error_text<ConfigError>([] { parse_csv(""); }), "expected one line of actions a rank, found no line");
+  EXPECT_EQ(error_text<ConfigError>([] { parse_csv("\n \r\n"); }),
+            "expected one line of actions a rank, found no line");
+  EXPECT_EQ(error_text<ConfigError>([] { parse_csv("0F0\n\n1F0\n"); }),
+            "line 2: expected rank 1's actions, found none");
+  EXPECT_EQ(error_text<ConfigError>([] { parse_csv("0F0\n,,\n", {.file = "x.csv"}); }),
             "x.csv: line 2: expected rank 1's actions, found none");
-  EXPECT_EQ(text_error([] { parse_csv("0F0\n2F0\n", {.file = "x.csv"}); }),
+  EXPECT_EQ(error_text<ConfigError>([] { parse_csv("0F0\n2F0\n", {.file = "x.csv"}); }),
             "x.csv: stage 1 has no F, B, I or W on any rank: expected passes of every stage from 0 to 2");
-  EXPECT_THAT(text_error([] { parse_csv("0F0\n999999F0\n"); }), HasSubstr("stage 1 has no F"));
+  EXPECT_THAT(error_text<ConfigError>([] { parse_csv("0F0\n999999F0\n"); }), HasSubstr("stage 1 has no F"));
 }
 
 TEST(ScheduleText, Table) {

@@ -1,6 +1,5 @@
 #include "phalanx/schedule/simulate.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,17 +8,14 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/schedule_text.h"
 #include "phalanx/schedule/transfers.h"
 
 namespace phalanx::schedule {
 namespace {
-
-using ::testing::DoubleNear;
-using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 struct Size {
   int ranks, stages_per_rank, micro_batches;
@@ -169,21 +165,14 @@ TEST(Simulate, WhatAnOverlapMakesIsThereWhenItEnds) {
 
 TEST(Simulate, WrongTimesAndSchedulesAreRefused) {
   const Schedule schedule = make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 2});
-  const auto message = [&](const Times& times) -> std::string {
-    try {
-      simulate(schedule, times);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no ConfigError";
-  };
+  const auto message = [&](const Times& times) { return error_text<ConfigError>([&] { simulate(schedule, times); }); };
   EXPECT_EQ(message({.common = {.forward = -1}}), "the time of F is -1: expected 0 or more");
   EXPECT_THAT(message({.common = {.backward = std::nan("")}}), HasSubstr("the time of B is nan"));
   EXPECT_THAT(message({.by_stage = {{}, {.backward_weight = std::numeric_limits<double>::infinity()}}}),
               HasSubstr("the time of W is inf"));
   EXPECT_THAT(message({.transfer = -0.5}), HasSubstr("the time of a transfer is -0.5"));
   EXPECT_EQ(message({.by_stage = {{}}}), "times are given for 1 stages: expected one for each of the schedule's 2");
-  EXPECT_EQ(message({.common = {.forward = 0, .backward = 0}}), "no ConfigError");
+  EXPECT_EQ(message({.common = {.forward = 0, .backward = 0}}), "");
   EXPECT_EQ(simulate(schedule, {.common = {.forward = 0, .backward = 0}}).bubble, 0);
   EXPECT_THROW(simulate(parse_csv("0F0,0B0\n1F0\n")), ConfigError);
 }

@@ -1,24 +1,19 @@
 #include "phalanx/schedule/timeline.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/schedule/actions.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/transfers.h"
 
 namespace phalanx::schedule {
 namespace {
-
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
 
 using Executed = std::vector<std::vector<ExecutedPass>>;
 
@@ -119,29 +114,20 @@ TEST(Timeline, TheScheduleIsKnownByItsPasses) {
   EXPECT_EQ(schedule_of(as_simulated(own, {})).actions, own.actions);
 }
 
-std::string refusal(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(Timeline, WhatIsNoRunOfTheScheduleIsRefused) {
   const Schedule schedule = make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 2});
   const Executed ranks = as_simulated(schedule, {});
   const Schedule other = make_schedule({.name = "GPipe", .ranks = 2, .micro_batches = 2});
-  EXPECT_EQ(refusal([&] { make_timeline(other, ranks); }),
+  EXPECT_EQ(error_text<ConfigError>([&] { make_timeline(other, ranks); }),
             "what ran is not schedule GPipe: rank 1, pass 1: expected 1F1, found 1B0");
-  EXPECT_EQ(refusal([&] { make_timeline(schedule, {ranks[0]}); }),
+  EXPECT_EQ(error_text<ConfigError>([&] { make_timeline(schedule, {ranks[0]}); }),
             "schedule 1F1B is for 2 ranks, and the passes are of 1");
   Executed halved = ranks;
   halved[1].pop_back();
-  EXPECT_EQ(refusal([&] { make_timeline(schedule, halved); }),
+  EXPECT_EQ(error_text<ConfigError>([&] { make_timeline(schedule, halved); }),
             "what ran is not schedule 1F1B: rank 1, pass 3: expected 1B1, found nothing more");
-  EXPECT_THAT(refusal([&] { schedule_of(halved); }), HasSubstr("rank 1, 1B1: it is missing"));
-  EXPECT_EQ(refusal([] { schedule_of({{}, {}}); }), "nothing has run: no rank has a pass");
+  EXPECT_THAT(error_text<ConfigError>([&] { schedule_of(halved); }), HasSubstr("rank 1, 1B1: it is missing"));
+  EXPECT_EQ(error_text<ConfigError>([] { schedule_of({{}, {}}); }), "nothing has run: no rank has a pass");
 }
 
 TEST(Timeline, TextAndPicture) {

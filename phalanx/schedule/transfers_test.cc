@@ -1,6 +1,5 @@
 #include "phalanx/schedule/transfers.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -9,6 +8,8 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/schedule/actions.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/schedule_text.h"
@@ -16,10 +17,6 @@
 
 namespace phalanx::schedule {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 TEST(Transfers, OneForwardOneBackwardOfTwoRanks) {
   const Schedule schedule = add_transfers(make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 2}));
@@ -110,13 +107,8 @@ TEST(Transfers, UnshardsAheadAndReducesAtTheEnd) {
 
 TEST(Transfers, WhatIsThereAlreadyIsRefused) {
   const Schedule passes = make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 2});
-  const auto message = [](const Schedule& schedule, const TransferOptions& options) -> std::string {
-    try {
-      add_transfers(schedule, options);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no ConfigError";
+  const auto message = [](const Schedule& schedule, const TransferOptions& options) {
+    return error_text<ConfigError>([&] { add_transfers(schedule, options); });
   };
   EXPECT_EQ(message(add_transfers(passes), {}),
             "schedule 1F1B has SEND and RECV actions already: expected one in which none are placed");
@@ -125,7 +117,7 @@ TEST(Transfers, WhatIsThereAlreadyIsRefused) {
     reduced.actions[static_cast<std::size_t>(rank)].push_back({rank, ActionKind::reduce_gradients, -1, {}});
   }
   EXPECT_THAT(message(reduced, {.reduce_gradients = true}), HasSubstr("has REDUCE_GRAD actions already"));
-  EXPECT_EQ(message(reduced, {}), "no ConfigError");  // they stay where they are
+  EXPECT_EQ(message(reduced, {}), "");  // they stay where they are
   EXPECT_THAT(message(passes, {.unshard_stages = -1}), HasSubstr("unshard_stages is -1"));
   Schedule wrong = passes;
   wrong.actions[1].pop_back();

@@ -1,6 +1,5 @@
 #include "phalanx/schedule/validate.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -8,17 +7,13 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/schedule_text.h"
 #include "phalanx/schedule/transfers.h"
 
 namespace phalanx::schedule {
 namespace {
-
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 std::vector<std::string> faults(const Schedule& schedule, const ValidateOptions& options = {}) {
   std::vector<std::string> texts;

@@ -1,6 +1,5 @@
 // Authentication: the store's handshake, its refusals, and where the secret comes from.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -8,13 +7,14 @@
 
 #include <algorithm>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <mutex>
 #include <thread>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/store/job_secret.h"
 #include "phalanx/store/store_proof.h"
 #include "phalanx/store/tcp_store.h"
@@ -24,23 +24,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
 
 const std::string kSecret = "the secret of this job";
 const std::string kOtherSecret = "the secret of another job";
-
-// "ConfigError: text", so that a test sees the class too.
-std::string security_error(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return fmt::format("{}: {}", error.kind(), error.what());
-  }
-  return "no error";
-}
 
 std::string bytes_of(std::initializer_list<int> values) {
   std::string result;
@@ -129,10 +115,10 @@ TEST_F(GuardedStore, AdmitsWhoKnowsTheSecretAndNobodyElse) {
   member.set("k", "kept");
   std::thread waiting([&] { EXPECT_EQ(member.get("later", seconds(20)), "1"); });
   EXPECT_THAT(
-      security_error([&] { TcpStore store(server.address()); }),
+      error_with_kind([&] { TcpStore store(server.address()); }),
       AllOf(HasSubstr("ConfigError: store at " + server.address().text()),
             HasSubstr("asks for the job's secret, and this process has none"), HasSubstr("PHALANX_JOB_SECRET_FILE")));
-  EXPECT_THAT(security_error([&] { TcpStore store(server.address(), {.secret = kOtherSecret}); }),
+  EXPECT_THAT(error_with_kind([&] { TcpStore store(server.address(), {.secret = kOtherSecret}); }),
               AllOf(HasSubstr("ConfigError: store at " + server.address().text()),
                     HasSubstr("the job secret of this process is not the store's")));
   TcpStore(server.address(), {.secret = kSecret}).set("later", "1");
@@ -147,7 +133,7 @@ TEST_F(GuardedStore, AdmitsWhoKnowsTheSecretAndNobodyElse) {
 
 TEST_F(GuardedStore, AClientWithASecretLeavesAStoreWithout) {
   TcpStoreServer server(options(""));
-  EXPECT_THAT(security_error([&] { TcpStore store(server.address(), {.secret = kSecret}); }),
+  EXPECT_THAT(error_with_kind([&] { TcpStore store(server.address(), {.secret = kSecret}); }),
               AllOf(HasSubstr("ConfigError: "), HasSubstr("this process has a job secret and the store was started "
                                                           "without")));
   EXPECT_THAT(refusals(), ElementsAre(HasSubstr("it has a job secret, and this store was started without")));
@@ -174,7 +160,7 @@ TEST_F(GuardedStore, AFalseServerIsLeft) {
       send(fd.get(), verdict.data(), verdict.size(), MSG_NOSIGNAL);
       for (char byte; recv(fd.get(), &byte, 1, 0) > 0;) heard.push_back(byte);
     });
-    EXPECT_THAT(security_error([&] {
+    EXPECT_THAT(error_with_kind([&] {
                   TcpStore store(address, {.secret = kSecret});
                   store.set("k", "v");
                 }),
@@ -271,7 +257,7 @@ TEST_F(GuardedStore, ManyClientsAtOnceAllComeIn) {
   std::vector<std::thread> clients;
   for (int i = 0; i < 16; ++i)
     clients.emplace_back([&] {
-      EXPECT_EQ(security_error([&] { TcpStore(server.address(), {.secret = kSecret}).add("arrived", 1); }), "no error");
+      EXPECT_EQ(error_with_kind([&] { TcpStore(server.address(), {.secret = kSecret}).add("arrived", 1); }), "");
     });
   for (auto& client : clients) client.join();
   EXPECT_EQ(TcpStore(server.address(), {.secret = kSecret}).get("arrived"), "16");
@@ -294,7 +280,7 @@ class SecretFileTest : public testing::Test {
     });
   }
   static std::string error_of(const std::map<std::string, std::string>& variables) {
-    return security_error([&] { from(variables); });
+    return error_with_kind([&] { from(variables); });
   }
   TempDirectory folder_{"secret"};
 };
@@ -347,7 +333,7 @@ TEST_F(SecretFileTest, PrivateFilesAreWhollyThereAndPrivate) {
     ASSERT_EQ(stat(path.c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 07777, 0600);
   }
-  EXPECT_THAT(security_error([&] { write_private_file((folder_.path() / "no/such").string(), "x"); }),
+  EXPECT_THAT(error_with_kind([&] { write_private_file((folder_.path() / "no/such").string(), "x"); }),
               AllOf(HasSubstr("CommError: cannot create"), HasSubstr("No such file")));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 1);  // no scratch file is left
 }

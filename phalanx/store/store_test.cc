@@ -1,7 +1,6 @@
 #include "phalanx/store/store.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -17,6 +16,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/store/hash_store.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/store/tcp_store_wire.h"
@@ -26,18 +26,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
-
-std::string store_error(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // The same cases for every kind of store; each call of client() is a client of the same store.
 struct StoreKind {
@@ -80,9 +68,9 @@ TEST_P(EveryStore, CountsAtomically) {
   EXPECT_EQ(store->add("counter", -1), 199);
   EXPECT_EQ(store->get("counter"), "199");
   store->set("word", "seven");
-  EXPECT_THAT(store_error([&] { store->add("word", 1); }), AllOf(HasSubstr("'word'"), HasSubstr("not an integer")));
+  EXPECT_THAT(error_text([&] { store->add("word", 1); }), AllOf(HasSubstr("'word'"), HasSubstr("not an integer")));
   store->set("most", "9223372036854775807");
-  EXPECT_THAT(store_error([&] { store->add("most", 1); }), HasSubstr("overflows"));
+  EXPECT_THAT(error_text([&] { store->add("most", 1); }), HasSubstr("overflows"));
 }
 
 TEST_P(EveryStore, ComparesAndSets) {
@@ -116,13 +104,13 @@ TEST_P(EveryStore, WaitsForKeysOfOthers) {
 TEST_P(EveryStore, NamesTheMissingKeysOnTimeout) {
   const auto store = client();
   store->set("rank/0", "");
-  EXPECT_THAT(store_error([&] {
+  EXPECT_THAT(error_text([&] {
                 store->wait({"rank/0", "rank/1", "rank/2"}, milliseconds(30));
               }),
               AllOf(HasSubstr(store->describe()), HasSubstr("30 ms"), HasSubstr("still missing 2: rank/1, rank/2"),
                     Not(HasSubstr("rank/0"))));
-  EXPECT_THAT(store_error([&] { store->get("one", milliseconds(10)); }), HasSubstr("for the key one"));
-  EXPECT_THAT(store_error([&] { store->wait_any({"p", "q"}, milliseconds(10)); }), HasSubstr("any of the keys p, q"));
+  EXPECT_THAT(error_text([&] { store->get("one", milliseconds(10)); }), HasSubstr("for the key one"));
+  EXPECT_THAT(error_text([&] { store->wait_any({"p", "q"}, milliseconds(10)); }), HasSubstr("any of the keys p, q"));
   EXPECT_THROW(store->get_all({"rank/0", "one"}, milliseconds(10)), StoreTimeout);
   EXPECT_THROW(store->wait_any({"p", "q"}, milliseconds(10)), StoreTimeout);
   store->set("one", "still usable");
@@ -139,7 +127,7 @@ TEST_P(EveryStore, AKeyDeletedWhileItIsWaitedForIsMissing) {
   a->set("first", "");
   a->delete_key("first");
   a->set("second", "");
-  EXPECT_THAT(store_error([&] { b->wait({"first", "second"}, milliseconds(20)); }), HasSubstr("missing 1: first"));
+  EXPECT_THAT(error_text([&] { b->wait({"first", "second"}, milliseconds(20)); }), HasSubstr("missing 1: first"));
   EXPECT_FALSE(done);
   a->set("first", "");
   waiter.join();
@@ -155,16 +143,16 @@ TEST_P(EveryStore, PrefixesKeepUsersApart) {
   EXPECT_EQ(base->get("b/k"), "5");
   EXPECT_EQ(a.wait_any({"none", "k"}), "k");
   EXPECT_EQ(b.compare_and_set("k", "5", "6"), "6");
-  EXPECT_THAT(store_error([&] { a.get("absent", milliseconds(5)); }), HasSubstr("a/absent"));
+  EXPECT_THAT(error_text([&] { a.get("absent", milliseconds(5)); }), HasSubstr("a/absent"));
   EXPECT_TRUE(a.delete_key("k"));
   EXPECT_EQ(b.try_get("k"), "6");
 }
 
 TEST_P(EveryStore, RefusesKeysAndValuesOutOfBounds) {
   const auto store = client();
-  EXPECT_THAT(store_error([&] { store->set("", "x"); }), HasSubstr("must not be empty"));
-  EXPECT_THAT(store_error([&] { store->get(std::string(1025, 'k')); }), HasSubstr("at most 1024"));
-  EXPECT_THAT(store_error([&] { store->set("k", std::string(Store::kMaxValueBytes + 1, 'v')); }),
+  EXPECT_THAT(error_text([&] { store->set("", "x"); }), HasSubstr("must not be empty"));
+  EXPECT_THAT(error_text([&] { store->get(std::string(1025, 'k')); }), HasSubstr("at most 1024"));
+  EXPECT_THAT(error_text([&] { store->set("k", std::string(Store::kMaxValueBytes + 1, 'v')); }),
               HasSubstr("at most 67108864"));
 }
 
@@ -172,8 +160,8 @@ TEST_P(EveryStore, AnInterruptEndsTheCallsOfOneClientAndNoOthers) {
   const auto base = client();
   const auto interrupted = base->clone(), other = base->clone();
   std::string errors[2];
-  std::thread gets([&] { errors[0] = store_error([&] { interrupted->get("never", seconds(60)); }); });
-  std::thread waits([&] { errors[1] = store_error([&] { interrupted->wait_any({"p", "q"}, seconds(60)); }); });
+  std::thread gets([&] { errors[0] = error_text([&] { interrupted->get("never", seconds(60)); }); });
+  std::thread waits([&] { errors[1] = error_text([&] { interrupted->wait_any({"p", "q"}, seconds(60)); }); });
   std::thread goes_on([&] { other->wait({"later"}, seconds(60)); });
   interrupted->set("begun", "");
   const auto start = std::chrono::steady_clock::now();
@@ -195,7 +183,7 @@ TEST_P(EveryStore, AnInterruptEndsTheCallsOfOneClientAndNoOthers) {
       [&] { interrupted->delete_key("begun"); },
       [&] { interrupted->set_when_lost("begun", "again"); },
   };
-  for (std::size_t i = 0; i < later.size(); ++i) EXPECT_THAT(store_error(later[i]), HasSubstr("interrupted")) << i;
+  for (std::size_t i = 0; i < later.size(); ++i) EXPECT_THAT(error_text(later[i]), HasSubstr("interrupted")) << i;
   base->set("later", "");
   goes_on.join();
   EXPECT_EQ(interrupted->clone()->try_get("begun"), "");
@@ -209,10 +197,10 @@ TEST_P(EveryStore, AnInterruptOfAPrefixIsItsBases) {
   EXPECT_EQ(own->timeout(), seconds(7));
   own->set("k", "1");
   own->interrupt();
-  EXPECT_THAT(store_error([&] { own->get("k"); }), HasSubstr("interrupted"));
+  EXPECT_THAT(error_text([&] { own->get("k"); }), HasSubstr("interrupted"));
   EXPECT_EQ(base->get("users/k"), "1");
   users.interrupt();
-  EXPECT_THAT(store_error([&] { base->get("users/k"); }), HasSubstr("interrupted"));
+  EXPECT_THAT(error_text([&] { base->get("users/k"); }), HasSubstr("interrupted"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Stores, EveryStore,
@@ -329,17 +317,17 @@ TEST(TcpStoreTest, ClientWaitsForAServerThatComesLater) {
 TEST(TcpStoreTest, ErrorsNameTheAddress) {
   TcpStoreServer server;
   const auto taken = server.address();
-  EXPECT_THAT(store_error([&] { TcpStoreServer second({.port = taken.port}); }),
+  EXPECT_THAT(error_text([&] { TcpStoreServer second({.port = taken.port}); }),
               AllOf(HasSubstr(taken.text()), HasSubstr("port is in use")));
-  EXPECT_THAT(store_error([] {
+  EXPECT_THAT(error_text([] {
                 TcpStore store({"no-such-host.invalid", 1});
               }),
               AllOf(HasSubstr("no-such-host.invalid"), HasSubstr("does not resolve")));
-  EXPECT_THAT(store_error([] { TcpStoreServer server({.host = "192.0.2.1"}); }),
+  EXPECT_THAT(error_text([] { TcpStoreServer server({.host = "192.0.2.1"}); }),
               AllOf(HasSubstr("192.0.2.1"), HasSubstr("not an address of this machine")));
   HostPort gone;
   { gone = TcpStoreServer().address(); }
-  EXPECT_THAT(store_error([&] { TcpStore store(gone, {.connect_timeout = milliseconds(20)}); }),
+  EXPECT_THAT(error_text([&] { TcpStore store(gone, {.connect_timeout = milliseconds(20)}); }),
               AllOf(HasSubstr(gone.text()), HasSubstr("connection refused")));
 }
 
@@ -347,7 +335,7 @@ TEST(TcpStoreTest, TheEndOfTheServerIsAnErrorAtOnce) {
   auto server = std::make_unique<TcpStoreServer>();
   TcpStore store(server->address());
   std::string error;
-  std::thread waiter([&] { error = store_error([&] { store.get("never"); }); });
+  std::thread waiter([&] { error = error_text([&] { store.get("never"); }); });
   TcpStore(server->address()).set("k", "");
   server.reset();
   waiter.join();
@@ -408,10 +396,10 @@ TEST(TcpStoreTest, AnInterruptEndsCallsOfASilentStoreAtOnce) {
   for (const auto& store : {asks, sets, connects, leaves}) store->interrupt(milliseconds(300));
   std::string errors[4];
   std::vector<std::thread> threads;
-  threads.emplace_back([&] { errors[0] = store_error([&] { asks->get("never", seconds(60)); }); });
-  threads.emplace_back([&] { errors[1] = store_error([&] { sets->set("k", "v"); }); });
-  threads.emplace_back([&] { errors[2] = store_error([&] { connects->set("k", "v"); }); });
-  threads.emplace_back([&] { errors[3] = store_error([&] { leaves->set_when_lost("lost", "left"); }); });
+  threads.emplace_back([&] { errors[0] = error_text([&] { asks->get("never", seconds(60)); }); });
+  threads.emplace_back([&] { errors[1] = error_text([&] { sets->set("k", "v"); }); });
+  threads.emplace_back([&] { errors[2] = error_text([&] { connects->set("k", "v"); }); });
+  threads.emplace_back([&] { errors[3] = error_text([&] { leaves->set_when_lost("lost", "left"); }); });
   for (auto& thread : threads) thread.join();
   EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(5));
   const std::string name = base.describe();
@@ -428,7 +416,7 @@ TEST(TcpStoreTest, ACloneOfAServerThatHasEndedFailsAtOnce) {
   const auto own = base.clone();
   server.reset();
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_THAT(store_error([&] { own->get("k", seconds(60)); }),
+  EXPECT_THAT(error_text([&] { own->get("k", seconds(60)); }),
               AllOf(HasSubstr(base.server().text()), HasSubstr("refuses connections by now")));
   EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(20));
 }
@@ -439,7 +427,7 @@ TEST(TcpStoreTest, AnInterruptEndsTheSearchForAServerThatIsNotUp) {
   SocketInterrupt interrupt;
   const auto start = std::chrono::steady_clock::now();
   interrupt.at(start + milliseconds(100));
-  EXPECT_THAT(store_error([&] { connect_to(nobody, seconds(60), "the server", {.interrupt = &interrupt}); }),
+  EXPECT_THAT(error_text([&] { connect_to(nobody, seconds(60), "the server", {.interrupt = &interrupt}); }),
               AllOf(HasSubstr(nobody.text()), HasSubstr("interrupted")));
   EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(20));
 }
@@ -452,7 +440,7 @@ TEST(TcpStoreTest, ASilentStoreHeedsLaterWhatItWasToldBeforeAClientLeft) {
   leaves->set_when_lost("rank", "died");
   host.stop();
   leaves->interrupt(milliseconds(100));
-  EXPECT_THAT(store_error([&] { leaves->set_when_lost("rank", "left"); }), HasSubstr("interrupted"));
+  EXPECT_THAT(error_text([&] { leaves->set_when_lost("rank", "left"); }), HasSubstr("interrupted"));
   leaves.reset();
   host.go_on();
   EXPECT_EQ(base.get("rank", seconds(20)), "left");
@@ -470,7 +458,7 @@ TEST(TcpStoreTest, WhatListensElsewhereIsNotAStore) {
     while (recv(fd.get(), &byte, 1, 0) > 0) {
     }
   });
-  EXPECT_THAT(store_error([&] { TcpStore store(address); }), HasSubstr("not a Phalanx store"));
+  EXPECT_THAT(error_text([&] { TcpStore store(address); }), HasSubstr("not a Phalanx store"));
   stranger.join();
 }
 
@@ -479,7 +467,7 @@ TEST(HostPortTest, ParsesAndRefuses) {
   EXPECT_EQ(parse_host_port("[::1]:80", "X").host, "::1");
   EXPECT_EQ(parse_host_port("[::1]:80", "X").text(), "[::1]:80");
   for (const char* bad : {"", "host", ":1", "host:", "host:x", "host:65536", "host:-1", "::1:80", "[]:1"})
-    EXPECT_THAT(store_error([&] { parse_host_port(bad, "PHALANX_STORE"); }),
+    EXPECT_THAT(error_text([&] { parse_host_port(bad, "PHALANX_STORE"); }),
                 AllOf(HasSubstr("PHALANX_STORE"), HasSubstr("host:port")))
         << bad;
   EXPECT_TRUE(is_loopback("127.0.0.1"));

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -10,14 +9,12 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <optional>
-#include <stdexcept>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
-
-using ::testing::ElementsAre;
 
 TEST(GradReady, FiresOncePerBackwardAfterAllUsesAreAdded) {
   const auto w = at::full({2}, 3.0).requires_grad_();

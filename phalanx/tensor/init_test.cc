@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/tensor/counter_fill.h"
 
 namespace {
@@ -96,13 +97,8 @@ TEST(Init, AnyShardEqualsItsBoxOfTheWhole) {
 TEST(Init, AShardMustBeTheRanksBoxAndNoAddend) {
   const phalanx::ShardSpec rows("w", {5, 2}, phalanx::DataType::f32, phalanx::MeshShape({{"dp", 2}}),
                                 phalanx::Placement::parse("dp:S(0)"));
-  const auto message = [](const at::Tensor& shard, const phalanx::ShardSpec& spec) -> std::string {
-    try {
-      phalanx::fill_shard(shard, Init::normal(0, 1), 1, spec, 1);
-    } catch (const phalanx::Error& error) {
-      return error.what();
-    }
-    return "no error";
+  const auto message = [](const at::Tensor& shard, const phalanx::ShardSpec& spec) {
+    return phalanx::error_text([&] { phalanx::fill_shard(shard, Init::normal(0, 1), 1, spec, 1); });
   };
   EXPECT_EQ(message(at::empty({3, 2}), rows),
             "'w' float32[5, 2] on (dp=2): dp:S(0): rank 1 holds [3:5, 0:2]: expected a tensor of shape [2, 2], found "

@@ -1,22 +1,17 @@
 #include "phalanx/tensor/shard_spec.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <numeric>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/tensor/testing/random_specs.h"
 
 namespace phalanx {
 namespace {
-
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
 
 const MeshShape kTwoByTwo({{"dp", 2}, {"tp", 2}});
 
@@ -28,15 +23,6 @@ std::vector<std::string> boxes_of(const ShardSpec& spec) {
   std::vector<std::string> boxes;
   for (int rank = 0; rank < spec.mesh().size(); ++rank) boxes.push_back(spec.local_box(rank).text());
   return boxes;
-}
-
-std::string spec_error(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(ShardSpecBoxes, TensorParallelFirstThenShardedOnWhatIsLeft) {
@@ -89,11 +75,12 @@ TEST(ShardSpecBoxes, WhoHoldsWhat) {
   EXPECT_TRUE(spec.is_first_holder(1));
   EXPECT_FALSE(spec.is_first_holder(2));
   EXPECT_FALSE(spec.is_first_holder(3));
-  EXPECT_THAT(spec_error([&] {
+  EXPECT_THAT(error_text<ConfigError>([&] {
                 (void)spec.ranks_holding({{9, 0}, {2, 6}});
               }),
               AllOf(HasSubstr("box [9:11, 0:6]"), HasSubstr("does not lie in the tensor")));
-  EXPECT_THAT(spec_error([&] { (void)spec.local_box(4); }), HasSubstr("(dp=2, tp=2) has no rank 4: it has 4 ranks"));
+  EXPECT_THAT(error_text<ConfigError>([&] { (void)spec.local_box(4); }),
+              HasSubstr("(dp=2, tp=2) has no rank 4: it has 4 ranks"));
 }
 
 TEST(ShardSpecBoxes, AScalarIsOneElementThatEverybodyHolds) {
@@ -135,7 +122,7 @@ TEST(ShardSpecText, IsReadableAndReadBack) {
 }
 
 TEST(ShardSpecText, WhatCannotBeReadShowsThePlace) {
-  const auto error = [](const char* text) { return spec_error([&] { (void)Placement::parse(text); }); };
+  const auto error = [](const char* text) { return error_text<ConfigError>([&] { (void)Placement::parse(text); }); };
   EXPECT_EQ(error("tp:S0"), "cannot read \"tp:S0\" at character 4: expected \"S(\" or \"P\", found \"S0\"");
   EXPECT_EQ(error("tp:S(0"), "cannot read \"tp:S(0\" at character 7: expected \")\", found the end");
   EXPECT_THAT(error(""), HasSubstr("expected an axis, found the end"));
@@ -144,7 +131,7 @@ TEST(ShardSpecText, WhatCannotBeReadShowsThePlace) {
   EXPECT_THAT(error("tp:S(0){1,2}"), HasSubstr("expected \"}\", found \",2}\""));
   EXPECT_THAT(error("tp:P, dp:S(0)"), HasSubstr("splits stand before partial axes"));
   EXPECT_THAT(error("tp:P dp:P"), HasSubstr("expected \", \" or the end"));
-  const auto spec = [](const char* text) { return spec_error([&] { (void)ShardSpec::parse(text); }); };
+  const auto spec = [](const char* text) { return error_text<ConfigError>([&] { (void)ShardSpec::parse(text); }); };
   EXPECT_THAT(spec("w float32[1] on (): replicated"), HasSubstr("expected a name between quotes"));
   EXPECT_THAT(spec("'w' float8[1] on (): replicated"), HasSubstr("expected a dtype such as float32"));
   EXPECT_THAT(spec("'w' float32[1] on (dp=2): tp:P"), HasSubstr("has no axis 'tp'"));
@@ -153,7 +140,7 @@ TEST(ShardSpecText, WhatCannotBeReadShowsThePlace) {
 
 TEST(ShardSpecErrors, SayWhatWasExpected) {
   const auto error = [](std::vector<std::int64_t> shape, const Placement& placement) {
-    return spec_error([&] { (void)spec_of(std::move(shape), placement); });
+    return error_text<ConfigError>([&] { (void)spec_of(std::move(shape), placement); });
   };
   EXPECT_EQ(error({8, 6}, {.splits = {{"tq", 0}}}),
             "shard spec 'w' float32[8, 6] on (dp=2, tp=2): tq:S(0): mesh (dp=2, tp=2) has no axis 'tq' (did you mean "
@@ -177,15 +164,21 @@ TEST(ShardSpecErrors, SayWhatWasExpected) {
   EXPECT_THAT(error({8}, {.splits = {{"tp", 0, {-1, 9}}}}), HasSubstr("has the size -1"));
   EXPECT_THAT(error({7}, {.splits = {{"tp", 0}, {"dp", 0, {2, 2}}}}),
               HasSubstr("add up to more than the 3 elements 4 to 7 of dimension 0"));
-  EXPECT_THAT(spec_error([] { ShardSpec("m", {2}, DataType::boolean, kTwoByTwo, {.partial = {"tp"}}); }),
+  EXPECT_THAT(error_text<ConfigError>([] { ShardSpec("m", {2}, DataType::boolean, kTwoByTwo, {.partial = {"tp"}}); }),
               HasSubstr("which bool has no sum for"));
 }
 
 TEST(ShardSpecErrors, MeshesAreCheckedToo) {
-  EXPECT_THAT(spec_error([] { (void)MeshShape({{"d p", 2}}); }), HasSubstr("'d p' of an axis may hold letters"));
-  EXPECT_THAT(spec_error([] { (void)MeshShape({{"a", 1 << 20}, {"b", 1 << 20}}); }), HasSubstr("too large"));
-  EXPECT_THAT(spec_error([] { (void)kTwoByTwo.rank_of({0, 2}); }), HasSubstr("no coordinates (0, 2)"));
-  EXPECT_THAT(spec_error([] { (void)kTwoByTwo.rank_of({0}); }), HasSubstr("no coordinates (0)"));
+  EXPECT_THAT(error_text<ConfigError>([] {
+                (void)MeshShape({{"d p", 2}});
+              }),
+              HasSubstr("'d p' of an axis may hold letters"));
+  EXPECT_THAT(error_text<ConfigError>([] {
+                (void)MeshShape({{"a", 1 << 20}, {"b", 1 << 20}});
+              }),
+              HasSubstr("too large"));
+  EXPECT_THAT(error_text<ConfigError>([] { (void)kTwoByTwo.rank_of({0, 2}); }), HasSubstr("no coordinates (0, 2)"));
+  EXPECT_THAT(error_text<ConfigError>([] { (void)kTwoByTwo.rank_of({0}); }), HasSubstr("no coordinates (0)"));
 }
 
 TEST(ShardSpecProperties, BoxesAreWhatThePlainModelDeals) {
@@ -211,7 +204,7 @@ TEST(ShardSpecProperties, BoxesAreWhatThePlainModelDeals) {
       if (spec.is_first_holder(rank)) first_held += box.numel();
       EXPECT_EQ(spec.ranks_holding(box).empty(), box.empty());
       if (!box.empty()) {
-        EXPECT_THAT(spec.ranks_holding(box), testing::Contains(rank));
+        EXPECT_THAT(spec.ranks_holding(box), Contains(rank));
       }
       std::int64_t elements = 0;
       for (const auto& range : flat_ranges(box, shape)) elements += range.length;

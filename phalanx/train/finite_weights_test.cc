@@ -3,13 +3,13 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 
 namespace phalanx::train {
@@ -34,7 +34,7 @@ TEST(FiniteWeights, OneElementOnOneRankIsToldToAll) {
   const std::string text = "step 3: the weight matrix is not finite on rank 1: nothing is saved; do this";
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const double value : {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
-      EXPECT_THAT(told(dtype, [&](at::Tensor matrix) { matrix[1][2] = value; }), ::testing::Each(text)) << dtype;
+      EXPECT_THAT(told(dtype, [&](at::Tensor matrix) { matrix[1][2] = value; }), Each(text)) << dtype;
     }
   }
 }
@@ -44,7 +44,7 @@ TEST(FiniteWeights, TheLargestFiniteOnesAreNoFault) {
     const double largest = dtype == at::kHalf       ? 65504
                            : dtype == at::kBFloat16 ? 3.3895313892515355e38
                                                     : std::numeric_limits<float>::max();
-    EXPECT_THAT(told(dtype, [&](at::Tensor matrix) { matrix.fill_(largest); }), ::testing::Each("")) << dtype;
+    EXPECT_THAT(told(dtype, [&](at::Tensor matrix) { matrix.fill_(largest); }), Each("")) << dtype;
   }
 }
 

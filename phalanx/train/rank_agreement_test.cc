@@ -2,7 +2,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -10,24 +9,19 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/comm/testing/texts_of_ranks.h"
 
 namespace phalanx::train {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 /// The error of each rank; "" if there is none.
 template <class E>
 std::vector<std::string> told(int ranks, const std::function<void(Communicator&)>& body) {
-  std::vector<std::string> messages(static_cast<std::size_t>(ranks));
-  run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
-    messages[static_cast<std::size_t>(world->rank())] = error_text<E>([&] { body(*world); });
-  });
-  return messages;
+  return texts_of_ranks(ranks, [&](const auto& world) { return error_text<E>([&] { body(*world); }); });
 }
 
 TEST(RankAgreement, AllRanksAreToldWhichOnesDiffer) {

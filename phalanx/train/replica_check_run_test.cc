@@ -1,12 +1,10 @@
 // [debug] replica_check_freq: a bit that flips on one rank of a run is found at the next check, in every layout.
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 class ReplicaCheckRunTest : public TrainerTest {
  protected:
@@ -101,7 +99,7 @@ TEST_F(ReplicaCheckRunTest, SaysWhereThereIsNothingToCompare) {
     return ::testing::internal::GetCapturedStderr();
   };
   EXPECT_THAT(log_of("zero3", sharded(3)), HasSubstr("replica_check_freq: in this layout no two ranks hold the same "));
-  EXPECT_THAT(log_of("ddp", {}), ::testing::Not(HasSubstr("no two ranks hold")));
+  EXPECT_THAT(log_of("ddp", {}), Not(HasSubstr("no two ranks hold")));
 }
 
 TEST_F(ReplicaCheckRunTest, IsOffUnlessAskedFor) {

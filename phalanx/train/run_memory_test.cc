@@ -3,7 +3,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,6 +18,8 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/memory_limits.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/forked_ranks.h"
@@ -27,9 +28,6 @@
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 using RunMemoryTest = TrainerTest;
 
@@ -41,21 +39,12 @@ void with_memory(const TrainConfig& config, int ranks, Body body) {
   });
 }
 
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const MemoryError& error) {
-    return error.what();
-  }
-  return "no MemoryError";
-}
-
 TEST_F(RunMemoryTest, WhatCannotFitIsRefusedOnEveryRankInTheSameWords) {
   // 19 TiB of state: more than any node that runs this test has.
   const auto huge = config("huge", {"--model.flavor=llama3_70b", "--model.n_layers=1500"});
   std::vector<std::string> messages(2);
   with_memory(huge, 2, [&](const RunMemory& memory, Communicator& world) {
-    messages[static_cast<std::size_t>(world.rank())] = message_of([&] { memory.check(); });
+    messages[static_cast<std::size_t>(world.rank())] = error_text<MemoryError>([&] { memory.check(); });
   });
   EXPECT_THAT(messages[0], StartsWith("not enough memory: rank "));
   EXPECT_THAT(messages[0], HasSubstr(" are missing\n  limit: "));
@@ -97,7 +86,7 @@ TEST_F(RunMemoryTest, WhatACgroupOrTheMachineHasNoRoomForIsRefused) {
     }
     run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
       const RunMemory memory(run, plan_run(run, world->size()), world, at::kCPU, /*resumes=*/false, root.path());
-      const std::string message = message_of([&] { memory.check(); });
+      const std::string message = error_text<MemoryError>([&] { memory.check(); });
       EXPECT_THAT(message, AllOf(StartsWith("not enough memory: rank "), HasSubstr(" are missing\n  limit: "),
                                  HasSubstr(one.limit), HasSubstr("\n  predicted: ")));
     });
@@ -110,19 +99,19 @@ TEST_F(RunMemoryTest, ARunThatFitsIsNot) {
 
 TEST_F(RunMemoryTest, AFailedAllocationIsExplained) {
   with_memory(config("run"), 1, [](const RunMemory& memory, Communicator&) {
-    const std::string by_libtorch =
-        message_of([&] { memory.explain_failures([] { at::empty({std::int64_t{1} << 50}, at::kByte); }); });
+    const std::string by_libtorch = error_text<MemoryError>(
+        [&] { memory.explain_failures([] { at::empty({std::int64_t{1} << 50}, at::kByte); }); });
     EXPECT_THAT(by_libtorch, StartsWith("not enough memory: an allocation failed on rank 0: DefaultCPUAllocator: "));
     EXPECT_THAT(by_libtorch, HasSubstr("\n  limit: memory of this machine: "));
     EXPECT_THAT(by_libtorch, HasSubstr("\n  predicted: "));
-    EXPECT_THAT(by_libtorch,
-                ::testing::ContainsRegex("\n  counted until then: .* of .* predicted\n    parameters .* of "));
+    EXPECT_THAT(by_libtorch, ContainsRegex("\n  counted until then: .* of .* predicted\n    parameters .* of "));
     EXPECT_THAT(by_libtorch, HasSubstr("\n  saves most: "));
     EXPECT_THAT(by_libtorch, HasSubstr("\n  it would fit with "));
-    EXPECT_THAT(message_of([&] { memory.explain_failures([] { throw std::bad_alloc(); }); }),
+    EXPECT_THAT(error_text<MemoryError>([&] { memory.explain_failures([] { throw std::bad_alloc(); }); }),
                 StartsWith("not enough memory: an allocation failed on rank 0: std::bad_alloc"));
     // An error that was already explained stays as it is. So does an error that is no failed allocation.
-    EXPECT_EQ(message_of([&] { memory.explain_failures([] { throw MemoryError("told already"); }); }), "told already");
+    EXPECT_EQ(error_text<MemoryError>([&] { memory.explain_failures([] { throw MemoryError("told already"); }); }),
+              "told already");
     EXPECT_THROW(memory.explain_failures([] { throw CommError("rank 3 has died"); }), CommError);
     bool done = false;
     memory.explain_failures([&] { done = true; });
@@ -229,7 +218,7 @@ TEST_F(RunMemoryTest, ACutModelThatCannotFitIsRefused) {
                         "--parallelism.pipeline_parallel_degree=2", rest, "--training.local_batch_size=8",
                         "--training.global_batch_size=16", "--parallelism.pipeline_parallel_microbatch_size=4"});
     with_memory(huge, 4, [&](const RunMemory& memory, Communicator&) {
-      EXPECT_THAT(message_of([&] { memory.check(); }), HasSubstr("\n  predicted: ")) << rest;
+      EXPECT_THAT(error_text<MemoryError>([&] { memory.check(); }), HasSubstr("\n  predicted: ")) << rest;
     });
   }
 }

@@ -2,14 +2,12 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::SizeIs;
 
 class RunRollbackTest : public TrainerTest {
  protected:

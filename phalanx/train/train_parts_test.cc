@@ -1,7 +1,6 @@
 // The trainer's smaller parts.
 #include <ATen/ops/linear.h>
 #include <ATen/ops/randn.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -10,12 +9,12 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/config/config_schema.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/models/config/llama_config.h"
@@ -159,9 +158,7 @@ TEST(StopSignalTest, AnIgnoredHangUpStaysIgnored) {
 std::vector<float> board_values(const std::filesystem::path& folder, const std::string& tag) {
   std::vector<float> values;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    std::ostringstream text;
-    text << std::ifstream(entry.path(), std::ios::binary).rdbuf();
-    const std::string contents = text.str(), wanted = static_cast<char>(tag.size()) + tag + '\x15';
+    const std::string contents = read_file(entry.path()), wanted = static_cast<char>(tag.size()) + tag + '\x15';
     for (auto at = contents.find(wanted); at != std::string::npos; at = contents.find(wanted, at + 1)) {
       float value = 0;
       std::memcpy(&value, contents.data() + at + wanted.size(), sizeof value);
@@ -180,7 +177,6 @@ std::string text_of_run_files(const std::filesystem::path& folder) {
 }
 
 TEST(MetricsLoggerTest, NoCurveIsOfTwoRuns) {
-  using ::testing::AllOf, ::testing::ElementsAre, ::testing::HasSubstr, ::testing::IsEmpty, ::testing::Not;
   const TempDirectory folder;
   const auto begin = [&](const std::string& id, std::optional<std::int64_t> resumed_step, std::int64_t step) {
     MetricsLogger files(folder.path().string(), {.id = id, .resumed_step = resumed_step});
@@ -206,7 +202,6 @@ TEST(MetricsLoggerTest, NoCurveIsOfTwoRuns) {
 
 // The same run, but another branch of it: after a step was moved back, or if two folders share checkpoints.
 TEST(MetricsLoggerTest, NoCurveIsOfTwoBranches) {
-  using ::testing::AllOf, ::testing::ElementsAre, ::testing::HasSubstr, ::testing::IsEmpty, ::testing::Not;
   const TempDirectory folder;
   const auto kept = folder.path() / "checkpoint" / "abandoned-1";
   std::filesystem::create_directories(kept);
@@ -271,7 +266,7 @@ TEST(MetricsLoggerTest, TensorBoardHasTorchtitansTags) {
                                                  {"time_metrics/data_loading(%)", 25},
                                                  {"memory/max_reserved(GiB)", 1.5},
                                                  {"validation_metrics/global_avg_loss", 6}};
-  for (const auto& [tag, value] : expected) EXPECT_THAT(board_values(tb, tag), ::testing::ElementsAre(value)) << tag;
+  for (const auto& [tag, value] : expected) EXPECT_THAT(board_values(tb, tag), ElementsAre(value)) << tag;
 }
 
 // A node that crashed left it empty, or a user has changed it.
@@ -286,7 +281,7 @@ TEST(MetricsLoggerTest, ADamagedDescriptionOfTheRunIsSetAsideAndSaid) {
       files.add_to("history", 7);
     }
     EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-                ::testing::HasSubstr(path.string() + " is damaged (expected a JSON object with the list \"history\")"));
+                HasSubstr(path.string() + " is damaged (expected a JSON object with the list \"history\")"));
     EXPECT_EQ(nlohmann::json::parse(read_file(path)).dump(), "{\"history\":[7]}");
     EXPECT_EQ(read_file(path.string() + ".damaged"), text);
   }

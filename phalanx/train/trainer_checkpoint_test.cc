@@ -12,6 +12,7 @@
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/files/branch.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
@@ -28,9 +29,6 @@
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 class TrainerCheckpointTest : public TrainerTest {};
 
@@ -93,14 +91,14 @@ TEST_F(TrainerCheckpointTest, AnyRanksWishToStopStopsAllAfterTheSameStepAndSaves
 TEST_F(TrainerCheckpointTest, SavesAndValidatesAtItsSteps) {
   const std::vector<std::string> keys = {"--checkpoint.interval=5", "--validation.freq=5"};
   train(config("all", keys), 1);
-  EXPECT_THAT(checkpoints_of("all"), ::testing::ElementsAre("step-10", "step-12", "step-5"));
-  EXPECT_THAT(values_of("all", "validation_loss"), ::testing::SizeIs(3));
+  EXPECT_THAT(checkpoints_of("all"), ElementsAre("step-10", "step-12", "step-5"));
+  EXPECT_THAT(values_of("all", "validation_loss"), SizeIs(3));
   std::vector<int> steps;
   for (const auto& line : lines_with("all", "validation_loss")) steps.push_back(line["step"]);
-  EXPECT_THAT(steps, ::testing::ElementsAre(5, 10, 12));
+  EXPECT_THAT(steps, ElementsAre(5, 10, 12));
 
   train(config("two", {"--checkpoint.interval=5", "--checkpoint.keep_latest_k=2"}), 1);
-  EXPECT_THAT(checkpoints_of("two"), ::testing::ElementsAre("step-10", "step-12"));
+  EXPECT_THAT(checkpoints_of("two"), ElementsAre("step-10", "step-12"));
 
   // Back to step 5 although there are later ones.
   train(config("all", {"--checkpoint.load_step=5"}), 1, stop_after_first_step());
@@ -117,7 +115,6 @@ std::vector<int> trained_steps(const std::vector<nlohmann::json>& lines) {
 }
 
 TEST_F(TrainerCheckpointTest, ARollbackBeginsABranchThatWhatComesNextFollows) {
-  using ::testing::ElementsAre;
   const auto steps_in = [&](const std::string& folder) {
     std::vector<std::int64_t> steps;
     for (const auto& found : list_checkpoints(path("run/checkpoint") + folder).complete) steps.push_back(found.step);
@@ -212,7 +209,7 @@ TEST_F(TrainerCheckpointTest, AnInterruptedRollbackIsCompletedByTheNextCommand) 
   ASSERT_TRUE(read_branch(folder) && !read_branch(folder)->being_set_aside.empty());
   train(config("run", {"--checkpoint.interval=4"}), 2, stop_after_first_step());
   EXPECT_EQ(result_.step, 5);
-  EXPECT_THAT(checkpoints_of("run"), ::testing::ElementsAre("abandoned-1", "step-4", "step-5"));
+  EXPECT_THAT(checkpoints_of("run"), ElementsAre("abandoned-1", "step-4", "step-5"));
 }
 
 TEST_F(TrainerCheckpointTest, ASecondRunInTheSameFolderIsRefused) {
@@ -450,11 +447,8 @@ TEST_P(TrainerFamilyTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
     EXPECT_NEAR(losses(run).at(0), whole.at(0), 1e-5) << run;
   }
   // The run writes such a directory too, of the same shape.
-  std::ifstream left(path("one") + "/hf/config.json");
-  const std::string text(std::istreambuf_iterator<char>(left), {});
-  EXPECT_EQ(models::llama_config_from_hf(text, "config.json"), shape);
-  std::ifstream tokenizer(path("one") + "/hf/tokenizer.json");
-  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(tokenizer), {}), "{\"a tokenizer\": 1}");
+  EXPECT_EQ(models::llama_config_from_hf(read_file(path("one") + "/hf/config.json"), "config.json"), shape);
+  EXPECT_EQ(read_file(path("one") + "/hf/tokenizer.json"), "{\"a tokenizer\": 1}");
   SavedState saved(path("one") + "/checkpoint/step-1");
   consolidate_for_hf(saved, path("consolidated"));
   EXPECT_TRUE(std::filesystem::exists(path("consolidated") + "/tokenizer.json"));
@@ -531,10 +525,10 @@ TEST_F(TrainerCheckpointTest, AWishToStopInAValidationOrASaveIsNotHeardAStepLate
     EXPECT_EQ(result_.step, 1);
     EXPECT_EQ(result_.validation_loss, std::nullopt);
     EXPECT_TRUE(std::filesystem::exists(path(name) + "/checkpoint/step-1/manifest.json"));
-    EXPECT_THAT(values_of(name, "validation_loss"), ::testing::IsEmpty());
+    EXPECT_THAT(values_of(name, "validation_loss"), IsEmpty());
     train(config(name, {"--training.steps=6", "--validation.freq=1", "--checkpoint.interval=100"}), ranks);
     EXPECT_EQ(result_.step, 6);
-    EXPECT_THAT(values_of(name, "validation_loss"), ::testing::SizeIs(5));
+    EXPECT_THAT(values_of(name, "validation_loss"), SizeIs(5));
 
     const std::string saving = "saving" + std::to_string(ranks);
     train(config(saving, {"--training.steps=6", "--validation.no-enable", "--checkpoint.interval=1"}), ranks,

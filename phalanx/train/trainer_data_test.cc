@@ -2,14 +2,12 @@
 #include <fmt/format.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/token_file_writer.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 class TrainerDataTest : public TrainerTest {
  protected:
@@ -67,11 +65,11 @@ TEST_F(TrainerDataTest, OtherValidationDataAreSaidAndKept) {
   train(with(1, "held_out.bin"), 1);
   std::filesystem::copy_file(path("held_out.bin"), path("moved.bin"));
   train(with(2, "moved.bin"), 1);
-  EXPECT_THAT(history(), ::testing::Not(HasSubstr("validation content")));
+  EXPECT_THAT(history(), Not(HasSubstr("validation content")));
   write_tokens("moved.bin", {tokens_.begin() + 3000, tokens_.begin() + 4000});  // the same name and size
   train(with(3, "moved.bin"), 2);
   EXPECT_THAT(history(), HasSubstr("validation content"));
-  EXPECT_THAT(history(), ::testing::Not(HasSubstr("\"validation\"")));  // nothing that could not be compared
+  EXPECT_THAT(history(), Not(HasSubstr("\"validation\"")));  // nothing that could not be compared
 }
 
 TEST_F(TrainerDataTest, OtherDataAreRefusedUnlessAskedFor) {

@@ -1,7 +1,7 @@
 // A run resumes from a checkpoint: on the same layout with the same bits, on any other layout with the same losses.
-#include <fstream>
 #include <iterator>
 
+#include "phalanx/base/file.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -40,8 +40,7 @@ class TrainerResumeTest : public TrainerTest {
     std::map<std::string, std::string> files;
     for (const auto& entry :
          std::filesystem::directory_iterator(path(run) + "/checkpoint/step-" + std::to_string(2 * kHalf))) {
-      std::ifstream file(entry.path(), std::ios::binary);
-      files[entry.path().filename().string()] = std::string(std::istreambuf_iterator<char>(file), {});
+      files[entry.path().filename().string()] = read_file(entry.path());
     }
     return files;
   }

@@ -1,17 +1,15 @@
 // Training with sharded state: the same run as with whole models.
-#include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/files/hf_model.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::HasSubstr;
 
 std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -112,11 +110,7 @@ TEST_F(TrainerShardedTest, WholeWeightsAreWrittenForOthers) {
   // So does a tool that makes them from the checkpoint.
   SavedState saved(path("sharded") + "/checkpoint/step-12");
   consolidate_for_hf(saved, path("consolidated") + "/hf");
-  const auto text_of = [&](const std::string& of) {
-    std::ifstream stream(path(of) + "/hf/config.json");
-    return std::string(std::istreambuf_iterator<char>(stream), {});
-  };
-  EXPECT_EQ(text_of("consolidated"), text_of("sharded"));
+  EXPECT_EQ(read_file(path("consolidated") + "/hf/config.json"), read_file(path("sharded") + "/hf/config.json"));
   // A new run may start from them, in its own layout.
   const auto from_file = [&](const std::string& of) {
     return std::vector<std::string>{"--checkpoint.initial_load_in_hf",

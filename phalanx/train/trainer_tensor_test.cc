@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/observe/trace_file.h"
 #include "phalanx/schedule/schedule_text.h"
@@ -15,8 +16,6 @@
 
 namespace phalanx::train {
 namespace {
-
-using ::testing::HasSubstr;
 
 class TrainerTensorTest : public TrainerTest {
  protected:

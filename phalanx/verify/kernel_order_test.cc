@@ -8,6 +8,7 @@
 #include <chrono>
 #include <utility>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/testing/nccl_ranks.h"
 #include "phalanx/parallel/replica_check.h"
 #include "phalanx/train/testing/trainer_test_support.h"
@@ -115,8 +116,7 @@ TEST_F(KernelOrderTest, AnotherOrderOnOneRankWaitsForEver) {
   };
   const NcclOptions options{.communicator = {.first_timeout = 500ms, .timeout = 500ms}};
   EXPECT_EQ(run_nccl_threads(2, body), "");
-  EXPECT_THAT(run_nccl_threads(2, body, options, FakeStreams::Kernels::one_at_a_time),
-              ::testing::HasSubstr("timed out after "));
+  EXPECT_THAT(run_nccl_threads(2, body, options, FakeStreams::Kernels::one_at_a_time), HasSubstr("timed out after "));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <limits>
 #include <mutex>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/parallel/end_of_backward.h"
 #include "phalanx/train/testing/trainer_test_support.h"
@@ -128,7 +129,7 @@ TEST_F(LayoutCheckTest, RaisesNoAlarmWhereAllIsRight) {
     ASSERT_EQ(found.steps.size(), 5U);
     // If gradients differ by rounding, so do weights. The values shown are of ranks that have the parameter.
     if (!names_of_different(found.steps[2].gradients).empty()) {
-      EXPECT_THAT(names_of_different(found.steps[2].weights), ::testing::Not(::testing::IsEmpty())) << layout.name;
+      EXPECT_THAT(names_of_different(found.steps[2].weights), Not(IsEmpty())) << layout.name;
     }
     for (const StepCheck& step : found.steps) {
       EXPECT_GT(step.expected_loss, 1);
@@ -176,11 +177,11 @@ TEST_F(LayoutCheckTest, AStepThatRoundingDecidesIsSaidToSayLittle) {
     EXPECT_FALSE(found.finding) << found.finding->text();
     return found.notes;
   };
-  EXPECT_THAT(notes_at("1e-3"), ::testing::IsEmpty());
-  EXPECT_THAT(notes_at("1"),
-              ::testing::Contains(::testing::ContainsRegex(
-                  "step [2-5]: rounding to 16 bits alone changes the gradient of '[a-z0-9_.]+' on one "
-                  "rank by [0-9.e-]+ of its norm, so this step says little of it: a lower .optimizer. lr")));
+  EXPECT_THAT(notes_at("1e-3"), IsEmpty());
+  EXPECT_THAT(
+      notes_at("1"),
+      Contains(ContainsRegex("step [2-5]: rounding to 16 bits alone changes the gradient of '[a-z0-9_.]+' on one "
+                             "rank by [0-9.e-]+ of its norm, so this step says little of it: a lower .optimizer. lr")));
 }
 
 // Only one rank updates a weight wrongly, after correct gradients.
@@ -221,11 +222,9 @@ TEST_F(LayoutCheckTest, AnOverflowOfFloat16IsANoteWithStepParameterAndScale) {
   const LayoutCheck found = check(layout, 2);
   EXPECT_FALSE(found.finding) << found.finding->text();
   ASSERT_EQ(found.notes.size(), 1U);
-  EXPECT_THAT(found.notes[0],
-              ::testing::ContainsRegex("step 1: float16 overflow: the gradient of '[a-z0-9_.]+' on rank 0 is "
-                                       "not finite with the loss scaled by 65536"));
-  EXPECT_THAT(found.notes[0],
-              ::testing::HasSubstr("compared with 32768, where [training] initial_loss_scale may begin"));
+  EXPECT_THAT(found.notes[0], ContainsRegex("step 1: float16 overflow: the gradient of '[a-z0-9_.]+' on rank 0 is "
+                                            "not finite with the loss scaled by 65536"));
+  EXPECT_THAT(found.notes[0], HasSubstr("compared with 32768, where [training] initial_loss_scale may begin"));
 }
 
 class RecomputedLayoutTest : public LayoutCheckTest {
@@ -268,7 +267,7 @@ TEST_F(RecomputedLayoutTest, AStaleCopyOfAWeightIsNamedInEveryPrecision) {
     EXPECT_EQ(found.finding->step, 2) << type;
     EXPECT_EQ(found.finding->what, "output") << found.finding->text();
     EXPECT_EQ(found.finding->parameter, "layers.0.attention.wo.weight") << found.finding->text();
-    EXPECT_THAT(found.finding->cause, ::testing::HasSubstr("stale: computed with the weight of the step before"));
+    EXPECT_THAT(found.finding->cause, HasSubstr("stale: computed with the weight of the step before"));
   }
 }
 
@@ -283,7 +282,7 @@ TEST_F(RecomputedLayoutTest, WhatRecomputationAloneChangesIsFoundHoweverSmall) {
     if (!found.finding) continue;
     EXPECT_EQ(found.finding->step, 1);
     EXPECT_EQ(found.finding->tolerance, 0);
-    EXPECT_THAT(found.finding->cause, ::testing::HasSubstr("recomputation: the same layout without it has other bits"));
+    EXPECT_THAT(found.finding->cause, HasSubstr("recomputation: the same layout without it has other bits"));
   }
 }
 
@@ -295,10 +294,9 @@ TEST_F(RecomputedLayoutTest, WhatIsNotFiniteAtAnyScaleIsWrong) {
   });
   ASSERT_TRUE(found.finding);
   EXPECT_EQ(found.finding->step, 2);
-  EXPECT_THAT(found.finding->text(), ::testing::HasSubstr("finite"));
+  EXPECT_THAT(found.finding->text(), HasSubstr("finite"));
   ASSERT_EQ(found.notes.size(), 1U);
-  EXPECT_THAT(found.notes[0],
-              ::testing::HasSubstr("is not finite with the loss scaled by 65536, nor by anything down to 0.5"));
+  EXPECT_THAT(found.notes[0], HasSubstr("is not finite with the loss scaled by 65536, nor by anything down to 0.5"));
 }
 
 // The same in 16 bits, where rounding matters most. Tensor parallelism rounds activations between ranks, so a small

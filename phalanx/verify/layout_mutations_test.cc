@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/config/layouts.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/testing/layout_mutations.h"
@@ -311,7 +312,7 @@ class LayoutMutationsTest : public TrainerTest {
     }
     EXPECT_EQ(finding.step, 2);
     if (mutant.site->kind == Site::Kind::weight) {
-      EXPECT_THAT(finding.what, ::testing::StartsWith("weight in use")) << finding.text();
+      EXPECT_THAT(finding.what, StartsWith("weight in use")) << finding.text();
     }
     const bool is_value = mutant.site->is_final || mutant.site->kind == Site::Kind::weight;
     if (!is_value) return;
@@ -325,11 +326,10 @@ class LayoutMutationsTest : public TrainerTest {
                                                     {Mutation::not_finite, "not finite"}};
     const auto cause = causes.find(mutant.mutation);
     if (cause != causes.end()) {
-      EXPECT_THAT(finding.text(), ::testing::ContainsRegex(cause->second));
+      EXPECT_THAT(finding.text(), ContainsRegex(cause->second));
     }
     if (mutant.mutation == Mutation::dropped && mutant.site->key.verb == Verb::all_reduce) {
-      EXPECT_THAT(finding.cause, ::testing::AnyOf(::testing::HasSubstr("not averaged over dp_replicate"),
-                                                  ::testing::HasSubstr("not summed over tp")));
+      EXPECT_THAT(finding.cause, AnyOf(HasSubstr("not averaged over dp_replicate"), HasSubstr("not summed over tp")));
     }
     const bool on_one = mutant.mutation == Mutation::doubled_on_one || mutant.mutation == Mutation::zeroed_on_one;
     if (on_one) {
@@ -350,7 +350,7 @@ class LayoutMutationsTest : public TrainerTest {
     ASSERT_TRUE(found.finding);
     EXPECT_EQ(found.finding->what, "batch") << found.finding->text();
     EXPECT_EQ(found.finding->rank, ranks - 1) << found.finding->text();
-    EXPECT_THAT(found.finding->cause, ::testing::HasSubstr("reads other tokens"));
+    EXPECT_THAT(found.finding->cause, HasSubstr("reads other tokens"));
   }
 
   std::int64_t count_ = 0, ran_ = 0, left_ = 0;

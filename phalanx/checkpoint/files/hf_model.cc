@@ -31,14 +31,7 @@ models::LlamaConfig shape_of_model(const SavedState& saved) {
                     "it there can be no config.json",
                     where));
   }
-  const auto& model = metadata["model"];
-  models::LlamaConfig config = models::llama_from_metadata(model, where + ": metadata.model");
-  try {
-    config.validate();
-  } catch (const ConfigError& error) {
-    throw CheckpointError(fmt::format("{}: metadata.{}", where, error.what()));
-  }
-  return config;
+  return models::llama_from_checkpoint(metadata["model"], where);
 }
 
 void require_weights_of(const models::LlamaConfig& config, const SavedState& saved) {

@@ -3,8 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -86,16 +84,10 @@ inline std::filesystem::path write_small_step(const std::filesystem::path& folde
   return path;
 }
 
-inline std::string file_bytes(const std::filesystem::path& path) {
-  std::stringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
 inline void flip_bit(const std::filesystem::path& path, std::size_t at) {
-  auto bytes = file_bytes(path);
+  auto bytes = read_file(path);
   bytes.at(at) = static_cast<char>(bytes[at] ^ 1);
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+  write_file(path, bytes);
 }
 
 }  // namespace phalanx::checkpoint_testing

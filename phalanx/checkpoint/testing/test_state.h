@@ -7,11 +7,9 @@
 #include <ATen/ops/full.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 
+#include "phalanx/base/file.h"
 #include "phalanx/tensor/train_state.h"
 
 namespace phalanx::checkpoint_testing {
@@ -39,27 +37,6 @@ inline bool same_state(const TrainState& a, const TrainState& b) {
   for (std::size_t i = 0; i < a.tensors.size(); ++i)
     if (a.tensors[i].name != b.tensors[i].name || !a.tensors[i].tensor.equal(b.tensors[i].tensor)) return false;
   return true;
-}
-
-inline std::string slurp(const std::filesystem::path& path) {
-  std::stringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
-inline void spill(const std::filesystem::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-}
-
-/// The message of the exception of type E that `body` throws; "" if it throws none.
-template <class E, class Body>
-std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace phalanx::checkpoint_testing

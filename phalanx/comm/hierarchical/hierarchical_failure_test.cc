@@ -27,6 +27,7 @@
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fault_world.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/comm/testing/forwarding_backend.h"
 #include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
@@ -43,46 +44,20 @@ void require_words(const std::string& text, const std::string& words) {
 
 // A backend whose operations the test is told of: as one starts, by the thread that drives it, which may be kept there;
 // and as one is done.
-class ToldBackend final : public Backend {
+class ToldBackend final : public ForwardingBackend {
  public:
   using Tell = std::function<void(const OperationDescription&)>;
   ToldBackend(std::shared_ptr<Backend> below, Tell at_start, Tell at_end = {})
-      : below_(std::move(below)), at_start_(std::move(at_start)), at_end_(std::move(at_end)) {}
+      : ForwardingBackend(std::move(below)), at_start_(std::move(at_start)), at_end_(std::move(at_end)) {}
 
-  int rank() const noexcept override { return below_->rank(); }
-  int size() const noexcept override { return below_->size(); }
-  BackendTraits traits() const noexcept override { return below_->traits(); }
   std::unique_ptr<Operation> start(const OperationDescription& description) override {
     at_start_(description);
-    return std::make_unique<Told>(*this, description, below_->start(description));
+    return std::make_unique<ForwardingOperation>(ForwardingBackend::start(description), [this, &description] {
+      if (at_end_) at_end_(description);
+    });
   }
-  std::shared_ptr<Backend> split(const SplitRequest& request) override { return below_->split(request); }
-  void abort(const std::string& reason) noexcept override { below_->abort(reason); }
-  void check_ranks() override { below_->check_ranks(); }
 
  private:
-  class Told final : public Operation {
-   public:
-    Told(ToldBackend& backend, const OperationDescription& description, std::unique_ptr<Operation> below)
-        : backend_(backend), d_(description), below_(std::move(below)) {}
-    Progress advance() override {
-      const Progress progress = below_->advance();
-      if (progress == Progress::done && backend_.at_end_) backend_.at_end_(d_);
-      return progress;
-    }
-    std::optional<Doorbell> doorbell() override { return below_->doorbell(); }
-    bool add_doorbells(std::vector<Doorbell>& bells) override { return below_->add_doorbells(bells); }
-    void check_peers() override { below_->check_peers(); }
-    bool retire() noexcept override { return below_->retire(); }
-    std::vector<int> missing_ranks() override { return below_->missing_ranks(); }
-
-   private:
-    ToldBackend& backend_;
-    const OperationDescription& d_;
-    std::unique_ptr<Operation> below_;
-  };
-
-  std::shared_ptr<Backend> below_;
   Tell at_start_, at_end_;
 };
 
@@ -103,23 +78,15 @@ std::shared_ptr<Communicator> gloo_world(const TcpStoreServer& server, int rank,
 
 // --- while a group is being made
 
-// What the making of a two-level world consists of: two exchanges to prove the nodes, three for the shared memory,
-// one for agreement; each of two operations of gloo.
-constexpr int kOperationsOfMaking = 12;
-
-std::string dies_in_making(int victim, int operation) {
+// Kills a rank of three while they make a group. prepare(rank, store) brings a rank there, and returns what makes the
+// group, which must fail with the victim's name. The victim arrives where it is to die, the others before.
+std::string dies_while(int victim,
+                       const std::function<std::function<void()>(FaultRank&, const TcpStoreServer&)>& prepare) {
   TcpStoreServer server;
   FaultWorld world(3, [&](FaultRank& self) {
-    auto flat = gloo_world(server, self.rank(), 3);
-    if (self.rank() == victim)
-      flat = std::make_shared<Communicator>(std::make_shared<ToldBackend>(flat->backend(), stay_in(self, operation)),
-                                            CommunicatorOptions{});
-    else
-      self.arrive();
-    HierarchicalOptions options;
-    options.hint = self.rank() < 2 ? "one" : "other";
+    const std::function<void()> make = prepare(self, server);
     const std::string text = self.error_within(kTold, [&] {
-      make_hierarchical_communicator(std::move(flat), options);
+      make();
       throw std::runtime_error("the group was made");
     });
     require_words(text, fmt::format("rank {} has died", victim));
@@ -128,6 +95,24 @@ std::string dies_in_making(int victim, int operation) {
     if (!world.await(rank, 1)) return fmt::format("rank {} did not come", rank);
   world.strike(victim, SIGKILL);
   return world.finish();
+}
+
+// What the making of a two-level world consists of: two exchanges to prove the nodes, three for the shared memory,
+// one for agreement; each of two operations of gloo.
+constexpr int kOperationsOfMaking = 12;
+
+std::string dies_in_making(int victim, int operation) {
+  return dies_while(victim, [&](FaultRank& self, const TcpStoreServer& server) -> std::function<void()> {
+    auto flat = gloo_world(server, self.rank(), 3);
+    if (self.rank() == victim)
+      flat = std::make_shared<Communicator>(std::make_shared<ToldBackend>(flat->backend(), stay_in(self, operation)),
+                                            CommunicatorOptions{});
+    else
+      self.arrive();
+    HierarchicalOptions options;
+    options.hint = self.rank() < 2 ? "one" : "other";
+    return [flat = std::move(flat), options]() mutable { make_hierarchical_communicator(std::move(flat), options); };
+  });
 }
 
 TEST(HierarchicalGlooFaults, ARankThatDiesWhileTheGroupIsMadeIsNamed) {
@@ -160,8 +145,7 @@ TEST(HierarchicalGlooFaults, TheMakingHasAsManyOperationsAsWereTried) {
 
 // A group of all ranks, split from a world of two levels: who belongs to it, shared memory, agreement.
 std::string dies_in_split(int victim, int operation) {
-  TcpStoreServer server;
-  FaultWorld world(3, [&](FaultRank& self) {
+  return dies_while(victim, [&](FaultRank& self, const TcpStoreServer& server) -> std::function<void()> {
     auto comm = make_hierarchical_communicator(gloo_world(server, self.rank(), 3),
                                                {.communicator = {}, .nodes = {0, 0, 1}, .hint = std::nullopt});
     comm->barrier();
@@ -170,16 +154,8 @@ std::string dies_in_split(int victim, int operation) {
     comm = std::make_shared<Communicator>(
         std::make_shared<ToldBackend>(comm->backend(), stay_in(self, is_victim ? operation : 1'000)),
         CommunicatorOptions{});
-    const std::string text = self.error_within(kTold, [&] {
-      comm->split(0, self.rank());
-      throw std::runtime_error("the group was made");
-    });
-    require_words(text, fmt::format("rank {} has died", victim));
+    return [comm, rank = self.rank()] { comm->split(0, rank); };
   });
-  for (int rank = 0; rank < 3; ++rank)
-    if (!world.await(rank, 1)) return fmt::format("rank {} did not come", rank);
-  world.strike(victim, SIGKILL);
-  return world.finish();
 }
 
 TEST(HierarchicalGlooFaults, ARankThatDiesWhileAGroupIsSplitIsNamed) {

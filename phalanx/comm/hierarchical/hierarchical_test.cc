@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -16,6 +15,7 @@
 #include <stdexcept>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/gloo/gloo.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/device/staged_backend.h"
@@ -35,7 +35,6 @@ namespace {
 
 using c10::ScalarType;
 using std::chrono::seconds;
-using testing::ElementsAre;
 
 void expect_here(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);

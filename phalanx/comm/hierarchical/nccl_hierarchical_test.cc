@@ -23,6 +23,7 @@
 #include "phalanx/comm/backends/local_shm/shm_backend.h"
 #include "phalanx/comm/hierarchical/hierarchical.h"
 #include "phalanx/comm/testing/backend_suite.h"
+#include "phalanx/comm/testing/expect_failure_suite.h"
 #include "phalanx/comm/testing/fake_nccl.h"
 #include "phalanx/comm/testing/fake_streams.h"
 #include "phalanx/comm/testing/fault_calls.h"
@@ -40,10 +41,9 @@ void require_that(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-std::shared_ptr<HierarchicalRank> make_gloo_hierarchical_rank(const HostPort& server, int rank,
-                                                              const std::vector<int>& nodes,
-                                                              const CommunicatorOptions& options = {},
-                                                              std::int64_t piece_bytes = 1 << 20) {
+std::shared_ptr<NcclRank> make_gloo_hierarchical_rank(const HostPort& server, int rank, const std::vector<int>& nodes,
+                                                      const CommunicatorOptions& options = {},
+                                                      std::int64_t piece_bytes = 1 << 20) {
   auto store = std::make_shared<TcpStore>(server);
   auto flat = make_gloo_communicator(store, rank, static_cast<int>(nodes.size()), {.communicator = options});
   return make_hierarchical_rank(
@@ -51,7 +51,7 @@ std::shared_ptr<HierarchicalRank> make_gloo_hierarchical_rank(const HostPort& se
       {.communicator = options, .nodes = nodes, .hint = {}, .device_piece_bytes = piece_bytes});
 }
 
-std::string run_hierarchical(const std::vector<int>& nodes, const std::function<void(HierarchicalRank&)>& body,
+std::string run_hierarchical(const std::vector<int>& nodes, const std::function<void(NcclRank&)>& body,
                              const CommunicatorOptions& options = {}, std::int64_t piece_bytes = 1 << 20) {
   TcpStoreServer server;
   return run_forked_ranks(static_cast<int>(nodes.size()), [&](int r) {
@@ -72,7 +72,7 @@ class NcclHierarchicalSuite : public ::testing::TestWithParam<HierarchicalWorld>
 TEST_P(NcclHierarchicalSuite, Passes) {
   EXPECT_EQ(
       run_hierarchical(GetParam().nodes,
-                       [](HierarchicalRank& rank) {
+                       [](NcclRank& rank) {
                          const std::string expected = GetParam().backend;
                          require_that(rank.comm->backend_name() == expected, std::string(rank.comm->backend_name()));
                          // Inside of a node messages have none.
@@ -162,13 +162,13 @@ void require_all_reductions(Communicator& comm) {
 TEST(NcclHierarchicalGloo, ReductionsAreRightAndTheSameOnAllRanks) {
   for (const std::vector<int>& nodes :
        {std::vector{0, 0, 0, 1, 1, 1}, std::vector{0, 0, 1, 1, 2, 2, 3, 3}, std::vector{0, 0, 1, 1, 1}})
-    EXPECT_EQ(run_hierarchical(nodes, [](HierarchicalRank& rank) { require_all_reductions(*rank.comm); }), "");
+    EXPECT_EQ(run_hierarchical(nodes, [](NcclRank& rank) { require_all_reductions(*rank.comm); }), "");
 }
 
 // The sum of a node would not fit into float16.
 TEST(NcclHierarchicalGloo, AnAverageOfFloat16DoesNotOverflow) {
   EXPECT_EQ(run_hierarchical({0, 0, 0, 1, 1},
-                             [](HierarchicalRank& rank) {
+                             [](NcclRank& rank) {
                                at::Tensor x = at::full({1000}, 30'000, at::TensorOptions(at::kHalf));
                                rank.comm->all_reduce(x, {.op = ReduceOp::avg});
                                const at::Tensor wide = x.to(at::kFloat);
@@ -208,7 +208,7 @@ TEST(NcclHierarchicalGloo, PiecesShareMemoryInTurn) {
   for (const std::vector<int>& nodes :
        {std::vector{0, 0, 1, 1}, std::vector{0, 0, 1, 1, 1}, std::vector{0, 1, 0, 1}, std::vector{0, 0, 1}})
     EXPECT_EQ(run_hierarchical(
-                  nodes, [](HierarchicalRank& rank) { require_reductions_in_pieces(*rank.comm); }, {}, 512),
+                  nodes, [](NcclRank& rank) { require_reductions_in_pieces(*rank.comm); }, {}, 512),
               "");
 }
 
@@ -235,7 +235,7 @@ TEST(NcclHierarchicalGloo, NcclMovesWhatStaysOnANodeAndGlooTheRest) {
   EXPECT_EQ(
       run_hierarchical(
           {0, 0, 1, 1},
-          [](HierarchicalRank& rank) {
+          [](NcclRank& rank) {
             Communicator& comm = *rank.comm;
             const auto counter = comm.split(0, comm.rank(), "counter");
             const int r = comm.rank();
@@ -281,7 +281,7 @@ TEST(NcclHierarchicalGloo, NcclMovesWhatStaysOnANodeAndGlooTheRest) {
 
 TEST(NcclHierarchicalGloo, EveryGroupGetsWhatItCanHave) {
   EXPECT_EQ(run_hierarchical({0, 0, 1, 1, 2, 2},
-                             [](HierarchicalRank& rank) {
+                             [](NcclRank& rank) {
                                Communicator& comm = *rank.comm;
                                const int r = comm.rank();
                                const auto check = [&](int color, int key, const std::string& expected) {
@@ -312,14 +312,10 @@ TEST(NcclHierarchicalGloo, EveryGroupGetsWhatItCanHave) {
 // --- failures
 
 TEST(NcclHierarchicalGloo, MistakesAreClear) {
-  for (const SuiteCase& test : backend_failure_suite()) {
-    SCOPED_TRACE(test.name);
-    EXPECT_EQ(again_if_late([&] {
-                return run_hierarchical(
-                    {0, 0, 1, 1}, [&](HierarchicalRank& rank) { test.run(*rank.comm); }, failure_options(test));
-              }),
-              "");
-  }
+  expect_failure_suite([](const auto& body, const CommunicatorOptions& options) {
+    return run_hierarchical(
+        {0, 0, 1, 1}, [&](NcclRank& rank) { body(*rank.comm); }, options);
+  });
 }
 
 // NCCL of one node cannot be had: nobody on the others waits for it.

@@ -2,7 +2,6 @@
 #include "phalanx/comm/liveness/heartbeat_monitor.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -16,6 +15,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/comes_true.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/gloo/gloo.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/store/hash_store.h"
@@ -26,9 +26,6 @@ namespace phalanx {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
 
 /// The threads of this process that monitor ranks. One that was joined may be there for a moment.
 int monitor_threads() {

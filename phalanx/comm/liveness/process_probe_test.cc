@@ -2,7 +2,6 @@
 #include "phalanx/comm/liveness/process_probe.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -10,18 +9,17 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "phalanx/base/testing/comes_true.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::HasSubstr;
 
 class ProcessProbeTest : public testing::Test {
  protected:

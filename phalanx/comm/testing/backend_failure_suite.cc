@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/suite_parts.h"
 
@@ -31,7 +32,7 @@ void fail_verb(Communicator& comm) {
   const std::string text = at_odds(
       comm, 1, "verb mismatch", [&] { comm.broadcast(x); }, [&] { comm.all_reduce(x); });
   require_mentions(text, {"all_reduce(float32[64], sum)", "broadcast(float32[64], root 0)", "rank 1:"});
-  require_mentions(error_of<CommError>([&] { comm.barrier(); }, "after a failure"), {"aborted"});
+  require_mentions(require_error<CommError>([&] { comm.barrier(); }, "after a failure"), {"aborted"});
 }
 void fail_type(Communicator& comm) {
   at::Tensor x = at::full({64}, 1.0F);
@@ -149,24 +150,10 @@ void fail_order(Communicator& comm) {
       "order");
   require_mentions(text, {"broadcast(float32[8], root 0)", "rank 1: all_reduce(float32[8], sum)"});
 }
-void fail_message_type(Communicator& comm) {
-  at::Tensor x = at::full({16}, 1, at::TensorOptions().dtype(comm.rank() == 0 ? ScalarType::Float : ScalarType::Int));
-  const std::string text = prompt_error_of(
-      comm,
-      [&] {
-        if (comm.rank() == 0)
-          comm.send(x, 1);
-        else if (comm.rank() == 1)
-          comm.recv(x, 0);
-        else
-          comm.recv(x, comm.rank() - 1, {.tag = 9});  // no rank sends this: it gets the others' failure
-      },
-      "message type mismatch");
-  require_mentions(text, {"float32[16]", "int32[16]"});
-}
-void fail_message(Communicator& comm) {
-  at::Tensor x = at::full({comm.rank() == 0 ? 5 : 6}, 1.0F);
-  const std::string text = prompt_error_of(
+// Rank 0 sends its `x` to rank 1, which receives another one. The other ranks wait for a message that nobody sends, and
+// get the failure of these two.
+std::string wrong_message_error(Communicator& comm, const at::Tensor& x, const std::string& what) {
+  return prompt_error_of(
       comm,
       [&] {
         if (comm.rank() == 0)
@@ -176,8 +163,16 @@ void fail_message(Communicator& comm) {
         else
           comm.recv(x, comm.rank() - 1, {.tag = 9});
       },
-      "message mismatch");
-  require_mentions(text, {"float32[5]", "float32[6]"});
+      what);
+}
+void fail_message_type(Communicator& comm) {
+  const auto type = at::TensorOptions().dtype(comm.rank() == 0 ? ScalarType::Float : ScalarType::Int);
+  require_mentions(wrong_message_error(comm, at::full({16}, 1, type), "message type mismatch"),
+                   {"float32[16]", "int32[16]"});
+}
+void fail_message(Communicator& comm) {
+  require_mentions(wrong_message_error(comm, at::full({comm.rank() == 0 ? 5 : 6}, 1.0F), "message mismatch"),
+                   {"float32[5]", "float32[6]"});
 }
 void fail_missing(Communicator& comm) {
   at::Tensor x = at::full({7}, 1.0F);
@@ -186,7 +181,7 @@ void fail_missing(Communicator& comm) {
   if (comm.rank() == 0) {
     // This rank does not join, and has a longer timeout, until the others have failed. Then any operation fails at
     // once.
-    const std::string text = error_of<CommError>(
+    const std::string text = require_error<CommError>(
         [&] {
           for (;;) comm.recv(x, comm.rank(), {.tag = 99});
         },
@@ -195,7 +190,7 @@ void fail_missing(Communicator& comm) {
     return;
   }
   comm.mark_started();
-  const std::string text = error_of<CommError>([&] { comm.all_reduce(x); }, "missing rank");
+  const std::string text = require_error<CommError>([&] { comm.all_reduce(x); }, "missing rank");
   // The other ranks call at the same time. A rank that the node has delayed for longer than the timeout is named
   // too.
   require(text.find("ranks 0, ") == std::string::npos, "late: " + text);
@@ -213,7 +208,7 @@ void fail_abort(Communicator& comm) {
     comm.barrier();
     comm.all_reduce(x);
   };
-  require_mentions(error_of<CommError>(body, "aborted"), {"had enough"});
+  require_mentions(require_error<CommError>(body, "aborted"), {"had enough"});
 }
 
 // One rank sends a message to a rank that is in a collective.

@@ -2,7 +2,6 @@
 // The same suite runs over processes in shm_backend_test.cc.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,8 +11,11 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/testing/backend_suite.h"
+#include "phalanx/comm/testing/expect_failure_suite.h"
 
 namespace phalanx {
 namespace {
@@ -31,19 +33,12 @@ TEST_P(LocalSuite, Passes) {
 
 TEST_P(LocalSuite, FailsClearly) {
   if (GetParam() < 2) return;
-  for (const SuiteCase& test : backend_failure_suite()) {
-    SCOPED_TRACE(test.name);
-    EXPECT_EQ(again_if_late([&]() -> std::string {
-                try {
-                  run_local_ranks(
-                      GetParam(), [&](const auto& comm) { test.run(*comm); }, failure_options(test));
-                  return {};
-                } catch (const std::exception& error) {
-                  return error.what();
-                }
-              }),
-              "");
-  }
+  expect_failure_suite([](const auto& body, const CommunicatorOptions& options) {
+    return error_text<std::exception>([&] {
+      run_local_ranks(
+          GetParam(), [&](const auto& comm) { body(*comm); }, options);
+    });
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, LocalSuite, ::testing::Values(1, 2, 3, 4, 8));
@@ -56,7 +51,7 @@ TEST(LocalRanks, FirstErrorIsRethrownWithItsRankAndFreesTheOthers) {
       try {
         comm->barrier();
       } catch (const CommError& e) {
-        EXPECT_THAT(e.what(), ::testing::HasSubstr("no such key"));
+        EXPECT_THAT(e.what(), HasSubstr("no such key"));
         ++freed;
         throw;
       }
@@ -95,15 +90,13 @@ TEST(LocalRanks, ARankThatHasReturnedIsNamedToThoseWhoWaitForIt) {
     at::Tensor x = at::full({1}, 1.0F);
     comm->all_reduce(x);
     if (comm->rank() == 1) return;
-    try {
-      if (comm->rank() == 0)
-        comm->barrier();
-      else
-        pair->recv(x, 1, {.async = true}).wait();
-      ADD_FAILURE() << "no error";
-    } catch (const CommError& e) {
-      EXPECT_THAT(e.what(), ::testing::HasSubstr("rank 1 has returned"));
-    }
+    EXPECT_THAT(error_text<CommError>([&] {
+                  if (comm->rank() == 0)
+                    comm->barrier();
+                  else
+                    pair->recv(x, 1, {.async = true}).wait();
+                }),
+                HasSubstr("rank 1 has returned"));
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
 }

@@ -4,16 +4,16 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "phalanx/comm/backend.h"
+#include "phalanx/comm/testing/forwarding_backend.h"
 
 namespace phalanx {
 
-class CountingBackend final : public Backend {
+class CountingBackend final : public ForwardingBackend {
  public:
-  explicit CountingBackend(std::shared_ptr<Backend> below) : below_(std::move(below)) {}
+  using ForwardingBackend::ForwardingBackend;
 
   /// The bytes that this rank has contributed in the operations begun so far, including its own part:
   /// - all_reduce and reduce: the whole tensor; broadcast: the whole tensor, on the root
@@ -22,20 +22,14 @@ class CountingBackend final : public Backend {
   /// Operations that only compare the calls of the ranks move no data and are not counted.
   std::uint64_t bytes() const { return bytes_.load(); }
 
-  int rank() const noexcept override { return below_->rank(); }
-  int size() const noexcept override { return below_->size(); }
-  BackendTraits traits() const noexcept override { return below_->traits(); }
   std::unique_ptr<Operation> start(const OperationDescription& description) override {
     bytes_.fetch_add(bytes_of(description));
-    return below_->start(description);
+    return ForwardingBackend::start(description);
   }
-  std::shared_ptr<Backend> split(const SplitRequest& request) override { return below_->split(request); }
   std::shared_ptr<std::byte> make_symmetric(std::size_t bytes, SymmetricOptions options,
                                             const SymmetricExchange& exchange) override {
-    return below_->make_symmetric(bytes, options, exchange);
+    return below().make_symmetric(bytes, options, exchange);
   }
-  void abort(const std::string& reason) noexcept override { below_->abort(reason); }
-  void check_ranks() override { below_->check_ranks(); }
 
  private:
   std::uint64_t bytes_of(const OperationDescription& d) const {
@@ -70,7 +64,6 @@ class CountingBackend final : public Backend {
     return sent;
   }
 
-  std::shared_ptr<Backend> below_;
   std::atomic<std::uint64_t> bytes_{0};
 };
 

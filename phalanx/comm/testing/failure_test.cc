@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -20,6 +19,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/backends/gloo/gloo.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
@@ -28,6 +28,7 @@
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fault_calls.h"
 #include "phalanx/comm/testing/fault_world.h"
+#include "phalanx/comm/testing/forwarding_backend.h"
 #include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
@@ -102,7 +103,7 @@ class FolderTest : public ::testing::Test {
     const auto path = folder_ / fmt::format("rank_{}.json", rank);
     ASSERT_TRUE(std::filesystem::exists(path)) << path;
     const auto dump = nlohmann::json::parse(read_file(path));
-    EXPECT_THAT(dump["reason"].get<std::string>(), ::testing::HasSubstr(reason));
+    EXPECT_THAT(dump["reason"].get<std::string>(), HasSubstr(reason));
     bool failed = false;
     for (const auto& group : dump["groups"])
       for (const auto& entry : group["entries"]) failed |= entry["state"] == "failed";
@@ -354,23 +355,17 @@ TEST_P(OnBackend, ARankThatDiesWhileTheWorldIsMadeIsNamed) {
 }
 
 // Arrives when the colours of a split have been exchanged and the group is about to be created. The victim stays there.
-class SplittingBackend final : public Backend {
+class SplittingBackend final : public ForwardingBackend {
  public:
-  SplittingBackend(std::shared_ptr<Backend> below, FaultRank& self) : below_(std::move(below)), self_(self) {}
-  int rank() const noexcept override { return below_->rank(); }
-  int size() const noexcept override { return below_->size(); }
-  BackendTraits traits() const noexcept override { return below_->traits(); }
-  std::unique_ptr<Operation> start(const OperationDescription& d) override { return below_->start(d); }
+  SplittingBackend(std::shared_ptr<Backend> below, FaultRank& self)
+      : ForwardingBackend(std::move(below)), self_(self) {}
   std::shared_ptr<Backend> split(const SplitRequest& request) override {
     self_.arrive();
     if (rank() == kVictim) self_.await_go(1);
-    return below_->split(request);
+    return ForwardingBackend::split(request);
   }
-  void abort(const std::string& reason) noexcept override { below_->abort(reason); }
-  void check_ranks() override { below_->check_ranks(); }
 
  private:
-  std::shared_ptr<Backend> below_;
   FaultRank& self_;
 };
 

@@ -103,15 +103,6 @@ void FaultRank::set_shared_text(const std::string& text) {
 }
 
 namespace fault_detail {
-std::string comm_error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const CommError& e) {
-    return e.what();
-  }
-  throw std::runtime_error("no error");
-}
-
 void require_quick_end(const LoadedTime& begin) {
   // 0.3 s for a message to the store, 0.2 s for what gloo has under way to a stopped rank.
   if (const std::string how_late = late(begin, std::chrono::milliseconds(1'000)); !how_late.empty())

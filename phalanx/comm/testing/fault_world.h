@@ -29,6 +29,8 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/error_text.h"
+
 namespace phalanx {
 
 /// The current time, and how long the node has been short of cores so far (nullopt: unknown).
@@ -112,7 +114,6 @@ std::string kill_one_of(int size, int victim, const std::function<std::function<
 // ---------------------------------------------------------------------------------------------------------------------
 
 namespace fault_detail {
-std::string comm_error_of(const std::function<void()>& body);
 void require_quick_end(const LoadedTime& begin);
 }  // namespace fault_detail
 
@@ -125,7 +126,7 @@ void require_leaving_in_time(std::shared_ptr<T>& last) {
 
 template <class Body>
 std::string FaultRank::error_within(std::chrono::milliseconds bound, Body body) {
-  std::string text = fault_detail::comm_error_of(body);
+  std::string text = require_error<CommError>(body);
   require_in_time(bound, text);
   return text;
 }

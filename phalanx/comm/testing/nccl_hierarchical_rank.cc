@@ -11,11 +11,11 @@
 
 namespace phalanx {
 
-std::shared_ptr<HierarchicalRank> make_hierarchical_rank(std::shared_ptr<Communicator> flat, Store& store,
-                                                         const HierarchicalOptions& options) {
+std::shared_ptr<NcclRank> make_hierarchical_rank(std::shared_ptr<Communicator> flat, Store& store,
+                                                 const HierarchicalOptions& options) {
   const NodeLayout layout(options.nodes);
   const int node = layout.node_of(flat->rank());
-  auto made = std::make_shared<HierarchicalRank>();
+  auto made = std::make_shared<NcclRank>();
   made->nccl = std::make_shared<FakeNccl>(
       make_shm_backend(store, layout.local_rank_of(flat->rank()), static_cast<int>(layout.members(node).size()),
                        fmt::format("transport/{}", node), std::chrono::seconds(60)));
@@ -23,7 +23,7 @@ std::shared_ptr<HierarchicalRank> make_hierarchical_rank(std::shared_ptr<Communi
   return made;
 }
 
-void end_hierarchical_rank(HierarchicalRank& rank) {
+void end_hierarchical_rank(NcclRank& rank) {
   rank.comm.reset();
   if (rank.nccl->misuses() != 0) throw std::runtime_error("NCCL was called in a way that it does not allow");
 }

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/comm/communicator.h"
 #include "phalanx/comm/testing/fault_world.h"
 
@@ -87,22 +88,12 @@ at::Tensor parts_of(const Communicator& comm, Part part) {
 std::int64_t begin_of(const std::vector<std::int64_t>& counts, int rank);
 std::int64_t total_of(const std::vector<std::int64_t>& counts);
 
-template <class ErrorType, class Body>
-std::string error_of(Body body, const std::string& what) {
-  try {
-    body();
-  } catch (const ErrorType& e) {
-    return e.what();
-  }
-  throw std::runtime_error(what + ": no error");
-}
-
-/// Like error_of<CommError>, for ranks that call at the same time. The error must come within a second (fault_world.h).
+/// require_error<CommError> for ranks that call at the same time. The error must come within a second (fault_world.h).
 template <class Body>
 std::string prompt_error_of(Communicator& comm, Body body, const std::string& what) {
   comm.barrier();
   const LoadedTime begin = LoadedTime::now();
-  std::string text = error_of<CommError>(body, what);
+  std::string text = require_error<CommError>(body, what);
   const std::string how_late = late(begin, std::chrono::seconds(1));
   require(how_late.empty(), fmt::format("{}: late: {}", what, how_late));
   return text;

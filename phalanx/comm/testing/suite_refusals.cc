@@ -1,6 +1,7 @@
 // Calls that a rank itself detects as wrong.
 #include <ATen/ops/full.h>
 
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/comm/testing/suite_parts.h"
 
 namespace phalanx::suite {
@@ -15,7 +16,7 @@ void suite_non_contiguous(Communicator& comm) {
   const at::Tensor torn_whole = at::full({6 * n, 4}, 1.0F).t();
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(n), 24);
   const auto refused = [&](const char* verb, auto body) {
-    require_mentions(error_of<Error>(body, std::string(verb) + " of a non-contiguous tensor"),
+    require_mentions(require_error<Error>(body, std::string(verb) + " of a non-contiguous tensor"),
                      {verb, "not contiguous", "copy it first"});
   };
   refused("broadcast", [&] { comm.broadcast(torn_part); });
@@ -47,15 +48,15 @@ void suite_non_contiguous(Communicator& comm) {
 // Wrong calls that this rank itself detects: nothing is sent, and the communicator still works.
 void suite_refusals(Communicator& comm) {
   at::Tensor x = at::full({4, 6}, 1.0F);
-  require_mentions(error_of<Error>([&] { comm.all_reduce(x.t()); }, "non-contiguous"), {"not contiguous", "6x4"});
-  require_mentions(error_of<Error>([&] { comm.all_reduce(x.to(ScalarType::Int), {.op = ReduceOp::avg}); }, "avg"),
+  require_mentions(require_error<Error>([&] { comm.all_reduce(x.t()); }, "non-contiguous"), {"not contiguous", "6x4"});
+  require_mentions(require_error<Error>([&] { comm.all_reduce(x.to(ScalarType::Int), {.op = ReduceOp::avg}); }, "avg"),
                    {"avg", "int32"});
-  require_mentions(error_of<Error>([&] { comm.all_reduce(x.to(ScalarType::Short)); }, "dtype"), {"Short"});
-  require_mentions(error_of<Error>([&] { comm.broadcast(x, {.root = comm.size()}); }, "root"), {"root"});
-  require_mentions(error_of<Error>([&] { comm.send(x, -1); }, "peer"), {"rank -1"});
-  require_mentions(error_of<Error>([&] { comm.all_gather(x, x.clone().view({24}).narrow(0, 0, 7)); }, "count"),
+  require_mentions(require_error<Error>([&] { comm.all_reduce(x.to(ScalarType::Short)); }, "dtype"), {"Short"});
+  require_mentions(require_error<Error>([&] { comm.broadcast(x, {.root = comm.size()}); }, "root"), {"root"});
+  require_mentions(require_error<Error>([&] { comm.send(x, -1); }, "peer"), {"rank -1"});
+  require_mentions(require_error<Error>([&] { comm.all_gather(x, x.clone().view({24}).narrow(0, 0, 7)); }, "count"),
                    {"24", std::to_string(7 * comm.size()).c_str()});
-  require_mentions(error_of<Error>([&] { comm.all_reduce(at::Tensor()); }, "undefined"), {"undefined"});
+  require_mentions(require_error<Error>([&] { comm.all_reduce(at::Tensor()); }, "undefined"), {"undefined"});
   comm.all_reduce(x);
   require(x.const_data_ptr<float>()[0] == static_cast<float>(comm.size()), "works after refusals");
 }

@@ -3,47 +3,23 @@
 #include <numeric>
 #include <utility>
 
-#include "phalanx/comm/backend.h"
+#include "phalanx/comm/testing/forwarding_backend.h"
 
 namespace phalanx {
 namespace {
 
 constexpr std::int64_t kLeastElements = 17;
 
-class TappedOperation final : public Operation {
- public:
-  TappedOperation(std::unique_ptr<Operation> right, std::function<void()> when_done)
-      : right_(std::move(right)), when_done_(std::move(when_done)) {}
-
-  Progress advance() override {
-    const Progress progress = right_->advance();
-    if (progress == Progress::done) std::exchange(when_done_, [] {})();
-    return progress;
-  }
-  std::optional<Doorbell> doorbell() override { return right_->doorbell(); }
-  bool add_doorbells(std::vector<Doorbell>& bells) override { return right_->add_doorbells(bells); }
-  void check_peers() override { right_->check_peers(); }
-  bool retire() noexcept override { return right_->retire(); }
-  std::vector<int> missing_ranks() override { return right_->missing_ranks(); }
-
- private:
-  std::unique_ptr<Operation> right_;
-  std::function<void()> when_done_;
-};
-
-class TappedBackend final : public Backend {
+class TappedBackend final : public ForwardingBackend {
  public:
   TappedBackend(std::shared_ptr<Backend> right, std::string name, std::vector<int> members, Tap tap)
-      : right_(std::move(right)), name_(std::move(name)), members_(std::move(members)), tap_(std::move(tap)) {}
-
-  int rank() const noexcept override { return right_->rank(); }
-  int size() const noexcept override { return right_->size(); }
-  BackendTraits traits() const noexcept override { return right_->traits(); }
-  void abort(const std::string& reason) noexcept override { right_->abort(reason); }
-  void check_ranks() override { right_->check_ranks(); }
+      : ForwardingBackend(std::move(right)),
+        name_(std::move(name)),
+        members_(std::move(members)),
+        tap_(std::move(tap)) {}
 
   std::shared_ptr<Backend> split(const SplitRequest& request) override {
-    auto part = right_->split(request);
+    auto part = ForwardingBackend::split(request);
     if (!part) return nullptr;
     std::vector<int> members;
     for (const int member : request.members) members.push_back(members_[static_cast<std::size_t>(member)]);
@@ -67,9 +43,9 @@ class TappedBackend final : public Backend {
     for (const Transfer& transfer : asked.transfers) {
       if (!transfer.is_send) add(Verb::recv, transfer.dtype, transfer.data, transfer.count);
     }
-    auto operation = right_->start(asked);
+    auto operation = ForwardingBackend::start(asked);
     if (results.empty()) return operation;
-    return std::make_unique<TappedOperation>(
+    return std::make_unique<ForwardingOperation>(
         std::move(operation), [this, results = std::move(results), input = static_cast<const float*>(asked.input),
                                count = asked.input_count] {
           for (const auto& [verb, output, output_count, before] : results) {
@@ -87,7 +63,6 @@ class TappedBackend final : public Backend {
   }
 
  private:
-  std::shared_ptr<Backend> right_;
   std::string name_;
   std::vector<int> members_;
   Tap tap_;

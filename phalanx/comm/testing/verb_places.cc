@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/comm/backends/local_shm/shared_heap.h"
 
 namespace phalanx {
@@ -147,6 +148,19 @@ void strike_at_work(Communicator& comm, at::Tensor x, int signal) {
   while (!is_begun() && !work.is_done()) {  // done: the other ranks have failed before
   }
   if (signal == SIGKILL || is_begun()) raise(signal);
+}
+
+bool outlasts_a_stopped_rank(Communicator& comm, const at::Tensor& x, bool is_victim) {
+  const std::string text = require_error<CommError>([&] {
+    if (is_victim) {
+      strike_at_work(comm, x, SIGSTOP);
+      comm.barrier();
+    } else {
+      for (;;) comm.all_reduce(x);
+    }
+  });
+  if (!is_victim) must_be(text.find("timed out") != std::string::npos, text);
+  return !is_victim;
 }
 
 std::int64_t resident_kib(std::uintptr_t address, const std::string& name) {

@@ -25,6 +25,10 @@ void compare_verbs(Communicator& comm, std::int64_t count, c10::ScalarType type,
 /// REQUIRES: x holds ones and is in memory that the peers can access.
 void strike_at_work(Communicator& comm, at::Tensor x, int signal);
 
+/// For ranks that only a timeout ends. The victim stops itself within an all_reduce of `x`. Once it is continued, it
+/// learns that the others have given up, and gets false. For the others the all_reduce times out; they get true.
+bool outlasts_a_stopped_rank(Communicator& comm, const at::Tensor& x, bool is_victim);
+
 /// The resident size in KiB, for this process, of the mapping of the memfd `name` that contains the address.
 std::int64_t resident_kib(std::uintptr_t address, const std::string& name = "memfd:phalanx ");
 

@@ -1,80 +1,58 @@
 #include "phalanx/data/corpus/corpus.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/corpus/token_statistics.h"
 #include "phalanx/data/token_file.h"
 
 namespace phalanx::data {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-
-class CorpusTest : public ::testing::Test {
+class CorpusTest : public FolderTest {
  protected:
-  std::string write(const std::string& name, const std::string& text) {
-    const auto path = directory_.path() / name;
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path, std::ios::binary) << text;
-    return path.string();
-  }
-  std::string root(const std::string& name = "") { return (directory_.path() / name).string(); }
   std::vector<std::string> names(const CorpusListing& listing) {
     std::vector<std::string> out;
-    for (const Document& d : listing.documents)
-      out.push_back(std::filesystem::relative(d.path, directory_.path()).string());
+    for (const Document& d : listing.documents) out.push_back(std::filesystem::relative(d.path, folder()).string());
     return out;
   }
-  template <typename F>
-  std::string corpus_error(F&& f) {
-    try {
-      f();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
-  }
-  TempDirectory directory_{"corpus"};
 };
 
 TEST_F(CorpusTest, ListsFilesDirectoriesAndPatternsOnceAndInOrder) {
   write("b/two.md", "two"), write("b/one.cc", "one"), write("b/deep/three.md", "3"), write("b/.hidden.md", "x");
   write("b/.git/config.md", "x"), write("b/image.md", std::string("P\0N", 3)), write("b/empty.md", "");
   write("b/generated/g.md", "g"), write("a.txt", "a");
-  std::filesystem::create_directory_symlink(root("b"), root("b/loop"));
-  const CorpusListing all = list_corpus({root("b"), root("*.txt"), root("a.txt"), root("b/two.md")});
+  std::filesystem::create_directory_symlink(path("b"), path("b/loop"));
+  const CorpusListing all = list_corpus({path("b"), path("*.txt"), path("a.txt"), path("b/two.md")});
   EXPECT_THAT(names(all), ElementsAre("b/deep/three.md", "b/generated/g.md", "b/one.cc", "b/two.md", "a.txt"));
-  EXPECT_THAT(all.skipped, ElementsAre(root("b/image.md")));
+  EXPECT_THAT(all.skipped, ElementsAre(path("b/image.md")));
   EXPECT_EQ(all.empty, 1);
   EXPECT_EQ(total_bytes(all.documents), 3 + 3 + 1 + 1 + 1);
-  EXPECT_THAT(names(list_corpus({root("b")}, {.extensions = {".md"}, .exclude = {"generated"}})),
+  EXPECT_THAT(names(list_corpus({path("b")}, {.extensions = {".md"}, .exclude = {"generated"}})),
               ElementsAre("b/deep/three.md", "b/two.md"));
-  EXPECT_THAT(names(list_corpus({root("b")}, {.exclude = {"*.md"}})), ElementsAre("b/one.cc"));
+  EXPECT_THAT(names(list_corpus({path("b")}, {.exclude = {"*.md"}})), ElementsAre("b/one.cc"));
   // A file that is named is taken whatever its extension.
-  EXPECT_THAT(names(list_corpus({root("a.txt")}, {.extensions = {".md"}})), ElementsAre("a.txt"));
+  EXPECT_THAT(names(list_corpus({path("a.txt")}, {.extensions = {".md"}})), ElementsAre("a.txt"));
 }
 
 TEST_F(CorpusTest, InputsWithoutTextAreErrors) {
   write("empty.md", ""), write("image.png", std::string("\0", 1));
-  EXPECT_THAT(corpus_error([&] { list_corpus({root("nowhere")}); }),
+  EXPECT_THAT(error_text([&] { list_corpus({path("nowhere")}); }),
               AllOf(HasSubstr("nowhere"), HasSubstr("no such file")));
-  EXPECT_THAT(corpus_error([&] { list_corpus({root("*.zip")}); }), HasSubstr("*.zip: matches no file"));
-  EXPECT_THAT(corpus_error([&] { list_corpus({root()}); }),
+  EXPECT_THAT(error_text([&] { list_corpus({path("*.zip")}); }), HasSubstr("*.zip: matches no file"));
+  EXPECT_THAT(error_text([&] { list_corpus({folder()}); }),
               AllOf(HasSubstr("no text in"), HasSubstr("1 binary; 1 empty")));
-  EXPECT_THAT(corpus_error([&] { list_corpus({root()}, {.extensions = {".cc"}}); }), HasSubstr("no file fits"));
+  EXPECT_THAT(error_text([&] { list_corpus({folder()}, {.extensions = {".cc"}}); }), HasSubstr("no file fits"));
 }
 
 TEST_F(CorpusTest, ValidationTakesAboutTheFractionFromAllOver) {
@@ -96,7 +74,7 @@ TEST_F(CorpusTest, ValidationTakesAboutTheFractionFromAllOver) {
   EXPECT_LT(half, static_cast<std::ptrdiff_t>(validation.size()) - 3);
   EXPECT_TRUE(split_corpus(documents, 0.0).validation.empty());
   EXPECT_THROW(split_corpus(documents, 1.0), ConfigError);
-  EXPECT_THAT(corpus_error([&] {
+  EXPECT_THAT(error_text([&] {
                 split_corpus({{"x", 0, 1000}, {"y", 0, 10}}, 0.0001);
               }),
               HasSubstr("no document for validation"));
@@ -124,7 +102,7 @@ TEST_F(CorpusTest, EncodedCorpusDecodesToItsDocuments) {
   const auto documents = list_corpus(paths).documents;
   std::uint64_t read = 0, encoded = 0;
   const BpeTokenizer tokenizer = train_tokenizer(documents, {.vocab_size = 300}, [&](std::uint64_t n) { read += n; });
-  const EncodingSummary summary = encode_corpus(documents, tokenizer, root("new/folder/train"),
+  const EncodingSummary summary = encode_corpus(documents, tokenizer, path("new/folder/train"),
                                                 {.bytes_done = [&](std::uint64_t n) { encoded += n; }});
   EXPECT_EQ(read, static_cast<std::uint64_t>(total_bytes(documents)));
   EXPECT_EQ(encoded, read);
@@ -148,14 +126,14 @@ TEST_F(CorpusTest, EncodedCorpusDecodesToItsDocuments) {
   }
   BpeTrainer bare({.vocab_size = 256, .special_tokens = {}});
   const BpeTokenizer without_end = bare.train();
-  EXPECT_THAT(corpus_error([&] { encode_corpus(documents, without_end, root("x")); }),
+  EXPECT_THAT(error_text([&] { encode_corpus(documents, without_end, path("x")); }),
               HasSubstr("nor do the files beside it name one"));
-  EXPECT_EQ(encode_corpus({documents[1]}, without_end, root("x"), {.end_of_text = false}).tokens, 7);
+  EXPECT_EQ(encode_corpus({documents[1]}, without_end, path("x"), {.end_of_text = false}).tokens, 7);
 }
 
 TEST_F(CorpusTest, AFileThatShrankIsAnError) {
   const std::string path = write("a.txt", "short");
-  EXPECT_THAT(corpus_error([&] {
+  EXPECT_THAT(error_text([&] {
                 train_tokenizer({{path, 0, 50}}, {.vocab_size = 300});
               }),
               AllOf(HasSubstr("became shorter"), HasSubstr("expected 50 bytes, found 5")));

@@ -1,6 +1,5 @@
 #include "phalanx/data/tokenizer/oniguruma_pattern.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -8,12 +7,11 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/tokenizer/pre_tokenizer.h"
 
 namespace phalanx::data {
 namespace {
-
-using ::testing::HasSubstr;
 
 // Pattern, text, and the pieces that the `tokenizers` package (0.23) cuts it into by Split(Regex(pattern), "isolated").
 constexpr const char* kPieces = R"json([

@@ -1,6 +1,5 @@
 #include "phalanx/data/tokenizer/special_tokens.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -8,13 +7,12 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/tokenizer/bpe_model.h"
 #include "phalanx/data/tokenizer/bpe_trainer.h"
 
 namespace phalanx::data {
 namespace {
-
-using ::testing::HasSubstr;
 
 class SpecialTokensTest : public ::testing::Test {
  protected:

@@ -1,31 +1,18 @@
 #include "phalanx/infer/jobs/batch_job.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/infer/jobs/prompts.h"
 
 namespace phalanx::infer {
 namespace {
-
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-
-std::string job_error(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(BatchJob, ResultsOfAllPartsComeInTheOrderOfThePrompts) {
   const TempDirectory scratch("batch_job");
@@ -39,7 +26,7 @@ TEST(BatchJob, ResultsOfAllPartsComeInTheOrderOfThePrompts) {
   }
   const BatchJob job(folder);
   EXPECT_THAT(job.finished(3), ElementsAre(true, false, true));
-  EXPECT_THAT(job_error([&] { job.merge(3, "all.jsonl"); }), HasSubstr("no result of prompt 2"));
+  EXPECT_THAT(error_text([&] { job.merge(3, "all.jsonl"); }), HasSubstr("no result of prompt 2"));
   EXPECT_FALSE(std::filesystem::exists(folder / "all.jsonl"));
   BatchJob more(folder);
   more.begin(7);
@@ -83,7 +70,7 @@ TEST(BatchJob, EveryDifferenceIsNamedWithBothValues) {
   BatchJob job(scratch.path());
   EXPECT_THAT(job.open({{"seed", 1}, {"weights", {{"step", 10}, {"hash", "aa"}}}, {"dtype", "float32"}}), IsEmpty());
   EXPECT_THAT(job.open({{"seed", 1}, {"weights", {{"step", 10}, {"hash", "aa"}}}, {"dtype", "float32"}}), IsEmpty());
-  EXPECT_THAT(job_error([&] {
+  EXPECT_THAT(error_text([&] {
                 job.open({{"seed", 2}, {"weights", {{"step", 20}, {"hash", "aa"}}}, {"dtype", "float32"}});
               }),
               HasSubstr("its seed is 1, this one's 2; its weights.step is 10, this one's 20; give what"));
@@ -103,14 +90,14 @@ TEST(BatchJob, AFolderOfPathsGoesOnAndSaysWhatCouldNotBeCompared) {
   const nlohmann::json now = {{"seed", 1}, {"tokenizer", "17"}, {"weights", {{"hash", "aa"}}}};
   nlohmann::json other = now;
   other["seed"] = 2;
-  EXPECT_THAT(job_error([&] { job.open(other); }), HasSubstr("its seed is 1, this one's 2"));
+  EXPECT_THAT(error_text([&] { job.open(other); }), HasSubstr("its seed is 1, this one's 2"));
   EXPECT_THAT(job.open(now), ElementsAre("tokenizer", "weights"));
   EXPECT_THAT(job.open(now), IsEmpty());
   other = now;
   other["weights"]["hash"] = "bb";
-  EXPECT_THAT(job_error([&] { job.open(other); }), HasSubstr("its weights.hash is \"aa\", this one's \"bb\""));
+  EXPECT_THAT(error_text([&] { job.open(other); }), HasSubstr("its weights.hash is \"aa\", this one's \"bb\""));
   write_file(path, R"({"format": 3, "seed": 1})");
-  EXPECT_THAT(job_error([&] { job.open(now); }), HasSubstr("its format is 3: this program reads formats up to 2"));
+  EXPECT_THAT(error_text([&] { job.open(now); }), HasSubstr("its format is 3: this program reads formats up to 2"));
 }
 
 TEST(BatchJob, SampledAnswersOfTheFirstFormatAreNotGoneOnWith) {
@@ -118,10 +105,10 @@ TEST(BatchJob, SampledAnswersOfTheFirstFormatAreNotGoneOnWith) {
   BatchJob job(scratch.path());
   const std::string begun = R"({"model": "/a/step-10", "seed": 1, "temperature": 0.5, "tokenizer": ""})";
   write_file(scratch.path() / "job.json", begun);
-  EXPECT_THAT(job_error([&] {
+  EXPECT_THAT(error_text([&] {
                 job.open({{"seed", 1}, {"temperature", 0.5}});
               }),
-              testing::AllOf(HasSubstr("by another seed (its temperature is 0.5)"), HasSubstr("remove it")));
+              AllOf(HasSubstr("by another seed (its temperature is 0.5)"), HasSubstr("remove it")));
   EXPECT_EQ(read_file(scratch.path() / "job.json"), begun);
   write_file(scratch.path() / "job.json", R"({"model": "/a/step-10", "seed": 1, "temperature": 0, "tokenizer": ""})");
   EXPECT_THAT(job.open({{"seed", 1}, {"temperature", 0.0}}), IsEmpty());
@@ -131,28 +118,28 @@ TEST(BatchJob, AnotherJobsFolderAndSpoiledPartsAreNamed) {
   const TempDirectory scratch("batch_job");
   BatchJob job(scratch.path());
   job.open({{"seed", 1}, {"prompts", "a.jsonl"}});
-  EXPECT_THAT(job_error([&] {
+  EXPECT_THAT(error_text([&] {
                 job.open({{"seed", 2}, {"prompts", "a.jsonl"}});
               }),
               HasSubstr("is the folder of another job: its seed is 1, this one's 2"));
-  EXPECT_THAT(job_error([&] {
+  EXPECT_THAT(error_text([&] {
                 job.open({{"seed", 1}, {"prompts", "a.jsonl"}, {"stop", {"x"}}});
               }),
               HasSubstr("its stop is null, this one's [\"x\"]"));
-  EXPECT_THAT(job_error([&] { job.open({{"seed", 1}}); }), HasSubstr("its prompts is \"a.jsonl\", this one's null"));
+  EXPECT_THAT(error_text([&] { job.open({{"seed", 1}}); }), HasSubstr("its prompts is \"a.jsonl\", this one's null"));
   for (const char* line :
        {"{\"index\": 2, \"record\": {}}", "{\"index\": -1, \"record\": {}}", "{\"index\": 0}", "x"}) {
     write_file(scratch.path() / "part-00000.jsonl", std::string(line) + "\n");
-    EXPECT_THAT(job_error([&] { job.finished(2); }),
+    EXPECT_THAT(error_text([&] { job.finished(2); }),
                 HasSubstr("part-00000.jsonl, line 1: expected {\"index\": 0 to 1"));
   }
   const std::string deep = std::string(200000, '[') + std::string(200000, ']');
   write_file(scratch.path() / "part-00000.jsonl", "{\"index\": 0, \"record\": {\"id\": " + deep + "}}\n");
-  EXPECT_THAT(job_error([&] { job.finished(2); }), HasSubstr("part-00000.jsonl, line 1: expected"));
+  EXPECT_THAT(error_text([&] { job.finished(2); }), HasSubstr("part-00000.jsonl, line 1: expected"));
   write_file(scratch.path() / "job.json", "[]");
-  EXPECT_THAT(job_error([&] { job.open({{"seed", 1}}); }), HasSubstr("job.json: expected a JSON object"));
+  EXPECT_THAT(error_text([&] { job.open({{"seed", 1}}); }), HasSubstr("job.json: expected a JSON object"));
   std::filesystem::remove(scratch.path() / "job.json");
-  EXPECT_THAT(job_error([&] { job.open({{"seed", 1}}); }), HasSubstr("has results but no job.json"));
+  EXPECT_THAT(error_text([&] { job.open({{"seed", 1}}); }), HasSubstr("has results but no job.json"));
 }
 
 }  // namespace

@@ -1,23 +1,16 @@
 #include "phalanx/infer/jobs/prompts.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::infer {
 namespace {
 
-using testing::ElementsAre;
-using testing::StartsWith;
-
 std::string fault(std::string_view contents, const PromptFormat& format = {}) {
-  try {
-    parse_prompts(contents, "p.jsonl", format);
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "";
+  return error_text<DataError>([&] { parse_prompts(contents, "p.jsonl", format); });
 }
 
 TEST(Prompts, LinesOfTextAreNumbered) {
@@ -30,7 +23,6 @@ TEST(Prompts, LinesOfTextAreNumbered) {
 }
 
 TEST(Prompts, AnIdThatIsThereTwiceIsTold) {
-  using ::testing::ElementsAre;
   const std::string lines = "{\"prompt\": \"a\", \"id\": 1}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\", \"id\": \"1\"}\n";
   EXPECT_THAT(parse_prompts(lines, "p.jsonl").repeated,
               ElementsAre("p.jsonl, line 2: the id 1 is also that of p.jsonl, line 1"));

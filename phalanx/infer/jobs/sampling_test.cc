@@ -1,6 +1,5 @@
 #include "phalanx/infer/jobs/sampling.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,13 +11,10 @@
 #include <set>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::infer {
 namespace {
-
-using testing::DoubleNear;
-using testing::ElementsAre;
-using testing::Pair;
 
 const std::vector<float> kLogits{std::log(0.1f), std::log(0.4f), std::log(0.05f), std::log(0.3f), std::log(0.15f)};
 

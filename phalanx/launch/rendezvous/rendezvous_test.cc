@@ -1,17 +1,17 @@
 // Slurm's lists, init methods, addresses and the rendezvous file: the tests that need no second process.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <thread>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/rendezvous/init_method.h"
 #include "phalanx/launch/rendezvous/launcher_variables.h"
 #include "phalanx/launch/rendezvous/own_address.h"
@@ -24,20 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
 using Rendezvous = WorkerEnvironment::Rendezvous;
-
-std::string rendezvous_error(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return fmt::format("{}: {}", error.kind(), error.what());
-  }
-  return "no error";
-}
 
 TEST(SlurmNodesTest, ExpandsWhatSlurmWrites) {
   const auto nodes = [](const char* list) { return expand_slurm_nodes(list, "SLURM_JOB_NODELIST"); };
@@ -56,7 +43,7 @@ TEST(SlurmNodesTest, ExpandsWhatSlurmWrites) {
 TEST(SlurmNodesTest, SaysWhereAListIsWrong) {
   for (const char* list : {"", ",", "a,", ",a", "n[", "n[1", "n]", "n[]", "n[1-]", "n[-2]", "n[3-1]", "n[1,,2]",
                            "n[a-b]", "n[1-2", "n[1-99999999999]", "n[0-9999]m[0-9999]", "n[1-2]]"})
-    EXPECT_THAT(rendezvous_error([&] { expand_slurm_nodes(list, "SLURM_JOB_NODELIST"); }),
+    EXPECT_THAT(error_with_kind([&] { expand_slurm_nodes(list, "SLURM_JOB_NODELIST"); }),
                 AllOf(HasSubstr(fmt::format("ConfigError: SLURM_JOB_NODELIST is '{}': expected ", list)),
                       HasSubstr(" at character ")))
         << list;
@@ -68,7 +55,7 @@ TEST(SlurmNodesTest, ExpandsCounts) {
   EXPECT_THAT(counts("2(x3),1"), ElementsAre(2, 2, 2, 1));
   EXPECT_THAT(counts("1,16(x2)"), ElementsAre(1, 16, 16));
   for (const char* list : {"", "x", "2(", "2(x", "2(x)", "2(3)", "2(x3)4", "2,", "1(x99999999)"})
-    EXPECT_THAT(rendezvous_error([&] { counts(list); }), HasSubstr("SLURM_TASKS_PER_NODE is '")) << list;
+    EXPECT_THAT(error_with_kind([&] { counts(list); }), HasSubstr("SLURM_TASKS_PER_NODE is '")) << list;
 }
 
 // ---- init methods ----
@@ -91,7 +78,7 @@ TEST(InitMethodTest, RankAndWorldSizeComeFromMethodCallerOrEnvironment) {
     EXPECT_EQ(environment.rank, 1);
     EXPECT_EQ(environment.world_size, 4);
     EXPECT_EQ(environment.master.text(), "node7:4000");
-    EXPECT_THAT(environment.launcher, testing::EndsWith("tcp://node7:4000"));
+    EXPECT_THAT(environment.launcher, EndsWith("tcp://node7:4000"));
   }
   EXPECT_EQ(method("tcp://[::1]:4000", 0, 2).master.host, "::1");
   const auto file = method("file:///shared/run7?rank=0&world_size=2");
@@ -108,7 +95,7 @@ TEST(InitMethodTest, RankAndWorldSizeComeFromMethodCallerOrEnvironment) {
 TEST(InitMethodTest, WhatIsWrongIsNamed) {
   const auto error = [](const std::string& text, int rank = -1, int world_size = -1,
                         const std::map<std::string, std::string>& variables = {}) {
-    return rendezvous_error([&] { method(text, rank, world_size, variables); });
+    return error_with_kind([&] { method(text, rank, world_size, variables); });
   };
   EXPECT_THAT(error("udp://a:1", 0, 2), HasSubstr("expected env://, tcp://HOST:PORT or file:///PATH"));
   EXPECT_THAT(error("a:1", 0, 2), HasSubstr("expected env://"));
@@ -138,7 +125,7 @@ TEST(OwnAddressTest, IsOneOfThisMachine) {
     EXPECT_EQ(address_of_interface(own.address, "X"), own.address);
     EXPECT_FALSE(address_of_interface(own.name, "X").empty());
   }
-  EXPECT_THAT(rendezvous_error([] { address_of_interface("no-such0", "PHALANX_SOCKET_IFNAME"); }),
+  EXPECT_THAT(error_with_kind([] { address_of_interface("no-such0", "PHALANX_SOCKET_IFNAME"); }),
               AllOf(HasSubstr("ConfigError: PHALANX_SOCKET_IFNAME is 'no-such0'"), HasSubstr(interfaces[0].address)));
   const std::string own = own_address();
   EXPECT_TRUE(own == "127.0.0.1" || std::any_of(interfaces.begin(), interfaces.end(),
@@ -186,7 +173,7 @@ TEST_F(RendezvousFileTest, ASecretFromTheEnvironmentStaysOutOfIt) {
   TcpStoreServer server({.secret = secret});
   file_.publish({server.address(), ""});
   EXPECT_EQ(file_.connect(seconds(20), secret)->server().text(), server.address().text());
-  EXPECT_THAT(rendezvous_error([&] { file_.connect(seconds(20), ""); }),
+  EXPECT_THAT(error_with_kind([&] { file_.connect(seconds(20), ""); }),
               AllOf(HasSubstr("ConfigError"), HasSubstr("this one has none: set PHALANX_JOB_SECRET")));
 }
 
@@ -199,7 +186,7 @@ TEST_F(RendezvousFileTest, AStaleFileDoesNoHarm) {
   TcpStoreServer server({.secret = secret});
   std::shared_ptr<TcpStore> store;
   std::thread reader([&] { store = file_.connect(seconds(20), ""); });
-  EXPECT_THAT(rendezvous_error([&] { file_.connect(milliseconds(50), ""); }),
+  EXPECT_THAT(error_with_kind([&] { file_.connect(milliseconds(50), ""); }),
               AllOf(HasSubstr("CommError: rank 0 was not reached within 0.05 s"), HasSubstr(gone.text())));
   file_.publish({server.address(), secret});
   reader.join();
@@ -208,17 +195,17 @@ TEST_F(RendezvousFileTest, AStaleFileDoesNoHarm) {
 }
 
 TEST_F(RendezvousFileTest, SaysWhatIsMissingOrWrong) {
-  EXPECT_THAT(rendezvous_error([&] { file_.connect(milliseconds(30), ""); }),
+  EXPECT_THAT(error_with_kind([&] { file_.connect(milliseconds(30), ""); }),
               AllOf(HasSubstr("CommError: rank 0 has not come within 0.03 s"), HasSubstr(file_.path()),
                     HasSubstr("PHALANX_RENDEZVOUS_DIR")));
   write_private_file(file_.path(), "notes of mine\n");
-  EXPECT_THAT(rendezvous_error([&] { file_.read(); }), HasSubstr("was not written by a Phalanx rank"));
+  EXPECT_THAT(error_with_kind([&] { file_.read(); }), HasSubstr("was not written by a Phalanx rank"));
   file_.publish({{"127.0.0.1", 1}, "x"});
   ASSERT_EQ(chmod(file_.path().c_str(), 0644), 0);
-  EXPECT_THAT(rendezvous_error([&] { file_.read(); }),
+  EXPECT_THAT(error_with_kind([&] { file_.read(); }),
               AllOf(HasSubstr("ConfigError: the rendezvous file"), HasSubstr("mode 0644")));
   const RendezvousFile nowhere((folder_.path() / "no" / "file").string());
-  EXPECT_THAT(rendezvous_error([&] { nowhere.publish({{"127.0.0.1", 1}, ""}); }), HasSubstr("cannot create"));
+  EXPECT_THAT(error_with_kind([&] { nowhere.publish({{"127.0.0.1", 1}, ""}); }), HasSubstr("cannot create"));
 }
 
 TEST_F(RendezvousFileTest, ThePrivateFolderIsPrivate) {
@@ -226,10 +213,10 @@ TEST_F(RendezvousFileTest, ThePrivateFolderIsPrivate) {
   const std::string path = private_temp_folder();
   EXPECT_EQ(private_temp_folder(), path);
   ASSERT_EQ(chmod(path.c_str(), 0755), 0);
-  EXPECT_THAT(rendezvous_error([] { private_temp_folder(); }), HasSubstr("is to be a folder of mode 0700"));
+  EXPECT_THAT(error_with_kind([] { private_temp_folder(); }), HasSubstr("is to be a folder of mode 0700"));
   std::filesystem::remove(path);
   std::filesystem::create_symlink("/tmp", path);
-  EXPECT_THAT(rendezvous_error([] { private_temp_folder(); }), HasSubstr("is to be a folder of mode 0700"));
+  EXPECT_THAT(error_with_kind([] { private_temp_folder(); }), HasSubstr("is to be a folder of mode 0700"));
   unsetenv("TMPDIR");
 }
 

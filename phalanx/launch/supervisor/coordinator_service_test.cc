@@ -2,7 +2,6 @@
 #include "phalanx/launch/supervisor/coordinator_service.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -13,6 +12,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/comes_true.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/store/hash_store.h"
 
@@ -20,8 +20,6 @@ namespace phalanx {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::HasSubstr;
 
 // Counts the reads of member 0's heartbeat, and fails every call after it is broken.
 class WatchedStore final : public Store {

@@ -3,23 +3,17 @@
 #include "phalanx/launch/supervisor/coordinator.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/supervisor/worker_failure.h"
 
 namespace phalanx {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
-using testing::StartsWith;
 using Kind = NodeMessage::Kind;
 using namespace std::chrono_literals;
 
@@ -341,10 +335,16 @@ void expect_a_smaller_world(Scene& scene) {
   EXPECT_EQ(start.restarts, 0);
 }
 
+// The second of two nodes is leaving; one would do.
+struct LeavingScene : Scene {
+  LeavingScene() : Scene(one_or_two()) {
+    assign_two(*this);
+    say(1, Kind::leaving);
+  }
+};
+
 TEST(CoordinatorTest, ANodeThatHasLeftIsNamed) {
-  Scene scene(one_or_two());
-  assign_two(scene);
-  scene.say(1, Kind::leaving);
+  LeavingScene scene;
   scene.say(1, Kind::stopped);
   const auto orders = scene.orders();
   ASSERT_EQ(orders.size(), 2U);
@@ -355,9 +355,7 @@ TEST(CoordinatorTest, ANodeThatHasLeftIsNamed) {
 }
 
 TEST(CoordinatorTest, RanksThatEndWellWithTheirNodeLeaveASmallerWorldWhenTheOthersNotice) {
-  Scene scene(one_or_two());
-  assign_two(scene);
-  scene.say(1, Kind::leaving);
+  LeavingScene scene;
   scene.say(1, Kind::succeeded);
   EXPECT_EQ(scene.one(Order::Kind::refuse).member, 1);
   scene.say(0, Kind::failed, {failure_of(0, 5, "CommError")});
@@ -373,9 +371,7 @@ TEST(CoordinatorTest, RanksThatEndWellWithTheirNodeLeaveASmallerWorldWhenTheOthe
 }
 
 TEST(CoordinatorTest, RanksThatDoNotNoticeThatANodeHasLeftRestartAfterTheFarewell) {
-  Scene scene(one_or_two());
-  assign_two(scene);
-  scene.say(1, Kind::leaving);
+  LeavingScene scene;
   scene.say(1, Kind::succeeded);
   scene.one(Order::Kind::refuse);
   EXPECT_EQ(scene.coordinator().next_deadline(), scene.now + 30s);
@@ -389,9 +385,7 @@ TEST(CoordinatorTest, RanksThatDoNotNoticeThatANodeHasLeftRestartAfterTheFarewel
 
 // Ranks behave so if they agree to stop when one of them is asked to.
 TEST(CoordinatorTest, IfAllRanksEndWellWithANodeThatLeavesTheJobHasEnded) {
-  Scene scene(one_or_two());
-  assign_two(scene);
-  scene.say(1, Kind::leaving);
+  LeavingScene scene;
   scene.say(1, Kind::succeeded);
   scene.one(Order::Kind::refuse);
   scene.wait(29s);
@@ -400,9 +394,7 @@ TEST(CoordinatorTest, IfAllRanksEndWellWithANodeThatLeavesTheJobHasEnded) {
 }
 
 TEST(CoordinatorTest, ALeavingNodeThatIsLostCostsNoRestart) {
-  Scene scene(one_or_two());
-  assign_two(scene);
-  scene.say(1, Kind::leaving);
+  LeavingScene scene;
   scene.lose(1);
   const auto orders = scene.orders();
   ASSERT_EQ(orders.size(), 2U);
@@ -525,8 +517,8 @@ TEST(WorkerFailureTest, AProgramThatCouldNotBeLoadedIsSaid) {
   failure.rank = 1;
   failure.host = "a";
   failure.exit_status = 127;
-  EXPECT_THAT(describe(failure), testing::StartsWith("rank 1 (host a) ended with exit status 127; the program, or a "
-                                                     "library that it needs, could not be loaded"));
+  EXPECT_THAT(describe(failure), StartsWith("rank 1 (host a) ended with exit status 127; the program, or a "
+                                            "library that it needs, could not be loaded"));
 }
 
 TEST(WorkerFailureTest, RanksWithTheSameErrorAreOnlyNamed) {

@@ -1,7 +1,6 @@
 #include "phalanx/launch/supervisor/cpu_binding.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -9,23 +8,12 @@
 #include "phalanx/base/cpu_list.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/supervisor/worker_logs.h"
 
 namespace phalanx {
 namespace {
-
-using testing::ElementsAre;
-using testing::HasSubstr;
-
-template <class Action>
-std::string usage_error_of(Action action) {
-  try {
-    action();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // Two sockets with two NUMA nodes each. A NUMA node has four cores with two threads (numbers t and t + 16) and two
 // caches.
@@ -133,26 +121,29 @@ TEST(CpuBindingTest, UnevenSharesGoToTheFirstRanksAndOnlyAllowedCpusAreGiven) {
   machine.allow({1, 2, 3, 8});
   EXPECT_THAT(machine.bind(NumaBinding::exclusive, 3), ElementsAre("1", "2", "3"));
   machine.allow({1, 2, 8});
-  EXPECT_THAT(usage_error_of([&] { machine.bind(NumaBinding::exclusive, 3); }),
+  EXPECT_THAT(error_text<UsageError>([&] { machine.bind(NumaBinding::exclusive, 3); }),
               HasSubstr("3 ranks share NUMA node 0, which has 2 cores that this process may use"));
   machine.allow({8, 9});
-  EXPECT_THAT(usage_error_of([&] { machine.bind(NumaBinding::node, 1); }),
+  EXPECT_THAT(error_text<UsageError>([&] { machine.bind(NumaBinding::node, 1); }),
               HasSubstr("may use none of that node's CPUs"));
 }
 
 TEST(CpuBindingTest, ListsMustFit) {
   const CpuBindingOptions options{.lists = {{0, 1}, {2}}, .allowed = std::vector<int>{0, 1, 2}};
   EXPECT_THAT(bind_ranks(options, 2, {}), ElementsAre(ElementsAre(0, 1), ElementsAre(2)));
-  EXPECT_THAT(usage_error_of([&] { bind_ranks(options, 3, {}); }), HasSubstr("lists the CPUs of 2 ranks: expected 3"));
-  EXPECT_THAT(usage_error_of([] {
+  EXPECT_THAT(error_text<UsageError>([&] { bind_ranks(options, 3, {}); }),
+              HasSubstr("lists the CPUs of 2 ranks: expected 3"));
+  EXPECT_THAT(error_text<UsageError>([] {
                 bind_ranks({.lists = {{0, 9}}, .allowed = std::vector<int>{0, 1}}, 1, {});
               }),
               HasSubstr("of the CPUs 0,9 this process may use 0; all that it may use: 0-1"));
   EXPECT_THAT(parse_cpu_list("x", "8,0-3,2"), ElementsAre(0, 1, 2, 3, 8));
   for (const char* bad : {"", "a", "3-1", "-1", "1-", "1,,x", "0-99999999"})
-    EXPECT_THAT(usage_error_of([&] { parse_cpu_list("--cpu-binding", bad); }), HasSubstr("expected CPU numbers"))
+    EXPECT_THAT(error_text<UsageError>([&] { parse_cpu_list("--cpu-binding", bad); }),
+                HasSubstr("expected CPU numbers"))
         << bad;
-  EXPECT_THAT(usage_error_of([] { parse_numa_binding("--numa-binding", "nodes"); }), HasSubstr("did you mean 'node'"));
+  EXPECT_THAT(error_text<UsageError>([] { parse_numa_binding("--numa-binding", "nodes"); }),
+              HasSubstr("did you mean 'node'"));
 }
 
 TEST(CpuBindingTest, SharedCpusCountInParts) {
@@ -172,7 +163,7 @@ TEST(StreamChoiceTest, TorchrunsTwoForms) {
   EXPECT_TRUE(StreamChoice::parse("-r", "0").is_empty());
   EXPECT_TRUE(StreamChoice::parse("-r", "1:0").is_empty());
   for (const char* bad : {"", "4", "-1", "0:4", "0:", ":1", "0:1,0:2", "0-1:3"})
-    EXPECT_THAT(usage_error_of([&] { StreamChoice::parse("--tee", bad); }), HasSubstr("--tee is '")) << bad;
+    EXPECT_THAT(error_text<UsageError>([&] { StreamChoice::parse("--tee", bad); }), HasSubstr("--tee is '")) << bad;
 }
 
 }  // namespace

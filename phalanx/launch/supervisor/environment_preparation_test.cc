@@ -1,12 +1,12 @@
 #include "phalanx/launch/supervisor/environment_preparation.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/supervisor/worker_report.h"
 
 namespace phalanx {
@@ -31,13 +31,13 @@ TEST(EnvironmentPreparationTest, LeavesTheUsersChoicesAlone) {
   EXPECT_EQ(environment.at("OMP_NUM_THREADS"), "3");
   EXPECT_EQ(environment.at("OMP_WAIT_POLICY"), "active");
   EXPECT_FALSE(environment.contains("GOMP_SPINCOUNT"));
-  EXPECT_THAT(environment.at("GLIBC_TUNABLES"), testing::StartsWith("glibc.malloc.tcache_count=1"));
+  EXPECT_THAT(environment.at("GLIBC_TUNABLES"), StartsWith("glibc.malloc.tcache_count=1"));
   const std::string once = environment.at("GLIBC_TUNABLES");
   prepare_environment(environment, 2, 8);
   EXPECT_EQ(environment.at("GLIBC_TUNABLES"), once);
   EnvironmentMap chosen{{"GLIBC_TUNABLES", "glibc.malloc.hugetlb=0"}};
   prepare_environment(chosen, 1, 1);
-  EXPECT_THAT(chosen.at("GLIBC_TUNABLES"), testing::StartsWith("glibc.malloc.hugetlb=0:glibc.malloc.mmap_threshold="));
+  EXPECT_THAT(chosen.at("GLIBC_TUNABLES"), StartsWith("glibc.malloc.hugetlb=0:glibc.malloc.mmap_threshold="));
   EnvironmentMap trims{{"GLIBC_TUNABLES", "glibc.malloc.hugetlb=0:glibc.malloc.trim_threshold=1"}};
   prepare_environment(trims, 1, 1);
   EXPECT_EQ(trims.at("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=0:glibc.malloc.trim_threshold=1");
@@ -57,7 +57,7 @@ TEST(WorkerReportTest, TravelsFromWorkerToLauncher) {
   ASSERT_TRUE(report.has_value());
   EXPECT_EQ(report->rank, 5);
   EXPECT_EQ(report->kind, "DataError");
-  EXPECT_THAT(report->message, testing::StartsWith("line 1\n\"quoted\" "));
+  EXPECT_THAT(report->message, StartsWith("line 1\n\"quoted\" "));
   EXPECT_EQ(read_graceful_stop(folder.path().string()), std::chrono::seconds(40));
 }
 

@@ -1,6 +1,5 @@
 // The link between a node's launcher and the node that hosts the rendezvous fails; a proxy simulates it.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -12,6 +11,7 @@
 
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/comes_true.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/store/testing/tcp_proxy.h"
@@ -20,8 +20,6 @@ namespace phalanx {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::HasSubstr;
 
 // Two nodes: the host, and one that reaches it through the link. Their ranks use the host's store directly, not through
 // the link.

@@ -1,6 +1,5 @@
 // Jobs of many nodes: several launchers, on one machine's loopback and in network namespaces that simulate nodes.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -16,6 +15,7 @@
 
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/comes_true.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/supervisor/coordinator_service.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/netns_nodes.h"
@@ -24,10 +24,6 @@
 namespace phalanx {
 namespace {
 
-using testing::AllOf;
-using testing::ContainsRegex;
-using testing::HasSubstr;
-using testing::Not;
 using Launcher = std::unique_ptr<RunningLauncher>;
 using Words = std::vector<std::string>;
 
@@ -57,6 +53,12 @@ class Nodes {
                            fmt::format("--node-rank={}", rank)},
                           rest),
                  kSecret);
+  }
+  /// All nodes of a job, with one rank each.
+  std::vector<Launcher> all_fixed(int nodes, const Words& rest) const {
+    std::vector<Launcher> launchers;
+    for (int rank = 0; rank < nodes; ++rank) launchers.push_back(fixed(rank, nodes, 1, rest));
+    return launchers;
   }
   const std::string& endpoint() const { return endpoint_; }
   /// A client of the rendezvous store, after a node hosts it.
@@ -159,8 +161,7 @@ TEST(NodesTest, AFailureOnOneNodeRestartsTheRanksOfAll) {
 
 TEST(NodesTest, TheRootCauseIsToldOnEveryNodeAndTheReportOnTheHost) {
   const Nodes nodes;
-  std::vector<Launcher> launchers;
-  for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "throw", "1"}));
+  std::vector<Launcher> launchers = nodes.all_fixed(2, {test_program(), "throw", "1"});
   for (const auto& launcher : launchers) {
     EXPECT_EQ(launcher->wait(), 2);
     EXPECT_THAT(launcher->err(), AllOf(HasSubstr("launcher: rank 1 (host "), HasSubstr("): [training] steps is -1\n")));
@@ -210,8 +211,7 @@ TEST(NodesTest, AStoppedNodeIsLostAfterItsKeepAlivesAndToldSoWhenItComesBack) {
   const Nodes nodes;
   TempDirectory notes("notes");
   const Words program{test_program(), "hold", notes.path().string()};
-  std::vector<Launcher> launchers;
-  for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 2, 1, program));
+  std::vector<Launcher> launchers = nodes.all_fixed(2, program);
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("hold.{}.of.2", rank));
   launchers[1]->send(SIGSTOP);
   EXPECT_EQ(launchers[0]->wait(), 1);
@@ -225,8 +225,7 @@ TEST(NodesTest, WhenTheHostIsKilledTheOthersEndAndNothingIsLeft) {
   const Nodes nodes;
   TempDirectory notes("notes");
   const Words program{test_program(), "hold", notes.path().string()};
-  std::vector<Launcher> launchers;
-  for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 2, 1, program));
+  std::vector<Launcher> launchers = nodes.all_fixed(2, program);
   const pid_t rank = noted_pid(notes, "hold.1.of.2"), other = noted_pid(notes, "hold.0.of.2");
   launchers[0]->send(SIGKILL);
   EXPECT_EQ(launchers[0]->wait(), 128 + SIGKILL);
@@ -237,18 +236,10 @@ TEST(NodesTest, WhenTheHostIsKilledTheOthersEndAndNothingIsLeft) {
   for (const pid_t pid : {rank, other}) EXPECT_TRUE(comes_true([&] { return is_gone(pid); })) << pid;
 }
 
-// Two nodes with one rank each. The rank saves when it receives a stop signal.
-std::vector<Launcher> two_graceful(const Nodes& nodes, const TempDirectory& notes) {
-  std::vector<Launcher> launchers;
-  for (int node = 0; node < 2; ++node)
-    launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "graceful", notes.path().string()}));
-  return launchers;
-}
-
 TEST(NodesTest, CtrlCOnOneNodeEndsAllInPeace) {
   const Nodes nodes;
   TempDirectory notes("notes");
-  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
+  const auto launchers = nodes.all_fixed(2, {test_program(), "graceful", notes.path().string()});
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
   launchers[1]->send(SIGINT);
   for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
@@ -259,7 +250,7 @@ TEST(NodesTest, CtrlCOnOneNodeEndsAllInPeace) {
 TEST(NodesTest, ASignalToEveryNodeIsOneWishToStop) {
   const Nodes nodes;
   TempDirectory notes("notes");
-  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
+  const auto launchers = nodes.all_fixed(2, {test_program(), "graceful", notes.path().string()});
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
   launchers[1]->send(SIGTERM);
   EXPECT_EQ(note_of(notes, "asked.0"), std::to_string(SIGTERM));
@@ -271,7 +262,7 @@ TEST(NodesTest, ASignalToEveryNodeIsOneWishToStop) {
 TEST(NodesTest, ASignalToANodeWhoseRanksHaveStoppedByOrderChangesNothing) {
   const Nodes nodes;
   TempDirectory notes("notes");
-  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
+  const auto launchers = nodes.all_fixed(2, {test_program(), "graceful", notes.path().string()});
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < 2; ++rank) ranks.push_back(noted_pid(notes, fmt::format("pid.{}", rank)));
   launchers[1]->send(SIGTERM);
@@ -286,7 +277,7 @@ TEST(NodesTest, ASignalToANodeWhoseRanksHaveStoppedByOrderChangesNothing) {
 TEST(NodesTest, AfterAnOrderToStopTheUsersSecondSignalKillsAtOnce) {
   const Nodes nodes;
   TempDirectory notes("notes");
-  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
+  const auto launchers = nodes.all_fixed(2, {test_program(), "graceful", notes.path().string()});
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
   launchers[1]->send(SIGTERM);
   note_of(notes, "asked.0");
@@ -503,7 +494,7 @@ TEST(NetnsNodesTest, SocketsAreBoundToTheEndpointsInterface) {
   const std::string table = machines.listeners(0);                  // addresses in hexadecimal, state 0A: listening
   EXPECT_THAT(table, HasSubstr("0107D50A:72D8 00000000:0000 0A"));  // 10.213.7.1:29400
   EXPECT_THAT(table, Not(HasSubstr(" 00000000:72D8")));
-  EXPECT_THAT(table, Not(testing::ContainsRegex(": 00000000:[0-9A-F]+ 00000000:0000 0A")));
+  EXPECT_THAT(table, Not(ContainsRegex(": 00000000:[0-9A-F]+ 00000000:0000 0A")));
   write_note(notes, "go");
   EXPECT_EQ(launcher->wait(), 0) << launcher->err();
 }

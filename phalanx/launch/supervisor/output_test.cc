@@ -1,6 +1,5 @@
 // Output of ranks that nobody reads: the ranks block, and the launcher still monitors them.
 #include <fcntl.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -14,13 +13,11 @@
 #include <vector>
 
 #include "phalanx/base/testing/comes_true.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/testing/launcher_process.h"
 
 namespace phalanx {
 namespace {
-
-using testing::EndsWith;
-using testing::HasSubstr;
 
 // The standard error of a launcher. It is read only when read() is called.
 class SlowReader {
@@ -106,8 +103,7 @@ TEST_F(UnreadOutput, HidesNoFailureOfAnotherRank) {
   reader_.read();
   EXPECT_EQ(launcher->wait(), 1);
   EXPECT_THAT(reader_.text(), HasSubstr("[1] y\n[1] y\n"));
-  EXPECT_THAT(reader_.text(),
-              testing::ContainsRegex("\n(launcher: )?rank 2 [(]host [^)]*[)] ended with exit status 7\n$"));
+  EXPECT_THAT(reader_.text(), ContainsRegex("\n(launcher: )?rank 2 [(]host [^)]*[)] ended with exit status 7\n$"));
 }
 
 class LongOutput : public UnreadOutput {

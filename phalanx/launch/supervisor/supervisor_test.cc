@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -22,17 +21,14 @@
 #include "phalanx/base/signals.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/comes_true.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
 using testing::MatchesRegex;
-using testing::Not;
-using testing::StartsWith;
 using Clock = std::chrono::steady_clock;
 
 std::string host_name() {
@@ -260,7 +256,7 @@ TEST(SupervisorTest, RanksGetTorchrunsVariables) {
                          "TORCHELASTIC_USE_AGENT_STORE=False\nTORCH_NCCL_ASYNC_ERROR_HANDLING=1\n"
                          "CUDA_VISIBLE_DEVICES=MIG-3\nPHALANX_JOB_SECRET_FILE=(not set)\n"));
   EXPECT_THAT(note_of(notes, "environment.1"),
-              testing::ContainsRegex("\nMASTER_PORT=[1-9][0-9]+\nTORCHELASTIC_ERROR_FILE=/.+[.]json\n"));
+              ContainsRegex("\nMASTER_PORT=[1-9][0-9]+\nTORCHELASTIC_ERROR_FILE=/.+[.]json\n"));
 }
 
 // CUDA ignores GPUs after an invalid entry. So does a rank that must see a single GPU.
@@ -490,9 +486,9 @@ TEST(SupervisorTest, ARankThatIsStoppedIsNotWaitedForWhenTheJobIsToStop) {
     launcher.send(SIGTERM);
     EXPECT_EQ(launcher.wait(), 128 + SIGTERM);
     EXPECT_THAT(launcher.err(),
-                testing::ContainsRegex(fmt::format("rank 1 is stopped \\(SIGSTOP\\): process {} has stood still for "
-                                                   "[0-9.]+ s while the job is to stop: it is killed",
-                                                   ranks[1])));
+                ContainsRegex(fmt::format("rank 1 is stopped \\(SIGSTOP\\): process {} has stood still for "
+                                          "[0-9.]+ s while the job is to stop: it is killed",
+                                          ranks[1])));
     EXPECT_THAT(launcher.err(), HasSubstr("stopped by signal 15 (SIGTERM), and not all ranks have ended well"));
   }
 }

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/supervisor/child_process.h"
 
 namespace phalanx {
@@ -63,9 +63,8 @@ inline std::string find_program(const std::string& name, std::vector<std::filesy
 inline std::string worker() { return built_program("launch_test_worker"); }
 
 inline void expect_sum_of_ranks(const std::string& output, int ranks) {
-  for (int rank = 0; rank < ranks; ++rank)
-    EXPECT_THAT(output, testing::HasSubstr(fmt::format("rank {} of {}, ", rank, ranks)));
-  EXPECT_THAT(output, testing::HasSubstr(fmt::format("sum {}\n", ranks * (ranks + 1) / 2)));
+  for (int rank = 0; rank < ranks; ++rank) EXPECT_THAT(output, HasSubstr(fmt::format("rank {} of {}, ", rank, ranks)));
+  EXPECT_THAT(output, HasSubstr(fmt::format("sum {}\n", ranks * (ranks + 1) / 2)));
 }
 
 // A process whose output is collected. The destructor kills its process group.

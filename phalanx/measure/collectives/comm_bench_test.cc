@@ -1,7 +1,6 @@
 #include "phalanx/measure/collectives/comm_bench.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -11,14 +10,13 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/measure/collectives/comm_bench_call.h"
 #include "phalanx/store/hash_store.h"
 
 namespace phalanx::measure {
 namespace {
-
-using ::testing::HasSubstr;
 
 CommBenchOptions every_case(int ranks) {
   CommBenchOptions options;

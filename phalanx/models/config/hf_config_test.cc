@@ -1,7 +1,6 @@
 #include "phalanx/models/config/hf_config.h"
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -11,16 +10,13 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/models/config/llama_config.h"
 #include "phalanx/models/config/llama_json.h"
 #include "phalanx/models/config/testing/tiny_hf_config.h"
 
 namespace phalanx::models {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 LlamaConfig read_config(const nlohmann::json& description) {
   return llama_config_from_hf(description.dump(), "config.json");

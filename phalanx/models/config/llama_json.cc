@@ -112,6 +112,16 @@ LlamaConfig llama_from_metadata(const nlohmann::json& model, const std::string& 
   return config;
 }
 
+LlamaConfig llama_from_checkpoint(const nlohmann::json& model, const std::string& where) {
+  LlamaConfig config = llama_from_metadata(model, where + ": metadata.model");
+  try {
+    config.validate();
+  } catch (const ConfigError& error) {
+    throw CheckpointError(fmt::format("{}: metadata.{}", where, error.what()));
+  }
+  return config;
+}
+
 std::map<std::string, std::vector<std::int64_t>> llama_parameter_shapes(const LlamaConfig& config) {
   const std::int64_t dim = config.dim, q_dim = config.n_heads * config.head_dim(),
                      kv_dim = config.n_kv_heads * config.head_dim(), hidden = config.ffn_hidden;

@@ -21,6 +21,8 @@ namespace phalanx::models {
 nlohmann::json llama_metadata(const LlamaConfig& config);
 /// `where` begins the error messages.
 LlamaConfig llama_from_metadata(const nlohmann::json& model, const std::string& where);
+/// The same from "model" of the metadata of a checkpoint, `where`. What validate() refuses is a CheckpointError too.
+LlamaConfig llama_from_checkpoint(const nlohmann::json& model, const std::string& where);
 
 /// Hugging Face's names: "default", "linear", "dynamic", "llama3".
 const char* rope_scaling_name(RopeScalingType type);

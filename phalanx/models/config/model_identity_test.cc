@@ -1,18 +1,16 @@
 #include "phalanx/models/config/model_identity.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/models/config/hf_config.h"
 #include "phalanx/models/config/llama_json.h"
 
 namespace phalanx::models {
 namespace {
-
-using ::testing::HasSubstr;
 
 std::vector<std::string> keys_of(const LlamaConfig& saved, const LlamaConfig& found) {
   std::vector<std::string> keys;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/parallel/testing/ddp_test_support.h"
 #include "phalanx/parallel/testing/fully_shard_test_support.h"
@@ -18,8 +19,6 @@ using ddp_testing::waves;
 using fully_shard_testing::kWidth;
 using fully_shard_testing::linears;
 using fully_shard_testing::sharding_mesh;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 enum class Attached { ddp, ddp_that_finds_unused, fully_shard };
 

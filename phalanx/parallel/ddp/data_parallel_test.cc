@@ -17,6 +17,7 @@
 #include <set>
 #include <thread>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
@@ -28,8 +29,6 @@ namespace {
 
 using ddp_testing::message_of;
 using ddp_testing::waves;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 std::vector<at::Device> cpus(std::size_t count) { return std::vector<at::Device>(count, at::kCPU); }
 

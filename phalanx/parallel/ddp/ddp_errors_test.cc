@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/parallel/testing/ddp_test_support.h"
 
 namespace phalanx {
@@ -14,8 +15,6 @@ using ddp_testing::Bag;
 using ddp_testing::message_of;
 using ddp_testing::Mlp;
 using ddp_testing::waves;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 void expect_different_models(
     const std::string& difference, const std::function<void(Bag&, int rank)>& build,
@@ -164,7 +163,7 @@ TEST(DdpErrors, ABackwardPassInsideItselfIsRefused) {
       b.sum().backward();
     });
     EXPECT_THAT(message_of([&] { b.add(a.mul(b)).sum().backward(); }),
-                ::testing::AnyOf(HasSubstr("received a second gradient"), HasSubstr("ended with an error")));
+                AnyOf(HasSubstr("received a second gradient"), HasSubstr("ended with an error")));
   });
 }
 
@@ -176,7 +175,7 @@ TEST(DdpErrors, SparseGradientsAreRefused) {
     const auto rows = at::embedding(table, at::tensor({1, 3}), /*padding_idx=*/-1, /*scale_grad_by_freq=*/false,
                                     /*sparse=*/true);
     EXPECT_THAT(message_of([&] { rows.sum().backward(); }),
-                ::testing::AnyOf(HasSubstr("the gradient of 'table' is sparse"), HasSubstr("ended with an error")));
+                AnyOf(HasSubstr("the gradient of 'table' is sparse"), HasSubstr("ended with an error")));
   });
 }
 
@@ -192,8 +191,8 @@ TEST(DdpErrors, ALoadedBucketOrderIsChecked) {
     DistributedDataParallel ddp(model, comm);
     load(ddp, [](at::Tensor& order) { order[0] = 1234; });
     EXPECT_THAT(message_of([&] { w.sum().backward(); }),
-                ::testing::AnyOf(HasSubstr("ddp.bucket_order: it was saved from a model with other parameters"),
-                                 HasSubstr("ended with an error")));
+                AnyOf(HasSubstr("ddp.bucket_order: it was saved from a model with other parameters"),
+                      HasSubstr("ended with an error")));
   });
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
     Bag model;
@@ -204,7 +203,7 @@ TEST(DdpErrors, ALoadedBucketOrderIsChecked) {
       if (comm->rank() == 1) order.narrow(0, 2, 2).copy_(order.narrow(0, 2, 2).flip(0).clone());
     });
     EXPECT_THAT(message_of([&] { w.sum().add(v.sum()).backward(); }),
-                ::testing::AnyOf(HasSubstr("the ranks loaded different orders"), HasSubstr("ended with an error")));
+                AnyOf(HasSubstr("the ranks loaded different orders"), HasSubstr("ended with an error")));
   });
 }
 

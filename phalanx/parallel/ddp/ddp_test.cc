@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/parallel/testing/ddp_test_support.h"
 #include "phalanx/tensor/grad_ready.h"
@@ -20,7 +21,6 @@ namespace {
 using ddp_testing::Bag;
 using ddp_testing::Mlp;
 using ddp_testing::waves;
-using ::testing::ElementsAre;
 
 constexpr int kWorlds[] = {1, 2, 3, 4, 8};
 

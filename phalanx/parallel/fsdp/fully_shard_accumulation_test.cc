@@ -3,12 +3,12 @@
 #include <ATen/ops/full.h>
 
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/optim/loss_scaler.h"
 #include "phalanx/optim/sgd.h"
@@ -26,7 +26,6 @@ using fully_shard_testing::kWidth;
 using fully_shard_testing::linears;
 using fully_shard_testing::sharding_mesh;
 using fully_shard_testing::whole;
-using ::testing::HasSubstr;
 
 constexpr int kParts = 3;
 

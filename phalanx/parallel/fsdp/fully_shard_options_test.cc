@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/module.h"
 #include "phalanx/optim/adamw.h"
@@ -26,8 +27,6 @@ using ddp_testing::waves;
 using fully_shard_testing::kWidth;
 using fully_shard_testing::linears;
 using fully_shard_testing::sharding_mesh;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 enum class Compare { bits, closely, bits_of_gradients };
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/nn/fused_linear.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
@@ -27,9 +28,6 @@ using ddp_testing::waves;
 using fully_shard_testing::expect_trains_as_ddp;
 using fully_shard_testing::linears;
 using fully_shard_testing::whole;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 DeviceMesh mesh_of(const std::shared_ptr<Communicator>& world) { return {world, {{"dp_shard", world->size()}}}; }
 
@@ -285,7 +283,7 @@ TEST(FullyShard, AnUnusedParameterIsNamedOnEveryRank) {
       x.sum().backward();
     });
   });
-  EXPECT_THAT(messages[1], ::testing::AnyOf(HasSubstr("'4.weight'"), HasSubstr("unit"), HasSubstr("rank")));
+  EXPECT_THAT(messages[1], AnyOf(HasSubstr("'4.weight'"), HasSubstr("unit"), HasSubstr("rank")));
   EXPECT_NE(messages[0], "");
 }
 
@@ -314,7 +312,7 @@ TEST(FullyShard, AModuleThatIsNotRunThroughItIsAnError) {
     EXPECT_THAT(message_of([&] {
                   net.forward(waves({6, 8}, 0)).sum().backward();
                 }),
-                ::testing::AnyOf(HasSubstr("without having been gathered"), HasSubstr("ended with an error")));
+                AnyOf(HasSubstr("without having been gathered"), HasSubstr("ended with an error")));
   });
 }
 

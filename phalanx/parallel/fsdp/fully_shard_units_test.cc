@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/module.h"
@@ -28,10 +29,6 @@ using fully_shard_testing::expect_trains_as_ddp;
 using fully_shard_testing::kShardedSteps;
 using fully_shard_testing::kWidth;
 using fully_shard_testing::sharding_mesh;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr std::int64_t kNestWidth = 31;  // so that half a layer is a whole number of rows
 constexpr std::int64_t kNestBytes = 2 * (kNestWidth * kNestWidth + kNestWidth) * 4;

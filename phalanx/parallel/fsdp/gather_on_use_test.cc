@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/parallel/activation_checkpoint.h"
@@ -30,9 +31,6 @@ using fully_shard_testing::kShardedSteps;
 using fully_shard_testing::kWidth;
 using fully_shard_testing::sharding_mesh;
 using fully_shard_testing::whole;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 /// A residual block whose parts are called by forward().
 struct Residual : torch::nn::Module {

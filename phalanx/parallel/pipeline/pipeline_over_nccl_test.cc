@@ -2,7 +2,6 @@
 // error if that would wait forever.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -11,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/testing/nccl_ranks.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
 #include "phalanx/parallel/pipeline/testing/pipeline_test_support.h"
@@ -34,8 +34,6 @@ using schedule::Action;
 using schedule::ActionKind;
 using schedule::Program;
 using schedule::Schedule;
-using testing::AllOf;
-using testing::HasSubstr;
 
 Schedule placed(const std::string& name, int ranks, int micro_batches) {
   return schedule::add_transfers(

@@ -4,16 +4,15 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/forked_ranks.h"
@@ -41,8 +40,6 @@ using pipeline_testing::run_ranks;
 using pipeline_testing::squared_error;
 using pipeline_testing::stages_of;
 using schedule::make_schedule;
-using testing::AllOf;
-using testing::HasSubstr;
 
 constexpr int kMicroBatches = 8;
 

@@ -1,12 +1,12 @@
 // Pipelines whose stages are sharded: the values are those of one rank, and to the bit those under DDP.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/parallel/activation_checkpoint.h"
@@ -21,7 +21,6 @@ namespace {
 
 using namespace pipeline_testing;
 using schedule::make_schedule;
-using ::testing::HasSubstr;
 
 /// The rank's stages, sharded over "dp_shard".
 struct ShardedStages {

@@ -12,7 +12,6 @@
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -22,13 +21,13 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/parallel/tensor/layout.h"
 
 namespace phalanx {
 namespace {
 
-using ::testing::HasSubstr;
 using Group = std::shared_ptr<Communicator>;
 using Function = std::function<at::Tensor(const at::Tensor&, std::int64_t, const Group&)>;
 

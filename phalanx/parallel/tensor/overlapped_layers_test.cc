@@ -9,7 +9,6 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -20,6 +19,8 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
@@ -30,7 +31,6 @@
 namespace phalanx {
 namespace {
 
-using ::testing::HasSubstr;
 using OverlapComm = std::shared_ptr<Communicator>;
 using OverlapTensors = std::vector<at::Tensor>;
 
@@ -256,29 +256,19 @@ TEST(OverlappedLayers, UnderAutocastActivationsTravelInItsType) {
   });
 }
 
-template <class Run>
-std::string overlap_error(Run run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "none";
-}
-
 TEST(OverlappedLayersErrors, SayWhatIsExpected) {
   run_local_ranks(2, [](const OverlapComm& comm) {
     OverlapCase c(comm, 0);
     const auto exchange = overlapped_collective_matmul(comm, 2);
-    EXPECT_THAT(overlap_error([&] { exchange->all_gather_matmul(c.x, {c.up}); }),
+    EXPECT_THAT(error_text([&] { exchange->all_gather_matmul(c.x, {c.up}); }),
                 HasSubstr("along dimension 2: expected one before the last, 0 to 1"));
     const at::Tensor h = overlap_values({3, 4, kOverlapHidden}, 0.2);
-    EXPECT_THAT(overlap_error([&] { overlapped_collective_matmul(comm, 0)->matmul_reduce_scatter(h, c.last); }),
+    EXPECT_THAT(error_text([&] { overlapped_collective_matmul(comm, 0)->matmul_reduce_scatter(h, c.last); }),
                 HasSubstr("dimension 0 of [3, 4, 5] cannot be split over the 2 ranks of"));
     const at::Tensor y = overlapped_collective_matmul(comm, 0)->all_gather_matmul(c.x, {c.up})[0];
-    EXPECT_THAT(overlap_error(
-                    [&] { torch::autograd::grad({y.sum()}, {c.x}, {}, /*retain_graph=*/true, /*create_graph=*/true); }),
-                HasSubstr("differentiable once; expected .overlap = false in the plan"));
+    EXPECT_THAT(
+        error_text([&] { torch::autograd::grad({y.sum()}, {c.x}, {}, /*retain_graph=*/true, /*create_graph=*/true); }),
+        HasSubstr("differentiable once; expected .overlap = false in the plan"));
   });
 }
 

@@ -10,18 +10,18 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
 #include <chrono>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/kernels/fused_linear.h"
 #include "phalanx/nn/dropout.h"
@@ -37,7 +37,6 @@
 namespace phalanx {
 namespace {
 
-using ::testing::HasSubstr;
 using Comm = std::shared_ptr<Communicator>;
 
 constexpr std::int64_t kRows = 4, kSeq = 8, kDim = 12, kHidden = 16, kVocab = 20;
@@ -358,12 +357,9 @@ TEST(StylesOfFusedWeights, RefusalsNameThePartAndTheNumbers) {
   run_local_ranks(8, [](const Comm& comm) {
     FusedNet net({.without_memory = true});
     const auto refusal = [&](const ColwiseParallel& style, const char* module = "inner") {
-      try {
+      return error_text<ConfigError>([&] {
         parallelize_module(net, DeviceMesh(comm, {{"tp", 8}}), {{module, style}});
-      } catch (const ConfigError& error) {
-        return std::string(error.what());
-      }
-      return std::string("none");
+      });
     };
     EXPECT_THAT(refusal({}), HasSubstr("'inner.k' [4, 6] cannot be split evenly along dimension 0 over 8 ranks of "
                                        "'tp': 4 % 8 = 4, expected 0"));
@@ -479,12 +475,7 @@ TEST(StylesErrors, AnOverlappedModuleExchangesForItsProjections) {
     } net;
     const ColwiseParallel inner{.input = ActivationLayout::shared()};
     const auto refusal = [&](const std::vector<ParallelStyle>& plan) {
-      try {
-        parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), plan);
-      } catch (const ConfigError& error) {
-        return std::string(error.what());
-      }
-      return std::string("none");
+      return error_text<ConfigError>([&] { parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), plan); });
     };
     const char* const expected = "'ffn' (Overlapped): it exchanges what its projections take and give; expected";
     EXPECT_THAT(refusal({{"ffn", Overlapped{}}}), HasSubstr(expected));
@@ -493,7 +484,7 @@ TEST(StylesErrors, AnOverlappedModuleExchangesForItsProjections) {
     EXPECT_EQ(refusal({{"ffn", Overlapped{}},
                        {"ffn.w[13]", inner},
                        {"ffn.w2", RowwiseParallel{.output = ActivationLayout::partial()}}}),
-              "none");
+              "");
   });
 }
 
@@ -515,12 +506,10 @@ TEST(StylesErrors, AnIdOutsideOfTheVocabularyIsNamed) {
     StyledNet net;
     parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"embedding", RowwiseParallel{}}});
     nn::initialise(net, 1);
-    try {
-      nn::call(net, at::zeros({1, 2}, at::kLong).fill_(kVocab));
-      ADD_FAILURE() << "no error";
-    } catch (const DataError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("id 20 is outside the vocabulary of 'embedding.weight': expected 0 to 19"));
-    }
+    EXPECT_THAT(error_text<DataError>([&] {
+                  nn::call(net, at::zeros({1, 2}, at::kLong).fill_(kVocab));
+                }),
+                HasSubstr("id 20 is outside the vocabulary of 'embedding.weight': expected 0 to 19"));
   });
 }
 

@@ -6,7 +6,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/comm/communicator.h"
 #include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/kernels/row_kernels.h"
 #include "phalanx/tensor/weight_gradient.h"
 
@@ -24,17 +24,6 @@ namespace phalanx {
 namespace {
 
 constexpr std::int64_t kTokens = 512;  // per block; a fixed number, so that sums over blocks have fixed bits
-
-void check_vocabulary(const at::Tensor& labels, std::int64_t count) {
-  if (!labels.device().is_cpu()) return;
-  const std::int64_t* label = labels.const_data_ptr<std::int64_t>();
-  for (std::int64_t i = 0; i < labels.numel(); ++i) {
-    if (label[i] < 0 || label[i] >= count) {
-      throw DataError(fmt::format("label {} (the {}th of the batch) is outside the vocabulary: expected 0 to {}",
-                                  label[i], i, count - 1));
-    }
-  }
-}
 
 struct HeadParts : torch::CustomClassHolder {
   at::Tensor dh;  // undefined if it is not needed
@@ -199,7 +188,7 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
                                         const VocabShard& part, const std::shared_ptr<Communicator>& group) {
-  check_vocabulary(labels.contiguous(), part.count);
+  if (labels.device().is_cpu()) kernels::check_labels(labels.contiguous(), part.count);
   if (h.numel() == 0) throw Error("vocabulary_parallel_cross_entropy: no tokens");
   const bool record = at::GradMode::is_enabled() && (h.requires_grad() || weight.requires_grad());
   return VocabParallelCrossEntropy::apply(h, weight, labels, part, group, record);

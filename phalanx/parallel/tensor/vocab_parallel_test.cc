@@ -8,13 +8,14 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <memory>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/parallel/tensor/functional_collectives.h"
@@ -93,13 +94,12 @@ TEST(VocabParallelErrors, ALabelOutsideOfTheVocabularyIsNamedOnEveryRank) {
   run_local_ranks(2, [](const Ranks& comm) {
     HeadCase c = head_case(10, at::kFloat);
     c.labels.view({-1}).narrow(0, 7, 1).fill_(kIds);
-    try {
-      vocab_parallel_cross_entropy(c.h, c.weight.narrow(0, 0, 12), c.labels, {.first = 0, .count = kIds}, comm);
-      ADD_FAILURE() << "no error";
-    } catch (const DataError& error) {
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("label 24 (the 7th of the batch) is outside the vocabulary: "
-                                                     "expected 0 to 23"));
-    }
+    EXPECT_THAT(error_text<DataError>([&] {
+                  vocab_parallel_cross_entropy(c.h, c.weight.narrow(0, 0, 12), c.labels, {.first = 0, .count = kIds},
+                                               comm);
+                }),
+                HasSubstr("label 24 (the 7th of the batch) is outside the vocabulary: "
+                          "expected 0 to 23"));
   });
 }
 

@@ -1,6 +1,5 @@
 #include "phalanx/train/inputs/training_tokenizer.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -9,8 +8,10 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
-#include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
+#include "phalanx/data/testing/small_data.h"
 #include "phalanx/data/token_file_writer.h"
 #include "phalanx/data/tokenizer/bpe_trainer.h"
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
@@ -18,19 +19,8 @@
 namespace phalanx::train {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-
-class TrainingTokenizerTest : public ::testing::Test {
+class TrainingTokenizerTest : public FolderTest {
  protected:
-  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
-  data::BpeTokenizer tokenizer(const std::string& text) const {
-    data::BpeTrainer trainer({.vocab_size = 260});
-    trainer.add(text);
-    return trainer.train();
-  }
   data::TokenFile file(const std::string& name, const std::string& fingerprint,
                        std::optional<std::int64_t> document_end = {}) const {
     data::TokenFileWriter writer(path(name),
@@ -43,17 +33,17 @@ class TrainingTokenizerTest : public ::testing::Test {
     return error_text<ConfigError>([&] { training_tokenizer(config_, vocab_size, files); });
   }
   TrainConfig config_;
-  TempDirectory folder_{"training-tokenizer"};
 };
 
 TEST_F(TrainingTokenizerTest, TheModelsAndTheDatasMustBeTheSame) {
-  const auto mine = tokenizer("the cat sat on the mat, the cat sat"), other = tokenizer("xyxyxyxy zzzz");
+  const auto mine = data::small_tokenizer("the cat sat on the mat, the cat sat"),
+             other = data::small_tokenizer("xyxyxyxy zzzz");
   const std::string id = data::tokenizer_fingerprint(mine);
   const data::TokenFile same = file("same", id), wrong = file("wrong", data::tokenizer_fingerprint(other));
   EXPECT_EQ(training_tokenizer(config_, 260, {&same}).identity["fingerprint"], id);
   EXPECT_THAT(refused(260, {&same, &wrong}), AllOf(HasSubstr("wrong.bin was made with"), HasSubstr("same.json")));
 
-  config_.model.hf_assets_path = folder_.path().string();
+  config_.model.hf_assets_path = folder();
   mine.save(path("tokenizer.json"));
   EXPECT_EQ(training_tokenizer(config_, 260, {&same}).identity["vocab_size"], 260);
   EXPECT_THAT(refused(260, {&wrong}),
@@ -69,7 +59,7 @@ TEST_F(TrainingTokenizerTest, TheModelsAndTheDatasMustBeTheSame) {
 }
 
 TEST_F(TrainingTokenizerTest, DocumentsOfARunEndByOneToken) {
-  const auto mine = tokenizer("the cat sat on the mat, the cat sat");
+  const auto mine = data::small_tokenizer("the cat sat on the mat, the cat sat");
   const std::string id = data::tokenizer_fingerprint(mine);
   const std::int64_t own = mine.end_of_text().value();
   const data::TokenFile ended = file("ended", id, own), other = file("other", id, 7),
@@ -83,7 +73,7 @@ TEST_F(TrainingTokenizerTest, DocumentsOfARunEndByOneToken) {
               AllOf(HasSubstr("ended.bin end by token "), HasSubstr("other.bin by token 7: expected the same")));
   EXPECT_THAT(refused(260, {&other, &bare}), HasSubstr("bare.bin by no token"));
 
-  config_.model.hf_assets_path = folder_.path().string();
+  config_.model.hf_assets_path = folder();
   mine.save(path("tokenizer.json"));
   EXPECT_THAT(training_tokenizer(config_, 260, {&ended}).lines, IsEmpty());
   EXPECT_THAT(training_tokenizer(config_, 260, {&other}).lines,
@@ -93,8 +83,8 @@ TEST_F(TrainingTokenizerTest, DocumentsOfARunEndByOneToken) {
 }
 
 TEST_F(TrainingTokenizerTest, OneTokenizerHasOneSize) {
-  const auto mine = tokenizer("the cat sat on the mat, the cat sat");
-  config_.model.hf_assets_path = folder_.path().string();
+  const auto mine = data::small_tokenizer("the cat sat on the mat, the cat sat");
+  config_.model.hf_assets_path = folder();
   mine.save(path("tokenizer.json"));
   data::TokenFileWriter writer(path("smaller"), {.vocab_size = 200, .tokenizer = data::tokenizer_fingerprint(mine)});
   writer.add_document(std::vector<std::int32_t>{1, 2, 3});
@@ -116,7 +106,7 @@ TEST_F(TrainingTokenizerTest, WhatCannotBeComparedIsSaid) {
   const TrainingTokenizer none = training_tokenizer(config_, 260, {&plain});
   EXPECT_THAT(none.identity, IsEmpty());
   EXPECT_THAT(none.lines, IsEmpty());
-  config_.model.hf_assets_path = folder_.path().string();
+  config_.model.hf_assets_path = folder();
   write_file(path("tokenizer.json"), R"({"model": {"type": "Unigram"}})");
   const data::TokenFile same = file("same", "tok1:a");
   const TrainingTokenizer unread = training_tokenizer(config_, 260, {&same});

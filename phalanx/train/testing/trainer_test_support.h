@@ -16,7 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
 #include "phalanx/comm/backends/local_shm/local.h"
@@ -27,7 +28,7 @@ namespace phalanx::train {
 
 using Weights = std::map<std::string, std::string>;  // name -> bytes
 
-class TrainerTest : public ::testing::Test {
+class TrainerTest : public FolderTest {
  protected:
   TrainerTest() {
     // Text with something to learn: a token follows from the one before, with noise from a small generator.
@@ -45,8 +46,6 @@ class TrainerTest : public ::testing::Test {
     std::ofstream file(path(name), std::ios::binary);
     file.write(reinterpret_cast<const char*>(tokens.data()), static_cast<std::streamsize>(2 * tokens.size()));
   }
-
-  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
 
   TrainConfig config(const std::string& run, std::vector<std::string> more = {}) const {
     std::vector<std::string> flags = {"--model.flavor=debug",
@@ -141,12 +140,7 @@ class TrainerTest : public ::testing::Test {
 
   template <class E>
   std::string refusal(const TrainConfig& config, int ranks = 1) {
-    try {
-      train(config, ranks);
-    } catch (const E& error) {
-      return error.what();
-    }
-    return "accepted";
+    return error_text<E>([&] { train(config, ranks); });
   }
 
   /// Lines of metrics.jsonl that have this key.
@@ -204,7 +198,6 @@ class TrainerTest : public ::testing::Test {
     return [](int) { return true; };
   }
 
-  TempDirectory folder_;
   std::vector<std::uint16_t> tokens_;
   RunJob job_;
   TrainResult result_;

@@ -1,7 +1,6 @@
 // The shm backend across real processes: the suite, deaths, and nothing left behind.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -13,8 +12,10 @@
 #include <stdexcept>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/backend_suite.h"
+#include "phalanx/comm/testing/expect_failure_suite.h"
 #include "phalanx/comm/testing/fault_world.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/store/hash_store.h"
@@ -46,14 +47,8 @@ TEST_P(ShmSuite, Passes) {
 
 TEST_P(ShmSuite, FailsClearly) {
   if (GetParam() < 2) return;
-  for (const SuiteCase& test : backend_failure_suite()) {
-    SCOPED_TRACE(test.name);
-    EXPECT_EQ(again_if_late([&] {
-                return run_shm_ranks(
-                    GetParam(), [&](Communicator& comm) { test.run(comm); }, failure_options(test));
-              }),
-              "");
-  }
+  expect_failure_suite(
+      [](const auto& body, const CommunicatorOptions& options) { return run_shm_ranks(GetParam(), body, options); });
 }
 
 TEST(ShmBackend, TenThousandSmallAsynchronousOperationsOverTwoCommunicators) {
@@ -149,7 +144,7 @@ TEST(ShmBackend, NothingAppearsInDevShm) {
                             comm.barrier();
                           }),
             "");
-  EXPECT_THAT(names(), ::testing::IsEmpty());
+  EXPECT_THAT(names(), IsEmpty());
 }
 
 TEST(ShmBackend, NoDescriptorsAreKeptButOneForEachPeer) {

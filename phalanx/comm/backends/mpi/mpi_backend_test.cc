@@ -1,7 +1,6 @@
 // The mpi backend under mpirun: the suite, misuse, deaths and time-outs. A case starts ranks of this same program that
 // run one function of mpi_ranks_test.cc; mpirun and the test see what they print.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -21,6 +20,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/mpi/mpi.h"
 #include "phalanx/comm/backends/mpi/testing/mpi_ranks.h"
 #include "phalanx/comm/testing/backend_suite.h"
@@ -224,7 +225,7 @@ TEST(MpiBackend, ATimeOutAmidstDataEndsTheJobAndKeepsTheTensors) {
   for (const char* part : {"broadcast(float32[30000000], root 0)", "timed out after", "rank 1", "ends the job"})
     EXPECT_NE(job.output.find(part), std::string::npos) << part << "\n" << job.output;
   EXPECT_FALSE(folder.has("freed")) << "the tensor was freed while MPI had it";
-  EXPECT_THAT(folder.text("traces/rank_0.json"), ::testing::HasSubstr("timed out after")) << job.output;
+  EXPECT_THAT(folder.text("traces/rank_0.json"), HasSubstr("timed out after")) << job.output;
 }
 
 TEST(MpiBackend, AStoppedRankIsToldWithinTheHeartbeatLimit) {
@@ -259,9 +260,8 @@ TEST(MpiBackend, AProgramsOwnMpiIsUsedAndNotFinalised) {
 TEST(MpiBackend, ARankThatSrunStartsWithoutPmixIsToldWhatToDo) {
   const std::map<std::string, std::string> variables{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}};
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
-  mpi_ranks::expect_in(
-      mpi_ranks::error_of<ConfigError>([] { make_mpi_communicator(std::make_shared<HashStore>(), 0, 1); }),
-      {"srun --mpi=pmix", "mpirun"});
+  mpi_ranks::expect_in(require_error<ConfigError>([] { make_mpi_communicator(std::make_shared<HashStore>(), 0, 1); }),
+                       {"srun --mpi=pmix", "mpirun"});
   for (const auto& [name, value] : variables) unsetenv(name.c_str());
 }
 #endif
@@ -269,8 +269,8 @@ TEST(MpiBackend, ARankThatSrunStartsWithoutPmixIsToldWhatToDo) {
 #ifndef PHALANX_HAVE_MPI
 TEST(MpiBackend, ABuildWithoutMpiSaysSo) {
   EXPECT_EQ(mpi_library(), std::nullopt);
-  EXPECT_THAT(mpi_ranks::error_of<ConfigError>([] { make_mpi_communicator(nullptr, 0, 1); }),
-              ::testing::HasSubstr("this build has no MPI"));
+  EXPECT_THAT(require_error<ConfigError>([] { make_mpi_communicator(nullptr, 0, 1); }),
+              HasSubstr("this build has no MPI"));
 }
 #endif
 

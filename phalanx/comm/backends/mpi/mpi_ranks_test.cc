@@ -32,6 +32,7 @@
 #ifdef PHALANX_HAVE_MPI
 #include <mpi.h>
 
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/comm/backends/mpi/testing/mpi_calls.h"
 #endif
 
@@ -199,7 +200,7 @@ void body_stopped_amidst_data(MpiRank& self) {
   }
   if (self.rank == 2) {
     // It may have all its data. Then it gets an error, and must not end the job before rank 0 does.
-    mpi_ranks::error_of<CommError>([&] {
+    require_error<CommError>([&] {
       for (;;) comm->broadcast(x);
     });
     for (;;) pause();
@@ -221,7 +222,7 @@ std::string while_rank_1_stands_still(MpiRank& self, const std::string& stop,
   }
   const int process = std::stoi(self.store->get(stop, seconds(30)));
   const auto begin = std::chrono::steady_clock::now();
-  const std::string text = mpi_ranks::error_of<CommError>(wait_in_vain);
+  const std::string text = require_error<CommError>(wait_in_vain);
   const auto took = std::chrono::steady_clock::now() - begin;
   mpi_ranks::expect(took < 10 * mpi_ranks::kShortHeartbeat, "the error comes by the heartbeat");
   self.store->set(fmt::format("{}/told/{}", stop, self.rank), "");
@@ -239,7 +240,7 @@ void body_heartbeat(MpiRank& self) {
     const std::string text = while_rank_1_stands_still(self, "seen", [&] { comm->barrier(); });
     if (self.rank == 1)
       // It learns that the others have given it up.
-      mpi_ranks::expect_in(mpi_ranks::error_of<CommError>([&] {
+      mpi_ranks::expect_in(require_error<CommError>([&] {
                              for (;;) comm->barrier();
                            }),
                            {"gave up", "is stopped (SIGSTOP)"});
@@ -290,10 +291,10 @@ void body_others(MpiRank& self) {
 #ifdef PHALANX_HAVE_MPI
   check_one_thread_in_mpi(self);
 #endif
-  const std::string text = mpi_ranks::error_of<ConfigError>(
-      [&] { make_mpi_communicator(self.store, (self.rank + 1) % self.world, self.world); });
+  const std::string text =
+      require_error<ConfigError>([&] { make_mpi_communicator(self.store, (self.rank + 1) % self.world, self.world); });
   mpi_ranks::expect_in(text, {"this process is rank", "but MPI calls it rank", "mpirun or srun"});
-  mpi_ranks::expect_in(mpi_ranks::error_of<ConfigError>([&] { make_mpi_communicator(self.store, self.rank, 5); }),
+  mpi_ranks::expect_in(require_error<ConfigError>([&] { make_mpi_communicator(self.store, self.rank, 5); }),
                        {"of 5", "of 3"});
 }
 
@@ -307,7 +308,7 @@ void body_own_mpi(MpiRank& self) {
   MPI_Finalized(&is_finalised);
   mpi_ranks::expect(is_finalised == 0, "the program's MPI was finalised");
   MPI_Finalize();
-  mpi_ranks::expect_in(mpi_ranks::error_of<ConfigError>([&] { self.make(); }), {"MPI_Finalize"});
+  mpi_ranks::expect_in(require_error<ConfigError>([&] { self.make(); }), {"MPI_Finalize"});
 }
 
 void body_own_mpi_without_threads(MpiRank& self) {
@@ -315,7 +316,7 @@ void body_own_mpi_without_threads(MpiRank& self) {
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SINGLE, &provided);
   mpi_ranks::expect(provided != MPI_THREAD_MULTIPLE,
                     "this MPI gives what was not asked for, so the test shows nothing");
-  mpi_ranks::expect_in(mpi_ranks::error_of<ConfigError>([&] { self.make(); }), {"MPI_THREAD_MULTIPLE"});
+  mpi_ranks::expect_in(require_error<ConfigError>([&] { self.make(); }), {"MPI_THREAD_MULTIPLE"});
   MPI_Finalize();
 }
 #endif

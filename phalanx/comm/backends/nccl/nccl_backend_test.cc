@@ -5,7 +5,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -16,12 +15,15 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local_backend.h"
 #include "phalanx/comm/backends/local_shm/shm_backend.h"
 #include "phalanx/comm/backends/nccl/nccl.h"
 #include "phalanx/comm/backends/nccl/nccl_communicator.h"
 #include "phalanx/comm/device/staged_backend.h"
 #include "phalanx/comm/testing/backend_suite.h"
+#include "phalanx/comm/testing/expect_failure_suite.h"
 #include "phalanx/comm/testing/fake_nccl.h"
 #include "phalanx/comm/testing/fake_streams.h"
 #include "phalanx/comm/testing/fault_calls.h"
@@ -34,9 +36,6 @@ namespace phalanx {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::AnyOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 // A rank that is a process.
 std::shared_ptr<NcclRank> make_nccl_rank(const HostPort& server, int rank, int world, const NcclOptions& options = {},
@@ -420,12 +419,8 @@ TEST(NcclBackend, ASplitThatFailsIsEndedBeforeItsMemoryIs) {
     table->get_unique_id(&id);
     groups.push_back(NcclCommunicator::make({table, streams, 200ms}, id, 2, rank));
   }
-  try {
-    groups.front()->split(0, 0);
-    FAIL() << "no error";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("split is not finished after 0.2 s"));
-  }
+  EXPECT_THAT(error_text<CommError>([&] { groups.front()->split(0, 0); }),
+              HasSubstr("split is not finished after 0.2 s"));
   EXPECT_TRUE(groups.front()->is_aborted());
   groups.clear();
   EXPECT_THAT(libraries.front()->calls(), ElementsAre("init", "split", "abort", "split given up"));
@@ -441,14 +436,7 @@ TEST(NcclBackend, ACallOfAnAbortedGroupNamesTheReason) {
   const auto group = NcclCommunicator::make({table, std::make_shared<FakeStreams>(), 200ms}, id, 1, 0);
   group->abort("rank 2 of group 'world': out of luck");
   group->abort("a later reason");
-  const auto told = [](const std::function<void()>& call) {
-    try {
-      call();
-    } catch (const CommError& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
-  };
+  const auto told = [](const std::function<void()>& call) { return error_text<CommError>([&] { call(); }); };
   const auto reason = HasSubstr(": the group was aborted: rank 2 of group 'world': out of luck");
   EXPECT_THAT(told([&] { group->begin("recv", [](NcclComm*) { return NcclResult::success; }); }), reason);
   EXPECT_THAT(told([&] { group->is_enqueued(); }), reason);
@@ -459,17 +447,15 @@ TEST(NcclBackend, MessagesMatchInOrderAndTheirTagsMustAgree) {
   EXPECT_EQ(run_nccl_threads(2,
                              [](NcclRank& rank) {
                                at::Tensor x = at::full({4}, 1.0F);
-                               try {
-                                 if (rank.comm->rank() == 0)
-                                   rank.comm->send(x, 1, {.tag = 7});
-                                 else
-                                   rank.comm->recv(x, 0, {.tag = 8});
-                                 rank.comm->barrier();
-                                 ADD_FAILURE() << "no error";
-                               } catch (const CommError& error) {
-                                 EXPECT_THAT(error.what(), HasSubstr("under tag 7 and rank 1 receives float32[4] under "
-                                                                     "tag 8: nccl matches the messages"));
-                               }
+                               EXPECT_THAT(error_text<CommError>([&] {
+                                             if (rank.comm->rank() == 0)
+                                               rank.comm->send(x, 1, {.tag = 7});
+                                             else
+                                               rank.comm->recv(x, 0, {.tag = 8});
+                                             rank.comm->barrier();
+                                           }),
+                                           HasSubstr("under tag 7 and rank 1 receives float32[4] under "
+                                                     "tag 8: nccl matches the messages"));
                              }),
             "");
 }
@@ -511,14 +497,10 @@ TEST_P(StagedSuite, Passes) {
 
 TEST_P(StagedSuite, FailsClearly) {
   if (GetParam() < 2) return;
-  for (const SuiteCase& test : backend_failure_suite()) {
-    SCOPED_TRACE(test.name);
-    EXPECT_EQ(again_if_late([&] {
-                return run_staged_threads(
-                    GetParam(), [&](NcclRank& rank) { test.run(*rank.comm); }, failure_options(test));
-              }),
-              "");
-  }
+  expect_failure_suite([](const auto& body, const CommunicatorOptions& options) {
+    return run_staged_threads(
+        GetParam(), [&](NcclRank& rank) { body(*rank.comm); }, options);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, StagedSuite, ::testing::Values(1, 3));
@@ -604,13 +586,11 @@ TEST(NcclBackend, RanksThatNcclCannotConnectTimeOut) {
   const auto control = make_local_backends(1);
   FakeNccl nccl(make_local_backends(1).front());
   nccl.never_connect();
-  try {
-    make_nccl_communicator(control.front(), -1, nccl.table(), std::make_shared<FakeStreams>(),
-                           {.communicator = {.first_timeout = 100ms}});
-    FAIL() << "no error";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("making the group is not finished after 0.1 s"));
-  }
+  EXPECT_THAT(error_text<CommError>([&] {
+                make_nccl_communicator(control.front(), -1, nccl.table(), std::make_shared<FakeStreams>(),
+                                       {.communicator = {.first_timeout = 100ms}});
+              }),
+              HasSubstr("making the group is not finished after 0.1 s"));
   EXPECT_THAT(nccl.calls(), ElementsAre("init", "abort"));
 }
 
@@ -622,12 +602,8 @@ TEST(NcclBackend, RanksOnOneDeviceAreToldBeforeNcclIsAsked) {
       const auto streams = std::make_shared<FakeStreams>();
       streams->identify(backend->rank() == 1 ? "GPU-01" : "GPU-00");
       FakeNccl nccl(backend);
-      try {
-        make_nccl_communicator(backend, -1, nccl.table(), streams, {});
-        ADD_FAILURE() << "no error";
-      } catch (const NcclUnavailable& error) {
-        EXPECT_THAT(error.what(), HasSubstr("ranks 0 and 2 have the same device (GPU-00)"));
-      }
+      EXPECT_THAT(error_text<NcclUnavailable>([&] { make_nccl_communicator(backend, -1, nccl.table(), streams, {}); }),
+                  HasSubstr("ranks 0 and 2 have the same device (GPU-00)"));
       EXPECT_THAT(nccl.calls(), ElementsAre());
     });
   for (std::thread& thread : threads) thread.join();

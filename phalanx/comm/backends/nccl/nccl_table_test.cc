@@ -1,11 +1,12 @@
 // Without NCCL, or without a device: which error is reported, and to which ranks.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <thread>
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local_backend.h"
 #include "phalanx/comm/backends/nccl/nccl.h"
 #include "phalanx/comm/backends/nccl/nccl_table.h"
@@ -14,21 +15,10 @@
 namespace phalanx {
 namespace {
 
-using ::testing::HasSubstr;
-
 TEST(NcclTable, SaysWhyNcclCannotBeLoaded) {
-  try {
-    load_nccl("libphalanx-has-no-such-library.so.2");
-    FAIL() << "no error";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("NCCL cannot be loaded: libphalanx-has-no-such-library.so.2"));
-  }
-  try {
-    load_nccl("libm.so.6");
-    FAIL() << "no error";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("libm.so.6 lacks ncclGetVersion, "));
-  }
+  EXPECT_THAT(error_text<CommError>([&] { load_nccl("libphalanx-has-no-such-library.so.2"); }),
+              HasSubstr("NCCL cannot be loaded: libphalanx-has-no-such-library.so.2"));
+  EXPECT_THAT(error_text<CommError>([&] { load_nccl("libm.so.6"); }), HasSubstr("libm.so.6 lacks ncclGetVersion, "));
 }
 
 TEST(NcclTable, ARankWithoutItIsNamedToAll) {
@@ -37,12 +27,7 @@ TEST(NcclTable, ARankWithoutItIsNamedToAll) {
   std::vector<std::thread> threads;
   for (const auto& backend : control)
     threads.emplace_back([&backend] {
-      try {
-        make_nccl_communicator(backend, 0);
-        ADD_FAILURE() << "no error";
-      } catch (const CommError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("rank 0: cuda:0: "));
-      }
+      EXPECT_THAT(error_text<CommError>([&] { make_nccl_communicator(backend, 0); }), HasSubstr("rank 0: cuda:0: "));
     });
   for (std::thread& thread : threads) thread.join();
 }

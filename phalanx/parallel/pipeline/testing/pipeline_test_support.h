@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/testing/nccl_ranks.h"
 #include "phalanx/nn/init.h"
@@ -214,11 +215,7 @@ inline std::vector<std::string> errors_of(int ranks,
                                           Over over = Over::local) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   run_ranks(over, ranks, [&](const std::shared_ptr<Communicator>& comm) {
-    try {
-      body(comm);
-    } catch (const Error& error) {
-      errors[static_cast<std::size_t>(comm->rank())] = error.what();
-    }
+    errors[static_cast<std::size_t>(comm->rank())] = error_text([&] { body(comm); });
   });
   return errors;
 }

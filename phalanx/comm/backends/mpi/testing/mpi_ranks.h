@@ -25,14 +25,4 @@ inline void expect_in(const std::string& text, std::initializer_list<const char*
     expect(text.find(part) != std::string::npos, fmt::format("'{}' is not in: {}", part, text));
 }
 
-template <class ErrorType, class Body>
-std::string error_of(Body body) {
-  try {
-    body();
-  } catch (const ErrorType& error) {
-    return error.what();
-  }
-  throw std::runtime_error("no error");
-}
-
 }  // namespace phalanx::mpi_ranks

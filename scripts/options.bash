@@ -1,0 +1,36 @@
+# Sourced: the options of a script, each with a value.
+#
+#   build=build/release ranks=2                # without the options
+#   take_options build ranks -- "$@"           # --ranks 4 sets `ranks`; --help prints the comment at the head of the script
+#   require_program "$build/bin/phalanx" --build
+#
+# What is no such option goes, in order, into `rest`; take_only_options refuses it.
+
+take_options() {  # <names> -- <the script's arguments>
+  local known=" "
+  while [[ $1 != -- ]]; do known+="$1 "; shift; done
+  shift
+  rest=()
+  while [[ $# -gt 0 ]]; do
+    if [[ $1 == -h || $1 == --help ]]; then
+      sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+      exit 0
+    elif [[ $1 == --* && $known == *" ${1#--} "* ]]; then
+      [[ $# -gt 1 ]] || { echo "$0: $1 has no value" >&2; exit 2; }
+      printf -v "${1#--}" %s "$2"
+      shift 2
+    else
+      rest+=("$1")
+      shift
+    fi
+  done
+}
+
+take_only_options() {
+  take_options "$@"
+  [[ ${#rest[@]} == 0 ]] || { echo "$0: '${rest[0]}' is not known: --help lists the options" >&2; exit 2; }
+}
+
+require_program() {  # <path> <the option that names it>
+  [[ -x $1 ]] || { echo "$0: no program '$1'; build it, or give $2" >&2; exit 2; }
+}
