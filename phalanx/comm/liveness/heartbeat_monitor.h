@@ -39,9 +39,9 @@
 // Load of the store
 //   In each tick every rank waits for a key of each other rank, and while it waits for others it reads their heartbeats.
 //   With the default limit, ticks are 3 ms a rank up to 166 ranks and half a second above. Such a pair of requests takes
-//   some 0.3 us of the store's thread for each rank, so the thread is busy for a tenth of the time at 166 ranks, and
-//   above that it grows with the square: half of the time at 1,000 ranks, all of it at some 1,300. A longer limit helps
-//   up to 10 s, where beats take a second.
+//   some 0.3 us of the store's thread for each rank. So the thread is busy for a few percent of the time at 166 ranks.
+//   Above, that grows with the square: more than half of the time at 1,000 ranks, all of it at some 1,300. A longer limit
+//   helps up to 10 s, where beats take a second.
 //
 // Keys in the store, by world rank
 //   pulse/<rank>    "<count>\n", and "<group>\t<what for>\n" for each group in which the rank waits. It alone writes it.
