@@ -11,12 +11,14 @@
 #include <set>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/hub_name.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/config/config_reader.h"
 #include "phalanx/config/config_schema.h"
 
 namespace phalanx::cli {
@@ -64,15 +66,19 @@ struct WrittenOption {
   std::optional<std::string> value = {};
 };
 
+/// The option of this name, which may have _ for -. Null if there is none.
+const CLI::Option* option_named(const CLI::App& app, const std::string& name) {
+  if (const CLI::Option* option = app.get_option_no_throw(name)) return option;
+  std::string dashed = name;
+  if (dashed.starts_with("--")) std::ranges::replace(dashed, '_', '-');
+  return app.get_option_no_throw(dashed);
+}
+
 WrittenOption read_option(const CLI::App& app, const std::string& word) {
   const std::size_t equals = word.find('=');
   WrittenOption written{.name = word.substr(0, equals)};
   if (!looks_like_option(word)) return written;
-  std::string dashed = written.name;
-  if (dashed.starts_with("--")) std::ranges::replace(dashed, '_', '-');
-  for (const std::string& name : {written.name, dashed}) {
-    if (written.option == nullptr) written.option = app.get_option_no_throw(name);
-  }
+  written.option = option_named(app, written.name);
   if (written.option != nullptr) {
     if (equals != std::string::npos) written.value = word.substr(equals + 1);
   } else if (word[1] != '-' && app.get_option_no_throw(word.substr(0, 2)) != nullptr) {
@@ -104,10 +110,12 @@ class SortedWords {
   Arguments rest;
 
  private:
-  /// An option's own name is not taken for the value of a key: --checkpoint.enable --json FILE
+  /// The name of an option is no value of a key: --training.steps --json FILE. Nor are words but true and false values
+  /// of a boolean key: --checkpoint.enable -n2.
   bool is_value_of_key(const std::string& word) const {
-    return !rest.empty() && is_bare_key(rest.back()) &&
-           app_.get_option_no_throw(word.substr(0, word.find('='))) == nullptr;
+    if (rest.empty() || !is_bare_key(rest.back())) return false;
+    if (train::is_boolean_flag(rest.back())) return train::is_boolean_text(word);
+    return option_named(app_, word.substr(0, word.find('='))) == nullptr;
   }
 
   /// Returns whether `next`, which may be null, was its value.
@@ -180,6 +188,21 @@ Arguments parse_options(CLI::App& app, const Arguments& arguments) {
     throw UsageError(error.what());
   }
   return words.rest;
+}
+
+CLI::App& take_subcommand(CLI::App& app, Arguments& words) {
+  std::vector<std::string> names;
+  for (const CLI::App* subcommand : std::as_const(app).get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(subcommand->get_name());
+  if (words.empty()) throw UsageError(fmt::format("expected a subcommand: {}", fmt::join(names, ", ")));
+  try {
+    CLI::App& subcommand = *app.get_subcommand(words.front());
+    words.erase(words.begin());
+    return subcommand;
+  } catch (const CLI::OptionNotFound&) {
+    throw UsageError(fmt::format("unknown subcommand '{}'{}: expected {}", words.front(),
+                                 did_you_mean(words.front(), names), fmt::join(names, ", ")));
+  }
 }
 
 std::string take_config_path(Arguments& words, std::string_view command) {

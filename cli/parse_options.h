@@ -28,6 +28,10 @@ namespace phalanx::cli {
 /// for one too many.
 Arguments parse_options(CLI::App& app, const Arguments& arguments);
 
+/// Takes the first word, which names one of the app's subcommands. parse_options() of that subcommand reads the rest.
+/// UsageError if there is no such subcommand.
+CLI::App& take_subcommand(CLI::App& app, Arguments& words);
+
 /// Takes the configuration file out of the words that parse_options() leaves: the first one named *.toml, else the
 /// first. UsageError if there is none.
 std::string take_config_path(Arguments& words, std::string_view command);

@@ -98,6 +98,53 @@ TEST(ParseOptionsTest, ConfigurationKeysStayWithTheirValues) {
   EXPECT_EQ(refusal({"a.toml", "--step", "2"}, keeps_keys), "unknown option '--step' (did you mean '--steps'?)");
 }
 
+TEST(ParseOptionsTest, AnOptionIsNoValueOfABooleanKeyHoweverItIsWritten) {
+  for (const Arguments& option : std::vector<Arguments>{
+           {"--nproc_per_node", "2"}, {"--nproc-per-node", "2"}, {"--nproc_per_node=2"}, {"-n", "2"}, {"-n2"}}) {
+    for (const char* key : {"--checkpoint.enable", "--checkpoint.no-enable", "--checkpoint.no_enable"}) {
+      Arguments words{"a.toml", key};
+      words.insert(words.end(), option.begin(), option.end());
+      const Parsed parsed = parse(words, keeps_keys);
+      EXPECT_EQ(parsed.ranks, "2") << key << " " << option[0];
+      EXPECT_THAT(parsed.rest, ElementsAre("a.toml", key)) << option[0];
+    }
+  }
+  EXPECT_THAT(parse({"--checkpoint.enable", "false", "-q"}, keeps_keys).rest,
+              ElementsAre("--checkpoint.enable", "false"));
+  EXPECT_EQ(refusal({"--checkpoint.enable", "--nproc_per_nod", "2"}, keeps_keys),
+            "unknown option '--nproc_per_nod' (did you mean '--nproc-per-node'?)");
+}
+
+TEST(ParseOptionsTest, OnlyAnOptionsNameIsNoValueOfAnotherKey) {
+  for (const char* value : {"-1", "-1e-3", "-name", "--nproc"}) {
+    const Parsed parsed = parse({"--optimizer.lr", value, "--nproc_per_node", "2"}, keeps_keys);
+    EXPECT_THAT(parsed.rest, ElementsAre("--optimizer.lr", value));
+    EXPECT_EQ(parsed.ranks, "2") << value;
+  }
+  for (const char* name : {"--nproc_per_node", "--nproc-per-node"}) {
+    const Parsed parsed = parse({"--training.steps", name, "2"}, keeps_keys);
+    EXPECT_THAT(parsed.rest, ElementsAre("--training.steps"));
+    EXPECT_EQ(parsed.ranks, "2");
+  }
+}
+
+TEST(ParseOptionsTest, ASubcommandReadsTheWordsAfterItsName) {
+  CLI::App app;
+  std::vector<std::string> paths;
+  app.add_subcommand("look")->alias("see")->add_option("paths", paths);
+  app.add_subcommand("listen");
+  for (const char* name : {"look", "see"}) {
+    Arguments words{name, "listen", "look"};  // folders may have the names of subcommands
+    CLI::App& look = take_subcommand(app, words);
+    EXPECT_EQ(look.get_name(), "look");
+    parse_options(look, words);
+    EXPECT_THAT(paths, ElementsAre("listen", "look"));
+  }
+  const auto wrong = [&](Arguments words) { return error_text<UsageError>([&] { take_subcommand(app, words); }); };
+  EXPECT_EQ(wrong({"lisen"}), "unknown subcommand 'lisen' (did you mean 'listen'?): expected look, listen");
+  EXPECT_EQ(wrong({}), "expected a subcommand: look, listen");
+}
+
 TEST(ParseOptionsTest, AProgramBeginsAtTheFirstWordThatIsNoOption) {
   const Parsed parsed = parse({"--steps", "2", "prog", "--steps", "3", "--"}, starts_program);
   EXPECT_EQ(parsed.steps, 2);

@@ -45,6 +45,18 @@ install(FILES ${PROJECT_BINARY_DIR}/package/PhalanxConfig.cmake
               ${PROJECT_SOURCE_DIR}/cmake/PhalanxTorchSearch.cmake
         DESTINATION ${_package_dir} COMPONENT library)
 
+# The licences of Phalanx and of what the build embeds. The programs and the library both need them, so both components
+# install them.
+set(_licence_dir ${CMAKE_INSTALL_DATAROOTDIR}/doc/phalanx)
+file(GLOB _licences RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/third_party/*/LICENSE)
+foreach(_component library Unspecified)
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${_licence_dir} COMPONENT ${_component})
+  foreach(_licence ${_licences})
+    get_filename_component(_folder ${_licence} DIRECTORY)
+    install(FILES ${PROJECT_SOURCE_DIR}/${_licence} DESTINATION ${_licence_dir}/${_folder} COMPONENT ${_component})
+  endforeach()
+endforeach()
+
 # The programs have install rules of their own; they must find the libraries of wheels from there too.
 if(TARGET phalanx-worker)
   set_target_properties(phalanx PROPERTIES INSTALL_RPATH "${PHALANX_PYARROW}")

@@ -8,8 +8,8 @@
 #include "cli/front/bench_train_command.h"
 #include "cli/front/launch_command.h"
 #include "cli/front/worker_program.h"
+#include "cli/parse_options.h"
 #include "phalanx/base/error.h"
-#include "phalanx/base/nearest.h"
 #include "phalanx/launch/rendezvous/worker_environment.h"
 
 namespace phalanx::cli {
@@ -19,12 +19,11 @@ int bench_command(const Arguments& arguments) {
     fmt::print(arguments.empty() ? stderr : stdout, "{}\n{}", kBenchHelp, kBenchTrainHelp);
     return arguments.empty() ? 2 : 0;
   }
-  const bool trains = arguments[0] == "train";
-  if (!trains && arguments[0] != "comm") {
-    throw UsageError(fmt::format("unknown benchmark '{}'{}: expected phalanx bench comm or phalanx bench train",
-                                 arguments[0], did_you_mean(arguments[0], {"comm", "train"})));
-  }
-  Arguments rest(arguments.begin() + 1, arguments.end());
+  CLI::App app;
+  app.add_subcommand("comm");
+  const CLI::App* const train = app.add_subcommand("train");
+  Arguments rest = arguments;
+  const bool trains = &take_subcommand(app, rest) == train;
   for (const std::string& word : rest) {
     if (word == "--help" || word == "-h") {
       fmt::print("{}", trains ? kBenchTrainHelp : kBenchHelp);

@@ -98,7 +98,7 @@ TEST_F(BenchProgram, WrongCommandLinesEndWithStatus2AndOneMessage) {
     EXPECT_THAT(ended.err, HasSubstr(text));
     EXPECT_EQ(ended.err.find("phalanx bench: "), ended.err.rfind("phalanx bench: ")) << ended.err;
   };
-  expect({"com"}, "unknown benchmark 'com' (did you mean 'comm'?)");
+  expect({"com"}, "unknown subcommand 'com' (did you mean 'comm'?): expected comm, train");
   expect({"comm", "--ops", "allreduce"}, "did you mean 'all_reduce'?");
   expect({"comm", "--sizes", "4Q"}, "--sizes: '4Q' is no size");
   expect({"comm", "--min-bytes", "1M", "--max-bytes", "1K"}, "sizes from 1048576 to 1024");

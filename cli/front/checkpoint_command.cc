@@ -20,7 +20,6 @@
 #include "phalanx/base/folder_lock.h"
 #include "phalanx/base/human.h"
 #include "phalanx/base/log.h"
-#include "phalanx/base/nearest.h"
 #include "phalanx/base/parse_text.h"
 #include "phalanx/base/progress.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
@@ -82,22 +81,26 @@ struct CheckpointArguments {
   std::optional<std::int64_t> ranks;
 };
 
-/// The options of a subcommand, beside its paths.
 struct Subcommand {
   std::string_view name;
   std::vector<std::string_view> paths;
-  bool takes_progress = true;
-  bool consolidates = false;
-  bool reshards = false;
   int (*run)(const CheckpointArguments&);
 };
 
-CheckpointArguments parse_checkpoint(const Subcommand& subcommand, const Arguments& arguments) {
-  CheckpointArguments parsed;
-  CLI::App app;
+void require_paths(const Subcommand& subcommand, const std::vector<std::string>& paths) {
+  if (paths.size() > subcommand.paths.size())
+    throw UsageError(fmt::format("unexpected argument '{}' of `phalanx checkpoint {}`", paths[subcommand.paths.size()],
+                                 subcommand.name));
+  if (paths.size() < subcommand.paths.size())
+    throw UsageError(
+        fmt::format("`phalanx checkpoint {}` needs {}", subcommand.name, fmt::join(subcommand.paths, " and ")));
+}
+
+/// Adds the options of the subcommand to its app.
+void add_checkpoint_options(CLI::App& app, CheckpointArguments& parsed) {
   app.add_option("paths", parsed.paths);
-  if (subcommand.takes_progress) app.add_flag("--quiet,-q", parsed.quiet);
-  if (subcommand.consolidates) {
+  if (app.get_name() != "inspect") app.add_flag("--quiet,-q", parsed.quiet);
+  if (app.get_name() == "consolidate") {
     app.add_flag("--all", parsed.all);
     app.add_flag("--hf", parsed.hf);
     app.add_option("--assets", parsed.assets);
@@ -105,15 +108,7 @@ CheckpointArguments parse_checkpoint(const Subcommand& subcommand, const Argumen
     app.add_option("--dtype", parsed.dtype);
     app.add_option("--max-file-size", parsed.max_file_size);
   }
-  if (subcommand.reshards) app.add_option("--ranks", parsed.ranks);
-  parse_options(app, arguments);
-  if (parsed.paths.size() > subcommand.paths.size())
-    throw UsageError(fmt::format("unexpected argument '{}' of `phalanx checkpoint {}`",
-                                 parsed.paths[subcommand.paths.size()], subcommand.name));
-  if (parsed.paths.size() < subcommand.paths.size())
-    throw UsageError(
-        fmt::format("`phalanx checkpoint {}` needs {}", subcommand.name, fmt::join(subcommand.paths, " and ")));
-  return parsed;
+  if (app.get_name() == "reshard") app.add_option("--ranks", parsed.ranks);
 }
 
 ProgressBar progress_of(const std::string& title, std::uint64_t total, const CheckpointArguments& arguments,
@@ -354,11 +349,11 @@ int reshard_command(const CheckpointArguments& arguments) {
 
 const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> all = {
-      {.name = "inspect", .paths = {"DIR"}, .takes_progress = false, .run = inspect},
+      {.name = "inspect", .paths = {"DIR"}, .run = inspect},
       {.name = "verify", .paths = {"DIR"}, .run = verify},
       {.name = "diff", .paths = {"A", "B"}, .run = diff},
-      {.name = "consolidate", .paths = {"DIR", "OUT"}, .consolidates = true, .run = consolidate_command},
-      {.name = "reshard", .paths = {"DIR", "OUT"}, .reshards = true, .run = reshard_command},
+      {.name = "consolidate", .paths = {"DIR", "OUT"}, .run = consolidate_command},
+      {.name = "reshard", .paths = {"DIR", "OUT"}, .run = reshard_command},
   };
   return all;
 }
@@ -371,14 +366,16 @@ int checkpoint_command(const Arguments& arguments) {
     fmt::print(help ? stdout : stderr, "{}", kCheckpointHelp);
     return help ? 0 : 2;
   }
-  std::vector<std::string> names;
-  for (const auto& subcommand : subcommands()) {
-    if (subcommand.name == arguments[0])
-      return subcommand.run(parse_checkpoint(subcommand, {arguments.begin() + 1, arguments.end()}));
-    names.emplace_back(subcommand.name);
-  }
-  throw UsageError(fmt::format("unknown subcommand '{}'{}: expected {}", arguments[0],
-                               did_you_mean(arguments[0], names), fmt::join(names, ", ")));
+  CheckpointArguments parsed;
+  CLI::App app;
+  for (const Subcommand& subcommand : subcommands())
+    add_checkpoint_options(*app.add_subcommand(std::string(subcommand.name)), parsed);
+  Arguments words = arguments;
+  CLI::App& chosen = take_subcommand(app, words);
+  parse_options(chosen, words);
+  const Subcommand& subcommand = *std::ranges::find(subcommands(), chosen.get_name(), &Subcommand::name);
+  require_paths(subcommand, parsed.paths);
+  return subcommand.run(parsed);
 }
 
 }  // namespace phalanx::cli

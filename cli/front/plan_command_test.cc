@@ -47,7 +47,7 @@ TEST_F(PlanCommandTest, SaysTheScenarioWithBytes) {
                  "--dtype", "bfloat16", "--batch", "16", "--local-batch", "1"}),
             0)
       << error_;
-  EXPECT_THAT(out_, AllOf(HasSubstr("16 x RTX4090-24G (24.0 GiB) on 2 machines of 8"), HasSubstr("scenario 3: tensor"),
+  EXPECT_THAT(out_, AllOf(HasSubstr("16 x RTX4090-24G (24.0 GiB) on 2 nodes of 8"), HasSubstr("scenario 3: tensor"),
                           HasSubstr("tensor_parallel_degree = 4\n")));
 }
 
@@ -170,7 +170,7 @@ TEST_F(PlanCommandTest, ThisMachineTrainsWhatIsRecommended) {
                  "--lr_scheduler.warmup_steps", "1", "--job.dump_folder", path("run"), "--checkpoint.no-enable"}),
             0)
       << error_;
-  EXPECT_THAT(out_, HasSubstr("2 x this machine ("));
+  EXPECT_THAT(out_, HasSubstr("2 x this node ("));
   ASSERT_EQ(phalanx("train -n 2 " + path("layout.toml")), 0) << read_file(path("err"));
   const auto record = nlohmann::json::parse(read_file(path("run/run.json")));
   EXPECT_EQ(record["memory"]["measured"].size(), 2U);

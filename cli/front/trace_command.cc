@@ -13,7 +13,6 @@
 #include "cli/front/executed_timeline.h"
 #include "cli/parse_options.h"
 #include "phalanx/base/error.h"
-#include "phalanx/base/nearest.h"
 #include "phalanx/base/parse_text.h"
 #include "phalanx/base/signals.h"
 #include "phalanx/observe/flight_analysis.h"
@@ -96,35 +95,36 @@ int dump(const std::string& text) {
   return 0;
 }
 
-}  // namespace
+int analyze(const std::string& folder) {
+  if (folder.empty()) throw UsageError("expected the folder that holds the flight recorder files or the traces");
 
-int trace_command(const Arguments& arguments) {
-  if (arguments.empty()) throw UsageError("expected what to do: phalanx trace analyze FOLDER, or dump PID");
-  if (arguments[0] != "dump" && arguments[0] != "analyze" && arguments[0] != "analyse") {
-    throw UsageError(fmt::format("unknown action '{}'{}: expected phalanx trace analyze FOLDER, or dump PID",
-                                 arguments[0], did_you_mean(arguments[0], {"analyze", "dump"})));
-  }
-  std::string subject;
-  CLI::App app;
-  app.add_option("subject", subject);
-  parse_options(app, {arguments.begin() + 1, arguments.end()});
-  if (arguments[0] == "dump") return dump(subject);
-  if (subject.empty()) throw UsageError("expected the folder that holds the flight recorder files or the traces");
-
-  if (holds_traces(subject)) {
-    print_executed(executed_step(observe::read_trace_files(subject)));
+  if (holds_traces(folder)) {
+    print_executed(executed_step(observe::read_trace_files(folder)));
     return 0;
   }
-  const std::string folder = recordings_of(subject);
-  const observe::FlightAnalysis analysis = observe::analyze_flight_files(observe::read_flight_files(folder));
+  const std::string recordings = recordings_of(folder);
+  const observe::FlightAnalysis analysis = observe::analyze_flight_files(observe::read_flight_files(recordings));
   fmt::print("{}", observe::to_text(analysis));
   if (!analysis.ranks_without_file.empty()) {
     std::fflush(stdout);
     throw Error(fmt::format(
         "{} of the job left no file in {}: crashed, killed, or not asked to write one (phalanx trace dump PID)",
-        observe::ranks_text(analysis.ranks_without_file), folder));
+        observe::ranks_text(analysis.ranks_without_file), recordings));
   }
   return 0;
+}
+
+}  // namespace
+
+int trace_command(const Arguments& arguments) {
+  std::string folder, process;
+  CLI::App app;
+  app.add_subcommand("analyze")->alias("analyse")->add_option("FOLDER", folder);
+  app.add_subcommand("dump")->add_option("PID", process);
+  Arguments words = arguments;
+  CLI::App& chosen = take_subcommand(app, words);
+  parse_options(chosen, words);
+  return chosen.get_name() == "dump" ? dump(process) : analyze(folder);
 }
 
 }  // namespace phalanx::cli

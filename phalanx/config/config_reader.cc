@@ -52,6 +52,26 @@ const RefusedKey* find_refused(std::string_view section, std::string_view name) 
   return whole_section;
 }
 
+bool is_boolean(std::string_view section, std::string_view name) {
+  TrainConfig any;
+  if (const Key* key = find_key(section, name)) return type_name(key->slot(any)) == "boolean";
+  const RefusedKey* refused = find_refused(section, name);
+  return refused && (is_boolean_text(refused->accepted) || name == "enable");
+}
+
+/// Whether a name begins with "no_", before that of a boolean key.
+bool is_negated(std::string_view section, std::string_view name) {
+  return name.starts_with("no_") && is_boolean(section, name.substr(3));
+}
+
+/// The section and the name in --section.key. Nothing if the text is none.
+std::optional<std::pair<std::string, std::string>> split_flag(std::string path) {
+  const std::size_t dot = path.find('.');
+  if (!path.starts_with("--") || dot == std::string::npos) return {};
+  std::replace(path.begin() + 2, path.end(), '-', '_');
+  return std::pair(path.substr(2, dot - 2), path.substr(dot + 1));
+}
+
 std::vector<std::string> known_sections() {
   std::vector<std::string> sections;
   for (const Key& key : known_keys()) {
@@ -311,18 +331,15 @@ class Reader {
       const std::string& flag = flags[i];
       const std::size_t equals = flag.find('=');
       std::string path = flag.substr(0, equals);
-      const std::size_t dot = path.find('.');
-      if (path.rfind("--", 0) != 0 || dot == std::string::npos) {
+      const auto split = split_flag(path);
+      if (!split) {
         throw UsageError(fmt::format("unexpected argument '{}': overrides are written --section.key value", flag));
       }
-      std::string section = path.substr(2, dot - 2);
-      std::string name = path.substr(dot + 1);
-      std::replace(section.begin(), section.end(), '-', '_');
-      std::replace(name.begin(), name.end(), '-', '_');
+      auto [section, name] = *split;
       if (!is_known_section(section)) refuse_unknown_section(section, path);
 
       GivenValue given{.where = path, .from_flag = true};
-      if (equals == std::string::npos && name.rfind("no_", 0) == 0 && is_boolean(section, name.substr(3))) {
+      if (equals == std::string::npos && is_negated(section, name)) {
         name = name.substr(3);
         given.shown = "false";
       } else if (equals != std::string::npos) {
@@ -405,15 +422,6 @@ class Reader {
   void note_wrong(std::string_view section, std::string_view name) {
     const Key* key = find_key(section, name);
     if (key) wrong_keys_.insert(fmt::format("{}.{}", key->section, key->name));
-  }
-
-  static bool is_boolean_text(std::string_view text) { return text == "true" || text == "false"; }
-
-  bool is_boolean(std::string_view section, std::string_view name) {
-    const Key* key = find_key(section, name);
-    if (key) return type_name(key->slot(config_)) == "boolean";
-    const RefusedKey* refused = find_refused(section, name);
-    return refused && (is_boolean_text(refused->accepted) || name == "enable");
   }
 
   static GivenValue given_from(const toml::node& node, const std::string& source) {
@@ -510,6 +518,11 @@ const Preset* take_preset_flag(std::vector<std::string>& flags) {
 }
 
 }  // namespace
+
+bool is_boolean_flag(std::string_view flag) {
+  const auto split = split_flag(std::string(flag));
+  return split && (is_negated(split->first, split->second) || is_boolean(split->first, split->second));
+}
 
 std::set<std::string> read_keys(TrainConfig& config, std::string_view toml, const std::string& source,
                                 const std::vector<std::string>& flags, ConfigProblems& problems,

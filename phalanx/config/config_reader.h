@@ -22,6 +22,11 @@ std::set<std::string> read_keys(TrainConfig& config, std::string_view toml, cons
                                 const std::vector<std::string>& flags, ConfigProblems& problems,
                                 std::vector<std::string>& notes);
 
+/// True if a flag of this name without = is complete, so that only `true` or `false` may follow it as its value:
+/// --section.key of a boolean key, or --section.no-key.
+bool is_boolean_flag(std::string_view flag);
+inline bool is_boolean_text(std::string_view text) { return text == "true" || text == "false"; }
+
 /// A configuration as far as it could be read, and its problems.
 struct ConfigReading {
   TrainConfig config = {};

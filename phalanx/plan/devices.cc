@@ -122,14 +122,14 @@ void place_on_nodes(Devices& devices, const NodeCounts& nodes, const std::string
   if (per_node == 0) per_node = count <= kUsualPerNode ? count : kUsualPerNode;
   if (count % per_node != 0) {
     throw UsageError(
-        fmt::format("--devices '{}' are {}, which do not make machines of {}: give --per-node", text, count, per_node));
+        fmt::format("--devices '{}' are {}, which do not make nodes of {}: give --per-node", text, count, per_node));
   }
   if (nodes.nodes > 0 && nodes.nodes * per_node != count) {
     throw UsageError(fmt::format("--nodes {} x --per-node {} = {} devices, but --devices '{}' are {}", nodes.nodes,
                                  per_node, nodes.nodes * per_node, text, count));
   }
   if (devices.is_host && per_node != count) {
-    throw UsageError(fmt::format("--devices '{}' is one machine: leave --nodes and --per-node out", text));
+    throw UsageError(fmt::format("--devices '{}' is one node: leave --nodes and --per-node out", text));
   }
   devices.per_node = per_node;
 }
@@ -191,8 +191,7 @@ Devices Devices::largest_ones() const {
 std::string Devices::text() const {
   std::vector<std::string> parts;
   for (const DeviceGroup& group : groups) parts.push_back(group.text());
-  const std::string nodes =
-      per_node == count() ? "" : fmt::format(" on {} machines of {}", count() / per_node, per_node);
+  const std::string nodes = per_node == count() ? "" : fmt::format(" on {} nodes of {}", count() / per_node, per_node);
   return fmt::format("{}{}", fmt::join(parts, " + "), nodes);
 }
 
@@ -207,14 +206,14 @@ Devices parse_devices(const std::string& text, const NodeCounts& nodes, const st
     }
     if (what == kThisNode) {
       devices.is_host = true;
-      devices.groups.push_back({.count = count, .name = "this machine", .bytes = bytes_on_this_node(here, count)});
+      devices.groups.push_back({.count = count, .name = "this node", .bytes = bytes_on_this_node(here, count)});
       continue;
     }
     devices.groups.push_back(device_of(what, text));
     devices.groups.back().count = count;
   }
   if (devices.is_host && devices.groups.size() > 1) {
-    throw UsageError(fmt::format("--devices '{}': this machine's memory does not mix with others'", text));
+    throw UsageError(fmt::format("--devices '{}': this node's memory does not mix with others'", text));
   }
   place_on_nodes(devices, nodes, text);
   return devices;

@@ -44,7 +44,7 @@ struct Devices {
   bool are_alike() const noexcept { return smallest() == largest(); }
   /// Only the devices with the most memory, on nodes with as many of them as one node had.
   Devices largest_ones() const;
-  std::string text() const;  // "16 x H100-80G (79.6 GiB) on 2 machines of 8"
+  std::string text() const;  // "16 x H100-80G (79.6 GiB) on 2 nodes of 8"
 };
 
 struct NodeCounts {

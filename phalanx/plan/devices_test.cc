@@ -43,10 +43,10 @@ TEST(Devices, MayDiffer) {
 TEST(Devices, AreOnMachines) {
   EXPECT_EQ(parse_devices("8xH100", {}, {}).per_node, 8);
   EXPECT_EQ(parse_devices("3xH100", {}, {}).per_node, 3);
-  EXPECT_EQ(parse_devices("16xH100", {}, {}).text(), "16 x H100-80G (79.6 GiB) on 2 machines of 8");
+  EXPECT_EQ(parse_devices("16xH100", {}, {}).text(), "16 x H100-80G (79.6 GiB) on 2 nodes of 8");
   EXPECT_EQ(parse_devices("16xH100", {.nodes = 4}, {}).per_node, 4);
   EXPECT_EQ(parse_devices("H100", {.nodes = 2, .per_node = 4}, {}).count(), 8);
-  EXPECT_THAT(devices_refusal("12xH100"), HasSubstr("are 12, which do not make machines of 8: give --per-node"));
+  EXPECT_THAT(devices_refusal("12xH100"), HasSubstr("are 12, which do not make nodes of 8: give --per-node"));
   EXPECT_THAT(devices_refusal("8xH100", {.nodes = 3}), HasSubstr("are 8, which --nodes 3 does not divide"));
   EXPECT_THAT(devices_refusal("8xH100", {.nodes = 2, .per_node = 8}),
               HasSubstr("--nodes 2 x --per-node 8 = 16 devices, but --devices '8xH100' are 8"));
@@ -66,8 +66,8 @@ TEST(Devices, ThisMachineSharesWhatIsFree) {
   EXPECT_EQ(parse_devices("4xthis", {}, {node}).smallest(), 3 * kGiB);
   EXPECT_EQ(parse_devices("4xthis", {}, {node, process}).smallest(), 2 * kGiB);
   EXPECT_TRUE(parse_devices("this", {}, {node}).is_host);
-  EXPECT_THAT(devices_refusal("2xthis,H100"), HasSubstr("this machine's memory does not mix with others'"));
-  EXPECT_THAT(devices_refusal("4xthis", {.nodes = 2}), HasSubstr("is one machine: leave --nodes and --per-node out"));
+  EXPECT_THAT(devices_refusal("2xthis,H100"), HasSubstr("this node's memory does not mix with others'"));
+  EXPECT_THAT(devices_refusal("4xthis", {.nodes = 2}), HasSubstr("is one node: leave --nodes and --per-node out"));
 }
 
 TEST(Devices, WhatIsUnknownIsRefused) {

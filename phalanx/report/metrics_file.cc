@@ -248,7 +248,6 @@ MetricsFile read_metrics(const std::string& path) {
   LineReader reader(memory);
   const MetricsLines lines = read_lines(path, reader, metrics.notes);
   note_wrong_types(reader, metrics.notes);
-  metrics.curves.resize(kCurves);
   for (const MetricsLine& line : lines.steps) {
     metrics.steps.push_back(line.step);
     for (std::size_t i = 0; i < kCurves; ++i) {

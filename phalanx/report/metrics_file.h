@@ -22,6 +22,9 @@ struct Curve {
   void add(std::int64_t step, double value);
 };
 
+/// The keys of a training step that become curves.
+const std::vector<std::string_view>& curve_keys();
+
 constexpr std::size_t kRanksShown = 8;
 
 struct MetricsFile {
@@ -37,11 +40,8 @@ struct MetricsFile {
   const Curve& curve(std::string_view key) const;
 
   /// In the order of curve_keys().
-  std::vector<Curve> curves;
+  std::vector<Curve> curves = std::vector<Curve>(curve_keys().size());
 };
-
-/// The keys of a training step that become curves.
-const std::vector<std::string_view>& curve_keys();
 
 /// If a step has two lines, the later one counts. An incomplete last line is left out, since a run may be writing it;
 /// so is a value of another type. Both are noted. Throws DataError that names the line if any other line is not a JSON

@@ -245,6 +245,8 @@ std::string render_comparison(const std::vector<std::string>& run_folders) {
   require_different(run_folders);
   Runs runs;
   for (const std::string& folder : run_folders) runs.push_back(read_run(folder));
+  if (std::ranges::none_of(runs, &RunFolder::has_metrics))
+    read_metrics(run_folders.front() + "/metrics.jsonl");  // throws, and says why
   name_by_folder(runs);
   return page(runs);
 }

@@ -287,6 +287,20 @@ TEST_F(ComparisonTest, RunsOfOneConfigurationSaySo) {
   EXPECT_THAT(html, HasSubstr("<li>a: metrics.jsonl has no training step yet</li>"));
 }
 
+TEST_F(ComparisonTest, ARunWithoutMetricsIsNamedAndTheOthersAreShown) {
+  const std::string a = make_run("a", {{"description", "first"}}, ""), b = make_run("b", json::object(), "");
+  write("b/metrics.jsonl", "{\"step\":1,\"loss\":8}\n");
+  std::filesystem::remove(path("a/metrics.jsonl"));
+  for (const std::vector<std::string>& folders : {std::vector{a, b}, std::vector{b, a}}) {
+    const std::string html = render_comparison(folders);
+    EXPECT_THAT(html, HasSubstr("<li>a: it has no metrics.jsonl, so no curves</li>"));
+    EXPECT_THAT(html, HasSubstr("<tr><th scope=\"row\">title</th>"));
+    EXPECT_EQ(chart_of(html, "Training loss")["series"][0]["y"], json({8.0}));
+  }
+  std::filesystem::remove(path("b/metrics.jsonl"));
+  EXPECT_THAT(error_text<DataError>([&] { render_comparison({a, b}); }), HasSubstr("a/metrics.jsonl"));
+}
+
 TEST_F(ComparisonTest, WrongFoldersAreRefused) {
   const std::string a = make_run("a", json::object(), "");
   EXPECT_THAT(error_text<UsageError>([&] { render_comparison({a, a + "/../a/"}); }), HasSubstr("is named twice"));

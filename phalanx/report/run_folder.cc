@@ -60,7 +60,8 @@ std::vector<std::string> parts_from_the_end(const std::string& folder) {
 std::vector<std::string> RunFolder::notes() const {
   std::vector<std::string> notes = metrics.notes;
   notes.insert(notes.end(), marks.notes.begin(), marks.notes.end());
-  if (metrics.steps.empty()) notes.emplace_back("metrics.jsonl has no training step yet");
+  if (!has_metrics) notes.emplace_back("it has no metrics.jsonl, so no curves");
+  if (has_metrics && metrics.steps.empty()) notes.emplace_back("metrics.jsonl has no training step yet");
   if (metrics.steps.size() == 1) notes.emplace_back("metrics.jsonl has one training step: charts show a single point");
   return notes;
 }
@@ -75,7 +76,10 @@ RunFolder read_run(const std::string& folder) {
   if (!run.run.is_object()) {
     throw DataError(fmt::format("'{}' is not a JSON object: was it written by `phalanx train`?", path));
   }
-  run.metrics = read_metrics(folder + "/metrics.jsonl");
+  const std::string metrics = folder + "/metrics.jsonl";
+  std::error_code error;
+  run.has_metrics = fs::exists(metrics, error);
+  if (run.has_metrics) run.metrics = read_metrics(metrics);
   run.marks = run_marks(run.run, run.metrics);
   return run;
 }

@@ -14,8 +14,9 @@ namespace phalanx::train {
 
 struct RunFolder {
   std::string folder;
-  std::string name;    // for legends
-  nlohmann::json run;  // run.json, an object
+  std::string name;         // for legends
+  nlohmann::json run;       // run.json, an object
+  bool has_metrics = true;  // there is a metrics.jsonl
   MetricsFile metrics;
   RunMarks marks;
 
@@ -23,7 +24,8 @@ struct RunFolder {
   std::vector<std::string> notes() const;
 };
 
-/// Throws DataError that says what lies at `folder` instead of a run, and where runs are nearby.
+/// Throws DataError that says what lies at `folder` instead of a run, and where runs are nearby. A run may have no
+/// metrics.jsonl.
 RunFolder read_run(const std::string& folder);
 
 /// Names each run after its folder, as short as they differ: "a" and "b" of outputs/a and outputs/b.

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -16,14 +17,6 @@ namespace phalanx::train {
 namespace {
 
 using nlohmann::json;
-
-/// "2 ranks" of the last step up to `step`, or of the first one after it; nothing without one.
-std::optional<double> ranks_at(const Curve& ranks, std::int64_t step, bool after) {
-  const auto next = std::ranges::upper_bound(ranks.steps, step);
-  const std::ptrdiff_t index = next - ranks.steps.begin() - (after ? 0 : 1);
-  if (index < 0 || index >= std::ssize(ranks.steps)) return std::nullopt;
-  return ranks.values[static_cast<std::size_t>(index)];
-}
 
 std::string ranks_text(double ranks) { return fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s"); }
 
@@ -50,34 +43,61 @@ bool is_rollback(const json& run, std::int64_t step) {
          });
 }
 
-/// The layouts before and after, from what both starts recorded, else from the ranks that wrote their memory.
-void set_layout(RunMark& mark, const std::string& before, const std::string& now, const Curve& ranks) {
-  if (!before.empty() && !now.empty()) {
-    mark.layout_changed = before != now;
-    mark.layout = mark.layout_changed ? fmt::format("{} → {}", before, now) : now + ", as before";
-    return;
+/// The layouts before and after, where both starts recorded theirs. False if one did not.
+bool set_layout(RunMark& mark, const std::string& before, const std::string& now) {
+  if (before.empty() || now.empty()) {
+    if (!now.empty()) mark.layout = fmt::format("{} (the one before is not recorded)", now);
+    return false;
   }
-  if (!now.empty()) mark.layout = fmt::format("{} (the one before is not recorded)", now);
-  const auto ranks_before = ranks_at(ranks, mark.step, /*after=*/false), ranks_now = ranks_at(ranks, mark.step, true);
-  if (!ranks_before || !ranks_now || *ranks_before == *ranks_now) return;
-  mark.layout_changed = true;
-  mark.layout = fmt::format("{} → {} (as metrics.jsonl tells)", ranks_text(*ranks_before),
-                            now.empty() ? ranks_text(*ranks_now) : now);
+  mark.layout_changed = before != now;
+  mark.layout = mark.layout_changed ? fmt::format("{} → {}", before, now) : now + ", as before";
+  return true;
 }
 
-/// A change of the number of ranks at which run.json has no resume.
-void add_unrecorded(RunMarks& found, const Curve& ranks) {
-  for (std::size_t i = 1; i < ranks.steps.size(); ++i) {
-    const std::int64_t before = ranks.steps[i - 1], now = ranks.steps[i];
-    if (ranks.values[i] == ranks.values[i - 1]) continue;
-    const auto is_told = [&](const RunMark& mark) { return mark.on_curve && before <= mark.step && mark.step < now; };
-    if (std::ranges::any_of(found.marks, is_told)) continue;
-    found.marks.push_back({.step = before,
+/// A resume of the curve, and the layout from there on; empty: not recorded.
+struct Resume {
+  std::size_t mark = 0;
+  std::string layout;
+  bool is_told = false;  // the layout before is recorded, too
+};
+
+/// Between two steps of the curve the number of ranks changes. That was one of the resumes in between. If only one of
+/// them can have changed the layout, it was that one.
+void tell_change(RunMarks& found, const std::vector<Resume>& between, std::int64_t step, double before, double now) {
+  const std::string change = fmt::format("{} → {}", ranks_text(before), ranks_text(now));
+  if (between.empty()) {
+    found.marks.push_back({.step = step,
                            .resumed = false,
                            .layout_changed = true,
-                           .layout = fmt::format("{} → {} (as metrics.jsonl tells)", ranks_text(ranks.values[i - 1]),
-                                                 ranks_text(ranks.values[i])),
+                           .layout = change + " (as metrics.jsonl tells)",
                            .note = "run.json has no resume here"});
+    return;
+  }
+  const auto may_have = [&](const Resume& one) { return !one.is_told || found.marks[one.mark].layout_changed; };
+  const bool is_certain = std::ranges::count_if(between, may_have) == 1;
+  for (const Resume& one : between) {
+    if (one.is_told) continue;
+    RunMark& mark = found.marks[one.mark];
+    mark.layout_changed = is_certain;
+    if (!is_certain)
+      mark.layout = fmt::format("{}{} at this resume or at another one after step {} (as metrics.jsonl tells)",
+                                one.layout.empty() ? "" : one.layout + "; ", change, with_commas(step));
+    else
+      mark.layout = fmt::format("{} → {} (as metrics.jsonl tells)", ranks_text(before),
+                                one.layout.empty() ? ranks_text(now) : one.layout);
+  }
+}
+
+/// What the number of ranks that wrote their memory tells beyond run.json.
+void tell_changes_of_ranks(RunMarks& found, const std::vector<Resume>& resumes, const Curve& ranks) {
+  for (std::size_t i = 1; i < ranks.steps.size(); ++i) {
+    if (ranks.values[i] == ranks.values[i - 1]) continue;
+    std::vector<Resume> between;
+    std::ranges::copy_if(resumes, std::back_inserter(between), [&](const Resume& one) {
+      const std::int64_t step = found.marks[one.mark].step;
+      return ranks.steps[i - 1] <= step && step < ranks.steps[i];
+    });
+    tell_change(found, between, ranks.steps[i - 1], ranks.values[i - 1], ranks.values[i]);
   }
 }
 
@@ -96,7 +116,7 @@ RunMarks run_marks(const json& run, const MetricsFile& metrics) {
   const auto history = run.find("history");
   const auto begun = run.find("begun");
   const std::string first = begun != run.end() && begun->is_object() ? json_text(*begun, "layout") : "";
-  std::vector<std::pair<std::size_t, std::string>> on_curve;  // marks of the curve as it is so far, and their layouts
+  std::vector<Resume> on_curve;  // of the curve as it is so far
   std::size_t unreadable = 0;
   const bool has_list = history != run.end() && history->is_array();
   if (history != run.end() && !has_list) {
@@ -109,22 +129,22 @@ RunMarks run_marks(const json& run, const MetricsFile& metrics) {
     }
     RunMark mark{.step = entry["step"], .time = json_number(entry, "time").value_or(0)};
     // The steps that an earlier start made from there on were dropped.
-    while (!on_curve.empty() && found.marks[on_curve.back().first].step >= mark.step) {
-      found.marks[on_curve.back().first].on_curve = false;
+    while (!on_curve.empty() && found.marks[on_curve.back().mark].step >= mark.step) {
+      found.marks[on_curve.back().mark].on_curve = false;
       on_curve.pop_back();
     }
     const std::string now = json_text(entry, "layout");
-    set_layout(mark, on_curve.empty() ? first : on_curve.back().second, now, metrics.ranks);
+    const bool is_told = set_layout(mark, on_curve.empty() ? first : on_curve.back().layout, now);
     mark.changes = changes_of(entry);
     if (is_rollback(run, mark.step)) mark.note = "rolled back to it";
-    on_curve.emplace_back(found.marks.size(), now);
+    on_curve.push_back({.mark = found.marks.size(), .layout = now, .is_told = is_told});
     found.marks.push_back(std::move(mark));
   }
   if (unreadable > 0) {
     found.notes.push_back(fmt::format("run.json: {} of \"history\" without an integer \"step\": not marked as a resume",
                                       unreadable == 1 ? "an entry" : fmt::format("{} entries", unreadable)));
   }
-  add_unrecorded(found, metrics.ranks);
+  tell_changes_of_ranks(found, on_curve, metrics.ranks);
   return found;
 }
 

@@ -84,6 +84,33 @@ TEST(RunMarks, OfOlderFilesTheNumberOfRanksTellsTheLayout) {
   EXPECT_EQ(mark.layout, "2 ranks, data parallel (the one before is not recorded)");
 }
 
+// Memory was written after steps 4 and 9 alone. Without layouts in run.json nothing says which resume changed it.
+TEST(RunMarks, AChangeOfRanksBetweenSeveralResumesBelongsToNoneForCertain) {
+  MetricsFile metrics;
+  metrics.ranks.add(4, 1);
+  metrics.ranks.add(9, 2);
+  const auto marks = [&](const json& history) { return run_marks({{"history", history}}, metrics).marks; };
+  std::vector<RunMark> found = marks({{{"step", 5}}, {{"step", 7}, {"layout", "B"}}, {{"step", 9}}});
+  ASSERT_THAT(found, SizeIs(3));
+  const std::string change = "1 rank → 2 ranks at this resume or at another one after step 4 (as metrics.jsonl tells)";
+  EXPECT_EQ(found[0].layout, change);
+  EXPECT_EQ(found[1].layout, "B; " + change);
+  EXPECT_EQ(found[2].layout, "");
+  for (const RunMark& mark : found) EXPECT_FALSE(mark.layout_changed);
+
+  // The second resume changed nothing, so the first one did.
+  found = marks({{{"step", 5}, {"layout", "B"}}, {{"step", 7}, {"layout", "B"}}});
+  EXPECT_EQ(found[0].layout, "1 rank → B (as metrics.jsonl tells)");
+  EXPECT_TRUE(found[0].layout_changed);
+  EXPECT_EQ(found[1].layout, "B, as before");
+
+  // The curve does not have the first two resumes: the run went back behind them.
+  found = marks({{{"step", 5}}, {{"step", 8}}, {{"step", 4}}});
+  EXPECT_EQ(found[0].layout, "");
+  EXPECT_EQ(found[1].layout, "");
+  EXPECT_EQ(found[2].layout, "1 rank → 2 ranks (as metrics.jsonl tells)");
+}
+
 TEST(RunMarks, AChangeOfRanksWithoutAResumeIsMarked) {
   const std::vector<RunMark> marks = run_marks(json::object(), two_ranks_after(7)).marks;
   ASSERT_THAT(marks, SizeIs(1));

@@ -16,25 +16,25 @@ std::int64_t add_to_counter(const std::string& key, const std::string& current, 
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(current.data(), current.data() + current.size(), value);
   if (error != std::errc{} || end != current.data() + current.size())
-    throw CommError(
+    throw StoreRequestError(
         fmt::format("store: add to key '{}': it holds {} bytes that are not an integer", key, current.size()));
   std::int64_t sum = 0;
   if (__builtin_add_overflow(value, amount, &sum))
-    throw CommError(fmt::format("store: add to key '{}': {} + {} overflows 64 bits", key, value, amount));
+    throw StoreRequestError(fmt::format("store: add to key '{}': {} + {} overflows 64 bits", key, value, amount));
   return sum;
 }
 
 void check_key(const std::string& key) {
-  if (key.empty()) throw CommError("store: a key must not be empty");
+  if (key.empty()) throw StoreRequestError("store: a key must not be empty");
   if (key.size() > Store::kMaxKeyBytes)
-    throw CommError(fmt::format("store: key '{}...' has {} bytes: expected at most {}", key.substr(0, 40), key.size(),
-                                Store::kMaxKeyBytes));
+    throw StoreRequestError(fmt::format("store: key '{}...' has {} bytes: expected at most {}", key.substr(0, 40),
+                                        key.size(), Store::kMaxKeyBytes));
 }
 
 void check_value(const std::string& key, std::size_t bytes) {
   if (bytes > Store::kMaxValueBytes)
-    throw CommError(fmt::format("store: the value of key '{}' has {} bytes: expected at most {}", key, bytes,
-                                Store::kMaxValueBytes));
+    throw StoreRequestError(fmt::format("store: the value of key '{}' has {} bytes: expected at most {}", key, bytes,
+                                        Store::kMaxValueBytes));
 }
 
 std::string timeout_message(const std::string& store, std::chrono::milliseconds timeout, std::size_t key_count,
@@ -60,7 +60,7 @@ std::string interrupted_message(const std::string& store, const std::string& wha
 namespace {
 void check_store_keys(const std::vector<std::string>& keys) {
   if (keys.size() > Store::kMaxKeysPerCall)
-    throw CommError(
+    throw StoreRequestError(
         fmt::format("store: {} keys in one call: expected at most {}", keys.size(), Store::kMaxKeysPerCall));
   for (const auto& key : keys) store_detail::check_key(key);
 }
@@ -100,7 +100,7 @@ void Store::wait(const std::vector<std::string>& keys, std::optional<Millisecond
 
 std::string Store::wait_any(const std::vector<std::string>& keys, std::optional<Milliseconds> timeout) {
   check_store_keys(keys);
-  if (keys.empty()) throw CommError("store: wait_any needs at least one key");
+  if (keys.empty()) throw StoreRequestError("store: wait_any needs at least one key");
   return std::move(do_wait(keys, WaitFor::any, timeout.value_or(timeout_)).front());
 }
 

@@ -117,7 +117,7 @@ std::string TcpStore::ask(const std::string& frame, Milliseconds timeout, const 
   }
   Reader reader(payload);
   if (static_cast<Status>(reader.u8()) == Status::error)
-    throw CommError(fmt::format("{}: {}", describe(), reader.value()));
+    throw StoreRequestError(fmt::format("{}: {}", describe(), reader.value()));
   return payload;
 }
 

@@ -24,6 +24,21 @@ if(NOT output MATCHES "1 \\+ 2 = 3 over 2 ranks")
   message(FATAL_ERROR "the outside project printed: ${output}")
 endif()
 
+# The licences of Phalanx and of the works of others that it embeds.
+get_filename_component(repository ${SOURCE}/../.. ABSOLUTE)
+file(GLOB works RELATIVE ${repository} ${repository}/third_party/*)
+list(TRANSFORM works APPEND /LICENSE)
+foreach(licence LICENSE ${works})
+  if(NOT EXISTS ${WORK}/prefix/share/doc/phalanx/${licence})
+    message(FATAL_ERROR "not installed: ${repository}/${licence}")
+  endif()
+  file(READ ${repository}/${licence} expected)
+  file(READ ${WORK}/prefix/share/doc/phalanx/${licence} found)
+  if(NOT found STREQUAL expected)
+    message(FATAL_ERROR "${WORK}/prefix/share/doc/phalanx/${licence} is not ${repository}/${licence}")
+  endif()
+endforeach()
+
 # Nothing in the package may lead back into the build or the source tree, and tests stay at home.
 file(GLOB_RECURSE strays ${WORK}/prefix/*.h ${WORK}/prefix/*.cc)
 list(FILTER strays INCLUDE REGEX "_test\\.|/testing/|/testdata/|test_support|fake_|_suite\\.")

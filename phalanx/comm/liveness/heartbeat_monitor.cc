@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
 #include "phalanx/base/start_thread.h"
 
 namespace phalanx {
@@ -24,8 +25,8 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-constexpr milliseconds kListen{100};       // between two looks at the others
-constexpr milliseconds kListenPerRank{3};  // at least, so that large worlds do not overload the store
+constexpr milliseconds kListen{kFastestTick};  // between two looks at the others
+constexpr milliseconds kListenPerRank{3};      // in large worlds, but not longer than a beat
 constexpr milliseconds kQuickestBeat{20}, kSlowestBeat{1'000};
 constexpr milliseconds kCall{1'000};         // the store has this long to answer
 constexpr milliseconds kSilence{500};        // after this, send it nothing else
@@ -73,9 +74,9 @@ class HeartbeatMonitor::World {
         rank_(rank),
         size_(size),
         options_(std::move(options)),
-        listen_(std::max(kListen, size * kListenPerRank)),
         beat_(beat_of(options_.heartbeat)),
-        tick_(std::min(listen_, beat_)),
+        tick_(std::min(std::max(kListen, size * kListenPerRank), beat_)),
+        silence_limit_(heartbeat_timeout(options_.heartbeat, tick_)),
         peers_(static_cast<std::size_t>(size)) {
     for (int other = 0; other < size_; ++other)
       if (other != rank_) watched_.push_back(other);
@@ -200,7 +201,7 @@ class HeartbeatMonitor::World {
                            hosts ? "its machine or" : "the");
     const std::lock_guard lock(mutex_);
     const nanoseconds silent = peers_[static_cast<std::size_t>(rank)].silent;
-    if (silent < heartbeat_timeout(options_.heartbeat)) return {};
+    if (silent < silence_limit_) return {};
     return fmt::format("has given no sign of life for {:.1f} s: its process is stopped, or its machine or network down",
                        in_seconds(silent));
   }
@@ -260,7 +261,7 @@ class HeartbeatMonitor::World {
     if (now - silence_looked_at_ > kLongestLull) silent_since_ = now - kSilence;
     silence_looked_at_ = now;
     const auto silence = now - silent_since_;
-    return silence < heartbeat_timeout(options_.heartbeat) ? Clock::duration{} : silence;
+    return silence < silence_limit_ ? Clock::duration{} : silence;
   }
 
   void run() {
@@ -286,7 +287,7 @@ class HeartbeatMonitor::World {
   }
 
   // Makes a request that the store answers at once, or within `wait`. False if there is no result: the keys do not exist,
-  // the store is silent, or its connection broke.
+  // the request is wrong, the store is silent, or its connection broke.
   bool ask(milliseconds wait, const std::function<void()>& request) {
     const auto begin = Clock::now();
     Clock::rep none = 0;
@@ -296,6 +297,9 @@ class HeartbeatMonitor::World {
       request();
     } catch (const StoreTimeout&) {
       has_result = false;
+    } catch (const StoreRequestError& error) {
+      if (!std::exchange(has_warned_, true)) log::warn(fmt::format("the watch over the ranks: {}", error.what()));
+      return false;
     } catch (const Error&) {
       // A broken connection is an error at once. A silent one is an error only when the time for an answer is over.
       const bool broke = Clock::now() - begin < (wait.count() > 0 ? wait : kCall);
@@ -314,7 +318,7 @@ class HeartbeatMonitor::World {
     const std::lock_guard lock(mutex_);
     // An earlier read says nothing about a time in which this rank did not look.
     const auto passed = polled_at_ == Clock::time_point{} ? Clock::duration{} : now - polled_at_;
-    const auto counted = std::min<Clock::duration>(passed, listen_ * 2);
+    const auto counted = std::min<Clock::duration>(passed, tick_ * 2);
     polled_at_ = now;
     for (std::size_t r = 0; r < peers_.size(); ++r) {
       Peer& peer = peers_[r];
@@ -337,14 +341,16 @@ class HeartbeatMonitor::World {
     for (const int rank : watched_) keys.push_back(lost_key(rank));
     std::string key, value;
     if (!ask(wait, [&] { key = store_->wait_any(keys, wait); })) return;
-    if (!ask({}, [&] { value = store_->get(key, kCall); })) return;
+    // A store that reports its own host has outlived it, so the host has left. The store may end before it says so.
+    const bool is_host = options_.store_rank >= 0 && key == lost_key(options_.store_rank);
+    if (!ask({}, [&] { value = store_->get(key, kCall); }) && !is_host) return;
     if (key == keys.front()) {
       next_event_.fetch_add(1);
       return handle_event(value);
     }
     const auto lost = std::ranges::find(watched_, key, lost_key);
     const std::lock_guard lock(mutex_);
-    if (value == "died")
+    if (value == "died" && !is_host)
       dead_.emplace(*lost, Clock::now());
     else
       left_.insert(*lost);
@@ -369,7 +375,7 @@ class HeartbeatMonitor::World {
   const std::shared_ptr<Store> store_;  // a client of its own
   const int rank_, size_;
   const Options options_;
-  const milliseconds listen_, beat_, tick_;
+  const milliseconds beat_, tick_, silence_limit_;
   std::atomic<bool> stopping_{false}, is_store_lost_{false};
   std::atomic<Clock::rep> unanswered_since_{0};  // when the store should have answered; 0: it has
   std::atomic<std::uint64_t> next_event_{0};
@@ -389,6 +395,7 @@ class HeartbeatMonitor::World {
   // Used by the thread alone.
   std::vector<int> watched_;  // the other ranks that have neither died nor left
   std::uint64_t beats_ = 0;
+  bool has_warned_ = false;  // of a wrong request
   std::thread thread_;
 };
 

@@ -7,10 +7,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <optional>
+#include <thread>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/comes_true.h"
@@ -59,6 +61,41 @@ void exchange_states(HeartbeatMonitor& a, HeartbeatMonitor& b, const std::string
   a.end_wait();
   b.end_wait();
 }
+
+/// A HashStore whose waiting calls go through a function first. It may return the answer, or throw.
+class ScriptedStore final : public Store {
+ public:
+  using Keys = std::vector<std::string>;
+  using Script = std::function<std::optional<Keys>(const Keys& keys)>;
+  explicit ScriptedStore(Script script, std::shared_ptr<Store> base = std::make_shared<HashStore>())
+      : Store(base->timeout()), base_(std::move(base)), script_(std::move(script)) {}
+  std::string describe() const override { return base_->describe(); }
+  std::shared_ptr<Store> clone() const override { return std::make_shared<ScriptedStore>(script_, base_->clone()); }
+
+ private:
+  void do_set(const std::string& key, const std::string& value) override { base_->set(key, value); }
+  std::optional<std::string> do_try_get(const std::string& key) override { return base_->try_get(key); }
+  std::int64_t do_add(const std::string& key, std::int64_t amount) override { return base_->add(key, amount); }
+  std::vector<std::string> do_wait(const Keys& keys, WaitFor mode, Milliseconds timeout) override {
+    if (auto answer = script_(keys)) return *answer;
+    if (mode == WaitFor::any) return {base_->wait_any(keys, timeout)};
+    return base_->get_all(keys, timeout);
+  }
+  std::optional<std::string> do_compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                                                const std::string& desired) override {
+    return base_->compare_and_set(key, expected, desired);
+  }
+  bool do_delete(const std::string& key) override { return base_->delete_key(key); }
+  void do_set_when_lost(const std::string& key, const std::optional<std::string>& value) override {
+    if (value) base_->set_when_lost(key, *value);
+  }
+  void do_interrupt(std::chrono::steady_clock::time_point at) noexcept override {
+    base_->interrupt(std::chrono::ceil<Milliseconds>(at - std::chrono::steady_clock::now()));
+  }
+
+  std::shared_ptr<Store> base_;
+  Script script_;
+};
 
 struct TwoMonitors {
   explicit TwoMonitors(const std::function<std::shared_ptr<Store>()>& client,
@@ -178,6 +215,59 @@ TEST(HeartbeatMonitorTest, ARankThatLeavesHasNotDied) {
   EXPECT_EQ(two.a->who_left(), "rank 1 has ended, or closed the communicator");
   EXPECT_FALSE(two.a->has_lost_rank());
   EXPECT_EQ(two.a->failure_reason(), "");
+}
+
+// Between "there is news of rank 0" and the news the store ends.
+TEST(HeartbeatMonitorTest, AStoreHostThatLeavesHasNotDied) {
+  std::atomic<bool> has_ended{false};
+  const auto store = std::make_shared<ScriptedStore>([&](const std::vector<std::string>& keys) {
+    has_ended = has_ended || keys == std::vector<std::string>{"lost/0"};
+    if (has_ended) throw CommError("the connection broke");
+    return std::nullopt;
+  });
+  TwoMonitors two([&] { return store; }, {.store_rank = 0});
+  two.a.reset();
+  ASSERT_TRUE(comes_true([&] { return !two.b->who_left().empty(); })) << two.b->failure_reason();
+  EXPECT_EQ(two.b->who_left(), "rank 0 has ended, or closed the communicator");
+  ASSERT_TRUE(comes_true([&] { return !two.b->disconnect_reason().empty(); }));
+  EXPECT_EQ(two.b->failure_reason(), "");
+}
+
+TEST(HeartbeatMonitorTest, ARequestThatNoStoreCanServeDoesNotLoseTheStore) {
+  const auto store = std::make_shared<HashStore>();
+  TwoMonitors two([&] { return store; });
+  two.a->wait_in(std::string(Store::kMaxValueBytes, 'x'));  // with its heartbeat, too long for a value
+  // Rank 0 hears of one notice at a time, with a heartbeat before each. So at the second it has tried to write one.
+  for (std::uint64_t serial = 0; serial < 2; ++serial) {
+    const HeartbeatMonitor hears = two.a->split(serial, {0, 1}, 0);
+    two.b->split(serial, {0, 1}, 1).announce_abort("enough");
+    ASSERT_TRUE(comes_true([&] { return !hears.announced_abort().empty(); })) << two.a->disconnect_reason();
+  }
+  two.a->end_wait();
+  exchange_states(*two.a, *two.b, "world");
+  EXPECT_EQ(two.a->disconnect_reason(), "");
+}
+
+// In a world of 1,000 ranks, one look at the heartbeats takes longer than a rank may be silent. Only two ticks of that
+// count against the others.
+TEST(HeartbeatMonitorTest, ALongLookInALargeWorldCountsLittleAgainstTheOthers) {
+  constexpr std::size_t kSize = 1'000;
+  std::atomic<int> looks{0};
+  const auto store = std::make_shared<ScriptedStore>([&](const std::vector<std::string>& keys) {
+    std::optional<std::vector<std::string>> beats;
+    if (keys.front() != "pulse/0") return beats;
+    const int look = ++looks;
+    if (look == 3) std::this_thread::sleep_for(700ms);
+    beats.emplace(kSize, fmt::format("{}\n", look == 3 ? 2 : look));  // the third look finds the beats of the second
+    return beats;
+  });
+  HeartbeatMonitor a(store, 0, kSize, {.heartbeat = 1000ms, .store_rank = 2});  // not rank 1, which the test asks for
+  a.observe(std::vector<std::string>(kSize));
+  a.wait_in("others");
+  ASSERT_TRUE(comes_true([&] {
+    EXPECT_EQ(a.silence_reason(1), "");
+    return looks >= 5;
+  }));
 }
 
 // The connection breaks while no request is in progress: after it has been silent for longer than any answer takes, and

@@ -66,9 +66,10 @@ std::chrono::milliseconds heartbeat_limit(std::optional<std::chrono::millisecond
   return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
 }
 
-std::chrono::milliseconds heartbeat_timeout(std::chrono::milliseconds limit) {
-  // Detection, telling the others and unwinding take some 0.6 s on gloo.
-  return limit - std::min(limit / 2, std::chrono::milliseconds(1'000));
+std::chrono::milliseconds heartbeat_timeout(std::chrono::milliseconds limit, std::chrono::milliseconds tick) {
+  // Detection with the fastest tick, telling the others and unwinding take some 0.6 s on gloo.
+  const auto rest = std::chrono::milliseconds(1'000) + std::max(tick - kFastestTick, std::chrono::milliseconds(0));
+  return limit - std::min(limit / 2, rest);
 }
 
 std::string ProcessProbe::identity() {

@@ -63,8 +63,11 @@ inline constexpr std::chrono::milliseconds kDefaultHeartbeat{5'000};
 /// The limit: `chosen`, else $PHALANX_COMM_HEARTBEAT_SECONDS, else the default. 0: no limit.
 std::chrono::milliseconds heartbeat_limit(std::optional<std::chrono::milliseconds> chosen);
 
-/// How long an awaited rank may be silent before that is an error: slightly less than the limit, so that the error
-/// comes within it.
-std::chrono::milliseconds heartbeat_timeout(std::chrono::milliseconds limit);
+inline constexpr std::chrono::milliseconds kFastestTick{100};
+
+/// How long an awaited rank may be silent before that is an error, if the observer looks once a tick: so much less than
+/// the limit that the error comes within it, but at least half of it.
+std::chrono::milliseconds heartbeat_timeout(std::chrono::milliseconds limit,
+                                            std::chrono::milliseconds tick = kFastestTick);
 
 }  // namespace phalanx

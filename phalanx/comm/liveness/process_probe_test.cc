@@ -97,6 +97,14 @@ TEST_F(ProcessProbeTest, NothingIsKnownOfAnotherMachine) {
   EXPECT_EQ(probe_->failure_reason(2), "");
 }
 
+TEST(HeartbeatTimeout, LeavesTimeForARareLook) {
+  EXPECT_EQ(heartbeat_timeout(5000ms), 4000ms);
+  EXPECT_EQ(heartbeat_timeout(5000ms, 20ms), 4000ms);
+  EXPECT_EQ(heartbeat_timeout(5000ms, 500ms), 3600ms);
+  EXPECT_EQ(heartbeat_timeout(2000ms, 200ms), 1000ms) << "half of the limit";
+  EXPECT_EQ(heartbeat_timeout(0ms, 1000ms), 0ms);
+}
+
 // A program that has used up its descriptors cannot read /proc. That says nothing about the others.
 TEST_F(ProcessProbeTest, WithoutADescriptorNobodyIsTakenForDead) {
   rlimit limit{};

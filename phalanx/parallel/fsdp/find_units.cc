@@ -77,22 +77,25 @@ void refuse_modules_of_phalanx(const torch::nn::Module& plain, const std::string
 }
 
 // The children of Sequentials and the members of numbered lists, anywhere in the module: the blocks of a model. On use,
-// also modules with parameters of their own.
+// also modules with parameters of their own; what is inside such a module is looked for in the same way.
 void find_blocks(torch::nn::Module& module, std::vector<Group>& groups, bool on_use) {
   if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module)) {
     add_children(*sequential, groups);
     return;
   }
   for (const auto& child : module.named_children()) {
-    auto* ours = dynamic_cast<nn::Module*>(child.value().get());
-    const bool is_block = is_number(child.key()) || (on_use && !child.value()->parameters(/*recurse=*/false).empty());
-    if (ours != nullptr && is_block) {
+    torch::nn::Module& inner = *child.value();
+    auto* ours = dynamic_cast<nn::Module*>(&inner);
+    const bool in_list = is_number(child.key()), has_own = on_use && !inner.parameters(/*recurse=*/false).empty();
+    const bool is_sequential = dynamic_cast<torch::nn::SequentialImpl*>(&inner) != nullptr;
+    if (ours != nullptr && (in_list || has_own)) {
       groups.push_back({member_of(*ours)});
-    } else if (on_use && is_block && dynamic_cast<torch::nn::SequentialImpl*>(child.value().get()) == nullptr) {
-      refuse_modules_of_phalanx(*child.value(), child.key());
-      groups.push_back({{child.value().get(), nullptr}});
+    } else if (on_use && in_list && !is_sequential) {
+      refuse_modules_of_phalanx(inner, child.key());
+      groups.push_back({{&inner, nullptr}});
     } else {
-      find_blocks(*child.value(), groups, on_use);
+      if (has_own && !is_sequential) groups.push_back({{&inner, nullptr}});
+      find_blocks(inner, groups, on_use);
     }
   }
 }
@@ -220,6 +223,10 @@ std::vector<ParamGroupPlan> find_units(torch::nn::Module& module, std::int64_t s
   for (const auto& named : nn::named_parameters(module)) {
     const std::size_t unit = unit_of.at(named.tensor.unsafeGetTensorImpl());
     (unit == kRoot ? rest : plans[unit]).parameters.push_back(named);
+  }
+  for (std::size_t u = 0; u < plans.size(); ++u) {
+    const std::size_t own = groups[u].front().module->parameters(/*recurse=*/false).size();
+    plans[u].can_be_split = plans[u].on_use && groups[u].size() == 1 && plans[u].parameters.size() > own;
   }
   plans.insert(plans.begin(), std::move(rest));
   std::erase_if(plans, [](const ParamGroupPlan& plan) { return plan.parameters.empty(); });

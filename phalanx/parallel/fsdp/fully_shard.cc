@@ -96,6 +96,27 @@ void attach_hooks(fsdp::FsdpRuntime& units, const std::vector<fsdp::ParamGroupPl
   }
 }
 
+std::int64_t elements_of(const fsdp::ParamGroupPlan& plan) {
+  std::int64_t count = 0;
+  for (const NamedTensor& parameter : plan.parameters) count += parameter.tensor.numel();
+  return count;
+}
+
+/// A unit that holds most of the model has most of it in memory while it is used.
+void warn_of_large_unit(const std::vector<fsdp::ParamGroupPlan>& plans) {
+  std::int64_t all = 0;
+  for (const auto& plan : plans) all += elements_of(plan);
+  for (const auto& plan : plans) {
+    const std::int64_t count = elements_of(plan);
+    if (!plan.can_be_split || count <= all / 2) continue;
+    log::warn_once(fmt::format(
+        "fully_shard: unit '{}' holds {:.0f} % of all parameters, which are in memory together: put its children into "
+        "a "
+        "numbered list outside of it, or make it no member of a list, so that they become units of their own",
+        plan.name, 100.0 * static_cast<double>(count) / static_cast<double>(all)));
+  }
+}
+
 }  // namespace
 
 FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, const DeviceMesh& mesh,
@@ -133,6 +154,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
       has_post_forward_group ? comm->split(comm->rank() / group, comm->rank(), "keepers") : nullptr;
   std::vector<std::unique_ptr<fsdp::ParamGroup>> units;
   int levels = 1;
+  if (!alone) warn_of_large_unit(plans);
   for (const auto& plan : plans) {
     levels = std::max(levels, plan.levels);
     const bool resident = alone || plan.is_root || options.stage < 3 || !options.reshard_after_forward || group == 1;

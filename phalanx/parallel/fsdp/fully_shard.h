@@ -44,16 +44,20 @@
 // their bytes.
 //
 // With gather_on_use the forward pass of a plain module needs no change. Its units are also the plain members of
-// numbered lists, and other plain modules with parameters of their own. The first operator of libtorch that reads a
-// parameter of a unit gathers it; the next unit's first operator releases it. So every such operator outside of a
-// forward pass is collective, too. A phalanx::nn::Module still has to be run by nn::call().
+// numbered lists, and the own parameters of any other plain module, whose children are units of their own. The first
+// operator of libtorch that reads a parameter of a unit gathers it; the next unit's first operator releases it. So every
+// such operator outside of a forward pass is collective, too. Operators that need no values, such as zeros_like, gather
+// nothing. A warning names the largest unit if it has children and holds more than half of all parameters. A
+// phalanx::nn::Module still has to be run by nn::call().
 //
 // Contract
 // - The constructor is collective over the mesh. All ranks have the same module, mesh and options. Values are taken
 //   from rank 0. A module whose parameters were made without memory (TensorOptionsOfModule::without_memory) is never
 //   whole on any rank: initialise() or a checkpoint fills it shard by shard.
-// - From then on the module's own parameters have no memory between uses, and reading them is undefined. Use
-//   parameters() instead: this rank's rows, by name, with their ShardSpec, and with their gradients after a
+// - From then on the module's own parameters have no memory between uses. An operator that reads one then throws Error,
+//   or gathers its unit with gather_on_use. data_ptr() without any operator throws in stage 3; in stages 1 and 2 it has
+//   what was gathered last. An operator that writes to a parameter of a plain module throws Error. Use parameters()
+//   instead: this rank's rows, by name, with their ShardSpec, and with their gradients after a
 //   synchronised backward pass. Call zero_grad() between steps: a gradient that is still there is added to.
 // - Each backward pass that sends anything must give every trained parameter a gradient. Otherwise every rank throws
 //   Error, and the communicators are aborted.

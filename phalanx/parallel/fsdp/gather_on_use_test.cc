@@ -1,12 +1,21 @@
 // FullyShardOptions::gather_on_use: forward passes that know nothing of sharding. And what such a pass says without it.
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randn_like.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -308,6 +317,103 @@ TEST(GatherOnUse, ANetOfOneUnitMayBeEvaluatedFirst) {
       second.zero_grad();
     }
   });
+}
+
+/// A module with a parameter of its own around a list and a layer, and one whose list has one large member.
+struct Encoder : torch::nn::Module {
+  Encoder() {
+    for (int i = 0; i < kBlockCount; ++i) blocks->push_back(std::make_shared<Residual>());
+  }
+  at::Tensor forward(at::Tensor x) {
+    x = x + position;
+    for (const auto& block : *blocks) x = static_cast<Residual&>(*block).forward(x);
+    return last->forward(x) * position;
+  }
+  at::Tensor position = register_parameter("position", at::zeros({kWidth}));
+  torch::nn::ModuleList blocks = register_module("blocks", torch::nn::ModuleList());
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(kWidth, kWidth));
+};
+struct Encoded : torch::nn::Module {
+  Encoded() { nn::initialise(*this, 8); }
+  at::Tensor forward(const at::Tensor& x) { return head->forward(encoder->forward(x)); }
+  std::shared_ptr<Encoder> encoder = register_module("encoder", std::make_shared<Encoder>());
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(kWidth, kWidth));
+};
+
+TEST(GatherOnUse, AModuleWithAParameterOfItsOwnLeavesItsChildrenTheirUnits) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Encoded a, b;
+    expect_trains_as_ddp(world, a, b, kWidth, kBlockCount + 3, kForward, on_use());
+    Encoded net;
+    FullyShardedDataParallel sharded(net, sharding_mesh(world), on_use());
+    const auto units = sharded.units();
+    EXPECT_THAT(units.front(), ElementsAre("encoder.position"));
+    EXPECT_THAT(units[kBlockCount + 1], ElementsAre("encoder.last.weight", "encoder.last.bias"));
+  });
+}
+
+TEST(GatherOnUse, AUnitOfMoreThanHalfOfAllParametersIsNamedOnce) {
+  struct Nested : torch::nn::Module {
+    Nested() { list->push_back(std::make_shared<Encoder>()); }
+    torch::nn::ModuleList list = register_module("list", torch::nn::ModuleList());
+    torch::nn::Linear head = register_module("head", torch::nn::Linear(kWidth, kWidth));
+  };
+  const auto warnings_of = [](const auto& make) {
+    ::testing::internal::CaptureStderr();
+    run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      const auto net = make();
+      FullyShardedDataParallel(*net, sharding_mesh(world), on_use());
+    });
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(warnings_of([] { return std::make_shared<Encoded>(); }), "");
+  const std::string text = warnings_of([] { return std::make_shared<Nested>(); });
+  EXPECT_THAT(text, HasSubstr("unit 'list.0' holds 9"));
+  EXPECT_EQ(text.find("fully_shard: unit"), text.rfind("fully_shard: unit")) << text;
+}
+
+TEST(GatherOnUse, WhatNeedsNoValuesGathersNothing) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Net net;
+    FullyShardedDataParallel sharded(net, sharding_mesh(world), on_use());
+    const at::Tensor weight = net.head->weight;
+    // One rank alone: a gather would wait for the other for ever.
+    if (world->rank() == 0) {
+      const std::int64_t before = sharded.statistics().gathers;
+      EXPECT_EQ(at::zeros_like(weight).sum().item<float>(), 0);
+      EXPECT_EQ(at::ones_like(weight).sizes(), weight.sizes());
+      EXPECT_EQ(at::empty_like(weight).sizes(), weight.sizes());
+      EXPECT_EQ(at::randn_like(weight).scalar_type(), weight.scalar_type());
+      EXPECT_EQ(weight.new_zeros({3}).sum().item<float>(), 0);
+      EXPECT_EQ(sharded.statistics().gathers, before);
+    }
+    world->barrier();
+  });
+}
+
+TEST(GatherOnUse, TheDispatchKeyIsTakenOnceAndOnlyByOne) {
+  const auto take = [] {
+    return c10::Dispatcher::singleton().registerFallback(c10::DispatchKey::TESTING_ONLY_GenericWrapper,
+                                                         c10::KernelFunction::makeFallthrough(), "the test");
+  };
+  const auto shard = [] {
+    run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+      Net net;
+      FullyShardedDataParallel(net, sharding_mesh(world), on_use());
+    });
+  };
+  // A process in which other code was first.
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        const auto taken = take();
+        std::fputs(message_of(shard).c_str(), stderr);
+        std::exit(3);
+      },
+      ::testing::ExitedWithCode(3), "other code of this process uses libtorch's dispatch key");
+  shard();
+  shard();  // another net of the same process
+  EXPECT_THROW(take(), c10::Error);
 }
 
 TEST(GatherOnUse, WritesToParametersAreErrors) {

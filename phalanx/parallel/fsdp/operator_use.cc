@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "phalanx/base/error.h"
@@ -59,6 +60,11 @@ class Uses {
   c10::SmallVector<Use, 1> uses_;
 };
 
+/// Operators that use a tensor for its shape and type alone: zeros_like and its kind, new_empty and its kind.
+bool needs_no_values(std::string_view name) {
+  return name.starts_with("aten::") && (name.ends_with("_like") || name.starts_with("aten::new_"));
+}
+
 bool is_watched(const c10::IValue& argument) {
   if (argument.isTensor()) return argument.toTensor().defined() && argument.toTensor().key_set().has(kKey);
   return argument.isTensorList() && std::ranges::any_of(argument.toListRef(), is_watched);
@@ -78,13 +84,22 @@ void stop_at_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c
                       "and dropped: write to FullyShardedDataParallel::parameters(), or before the module is sharded",
                       op.schema().name()));
   }
-  uses.tell();
+  if (!needs_no_values(op.schema().name())) uses.tell();
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
 void register_fallback() {
-  static const c10::RegistrationHandleRAII registered = c10::Dispatcher::singleton().registerFallback(
-      kKey, c10::KernelFunction::makeFromBoxedFunction<&stop_at_operator>(), "phalanx: uses of sharded parameters");
+  static const c10::RegistrationHandleRAII registered = [] {
+    try {
+      return c10::Dispatcher::singleton().registerFallback(
+          kKey, c10::KernelFunction::makeFromBoxedFunction<&stop_at_operator>(), "phalanx: uses of sharded parameters");
+    } catch (const c10::Error& error) {
+      throw Error(
+          fmt::format("fully_shard: other code of this process uses libtorch's dispatch key {}, which sharded "
+                      "parameters of plain modules need: {}",
+                      c10::toString(kKey), error.what_without_backtrace()));
+    }
+  }();
 }
 
 }  // namespace

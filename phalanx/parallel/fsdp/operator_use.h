@@ -11,9 +11,10 @@
 //   at::linear(x, weight);                        // listener->before_use({3}), then linear
 //
 // - Code that reads data_ptr() without any operator is not noticed.
-// - Operators that the operator itself calls are not reported.
+// - Operators that the operator itself calls are not reported. Nor are those that need no values, such as zeros_like.
 // - It takes the dispatch key TESTING_ONLY_GenericWrapper, which libtorch leaves to code outside of it. The first
-//   watched view registers the fallback of this key for the whole process.
+//   watched view registers the fallback of this key for the whole process. If other code has one, that is an Error; if
+//   other code registers one later, libtorch throws there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +38,7 @@ class UseListener {
 c10::Storage watched_storage(std::int64_t bytes, at::Device device);
 /// REQUIRES: `storage` is a watched_storage().
 void watch(const c10::Storage& storage, std::weak_ptr<UseListener> listener, std::size_t group);
-/// The same elements, watched; not a view for autograd.
+/// The same elements, watched; not a view for autograd. Throws Error if other code has taken the dispatch key.
 /// REQUIRES: the tensor lies on a watched_storage().
 at::Tensor watched_view(const at::Tensor& tensor);
 
