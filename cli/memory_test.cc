@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/under_sanitizer.h"
 
 namespace phalanx::cli {
 namespace {
@@ -163,9 +164,7 @@ class MemoryLimitTest : public ::testing::Test {
 };
 
 TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers map terabytes: no limit can be set on the process";
-#endif
+  if (kMapsTerabytes) GTEST_SKIP() << kWhyNoMemoryLimit;
   // Without sharding the run is refused before any allocation, with the numbers and advice.
   const Outcome refused = train(280 * kMebibyte, {});
   EXPECT_EQ(refused.status, 1) << refused.err;
