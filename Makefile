@@ -9,11 +9,12 @@ TEST_JOBS ?= 2
 # Which cases of the long tests `make quick` runs.
 TEST_SEED ?= 1
 SANITIZED ?= build/asan
+THREAD_SANITIZED ?= build/tsan
 PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all install tour quick test test-all fuzz slurm soak deaths kills worlds timeline mutations layouts demo format check docs cuda-check clean released parquet
+.PHONY: help bootstrap configure build all install tour quick test test-all asan tsan fuzz slurm soak deaths kills worlds timeline mutations layouts demo format check docs cuda-check clean released parquet
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
@@ -23,7 +24,9 @@ help:
 	@echo 'make install   install programs and libraries into ~/.local (make install PREFIX=/opt/phalanx)'
 	@echo 'make tour      run the commands of the README'
 	@echo 'make all       the same with tests, recipes and benchmarks'
-	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, larger worlds, the timeline, every layout, every mutation, released tokenizers, Parquet, every lint check, and the tests again under AddressSanitizer (into $(SANITIZED))'
+	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, larger worlds, the timeline, every layout, every mutation, released tokenizers, Parquet, every lint check, and make asan and tsan'
+	@echo 'make asan      every test under AddressSanitizer and UndefinedBehaviorSanitizer (into $(SANITIZED))'
+	@echo 'make tsan      the tests of communication, its store and the launchers under ThreadSanitizer (into $(THREAD_SANITIZED))'
 	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
 	@echo 'make soak      200 random kills, stops and restarts of communicating ranks, and 500 of training runs in every phase; about 25 minutes (make soak FAULTS=40 RUN_FAULTS=40)'
 	@echo 'make deaths    a rank killed in every call under Open MPI, and beside NCCL; some minutes'
@@ -104,10 +107,23 @@ released: all
 parquet: bootstrap
 	@$(PYTHON) scripts/parquet_test.py --build $(BUILD)/../parquet --jobs $(JOBS) || [ $$? -eq 77 ]
 
-test-all: test slurm soak deaths kills worlds timeline layouts mutations released parquet check
+test-all: test slurm soak deaths kills worlds timeline layouts mutations released parquet check asan tsan
+
+# detect_leaks: LeakSanitizer needs ptrace, which containers refuse.
+asan: bootstrap
 	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
-	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 ctest --test-dir $(SANITIZED) --label-exclude sample --output-on-failure --no-tests=error
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  ctest --test-dir $(SANITIZED) --label-exclude sample --output-on-failure --no-tests=error
+
+THREADED = observe store launch launch_rendezvous launch_supervisor comm comm_liveness comm_hierarchical comm_testing \
+           $(addprefix comm_backends_,local_shm gloo mpi nccl)
+tsan: bootstrap
+	cmake --preset tsan -B $(THREAD_SANITIZED) -DPHALANX_BENCHMARKS=OFF $(CONFIGURE_FLAGS)
+	cmake --build $(THREAD_SANITIZED) --parallel $(JOBS) --target $(addsuffix _test,$(THREADED))
+	TSAN_OPTIONS=die_after_fork=0:allocator_may_return_null=1:suppressions=$(CURDIR)/scripts/sanitizers/tsan.supp \
+	  ctest --test-dir $(THREAD_SANITIZED) --tests-regex '^(observe|store|comm|launch)(_|$$)' --label-exclude 'sample|soak' \
+	  --output-on-failure --no-tests=error
 
 install: build
 	cmake --install $(BUILD) --prefix "$(PREFIX)"
@@ -145,4 +161,4 @@ cuda-check: bootstrap
 	@scripts/cuda_check.sh --full
 
 clean:
-	rm -rf $(BUILD) $(SANITIZED)
+	rm -rf $(BUILD) $(SANITIZED) $(THREAD_SANITIZED)

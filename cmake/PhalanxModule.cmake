@@ -146,7 +146,11 @@ function(phalanx_test)
   if(ARG_FULL)
     set(label full)
   endif()
-  set_tests_properties(${name} PROPERTIES TIMEOUT 900 LABELS ${label} ENVIRONMENT "OMP_NUM_THREADS=1")
+  set(timeout 900)
+  if(PHALANX_SANITIZE)  # everything takes several times as long
+    set(timeout 3600)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${timeout} LABELS ${label} ENVIRONMENT "OMP_NUM_THREADS=1")
   find_program(PHALANX_SAMPLE_PYTHON python3)
   if(ARG_FULL AND PHALANX_SAMPLE_PYTHON)
     add_test(NAME ${name}_sample COMMAND ${PHALANX_SAMPLE_PYTHON} ${PROJECT_SOURCE_DIR}/scripts/sample_tests.py

@@ -24,6 +24,9 @@ endif()
 if(PHALANX_SANITIZE)
   add_compile_options(-fsanitize=${PHALANX_SANITIZE} -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${PHALANX_SANITIZE})
+  if(PHALANX_SANITIZE MATCHES "undefined")  # by default a finding is printed, and the program goes on and passes
+    add_compile_options(-fno-sanitize-recover=undefined)
+  endif()
 endif()
 
 add_library(phalanx_warnings INTERFACE)

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/base/testing/under_sanitizer.h"
 #include "phalanx/base/version.h"
 #include "phalanx/comm/hierarchical/node_discovery.h"
 #include "phalanx/comm/liveness/process_probe.h"
@@ -80,6 +81,7 @@ TEST(ProcessContextTest, LargeTensorsLieInSharedHeapsWhereTheUserSaysSo) {
 
 // The shared heap reserves as many addresses as the machine has memory, and a rank needs more beside it.
 TEST(ProcessContextTest, WithoutASharedHeapTensorsAreCopied) {
+  if (kMapsTerabytes) GTEST_SKIP() << kWhyNoMemoryLimit;
   const std::int64_t kib = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE) / 1024;
   if (kib < 4 << 20) GTEST_SKIP() << "libtorch does not fit into as many addresses as this machine has memory (4 GiB)";
   const std::string output = output_of_heap_ranks("1", {}, fmt::format("ulimit -v {}", kib));

@@ -1,6 +1,5 @@
 #include "phalanx/comm/testing/fault_world.h"
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -16,6 +15,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/futex.h"
+#include "phalanx/comm/testing/forked_ranks.h"
 
 namespace phalanx {
 
@@ -119,7 +119,7 @@ FaultWorld::FaultWorld(int size, const std::function<void(FaultRank&)>& body)
     const pid_t child = fork();
     if (child == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives the test
-      at::set_num_threads(1);
+      begin_forked_child();
       int status = 0;
       try {
         FaultRank self(page_, rank);

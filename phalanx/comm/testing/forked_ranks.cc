@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,9 +10,55 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <thread>
 #include <vector>
 
 namespace phalanx {
+namespace {
+
+#ifdef __SANITIZE_THREAD__
+std::string run_threads(int world, const std::function<void(int rank)>& body) {
+  std::vector<std::string> failures(static_cast<std::size_t>(world));
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world; ++rank)
+    ranks.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      try {
+        body(rank);
+      } catch (const std::exception& e) {
+        failures[static_cast<std::size_t>(rank)] = fmt::format("rank {}: {}\n", rank, e.what());
+      }
+    });
+  for (std::thread& rank : ranks) rank.join();
+  std::string all;
+  for (const std::string& failure : failures) all += failure;
+  return all;
+}
+#endif
+
+}  // namespace
+
+void begin_forked_child() {
+#ifdef __SANITIZE_THREAD__
+  // The parent's other threads are gone, but ThreadSanitizer counts them as alive, and ends the process when a thread
+  // gets the stack of one of them. Larger stacks are new ones.
+  pthread_attr_t attributes;
+  std::size_t bytes = 0;
+  pthread_getattr_default_np(&attributes);
+  pthread_attr_getstacksize(&attributes, &bytes);
+  pthread_attr_setstacksize(&attributes, 2 * bytes);
+  pthread_setattr_default_np(&attributes);
+  pthread_attr_destroy(&attributes);
+#endif
+  at::set_num_threads(1);
+}
+
+std::string run_forked_ranks_or_threads(int world, const std::function<void(int rank)>& body, int killed_rank) {
+#ifdef __SANITIZE_THREAD__
+  if (killed_rank < 0) return run_threads(world, body);
+#endif
+  return run_forked_ranks(world, body, killed_rank);
+}
 
 std::string run_forked_ranks(int world, const std::function<void(int rank)>& body, int killed_rank) {
   constexpr std::size_t kText = 4096;
@@ -21,7 +68,7 @@ std::string run_forked_ranks(int world, const std::function<void(int rank)>& bod
   for (int rank = 0; rank < world; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
-      at::set_num_threads(1);
+      begin_forked_child();
       int status = 0;
       try {
         body(rank);

@@ -23,7 +23,7 @@ std::string run_hierarchical_ranks(const HierarchicalOptions& options, const std
                                    int killed_rank) {
   const int world = static_cast<int>(options.nodes.size());
   TcpStoreServer server;
-  return run_forked_ranks(
+  return run_forked_ranks_or_threads(
       world,
       [&](int rank) {
         auto flat = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, world,

@@ -35,7 +35,7 @@ using std::chrono::seconds;
 std::string run_gloo_ranks(int world, const std::function<void(Communicator&)>& body, CommunicatorOptions options = {},
                            int killed_rank = -1) {
   TcpStoreServer server;
-  return run_forked_ranks(
+  return run_forked_ranks_or_threads(
       world,
       [&](int rank) {
         body(*make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, world,

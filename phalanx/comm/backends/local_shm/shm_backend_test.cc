@@ -30,7 +30,7 @@ using namespace std::chrono_literals;
 std::string run_shm_ranks(int world, const std::function<void(Communicator&)>& body, CommunicatorOptions options = {},
                           int killed_rank = -1) {
   TcpStoreServer server;
-  return run_forked_ranks(
+  return run_forked_ranks_or_threads(
       world,
       [&](int rank) {
         TcpStore store(server.address());
@@ -151,13 +151,16 @@ TEST(ShmBackend, NoDescriptorsAreKeptButOneForEachPeer) {
   const auto count = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
   };
-  EXPECT_EQ(run_shm_ranks(3,
-                          [&](Communicator& comm) {
-                            const auto before = count();
-                            auto a = comm.split(0, 0);
-                            auto b = a->split(0, 0);
-                            if (count() != before) throw std::runtime_error("a split keeps descriptors open");
-                          }),
+  TcpStoreServer server;
+  EXPECT_EQ(run_forked_ranks(3,
+                             [&](int rank) {
+                               TcpStore store(server.address());
+                               const auto comm = make_shm_communicator(store, rank, 3);
+                               const auto before = count();
+                               auto a = comm->split(0, 0);
+                               auto b = a->split(0, 0);
+                               if (count() != before) throw std::runtime_error("a split keeps descriptors open");
+                             }),
             "");
 }
 

@@ -32,13 +32,16 @@ namespace {
 
 using namespace std::chrono_literals;
 
+using RunRanks = std::string(int world, const std::function<void(int rank)>& body, int killed_rank);
+
 std::string run_symmetric_ranks(int world, const std::function<void(Communicator&)>& body,
-                                CommunicatorOptions options = {}) {
+                                CommunicatorOptions options = {}, RunRanks& run = run_forked_ranks) {
   TcpStoreServer server;
-  return run_forked_ranks(world, [&](int rank) {
+  const auto rank_body = [&](int rank) {
     TcpStore store(server.address());
     body(*make_shm_communicator(store, rank, world, options));
-  });
+  };
+  return run(world, rank_body, -1);
 }
 
 void symmetric_suite(Communicator& comm) {
@@ -80,7 +83,8 @@ void symmetric_suite(Communicator& comm) {
 }
 
 TEST(Symmetric, GivesTheSameOnEveryVerb) {
-  for (const int world : {1, 2, 3, 4}) EXPECT_EQ(run_symmetric_ranks(world, symmetric_suite), "") << world << " ranks";
+  for (const int world : {1, 2, 3, 4})
+    EXPECT_EQ(run_symmetric_ranks(world, symmetric_suite, {}, run_forked_ranks_or_threads), "") << world << " ranks";
 }
 
 TEST(Symmetric, IsAnyTensorElsewhere) {
