@@ -62,7 +62,7 @@ std::optional<models::LlamaConfig> model_in_metadata(const std::string& metadata
   if (!model->is_object()) throw CheckpointError(fmt::format("{}: metadata.model is not an object", where));
   // Another program may have saved less than `phalanx train` does.
   if (!model->contains("dim") || !model->contains("rope_theta")) return std::nullopt;
-  const models::LlamaConfig config = models::llama_from_metadata(*model, where + ": metadata.model");
+  models::LlamaConfig config = models::llama_from_metadata(*model, where + ": metadata.model");
   try {
     config.validate();
   } catch (const ConfigError& error) {

@@ -3,9 +3,9 @@
 // checks the object file.
 #include "phalanx/comm/backends/gloo/gloo_group.h"
 
-#include <signal.h>
-
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <csignal>
 
 namespace phalanx {
 namespace {
