@@ -233,7 +233,7 @@ void require_range(std::string_view name, std::int64_t value, std::int64_t least
 }
 
 std::string dtype_option(const std::string& name, const std::string& text) {
-  const std::string dtype = canonical_dtype(text);
+  std::string dtype = canonical_dtype(text);
   if (dtype == "float32" || dtype == "bfloat16" || dtype == "float16") return dtype;
   throw UsageError(fmt::format("{} is '{}': expected float32, bfloat16 or float16", name, text));
 }

@@ -206,7 +206,7 @@ void read_node_count(const GivenOptions& flags, NodesOptions& nodes) {
 HostPort read_endpoint(const std::string& written, const std::string& text, int default_port) {
   const bool has_port =
       text.find(':') != std::string::npos && (text.front() != '[' || text.find("]:") != std::string::npos);
-  const HostPort endpoint = parse_host_port(has_port ? text : fmt::format("{}:{}", text, default_port), written);
+  HostPort endpoint = parse_host_port(has_port ? text : fmt::format("{}:{}", text, default_port), written);
   if (endpoint.port == 0)
     throw UsageError(fmt::format("{} is '{}': the rendezvous needs a port that all nodes know", written, text));
   return endpoint;
@@ -309,7 +309,7 @@ void read_rendezvous(const GivenOptions& flags, SupervisorOptions& options) {
 StreamChoice read_streams(const GivenOptions& flags, const std::string& flag, int ranks) {
   const auto* given = flags.find(flag);
   if (given == nullptr) return {};
-  const StreamChoice choice = StreamChoice::parse(given->written, given->value);
+  StreamChoice choice = StreamChoice::parse(given->written, given->value);
   for (const auto& [local_rank, value] : choice.by_local_rank)
     if (local_rank >= ranks)
       throw UsageError(fmt::format("{} is '{}': there is no local rank {}: --nproc-per-node is {}", given->written,

@@ -247,7 +247,7 @@ OwnerLocks locks_of_outputs(const TokenizeArguments& arguments) {
 
 /// Saves standard input to a file, because it is read more than once.
 std::string keep_standard_input(const TempDirectory& folder) {
-  const std::string path = (folder.path() / "standard-input").string();
+  std::string path = (folder.path() / "standard-input").string();
   const auto file = posix_file_system().create(path);
   std::vector<char> block(std::size_t{1} << 20);
   while (true) {
@@ -296,7 +296,7 @@ data::BpeTokenizer train_and_save(const TokenizeArguments& arguments, const std:
   std::optional<ProgressBar> reading(std::in_place, "reading", bytes,
                                      progress_options(ProgressUnit::bytes, arguments.quiet));
   std::optional<ProgressBar> merging;
-  const auto tokenizer = data::train_tokenizer(
+  auto tokenizer = data::train_tokenizer(
       documents, {.vocab_size = *arguments.vocab_size, .min_frequency = arguments.min_frequency},
       [&](std::uint64_t amount) { reading->advance(amount); },
       [&](data::TrainingProgress progress) {

@@ -39,7 +39,7 @@ void become_worker(const std::string& command, const Arguments& arguments) {
   prepare_environment(environment, ranks.local_world_size > 0 ? ranks.local_world_size : ranks.world_size);
 
   std::vector<std::string> variables;
-  for (const auto& [name, value] : environment) variables.push_back(name + "=" + value);
+  for (const auto& [name, value] : environment) variables.push_back(fmt::format("{}={}", name, value));
   std::vector<char*> envp, argv;
   for (std::string& variable : variables) envp.push_back(variable.data());
   envp.push_back(nullptr);

@@ -252,11 +252,12 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
     const auto& info = *source.info;
     const std::span<const std::byte> bytes = source.file->bytes(info);
     const auto shape = tensors[i].global_shape();
-    loaded.bytes += fill_tensor(tensors[i], info.dtype, [&](const Box& box, std::span<std::byte> target) {
+    const auto fill = [&, &source = source, &copy = copy, &form = form](const Box& box, std::span<std::byte> target) {
       const auto taken = copy_from_view(form, shape, bytes, box, target, safetensors::element_size(info.dtype));
       if (copy) require_same(source, *copy, form, shape, box, target);
       return taken;
-    });
+    };
+    loaded.bytes += fill_tensor(tensors[i], info.dtype, fill);
   }
   return loaded;
 }

@@ -75,7 +75,7 @@ std::vector<std::string> ByteObjects::gather(const std::string& value, int root)
   const auto mine = static_cast<std::int64_t>(value.size());
   run_(on_lengths(Verb::gather, root, &mine, 1, is_root ? incoming.data() : nullptr, is_root ? size_ : 0));
   outgoing[static_cast<std::size_t>(root)] = mine;
-  auto values = exchange(value, std::move(outgoing), std::move(incoming));
+  auto values = exchange(value, std::move(outgoing), incoming);
   return is_root ? values : std::vector<std::string>();
 }
 
@@ -90,11 +90,11 @@ std::string ByteObjects::scatter(const std::vector<std::string>& values, int roo
   std::int64_t mine = 0;
   run_(on_lengths(Verb::scatter, root, is_root ? outgoing.data() : nullptr, is_root ? size_ : 0, &mine, 1));
   incoming[static_cast<std::size_t>(root)] = mine;
-  return exchange(all, std::move(outgoing), std::move(incoming)).at(static_cast<std::size_t>(root));
+  return exchange(all, std::move(outgoing), incoming).at(static_cast<std::size_t>(root));
 }
 
 std::vector<std::string> ByteObjects::exchange(const std::string& input, std::vector<std::int64_t> input_counts,
-                                               std::vector<std::int64_t> output_counts) {
+                                               const std::vector<std::int64_t>& output_counts) {
   std::string all(sum_of(output_counts), '\0');
   OperationDescription data = on_bytes(Verb::all_to_all, input, all);
   data.input_counts = std::move(input_counts);

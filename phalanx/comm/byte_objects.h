@@ -31,7 +31,7 @@ class ByteObjects {
  private:
   /// all_to_all of bytes; returns what each rank sent.
   std::vector<std::string> exchange(const std::string& input, std::vector<std::int64_t> input_counts,
-                                    std::vector<std::int64_t> output_counts);
+                                    const std::vector<std::int64_t>& output_counts);
 
   int rank_;
   std::size_t size_;

@@ -2,11 +2,11 @@
 
 #include <pthread.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <mutex>
 #include <thread>
 #include <vector>

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
@@ -49,7 +50,7 @@ void WorkState::fail(std::exception_ptr error) noexcept {
   std::string reason = "unknown error";
   try {
     try {
-      std::rethrow_exception(error);
+      std::rethrow_exception(std::move(error));
     } catch (const CommError& inner) {
       throw_error(inner.what());
     }

@@ -1,5 +1,9 @@
 #include "phalanx/comm/reduce.h"
 
+#ifdef PHALANX_REDUCE_X86
+#include <cpuid.h>
+#endif
+
 #include <cstdint>
 
 namespace phalanx {
@@ -7,10 +11,18 @@ namespace {
 
 enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
 
+#ifdef PHALANX_REDUCE_X86
+// __builtin_cpu_supports("f16c") is not in clang 14.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
 InstructionSet detect_instruction_set() {
 #ifdef PHALANX_REDUCE_X86
-  // Every CPU with avx2 (x86-64-v3) has f16c and fma, too; checked all the same.
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+  // What reduce_avx2.cc is compiled with. Every CPU with avx2 (x86-64-v3) has the others, too; checked all the same.
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && has_f16c()) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
       return InstructionSet::avx512;

@@ -97,7 +97,7 @@ void require_equal_signatures(std::span<const Signature> signatures) {
     if (signatures[rank].sequence != signatures.front().sequence)
       text += fmt::format(" as op {}", signatures[rank].sequence);
     auto found = std::ranges::find(calls, text, &std::pair<std::string, std::vector<int>>::first);
-    if (found == calls.end()) found = calls.insert(calls.end(), {std::move(text), {}});
+    if (found == calls.end()) found = calls.emplace(calls.end(), std::move(text), std::vector<int>());
     found->second.push_back(static_cast<int>(rank));
   }
   std::vector<std::string> parts;

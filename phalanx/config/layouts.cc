@@ -54,7 +54,7 @@ std::string choice_of(const Parts& parts, const std::string& key, const std::vec
                       const std::string& name) {
   const auto found = parts.find(key);
   if (found == parts.end()) return choices[0];
-  const std::string value = canonical_dtype(found->second);  // bf16 for bfloat16, ...
+  std::string value = canonical_dtype(found->second);  // bf16 for bfloat16, ...
   if (std::ranges::find(choices, value) == choices.end()) {
     throw ConfigError(
         fmt::format("layout '{}': {} is '{}': expected one of {}", name, key, found->second, fmt::join(choices, ", ")));

@@ -32,7 +32,7 @@ at::Tensor skinny_gemm(const at::Tensor& x, const at::Tensor& weight) {
   const std::int64_t in = weight.size(1), outs = weight.size(0), count = rows.numel() / in;
   std::vector<std::int64_t> shape = x.sizes().vec();
   shape.back() = outs;
-  const at::Tensor y = at::empty(shape, x.options());
+  at::Tensor y = at::empty(shape, x.options());
   const float *from = rows.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
   float* to = y.mutable_data_ptr<float>();
   at::parallel_for(0, outs, std::max<std::int64_t>(1, kGrain / in), [&](std::int64_t begin, std::int64_t end) {
@@ -51,7 +51,7 @@ at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& keys, const a
   const std::int64_t batch = q.size(0), heads = q.size(1), dim = q.size(3), kv_heads = keys.size(1);
   const std::int64_t group = heads / kv_heads, longest = *std::ranges::max_element(seen);
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  const at::Tensor y = at::empty({batch, 1, heads, dim}, q.options()).transpose(1, 2);
+  at::Tensor y = at::empty({batch, 1, heads, dim}, q.options()).transpose(1, 2);
   const float *query = q.const_data_ptr<float>(), *key = keys.const_data_ptr<float>();
   const float* value = values.const_data_ptr<float>();
   float* out = y.mutable_data_ptr<float>();

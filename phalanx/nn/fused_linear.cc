@@ -50,8 +50,7 @@ at::Tensor FusedLinear::weight(const std::string& part) const {
 at::Tensor FusedLinear::forward(const at::Tensor& x) {
   std::vector<at::Tensor> weights;
   for (std::size_t i = 0; i < weights_.size(); ++i) weights.push_back(used(list_[i].name.c_str(), weights_[i]));
-  const at::Tensor y =
-      gathers_ ? at::cat(gathers_->all_gather_matmul(x, weights), -1) : kernels::fused_linear(x, weights);
+  at::Tensor y = gathers_ ? at::cat(gathers_->all_gather_matmul(x, weights), -1) : kernels::fused_linear(x, weights);
   if (std::ranges::none_of(biases_, [](const at::Tensor& b) { return b.defined(); })) return y;
   std::vector<at::Tensor> biases;
   for (std::size_t i = 0; i < biases_.size(); ++i) {

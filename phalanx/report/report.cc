@@ -232,7 +232,7 @@ std::string render_report(const std::string& run_folder) {
 }
 
 std::string write_report(const std::string& run_folder) {
-  const std::string path = run_folder + "/report.html";
+  std::string path = run_folder + "/report.html";
   replace_file(path, render_report(run_folder));
   return path;
 }

@@ -29,7 +29,7 @@ class StoreHandshake {
   /// Returns the answer to send, which may be empty.
   std::string take(std::string_view bytes);
   State state() const noexcept { return state_; }
-  bool has_begun() const noexcept { return server_nonce_.size() > 0 || !input_.empty(); }
+  bool has_begun() const noexcept { return !server_nonce_.empty() || !input_.empty(); }
   const std::string& refusal() const noexcept { return refusal_; }  // the reason, for the log
 
  private:

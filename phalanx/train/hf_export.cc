@@ -23,7 +23,7 @@ std::vector<std::filesystem::path> export_in_hf(const std::filesystem::path& fol
   const auto texts = hf_files(model, options.dtype, options.assets);
   compare_end_tokens(texts, options.metadata);
   const std::string told = options.metadata.empty() ? metadata_of_model(model) : metadata_for_weights(options.metadata);
-  const auto paths = export_weights_to_folder(
+  auto paths = export_weights_to_folder(
       folder, weights,
       {.key_mapping = [&](const std::string& name) { return models::hf_tensor_view(model, name); },
        .dtype = type_of_export(options.dtype),

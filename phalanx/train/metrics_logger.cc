@@ -182,7 +182,7 @@ class MetricsLogger::Impl {
   nlohmann::json run = nlohmann::json::object();
 };
 
-MetricsLogger::MetricsLogger(std::string folder, MetricsLoggerOptions options) : folder_(std::move(folder)) {
+MetricsLogger::MetricsLogger(std::string folder, const MetricsLoggerOptions& options) : folder_(std::move(folder)) {
   posix_file_system().make_directory(folder_);
   impl_ = std::make_unique<Impl>(folder_, options);
 }

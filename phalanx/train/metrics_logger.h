@@ -70,7 +70,7 @@ double mean_of(const std::vector<double>& by_rank);
 class MetricsLogger {
  public:
   /// Creates the folder. Throws Error that says which file cannot be written and why.
-  MetricsLogger(std::string folder, MetricsLoggerOptions options);
+  MetricsLogger(std::string folder, const MetricsLoggerOptions& options);
   ~MetricsLogger();
 
   const std::string& folder() const noexcept { return folder_; }

@@ -29,7 +29,7 @@ std::shared_ptr<Communicator> replicate(models::Llama& model, const RunPlan& pla
   nn::materialize(model);
   if (plan.parallel.pp > 1) return plan.parallel.dp_replicate > 1 ? mesh.communicator("dp_replicate") : nullptr;
   if (mesh.has("dp_replicate")) return mesh.communicator("dp_replicate");
-  const std::shared_ptr<Communicator> world = mesh.world();
+  const std::shared_ptr<Communicator>& world = mesh.world();
   return world->size() == 1 ? world : world->split(world->rank(), 0);
 }
 

@@ -186,7 +186,7 @@ std::vector<NamedTensor> PipelinedModel::list_weights() {
   std::vector<NamedTensor> weights;
   for (const auto& [name, tensor, shard] : nn::named_parameters(*model_)) {
     const std::vector<int>& stages = stages_of.at(name);
-    const auto held = std::make_shared<Shard>(specs.at(name), mesh_.rank());
+    const auto held = std::make_shared<Shard>(Shard{specs.at(name), mesh_.rank()});
     const auto owned = here.find({name, stages.back()});
     const bool is_here = owned != here.end();
     weights.push_back({name, is_here ? owned->second.tensor : at::empty(held->box().shape, tensor.options()), held});

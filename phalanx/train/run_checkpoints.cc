@@ -82,7 +82,7 @@ void require_one_folder(const std::string& folder, const std::shared_ptr<Communi
 
 /// The directory of [checkpoint] load_step.
 std::filesystem::path chosen_step(const std::string& folder, std::int64_t step) {
-  const std::filesystem::path path = step_directory(folder, step);
+  std::filesystem::path path = step_directory(folder, step);
   if (std::filesystem::exists(path)) return path;
   std::string there;
   for (const auto& found : list_checkpoints(folder).complete) {

@@ -115,7 +115,7 @@ class Search {
     if (of_reference.defined()) shape = of_reference.sizes().vec();
     shape = json::parse(world_.broadcast_bytes(shape.dump()));
     if (shape.is_null()) return {};
-    const at::Tensor sent =
+    at::Tensor sent =
         reference_ ? of_reference.contiguous()
                    : at::empty(shape.get<std::vector<std::int64_t>>(), at::TensorOptions(at::kCPU).dtype(at::kDouble));
     world_.broadcast(sent).wait();

@@ -86,7 +86,7 @@ at::Tensor ParameterComparison::send(std::size_t index, const ValueOf& value) co
   at::Tensor whole;
   if (reference_ != nullptr) whole = value(reference_->model->parameters()[index]);
   if (world_.broadcast_bytes(whole.defined() ? "1" : "") != "1") return {};
-  const at::Tensor sent =
+  at::Tensor sent =
       reference_ != nullptr ? whole.detach().to(at::kCPU, at::kFloat).clone() : at::empty(shapes_[index], kHostFloat);
   world_.broadcast(sent).wait();
   return sent;

@@ -45,7 +45,7 @@ bool branch_entry_exists(const std::filesystem::path& path) {
 /// The first name that does not exist, or that an interruption has left empty.
 std::string free_name(const std::filesystem::path& folder) {
   for (int number = 1;; ++number) {
-    const std::string name = fmt::format("{}{}", kAbandoned, number);
+    std::string name = fmt::format("{}{}", kAbandoned, number);
     std::error_code error;
     if (!branch_entry_exists(folder / name) || std::filesystem::is_empty(folder / name, error)) return name;
   }

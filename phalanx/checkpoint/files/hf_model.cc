@@ -76,7 +76,7 @@ std::filesystem::path assets_of_run(const SavedState& saved) {
   const std::string told = entry != metadata.end() && entry->is_string() ? entry->get<std::string>() : std::string();
   const auto checkpoints = std::filesystem::absolute(saved.folder()).lexically_normal().parent_path();
   std::error_code error;
-  const std::filesystem::path named = told;
+  std::filesystem::path named = told;
   if (!told.empty() && std::filesystem::is_regular_file(named, error)) return named;  // the tokenizer.json itself
   std::vector<std::filesystem::path> places{saved.folder(), checkpoints, checkpoints.parent_path()};
   if (!told.empty()) places.insert(places.begin(), named);

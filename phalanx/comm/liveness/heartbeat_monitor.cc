@@ -188,7 +188,7 @@ class HeartbeatMonitor::World {
     if (processes_->can_see(rank)) {
       if (processes_->is_dead(rank)) return {};
       // A living process is well, unless the network in between may be down.
-      const std::string stopped = processes_->failure_reason(rank);
+      std::string stopped = processes_->failure_reason(rank);
       if (!stopped.empty() || processes_->shares_network(rank)) return stopped;
     }
     const bool hosts = rank == options_.store_rank;
@@ -408,7 +408,7 @@ HeartbeatMonitor::HeartbeatMonitor(std::shared_ptr<World> world, std::shared_ptr
       rank_(rank),
       collectives_(world_->collectives_of(id_)) {}
 
-HeartbeatMonitor::HeartbeatMonitor(std::shared_ptr<Store> store, int rank, int size, Options options)
+HeartbeatMonitor::HeartbeatMonitor(const std::shared_ptr<Store>& store, int rank, int size, const Options& options)
     : HeartbeatMonitor(std::make_shared<World>(store, rank, size, options), store, options.group,
                        std::vector<int>(static_cast<std::size_t>(size)), rank) {
   std::iota(members_.begin(), members_.end(), 0);

@@ -80,7 +80,7 @@ class HeartbeatMonitor {
   };
 
   /// Monitors the group of all ranks. From now on the store reports the end of this rank. Throws CommError.
-  HeartbeatMonitor(std::shared_ptr<Store> store, int rank, int size, Options options);
+  HeartbeatMonitor(const std::shared_ptr<Store>& store, int rank, int size, const Options& options);
   /// The monitor of a group of some of these ranks. `members` are ranks of this group.
   HeartbeatMonitor split(std::uint64_t serial, const std::vector<int>& members, int rank) const;
   // When the last monitor of a world is destroyed, it tells the others that this rank leaves in order. If the store is

@@ -23,7 +23,7 @@ void each_line(std::string_view text, const std::string& name,
 }
 
 std::string no_line_left(const std::string& name, const std::string& what, const std::vector<std::string>& skipped) {
-  const std::string none = fmt::format("{} holds no {}", name, what);
+  std::string none = fmt::format("{} holds no {}", name, what);
   if (skipped.empty()) return none;
   return fmt::format("{}: {} skipped, {}{}", none, skipped.size() == 1 ? "its line is" : "all its lines are",
                      skipped.size() == 1 ? "" : "the first because of ", skipped.front());

@@ -121,7 +121,7 @@ std::string ancestor_identity(const std::string& name) {
     int parent = 0;
     for (int number = 3; number <= 22 && fields >> field; ++number)
       if (number == 4) parent = std::atoi(field.c_str());
-    const std::string identity = fmt::format("{}-{}", pid, field);
+    std::string identity = fmt::format("{}-{}", pid, field);
     if (nearest.empty()) nearest = identity;
     if (stat.substr(open + 1, close - open - 1) == name) return identity;
     pid = parent;

@@ -40,7 +40,7 @@ std::optional<std::string> address_of_host_name(const std::vector<Interface>& in
   if (getaddrinfo(name, nullptr, &hints, &list) != 0) return std::nullopt;
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, &freeaddrinfo);
   for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    const auto address = numeric_address(entry->ai_addr);
+    auto address = numeric_address(entry->ai_addr);
     if (address && !is_loopback(*address) && belongs_here(*address, interfaces)) return address;
   }
   return std::nullopt;
@@ -87,7 +87,7 @@ std::string own_address(const std::optional<HostPort>& towards) {
   const auto interfaces = network_interfaces();
   if (towards) {
     try {
-      const std::string address = address_towards(*towards);
+      std::string address = address_towards(*towards);
       if (!is_loopback(address)) return address;
     } catch (const CommError&) {
       // No route or an unknown name: the later connection reports it.

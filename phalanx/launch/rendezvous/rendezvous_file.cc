@@ -26,7 +26,7 @@ constexpr std::string_view kTicketTitle = "phalanx rendezvous 1\n";
 std::optional<std::string> take_line(std::string_view& text, std::string_view name) {
   const std::size_t end = text.find('\n');
   if (!text.starts_with(name) || end == std::string_view::npos) return std::nullopt;
-  const std::string value(text.substr(name.size(), end - name.size()));
+  std::string value(text.substr(name.size(), end - name.size()));
   text.remove_prefix(end + 1);
   return value;
 }
@@ -99,7 +99,7 @@ std::shared_ptr<TcpStore> RendezvousFile::connect(milliseconds timeout, const st
 void RendezvousFile::remove() const noexcept { unlink(path_.c_str()); }
 
 std::string private_temp_folder() {
-  const std::string path = fmt::format("{}/phalanx-{}", env_string("TMPDIR").value_or("/tmp"), geteuid());
+  std::string path = fmt::format("{}/phalanx-{}", env_string("TMPDIR").value_or("/tmp"), geteuid());
   struct stat status {};
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
     throw CommError(fmt::format("cannot make the folder {}: {}", path, std::strerror(errno)));

@@ -75,7 +75,7 @@ UniqueFd make_pipe(UniqueFd& read_end) {
 
 pid_t spawn_child(const ChildSpec& spec) {
   std::vector<std::string> assignments;
-  for (const auto& [name, value] : spec.environment) assignments.push_back(name + "=" + value);
+  for (const auto& [name, value] : spec.environment) assignments.push_back(fmt::format("{}={}", name, value));
   std::vector<char*> arguments, environment;
   for (const auto& argument : spec.command) arguments.push_back(const_cast<char*>(argument.c_str()));
   for (const auto& assignment : assignments) environment.push_back(const_cast<char*>(assignment.c_str()));

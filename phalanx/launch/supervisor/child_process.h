@@ -8,9 +8,9 @@
 // (SIGKILL). It covers the children of children, which the kernel's signal does not reach.
 #pragma once
 
-#include <signal.h>
 #include <sys/types.h>
 
+#include <csignal>
 #include <string>
 #include <vector>
 

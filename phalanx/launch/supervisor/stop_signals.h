@@ -5,8 +5,7 @@
 //   that is no reason to end the ranks.
 #pragma once
 
-#include <signal.h>
-
+#include <csignal>
 #include <optional>
 #include <vector>
 

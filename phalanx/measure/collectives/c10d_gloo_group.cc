@@ -3,9 +3,9 @@
 // checks the object file.
 #include "phalanx/measure/collectives/c10d_gloo_group.h"
 
-#include <signal.h>
-
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <csignal>
 
 namespace phalanx::measure {
 namespace {

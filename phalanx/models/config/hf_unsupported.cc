@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 #include "phalanx/base/error.h"
@@ -104,7 +105,9 @@ constexpr Keys<3> kDropoutOfGpt2 = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
 constexpr double kGpt2Dropout = 0.1;  // if the file does not say
 
 bool says_nothing(const nlohmann::json& value) {
-  return value.is_null() || value == false || value == 0 || value == "" || (value.is_structured() && value.empty());
+  const bool is_empty_text =
+      value.is_string() && value.get_ref<const std::string&>().empty();  // json::empty() is false
+  return value.is_null() || value == false || value == 0 || is_empty_text || (value.is_structured() && value.empty());
 }
 
 std::string brief(const nlohmann::json& value) { return value.dump(-1, ' ', /*ensure_ascii=*/true).substr(0, 60); }

@@ -1,6 +1,7 @@
 #include "phalanx/parallel/ddp/data_parallel.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>

@@ -45,9 +45,9 @@ std::shared_ptr<FsdpRuntime> FsdpRuntime::make(std::vector<std::unique_ptr<Param
                                                std::shared_ptr<Communicator> replicas,
                                                std::shared_ptr<Communicator> post_forward_group, bool prefetch,
                                                int levels, AttachedParameters attached) {
-  const std::shared_ptr<FsdpRuntime> made(new FsdpRuntime(std::move(units), std::move(comm), std::move(replicas),
-                                                          std::move(post_forward_group), prefetch, levels,
-                                                          std::move(attached)));
+  std::shared_ptr<FsdpRuntime> made(new FsdpRuntime(std::move(units), std::move(comm), std::move(replicas),
+                                                    std::move(post_forward_group), prefetch, levels,
+                                                    std::move(attached)));
   made->subscribe();
   return made;
 }

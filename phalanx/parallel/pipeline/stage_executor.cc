@@ -52,7 +52,7 @@ StageExecutor::StageExecutor(PipelineStage stage, WeightSplit split)
 
 at::Tensor StageExecutor::forward(int micro_batch, const at::Tensor& input, const at::Tensor& target, bool trains) {
   const auto run = [&](const at::Tensor& x) {
-    const at::Tensor y = target.defined() ? stage_.loss(x, target) : stage_.forward(x);
+    at::Tensor y = target.defined() ? stage_.loss(x, target) : stage_.forward(x);
     if (!y.defined()) throw Error("forward() returned no tensor");
     if (target.defined() && y.numel() != 1) {
       throw Error(fmt::format("the loss has the shape [{}]; expected a scalar", fmt::join(y.sizes(), ", ")));

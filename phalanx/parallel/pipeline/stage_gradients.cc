@@ -19,7 +19,8 @@ namespace phalanx {
 StageGradients::StageGradients(const std::vector<PipelineStage>& stages, std::shared_ptr<Communicator> comm)
     : comm_(std::move(comm)) {
   for (const auto& stage : stages) {
-    for (const auto& [name, tensor, shard] : nn::named_parameters(*stage.module)) {
+    for (const NamedTensor& found : nn::named_parameters(*stage.module)) {
+      const at::Tensor& tensor = found.tensor;
       if (!tensor.requires_grad()) continue;
       const auto same = std::ranges::find_if(parameters_, [&](const auto& p) { return p->tensor.is_same(tensor); });
       if (same != parameters_.end()) {
@@ -27,7 +28,7 @@ StageGradients::StageGradients(const std::vector<PipelineStage>& stages, std::sh
         continue;
       }
       auto& made = *parameters_.emplace_back(std::make_unique<Parameter>());
-      made.name = name;
+      made.name = found.name;
       made.tensor = tensor;
       made.stages = {stage.index};
       made.subscription = on_grad_ready(tensor, [&made](const at::Tensor&) { made.is_fired = true; });

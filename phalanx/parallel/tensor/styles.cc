@@ -135,6 +135,7 @@ class Parallelizer {
   struct CoalescingKey {
     std::string parent;
     int copies = 0;  // 0: over the whole group
+    // NOLINTNEXTLINE(modernize-use-nullptr): takes the 0 that the generated comparison holds for a pointer
     auto operator<=>(const CoalescingKey&) const = default;
   };
 
@@ -441,7 +442,7 @@ class Parallelizer {
 
   static at::Tensor part_of(const at::Tensor& parameter, const Box& box) {
     if (!has_memory(parameter)) {
-      const at::Tensor shell = at::empty({0}, parameter.options());
+      at::Tensor shell = at::empty({0}, parameter.options());
       shell.unsafeGetTensorImpl()->set_sizes_contiguous(box.shape);
       return shell;
     }

@@ -25,7 +25,7 @@ bool has_initial_weights(const TrainConfig& config) {
 std::filesystem::path initial_weights_path(const TrainConfig& run) {
   const TrainConfig::Checkpoint& config = run.checkpoint;
   const bool is_given = !config.initial_load_path.empty();
-  const std::filesystem::path path = is_given ? config.initial_load_path : run.model.hf_assets_path;
+  std::filesystem::path path = is_given ? config.initial_load_path : run.model.hf_assets_path;
   if (!std::filesystem::exists(path)) {
     throw CheckpointError(fmt::format("{} '{}' does not exist{}",
                                       is_given ? "[checkpoint] initial_load_path" : "[model] hf_assets_path",

@@ -133,7 +133,7 @@ std::shared_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Store> stor
                                 .connect_timeout = options.communicator.first_timeout});
   GlooBackend::Setup setup{.peers = peers,
                            .identity = options.identity.empty() ? ProcessProbe::identity() : options.identity,
-                           .host = options.host};
+                           .host = std::move(options.host)};
   return std::make_shared<Communicator>(std::make_shared<GlooBackend>(std::move(setup)), options.communicator);
 }
 

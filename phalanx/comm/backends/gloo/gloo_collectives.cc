@@ -260,7 +260,6 @@ class GlooCollective final : public GlooOperation {
       case Verb::all_gather:
         return d_.output_count == 0;
       case Verb::reduce_scatter:
-        return d_.input_count == 0;
       case Verb::gather:
         return d_.input_count == 0;
       case Verb::all_to_all:

@@ -29,7 +29,7 @@ namespace {
 }  // namespace
 
 void run_local_ranks(int world_size, const std::function<void(const std::shared_ptr<Communicator>&)>& body,
-                     CommunicatorOptions options) {
+                     const CommunicatorOptions& options) {
   if (world_size < 1) throw Error(fmt::format("run_local_ranks: {} ranks; expected at least 1", world_size));
   std::vector<std::shared_ptr<Communicator>> world;
   const auto backends = make_local_backends(world_size);

@@ -20,6 +20,6 @@
 namespace phalanx {
 
 void run_local_ranks(int world_size, const std::function<void(const std::shared_ptr<Communicator>&)>& body,
-                     CommunicatorOptions options = {});
+                     const CommunicatorOptions& options = {});
 
 }  // namespace phalanx

@@ -67,12 +67,12 @@ class LocalBackend final : public Backend {
       for (int member : request.members) members.push_back(group_->members[static_cast<std::size_t>(member)]);
       group = std::make_shared<LocalGroup>(group_->world, std::move(members));
       const auto* holder = &group;
-      std::memcpy(address.data(), &holder, sizeof(holder));
+      std::memcpy(address.data(), &holder, address.size());
     }
     const std::vector<std::string> addresses = request.exchange(address);
     if (request.rank > 0) {
       const std::shared_ptr<LocalGroup>* holder = nullptr;
-      std::memcpy(&holder, addresses[static_cast<std::size_t>(request.members[0])].data(), sizeof(holder));
+      std::memcpy(&holder, addresses[static_cast<std::size_t>(request.members[0])].data(), address.size());
       group = *holder;
     }
     request.exchange("");

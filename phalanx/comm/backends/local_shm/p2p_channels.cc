@@ -46,7 +46,8 @@ bool P2PChannels::revoke(const Part& part) noexcept {
 }
 
 std::byte* P2PChannels::slot(int source, int destination, std::uint32_t entry) const {
-  const auto channel_index = static_cast<std::size_t>(source * control_block_.size() + destination);
+  const auto size = static_cast<std::size_t>(control_block_.size());
+  const auto channel_index = static_cast<std::size_t>(source) * size + static_cast<std::size_t>(destination);
   return memory_.slots + (channel_index * kChannelEntries + entry % kChannelEntries) * memory_.chunk_bytes;
 }
 
@@ -257,8 +258,8 @@ void P2POperation::check_peers() {
     const std::string why = channels_.control_block_.death_reason(peer);
     if (why.empty()) continue;
     // What the peer did just before it ended still counts.
-    const bool moved = channels_.move_sends(peer) | channels_.move_receives(peer);
-    if (moved) continue;
+    const bool sent = channels_.move_sends(peer), received = channels_.move_receives(peer);
+    if (sent || received) continue;
     channels_.control_block_.throw_if_aborted();  // a rank that failed wrote its reason before it ended
     channels_.control_block_.throw_dead(peer, why);
   }

@@ -16,6 +16,7 @@
 #include <iterator>
 #include <new>
 #include <sstream>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -89,14 +90,26 @@ void SharedHeap::start(const SharedHeapOptions& options) {
   the_heap.store(heap, std::memory_order_release);
 }
 
+// Only functions that are safe in signal handlers may be called here.
+void SharedHeap::lose_access() noexcept {
+  constexpr std::string_view kReason =
+      "phalanx: a forked process gets no copy of the shared heap: the system gives it no private memory of that size, "
+      "or the heap's descriptor was closed. If this process uses a tensor from before the fork, it dies. Expected: "
+      "vm.overcommit_memory is not 2, or SharedHeapOptions::reserved_bytes is smaller\n";
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, kReason.data(), kReason.size());
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
+  if (mmap(base_, bytes_, PROT_NONE, kFlags, -1, 0) == MAP_FAILED) _exit(1);
+}
+
 // The child must not change the parent's memory: from now on each page is copied when this process writes to it.
 void SharedHeap::on_fork_in_child() noexcept {
   SharedHeap* const heap = current();
   if (heap == nullptr) return;
   heap->is_parents_ = true;
   heap->mutex_.unlock();
-  mmap(heap->base_, heap->bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, heap->descriptor_,
-       0);
+  constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+  if (mmap(heap->base_, heap->bytes_, PROT_READ | PROT_WRITE, kFlags, heap->descriptor_, 0) == MAP_FAILED)
+    heap->lose_access();
 }
 
 SharedHeap* SharedHeap::current() noexcept {

@@ -12,8 +12,9 @@
 // whole pages. The allocator takes the smallest free block that suffices and merges free neighbours. Pages of free
 // blocks are cached for later blocks, up to `cached_bytes`; the rest goes back to the kernel.
 //
-// A forked child has the tensors that existed, and may write to them; its writes are private. Its new tensors are
-// ordinary memory, unless it starts a heap itself. Torch-free. Any thread may call.
+// A forked child has the tensors that existed, and may write to them; its writes are private. Where it can have no
+// private copy, it says so, and dies if it touches them. Its new tensors are ordinary memory, unless it starts a heap
+// itself. Torch-free. Any thread may call.
 #pragma once
 
 #include <cstddef>
@@ -104,6 +105,7 @@ class SharedHeap {
   void uncache(std::size_t offset, std::size_t bytes);
   void trim();
   static void on_fork_in_child() noexcept;
+  void lose_access() noexcept;
 
   std::size_t bytes_ = 0;
   std::size_t cache_limit_ = 0;

@@ -257,6 +257,28 @@ TEST(SharedHeap, AForkedChildHasItsOwnTensors) {
             "");
 }
 
+TEST(SharedHeap, AForkedChildWithoutACopyDoesNotWriteToItsParent) {
+  EXPECT_EQ(run_alone([] {
+              share_large_tensors();
+              const at::Tensor x = at::full({1 << 20}, 1.0F);
+              close(descriptor_of(*SharedHeap::current()));  // a private mapping of it fails
+              ::testing::internal::CaptureStderr();
+              const pid_t child = fork();
+              if (child == 0) {
+                const rlimit none{0, 0};
+                setrlimit(RLIMIT_CORE, &none);
+                x.fill_(2);
+                _exit(0);
+              }
+              int status = -1;
+              must_be(waitpid(child, &status, 0) == child && status != 0, fmt::format("the child: {}", status));
+              const std::string told = ::testing::internal::GetCapturedStderr();
+              must_be(told.find("gets no copy of the shared heap") != std::string::npos, told);
+              must_be(at::equal(x, at::full({1 << 20}, 1.0F)), "the parent's tensor");
+            }),
+            "");
+}
+
 TEST(SharedHeap, IsReachedByItsAddressAndTokenAlone) {
   EXPECT_EQ(run_alone([] {
               SharedHeap::start({.reserved_bytes = kMiB});

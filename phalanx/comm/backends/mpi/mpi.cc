@@ -34,7 +34,7 @@ std::shared_ptr<Communicator> make_mpi_communicator(std::shared_ptr<Store> store
                                 .store_rank = options.store_rank,
                                 .connect_timeout = options.communicator.first_timeout});
   MpiBackend::Setup setup{.peers = peers,
-                          .identity = options.identity.empty() ? ProcessProbe::identity() : options.identity,
+                          .identity = options.identity.empty() ? ProcessProbe::identity() : std::move(options.identity),
                           .deterministic = options.deterministic,
                           .largest_call = options.largest_call};
   return std::make_shared<Communicator>(std::make_shared<MpiBackend>(std::move(setup)), options.communicator);

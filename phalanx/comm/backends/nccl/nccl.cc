@@ -31,8 +31,9 @@ void throw_if_shared(const std::vector<std::string>& devices) {
 }
 
 // All ranks must be able to use NCCL: one that cannot would leave the others waiting. `problem`: why this one cannot.
-std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, int cuda_device, NcclPieces pieces,
-                                             const std::string& problem, NcclOptions options) {
+std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, int cuda_device,
+                                             const NcclPieces& pieces, const std::string& problem,
+                                             NcclOptions options) {
   NcclUniqueId id{};
   {
     CommunicatorOptions quiet = options.communicator;
@@ -76,7 +77,7 @@ std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Backend> co
   } catch (const Error& error) {
     problem = error.what();
   }
-  return make_over_nccl(std::move(control), cuda_device, std::move(pieces), problem, std::move(options));
+  return make_over_nccl(std::move(control), cuda_device, pieces, problem, std::move(options));
 }
 
 std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Backend> control, int cuda_device,
