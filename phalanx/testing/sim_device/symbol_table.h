@@ -1,0 +1,12 @@
+// The names of this program's functions, for reports that say where a call came from.
+#pragma once
+
+#include <string>
+
+namespace phalanx::sim_device {
+
+/// The innermost function on the calling thread's stack that belongs to this program, and neither to the simulated device
+/// nor to libtorch's or the standard library's templates. "" if there is none, or the program has no symbols.
+std::string calling_function();
+
+}  // namespace phalanx::sim_device
