@@ -1,0 +1,36 @@
+// Tensors as kernels of the simulated devices see them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+#include "phalanx/testing/sim_device/torch/sim_backend.h"
+
+namespace phalanx::sim_device {
+
+/// Whether it is defined, and on a simulated device.
+bool is_on_sim(const at::Tensor& tensor);
+
+/// A CPU tensor over the memory that a kernel may touch: of device memory, or pinned memory. It does not keep the memory
+/// alive. The streams' order does, and PinnedMemory.
+at::Tensor kernel_view(const at::Tensor& tensor);
+
+/// The bytes from the tensor's first element to its last.
+Access access_of(const at::Tensor& tensor, bool is_write);
+
+/// On the current device.
+at::Tensor empty_on_sim(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype);
+
+/// Another view of the tensor's storage.
+at::Tensor view_of(const at::Tensor& base, at::IntArrayRef sizes, at::IntArrayRef strides, std::int64_t offset,
+                   caffe2::TypeMeta dtype);
+
+/// Makes it contiguous with these sizes, and its storage large enough.
+void resize_on_sim(const at::Tensor& tensor, at::IntArrayRef sizes);
+
+/// Launches on the device's current stream.
+void launch(int device, const char* name, std::vector<Access> accesses, std::function<void()> body);
+
+}  // namespace phalanx::sim_device
