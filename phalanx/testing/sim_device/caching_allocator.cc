@@ -45,7 +45,6 @@ bool CachingAllocator::ByStreamAndSize::operator()(const Block* a, const Block* 
 struct CachingAllocator::Device {
   mutable std::mutex mutex;
   int index = 0;
-  std::size_t capacity = DeviceMemory::kBytesPerDevice;
   std::size_t addresses_taken = 0;
   std::multimap<std::size_t, std::byte*> free_addresses;  // of segments given back, by size
   std::map<const std::byte*, std::unique_ptr<Block>> blocks;
@@ -108,12 +107,12 @@ CachingAllocator::Block* CachingAllocator::take_free(Device& device, StreamId st
 
 CachingAllocator::Block* CachingAllocator::new_segment(Device& device, StreamId stream, std::size_t size) {
   const std::size_t bytes = segment_size(size);
-  if (device.stats.reserved + bytes > device.capacity) release_segments(device);
-  if (device.stats.reserved + bytes > device.capacity)
+  if (device.stats.reserved + bytes > device.stats.capacity) release_segments(device);
+  if (device.stats.reserved + bytes > device.stats.capacity)
     throw DeviceOutOfMemory(fmt::format(
         "sim:{} is out of memory: {} bytes wanted, {} of {} in use, {} reserved. Use less memory, or a larger "
         "set_capacity()",
-        device.index, size, device.stats.allocated, device.capacity, device.stats.reserved));
+        device.index, size, device.stats.allocated, device.stats.capacity, device.stats.reserved));
   auto block = std::make_unique<Block>();
   block->begin = take_addresses(device, bytes);
   block->size = bytes;
@@ -254,7 +253,7 @@ void CachingAllocator::reset_peaks(int device) {
 void CachingAllocator::set_capacity(int device, std::size_t bytes) {
   Device& of = *devices_.at(static_cast<std::size_t>(device));
   const std::lock_guard lock(of.mutex);
-  of.capacity = bytes;
+  of.stats.capacity = bytes;
 }
 
 void CachingAllocator::poison(const Block& block, const char* name) {

@@ -41,6 +41,7 @@ struct MemoryStats {
   std::size_t peak_reserved = 0;
   std::size_t allocations = 0;
   std::size_t reuses = 0;  // allocations that needed no new segment
+  std::size_t capacity = DeviceMemory::kBytesPerDevice;
 };
 
 class CachingAllocator {

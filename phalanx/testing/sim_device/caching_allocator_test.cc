@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <thread>
 
 #include "phalanx/base/testing/error_text.h"
 
@@ -99,8 +100,9 @@ TEST_F(SimAllocator, RecordedUsesDelayTheReuse) {
   std::byte* other = allocate(512);
   EXPECT_NE(other, p);
   allocator.free(other);
-  runtime.synchronize_device(0, "test");
-  allocate(512);  // sees that the uses are done
+  const sim::EventPtr own = runtime.record({0, 0}), side = runtime.record({0, 1});
+  while (!own->is_done() || !side->is_done()) std::this_thread::yield();  // the program has not asked
+  allocate(512);                                                          // the allocator has
   use(allocate(512), 0, "again");
   EXPECT_THAT(runtime.races(), IsEmpty());
   use(p, 1, "late");  // the side stream goes on using what it no longer owns

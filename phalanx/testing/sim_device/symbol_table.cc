@@ -81,11 +81,22 @@ class ProgramSymbols {
 
 // "phalanx::f(int)" is; "phalanx::sim_device::f()", "void c10::f<...>(...)" and "std::function<...>::operator()" are not.
 bool is_caller(std::string_view name) {
-  const std::string_view before_arguments = name.substr(0, name.find('('));
-  const std::string_view outermost = before_arguments.substr(0, before_arguments.find('<'));
+  const std::string_view outermost = name.substr(0, name.find('<'));
   for (const std::string_view foreign : {"sim_device::", "std::", "c10::", "at::", "torch::", "__"})
     if (outermost.find(foreign) != std::string_view::npos) return false;
   return true;
+}
+
+bool is_of_our_types(std::string_view name) {
+  return name.find("phalanx::") != std::string_view::npos && name.find("sim_device::") == std::string_view::npos;
+}
+
+// "phalanx::f" of "phalanx::(anonymous namespace)::f(int)".
+std::string without_arguments(std::string name) {
+  constexpr std::string_view kAnonymous = "(anonymous namespace)::";
+  for (std::size_t at = name.find(kAnonymous); at != std::string::npos; at = name.find(kAnonymous))
+    name.erase(at, kAnonymous.size());
+  return name.substr(0, name.find('('));
 }
 
 }  // namespace
@@ -94,11 +105,15 @@ std::string calling_function() {
   static const ProgramSymbols symbols;
   std::array<void*, 64> frames{};
   const int count = ::backtrace(frames.data(), static_cast<int>(frames.size()));
+  std::string next_best;
   for (int i = 1; i < count; ++i) {
-    const std::optional<std::string> name = symbols.name_of(frames[static_cast<std::size_t>(i)]);
-    if (name && is_caller(*name)) return *name;
+    const std::optional<std::string> full = symbols.name_of(frames[static_cast<std::size_t>(i)]);
+    if (!full) continue;
+    std::string name = without_arguments(*full);
+    if (is_caller(name)) return name;
+    if (next_best.empty() && is_of_our_types(name)) next_best = std::move(name);
   }
-  return "";
+  return next_best;
 }
 
 }  // namespace phalanx::sim_device

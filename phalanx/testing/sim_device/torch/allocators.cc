@@ -50,6 +50,10 @@ class DeviceTensorAllocator final : public c10::DeviceAllocator {
     reserved.peak = static_cast<std::int64_t>(ours.peak_reserved);
     return stats;
   }
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    const MemoryStats ours = backend_.memory.stats(device);
+    return {ours.capacity - ours.reserved, ours.capacity};
+  }
   void resetAccumulatedStats(c10::DeviceIndex /*device*/) override {}
   void resetPeakStats(c10::DeviceIndex device) override { backend_.memory.reset_peaks(device); }
 

@@ -133,7 +133,7 @@ class Call {
 
   at::Tensor kernel_argument(const at::Tensor& tensor, bool is_written, bool is_index) {
     if (is_on_sim(tensor)) {
-      accesses_.push_back(access_of(tensor, is_written));
+      add_accesses(accesses_, tensor, is_written);
       return kernel_view(tensor);
     }
     TORCH_CHECK(tensor.device().is_cpu() && !is_written && (tensor.dim() == 0 || is_index), "sim: ", traits_.name,
@@ -165,7 +165,7 @@ class Call {
     for (const c10::IValue& result : kernel_arguments_)
       stack->push_back(with_tensors(result, [&](const at::Tensor& tensor) {
         at::Tensor on_device = empty_on_sim(tensor.sizes(), tensor.strides(), tensor.scalar_type());
-        launch(device_, traits_.name.c_str(), {access_of(on_device, true)},
+        launch(device_, traits_.name.c_str(), accesses_of({}, on_device),
                [to = kernel_view(on_device), tensor] { to.copy_(tensor); });
         return on_device;
       }));
@@ -206,7 +206,7 @@ class Call {
   at::Tensor make_result(const TensorShape& shape, std::vector<at::Tensor>& targets) {
     if (!shape.is_defined) return {};
     at::Tensor result = empty_on_sim(shape.sizes, shape.strides, shape.dtype);
-    accesses_.push_back(access_of(result, true));
+    add_accesses(accesses_, result, true);
     targets.push_back(kernel_view(result));
     return result;
   }

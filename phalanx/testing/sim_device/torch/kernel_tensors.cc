@@ -26,14 +26,57 @@ at::Tensor kernel_view(const at::Tensor& tensor) {
   return result;
 }
 
-Access access_of(const at::Tensor& tensor, bool is_write) {
+namespace {
+
+constexpr std::int64_t kMostPieces = 64;
+
+struct Dimension {
+  std::int64_t stride;
+  std::int64_t size;
+};
+
+// The dimensions between which there are gaps, innermost first, and in `piece` the elements without gaps.
+std::vector<Dimension> dimensions_with_gaps(const c10::TensorImpl& tensor, std::int64_t& piece) {
+  std::vector<Dimension> dimensions;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d)
+    if (tensor.size(d) > 1 && tensor.stride(d) > 0) dimensions.push_back({tensor.stride(d), tensor.size(d)});
+  std::ranges::sort(dimensions, {}, &Dimension::stride);
+  piece = 1;
+  std::size_t dense = 0;
+  while (dense < dimensions.size() && dimensions[dense].stride == piece) piece *= dimensions[dense++].size;
+  dimensions.erase(dimensions.begin(), dimensions.begin() + static_cast<std::ptrdiff_t>(dense));
+  return dimensions;
+}
+
+}  // namespace
+
+void add_accesses(std::vector<Access>& accesses, const at::Tensor& tensor, bool is_write) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (impl.numel() == 0) return {nullptr, 0, is_write};
-  std::int64_t last = 0;
-  for (std::int64_t d = 0; d < impl.dim(); ++d) last += (impl.size(d) - 1) * impl.stride(d);
-  const auto* storage = static_cast<const std::byte*>(impl.storage().data());
-  return {storage + static_cast<std::size_t>(impl.storage_offset()) * impl.itemsize(),
-          static_cast<std::size_t>(last + 1) * impl.itemsize(), is_write};
+  if (impl.numel() == 0) return;
+  std::int64_t piece = 1, pieces = 1, last = 0;
+  const std::vector<Dimension> gaps = dimensions_with_gaps(impl, piece);
+  for (const Dimension& dimension : gaps) {
+    pieces *= dimension.size;
+    last += dimension.stride * (dimension.size - 1);
+  }
+  const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements) * impl.itemsize(); };
+  const auto* begin = static_cast<const std::byte*>(impl.storage().data()) + bytes(impl.storage_offset());
+  if (pieces > kMostPieces) return accesses.push_back({begin, bytes(last + piece), is_write});
+  for (std::int64_t number = 0; number < pieces; ++number) {
+    std::int64_t offset = 0, rest = number;
+    for (const Dimension& dimension : gaps) {
+      offset += rest % dimension.size * dimension.stride;
+      rest /= dimension.size;
+    }
+    accesses.push_back({begin + bytes(offset), bytes(piece), is_write});
+  }
+}
+
+std::vector<Access> accesses_of(const at::Tensor& read, const at::Tensor& written) {
+  std::vector<Access> accesses;
+  if (read.defined()) add_accesses(accesses, read, false);
+  if (written.defined()) add_accesses(accesses, written, true);
+  return accesses;
 }
 
 at::Tensor empty_on_sim(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {

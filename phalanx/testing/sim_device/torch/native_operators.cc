@@ -57,7 +57,7 @@ void one_waits_for_other(int one, int other) {
 void copy_on_devices(const at::Tensor& from, const at::Tensor& to) {
   const int source = from.device().index(), target = to.device().index();
   if (source != target) one_waits_for_other(source, target);
-  launch(source, "copy_ (device to device)", {access_of(from, false), access_of(to, true)},
+  launch(source, "copy_ (device to device)", accesses_of(from, to),
          [from = kernel_view(from), to = kernel_view(to)] { to.copy_(from); });
   if (source != target) one_waits_for_other(target, source);
 }
@@ -65,18 +65,18 @@ void copy_on_devices(const at::Tensor& from, const at::Tensor& to) {
 void copy_to_device(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   const int device = to.device().index();
   if (!is_pinned_on_sim(from)) {
-    launch(device, "copy_ (from pageable memory)", {access_of(to, true)},
+    launch(device, "copy_ (from pageable memory)", accesses_of({}, to),
            [from = from.clone(), to = kernel_view(to)] { to.copy_(from); });
     return wait_for_stream(device, "copy from pageable memory");
   }
-  launch(device, "copy_ (host to device)", {access_of(from, false), access_of(to, true)},
+  launch(device, "copy_ (host to device)", accesses_of(from, to),
          [from = kernel_view(from), to = kernel_view(to)] { to.copy_(from); });
   if (!non_blocking) wait_for_stream(device, "copy to the device");
 }
 
 void copy_to_host(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   const int device = from.device().index();
-  launch(device, "copy_ (device to host)", {access_of(from, false), access_of(to, true)},
+  launch(device, "copy_ (device to host)", accesses_of(from, to),
          [from = kernel_view(from), to = kernel_view(to)] { to.copy_(from); });
   if (!non_blocking || !is_pinned_on_sim(to)) wait_for_stream(device, "copy to the host");
 }
@@ -95,7 +95,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
 at::Scalar item(const at::Tensor& self) {
   const int device = self.device().index();
   at::Tensor number(at::detail::empty_cpu({}, self.scalar_type()));
-  launch(device, "item", {access_of(self, false)}, [from = kernel_view(self), number] {
+  launch(device, "item", accesses_of(self, {}), [from = kernel_view(self), number] {
     std::memcpy(number.mutable_data_ptr(), from.const_data_ptr(), from.itemsize());
   });
   wait_for_stream(device, "item");

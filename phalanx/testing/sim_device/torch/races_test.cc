@@ -188,6 +188,23 @@ TEST_P(SimRaces, AnEventRecordedTooEarly) {
   });
 }
 
+TEST_P(SimRaces, ColumnsAreApartToo) {
+  const at::Tensor x = at::ones({8, 64}, on_sim());
+  const auto add_on_two_streams = [&](std::int64_t first_of_side) {
+    one_waits_for_other(side, compute);
+    x.narrow(1, 0, 32).add_(1);
+    {
+      const c10::StreamGuard on_side(side);
+      x.narrow(1, first_of_side, 32).mul_(x.narrow(1, 32, 1));
+    }
+    one_waits_for_other(compute, side);
+  };
+  add_on_two_streams(32);
+  EXPECT_THAT(take_races(), IsEmpty());
+  add_on_two_streams(31);
+  EXPECT_THAT(take_races(), race_between("aten::mul_.Tensor", "aten::add_.Tensor"));
+}
+
 // Disjoint halves of one storage are no race.
 TEST_P(SimRaces, HalvesOfATensorAreApart) {
   const at::Tensor x = at::ones({1024}, on_sim());

@@ -1,13 +1,18 @@
 // Data parallelism, sharded and not, of the debug Llama on simulated devices, a device for each rank: the losses of the
-// CPU, and no race between the library's streams.
+// CPU, no wait of the host, and no race between the library's streams. Where the library forgets a wait around a
+// collective, that is found.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,13 +27,17 @@
 #include "phalanx/parallel/ddp/ddp.h"
 #include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/testing/sim_device/torch/sim_streams.h"
+#include "phalanx/testing/sim_device/torch/testing/sim_ranks.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_test.h"
 
 namespace phalanx {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::DoubleNear;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pointwise;
 
@@ -39,10 +48,11 @@ struct Sharding {
   int ranks = 2;
   int stage = 0;  // 0: DistributedDataParallel
   int replicas = 1;
+  bool over_nccl = false;  // else through pinned memory
 
   std::string name() const {
     const std::string kind = stage == 0 ? "Ddp" : (replicas > 1 ? "Hsdp" : "Zero") + std::to_string(stage);
-    return kind + "On" + std::to_string(ranks);
+    return kind + "On" + std::to_string(ranks) + (over_nccl ? "Nccl" : "Staged");
   }
 };
 
@@ -96,23 +106,34 @@ class LlamaOnRank {
 
 class SimRanks : public SimTest, public ::testing::WithParamInterface<Sharding> {
  protected:
-  std::vector<double> train(bool on_device) {
+  std::vector<double> train(const std::shared_ptr<Communicator>& world, c10::Device on) {
+    LlamaOnRank llama(world, on, GetParam());
+    const auto on_first_rank = [&](const auto& body) {
+      world->barrier();
+      if (world->rank() == 0) body();
+      world->barrier();
+    };
+    on_first_rank([&] { sim.runtime.host_waits().clear(); });
+    std::vector<at::Tensor> losses;
+    for (int i = 0; i < kSteps; ++i) losses.push_back(llama.step(i));
+    on_first_rank([&] { waits_in_loop = sim.runtime.host_waits().by_site(); });
+    const at::Tensor all = at::stack(losses).to(at::kCPU, at::kDouble);
+    return {all.const_data_ptr<double>(), all.const_data_ptr<double>() + kSteps};
+  }
+
+  std::vector<double> losses_on_cpu() {
     std::vector<double> losses;
-    run_local_ranks(GetParam().ranks, [&](const std::shared_ptr<Communicator>& host) {
-      const auto world = on_device ? sim_device::on_sim_device(host) : host;
-      const c10::Device device =
-          on_device ? sim_device::SimBackend::device(host->rank()) : c10::Device(c10::DeviceType::CPU);
-      LlamaOnRank llama(world, device, GetParam());
-      host->barrier();
-      if (host->rank() == 0) sim.runtime.host_waits().clear();
-      host->barrier();
-      std::vector<at::Tensor> found;
-      for (int i = 0; i < kSteps; ++i) found.push_back(llama.step(i));
-      host->barrier();
-      if (host->rank() == 0) waits_in_loop = sim.runtime.host_waits().by_site();
-      host->barrier();
-      const at::Tensor all = at::stack(found).to(at::kCPU, at::kDouble);
-      if (host->rank() == 0) losses.assign(all.const_data_ptr<double>(), all.const_data_ptr<double>() + kSteps);
+    run_local_ranks(GetParam().ranks, [&](const std::shared_ptr<Communicator>& world) {
+      const auto mine = train(world, c10::Device(c10::DeviceType::CPU));
+      if (world->rank() == 0) losses = mine;
+    });
+    return losses;
+  }
+  std::vector<double> losses_on_devices() {
+    std::vector<double> losses;
+    run_sim_ranks(GetParam().ranks, GetParam().over_nccl, [&](const std::shared_ptr<Communicator>& world) {
+      const auto mine = train(world, sim_device::SimBackend::device(world->rank()));
+      if (world->rank() == 0) losses = mine;
     });
     return losses;
   }
@@ -120,9 +141,9 @@ class SimRanks : public SimTest, public ::testing::WithParamInterface<Sharding> 
 };
 
 TEST_P(SimRanks, TrainAsOnTheCpu) {
-  const std::vector<double> expected = train(/*on_device=*/false);
+  const std::vector<double> expected = losses_on_cpu();
   sim.runtime.set_delays({.longest = 50us, .seed = 9});
-  const std::vector<double> found = train(/*on_device=*/true);
+  const std::vector<double> found = losses_on_devices();
   EXPECT_THAT(found, Pointwise(DoubleNear(1e-5), expected));
   EXPECT_THAT(waits_in_loop, IsEmpty());
   for (int rank = 0; rank < GetParam().ranks; ++rank) EXPECT_GT(sim.runtime.launches(rank), 100);
@@ -132,8 +153,112 @@ INSTANTIATE_TEST_SUITE_P(Layouts, SimRanks,
                          ::testing::Values(Sharding{.ranks = 1}, Sharding{.ranks = 2}, Sharding{.ranks = 4},
                                            Sharding{.ranks = 2, .stage = 1}, Sharding{.ranks = 2, .stage = 2},
                                            Sharding{.ranks = 2, .stage = 3}, Sharding{.ranks = 4, .stage = 3},
-                                           Sharding{.ranks = 4, .stage = 3, .replicas = 2}),
+                                           Sharding{.ranks = 4, .stage = 3, .replicas = 2},
+                                           Sharding{.ranks = 2, .over_nccl = true},
+                                           Sharding{.ranks = 2, .stage = 1, .over_nccl = true},
+                                           Sharding{.ranks = 4, .stage = 3, .over_nccl = true},
+                                           Sharding{.ranks = 4, .stage = 3, .replicas = 2, .over_nccl = true}),
                          [](const auto& info) { return info.param.name(); });
+
+// --- planted faults ---------------------------------------------------------------------------------------------------
+
+enum class Forgets { nothing, wait_before, wait_after };
+
+struct Fault {
+  Forgets what = Forgets::nothing;
+  bool over_nccl = false;
+};
+
+// The streams of a library that forgets to wait.
+class ForgetfulStreams final : public DeviceStreams {
+ public:
+  ForgetfulStreams(int device, Forgets what) : streams_(sim_device::make_sim_streams(device)), what_(what) {}
+  std::string device_identity() const override { return streams_->device_identity(); }
+  std::shared_ptr<void> enter() const override { return streams_->enter(); }
+  std::shared_ptr<void> enter_stream(DeviceStream stream) override { return streams_->enter_stream(stream); }
+  DeviceStream make_stream() override { return streams_->make_stream(); }
+  std::shared_ptr<DeviceEvent> record(DeviceStream stream) override { return streams_->record(stream); }
+  std::shared_ptr<DeviceEvent> record_current() override { return streams_->record_current(); }
+  void wait(DeviceStream stream, const DeviceEvent& event) override {
+    if (what_ != Forgets::wait_before) streams_->wait(stream, event);
+  }
+  void current_waits(const DeviceEvent& event) override {
+    if (what_ != Forgets::wait_after) streams_->current_waits(event);
+  }
+  void copy(DeviceStream stream, void* to, const void* from, std::size_t bytes) override {
+    streams_->copy(stream, to, from, bytes);
+  }
+  std::shared_ptr<std::byte> make_pinned(std::size_t bytes) override { return streams_->make_pinned(bytes); }
+
+ private:
+  std::shared_ptr<DeviceStreams> streams_;
+  Forgets what_;
+};
+
+class SimCollectiveFaults : public SimTest, public ::testing::WithParamInterface<Fault> {
+ protected:
+  void run(const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
+    run_sim_ranks(2, GetParam().over_nccl, body, [](int device) -> std::shared_ptr<DeviceStreams> {
+      return std::make_shared<ForgetfulStreams>(device, GetParam().what);
+    });
+  }
+  // Nothing, or a race of the operator beside the forgotten wait with the collective.
+  void expect_found(const char* before, const char* after) {
+    const char* const collective = GetParam().over_nccl ? "'nccl " : "'copy for a collective'";
+    const std::vector<std::string> races = take_races();
+    if (GetParam().what == Forgets::nothing) {
+      EXPECT_THAT(races, IsEmpty());
+    } else {
+      EXPECT_THAT(races, Contains(AllOf(HasSubstr(collective),
+                                        HasSubstr(GetParam().what == Forgets::wait_before ? before : after))));
+    }
+  }
+};
+
+TEST_P(SimCollectiveFaults, AnAsynchronousAllReduce) {
+  run([](const std::shared_ptr<Communicator>& world) {
+    const at::Tensor x = at::ones({64}, on_sim(world->rank())).add_(1);
+    Work work = world->all_reduce(x, {.async = true});
+    work.wait();
+    const at::Tensor used = at::mul(x, x);
+  });
+  expect_found("'aten::add_.Tensor'", "'aten::mul.Tensor'");
+}
+
+// The gradient is read before its reduce-scatter has ended.
+TEST_P(SimCollectiveFaults, AReduceScatter) {
+  run([](const std::shared_ptr<Communicator>& world) {
+    const at::Tensor grad = at::ones({64}, on_sim(world->rank())).add_(1);
+    const at::Tensor shard = at::zeros({32}, on_sim(world->rank()));
+    Work work = world->reduce_scatter(shard, grad, {.async = true});
+    work.wait();
+    const at::Tensor used = at::mul(shard, shard);
+  });
+  expect_found("'aten::add_.Tensor'", "'aten::mul.Tensor'");
+}
+
+TEST_P(SimCollectiveFaults, AnAllGatherOfParameters) {
+  run([](const std::shared_ptr<Communicator>& world) {
+    const at::Tensor shard = at::ones({32}, on_sim(world->rank())).add_(1);
+    const at::Tensor whole = at::zeros({64}, on_sim(world->rank()));
+    Work work = world->all_gather(whole, shard, {.async = true});
+    work.wait();
+    const at::Tensor used = at::mul(whole, whole);
+  });
+  expect_found("'aten::add_.Tensor'", "'aten::mul.Tensor'");
+}
+
+// Through pinned memory the host sees the end of a collective before it goes on, so there nothing depends on the wait
+// afterwards.
+INSTANTIATE_TEST_SUITE_P(Streams, SimCollectiveFaults,
+                         ::testing::Values(Fault{}, Fault{Forgets::wait_before}, Fault{Forgets::nothing, true},
+                                           Fault{Forgets::wait_before, true}, Fault{Forgets::wait_after, true}),
+                         [](const auto& info) {
+                           const std::string what = info.param.what == Forgets::nothing       ? "Sound"
+                                                    : info.param.what == Forgets::wait_before ? "NoWaitBefore"
+                                                                                              : "NoWaitAfter";
+                           return what + (info.param.over_nccl ? "Nccl" : "Staged");
+                         });
 
 }  // namespace
 }  // namespace phalanx

@@ -6,6 +6,8 @@
 // - What counts as a wait of the host: item(), a copy to the host or from pageable memory, a copy that is not
 //   non_blocking, operators with shapes that depend on data, synchronize().
 // - One launch is one operator, not one kernel of CUDA's.
+// - Races are found by the bytes of a tensor's contiguous pieces. A tensor of more than 64 pieces counts as all bytes
+//   from its first element to its last: two such tensors that lie between each other look like a race.
 //
 //   SimBackend& sim = sim_backend();
 //   const auto x = at::ones({4}, at::TensorOptions().device(sim.device(0)));

@@ -143,6 +143,14 @@ TEST_F(SimTensors, AnOperatorThatFailsFailsItsDevice) {
   EXPECT_EQ(numbers(4).sum().item<float>(), 6);
 }
 
+TEST_F(SimTensors, AFullDeviceIsOutOfMemory) {
+  sim.memory.set_capacity(5, 40 << 20);
+  EXPECT_THAT(error_text<c10::OutOfMemoryError>([&] { at::empty({16 << 20}, on_sim(5)); }),
+              HasSubstr("sim:5 is out of memory: 67108864 bytes wanted"));
+  EXPECT_EQ(at::ones({1 << 20}, on_sim(5)).sum().item<float>(), 1 << 20);
+  sim.memory.set_capacity(5, sim_device::DeviceMemory::kBytesPerDevice);
+}
+
 TEST_F(SimTensors, RandomNumbersComeFromTheGenerator) {
   const auto draw = [&](at::Generator generator) { return at::randn({100}, generator, on_sim()); };
   at::Generator generator = at::globalContext().defaultGenerator(device);

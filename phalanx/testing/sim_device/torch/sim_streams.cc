@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/device/staged_backend.h"
 #include "phalanx/testing/sim_device/torch/sim_backend.h"
 
 namespace phalanx::sim_device {
@@ -80,12 +79,5 @@ class SimStreams final : public DeviceStreams {
 }  // namespace
 
 std::shared_ptr<DeviceStreams> make_sim_streams(int device) { return std::make_shared<SimStreams>(device); }
-
-std::shared_ptr<Communicator> on_sim_device(const std::shared_ptr<Communicator>& host) {
-  const int device = host->rank();
-  current_device() = device;
-  return std::make_shared<Communicator>(make_staged_backend(host->backend(), device, make_sim_streams(device)),
-                                        CommunicatorOptions{});
-}
 
 }  // namespace phalanx::sim_device
