@@ -10,9 +10,9 @@
 #     where torch is linked, so cases are registered with ctest one binary at a time. LIBRARY: another library than the
 #     folder's own, where it has none. FULL: takes more than some ten seconds. `make quick` runs
 #     a sample of its cases instead (scripts/sample_tests.py; label `sample`).
-#   phalanx_test_support([DEPENDS folder...] [ADD file...] [EXCLUDE file...])
+#   phalanx_test_support([TORCH] [PRECOMPILED] [DEPENDS folder...] [ADD file...] [EXCLUDE file...] [NO_UNITY file...])
 #     what tests of several folders share: phalanx_<path with _ for />, of every *.cc here that is no *_test.cc. Never
-#     installed.
+#     installed. TORCH and PRECOMPILED as above.
 
 define_property(GLOBAL PROPERTY PHALANX_LIBRARIES BRIEF_DOCS "folders built" FULL_DOCS "folders built")
 
@@ -100,15 +100,25 @@ function(phalanx_test_support)
   if(NOT PHALANX_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "" "ADD;EXCLUDE;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;PRECOMPILED" "" "ADD;EXCLUDE;DEPENDS;NO_UNITY" ${ARGN})
   phalanx_own_name(name)
   phalanx_sources(sources FALSE)
   set(target phalanx_${name})
   add_library(${target} STATIC ${sources})
   phalanx_depend(${target} ${ARG_DEPENDS})
   target_link_libraries(${target} PRIVATE phalanx_warnings)
+  if(ARG_TORCH)
+    target_link_libraries(${target} PUBLIC phalanx_torch)
+  endif()
+  if(ARG_PRECOMPILED)
+    phalanx_precompile(${target})
+  endif()
   phalanx_compile_sooner(${target})
   phalanx_unity(${target})
+  if(ARG_NO_UNITY)
+    set_source_files_properties(${ARG_NO_UNITY} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
+  set_target_properties(${target} PROPERTIES PHALANX_PRECOMPILED ${ARG_PRECOMPILED} PHALANX_TORCH ${ARG_TORCH})
 endfunction()
 
 function(phalanx_test)

@@ -3,7 +3,7 @@
 
 - A folder of phalanx/ includes only itself and folders above it, in the order of PHALANX_FOLDERS in CMakeLists.txt; the
   programs (cli, recipes, benchmarks) include all of them and are included by none of them. A subfolder is a folder of its
-  own; testing/ belongs to the one that it lies in.
+  own; testing/ belongs to the one that it lies in, and phalanx/testing/NAME is one for tests alone.
 - No header includes one of torch's catch-all headers: each costs its includer 10 to 20 s of compilation.
 - A folder marked * there holds no torch and includes only such folders, so that the front program starts without it; its
   CMakeLists.txt does not say TORCH, and every other one does.
@@ -34,10 +34,12 @@ def folder_order(root):
 
 
 def folder_of(parts):
-    """comm/backends/gloo of phalanx/comm/backends/gloo/testing/x.h; "" of phalanx/x.h; None outside of phalanx/."""
+    """comm/backends/gloo of phalanx/comm/backends/gloo/testing/x.h; testing/sim_device of phalanx/testing/sim_device/x.h;
+    "" of phalanx/x.h; None outside of phalanx/."""
     if parts[0] != "phalanx":
         return None
-    return "/".join(part for part in parts[1:-1] if part not in {"testing", "testdata"})
+    return "/".join(tuple(parts[1:2]) + tuple(part for part in parts[2:-1] if part not in {"testing", "testdata"})
+                    if len(parts) > 2 else ())
 
 
 def includes_of(path):
@@ -56,7 +58,7 @@ def problems(root):
     found = []
     for folder in order:
         build = root / "phalanx" / folder / "CMakeLists.txt"
-        if build.exists() and (re.search(r"phalanx_library\(TORCH\b", build.read_text()) is None) != (folder in torch_free):
+        if build.exists() and (re.search(r"phalanx_(library|test_support)\(TORCH\b", build.read_text()) is None) != (folder in torch_free):
             found.append(f"{build.relative_to(root)}: {folder} is marked * in PHALANX_FOLDERS or says TORCH: expected one of them")
     for path in sorted((root / "phalanx").rglob("*")):
         if path.suffix not in {".h", ".cc", ".cu", ".inc"} or not path.is_file():
@@ -113,12 +115,14 @@ def self_test():
         "phalanx/base/o.inc": ('#include "../base/x.h"', "is relative"),
         "phalanx/base/l_test.cc": ('#include <torch/torch.h>', None),
         "phalanx/base/commented.h": ('// #include "phalanx/comm/b.h"', None),
+        "phalanx/testing/sim/p.h": ('#include "phalanx/comm/x.h"\n#include <torch/torch.h>', None),
+        "phalanx/testing/unlisted/q.h": ("int x;", "has no place in the order"),
         "phalanx/phalanx.h": ('#include "phalanx/comm/b.h"', None),
     }
     for name, (text, expected) in cases.items():
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            (root / "CMakeLists.txt").write_text("set(PHALANX_FOLDERS base* observe* comm comm/sub launch/sub*)\n")
+            (root / "CMakeLists.txt").write_text("set(PHALANX_FOLDERS base* observe* comm comm/sub launch/sub* testing/sim*)\n")
             path = root / name
             path.parent.mkdir(parents=True)
             path.write_text(text + "\n")

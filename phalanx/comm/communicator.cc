@@ -1,5 +1,6 @@
 #include "phalanx/comm/communicator.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
@@ -91,12 +92,21 @@ class Communicator::Impl {
 
   // --- checks -------------------------------------------------------------------------------------------------------
 
+  // Whether it is on the kind of device that this libtorch computes on.
+  static bool is_on_accelerator(const at::Tensor& tensor) {
+    return !tensor.device().is_cpu() && tensor.device().type() == at::accelerator::getAccelerator();
+  }
+  // This group's device.
+  c10::Device device_beside(const at::Tensor& tensor) const {
+    return {tensor.device().type(), static_cast<c10::DeviceIndex>(traits_.cuda_device)};
+  }
+
   DataType check(const at::Tensor& tensor, const char* what) const {
     if (!tensor.defined()) throw Error(fmt::format("{}: the tensor is undefined", what));
-    if (traits_.cuda_device >= 0 && tensor.is_cuda() && tensor.device().index() != traits_.cuda_device)
-      throw Error(fmt::format("{}: group '{}' is on cuda:{} and the tensor on {}", what, *name_, traits_.cuda_device,
+    if (traits_.cuda_device >= 0 && is_on_accelerator(tensor) && tensor.device().index() != traits_.cuda_device)
+      throw Error(fmt::format("{}: group '{}' is on {} and the tensor on {}", what, *name_, device_beside(tensor).str(),
                               tensor.device().str()));
-    if (!tensor.device().is_cpu() && (traits_.host_only || !tensor.is_cuda()))
+    if (!tensor.device().is_cpu() && (traits_.host_only || !is_on_accelerator(tensor)))
       throw Error(fmt::format("{}: the {} backend of group '{}' moves CPU tensors; this one is on {}", what,
                               traits_.name, *name_, tensor.device().str()));
     if (!tensor.is_contiguous())
@@ -210,13 +220,20 @@ class Communicator::Impl {
   bool is_on_device(const std::vector<at::Tensor>& tensors, Verb verb, const std::vector<Transfer>& transfers) const {
     if (!traits_.stream_ordered) return false;
     if (traits_.cuda_device < 0 && !transfers.empty() && transfers.front().tag >= kHostMemoryTag) return false;
-    int on_host = 0, on_device = 0;
-    for (const at::Tensor& tensor : tensors)
-      if (tensor.defined()) ++(traits_.cuda_device < 0 || tensor.is_cuda() ? on_device : on_host);
-    if (on_host > 0 && on_device > 0)
-      throw Error(fmt::format("{}: some of the tensors are on the CPU and some on cuda:{}; expected one device",
-                              name_of(verb), traits_.cuda_device));
-    return on_device > 0;
+    bool on_host = false;
+    const at::Tensor* on_device = nullptr;
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.defined()) continue;
+      if (traits_.cuda_device < 0 || !tensor.device().is_cpu()) {
+        on_device = &tensor;
+      } else {
+        on_host = true;
+      }
+    }
+    if (on_host && on_device != nullptr)
+      throw Error(fmt::format("{}: some of the tensors are on the CPU and some on {}; expected one device",
+                              name_of(verb), on_device->device().str()));
+    return on_device != nullptr;
   }
 
   Work issue(OperationDescription description, bool async, std::vector<at::Tensor> tensors = {}) {

@@ -64,18 +64,18 @@ std::uint64_t host_memory_bytes() {
 }
 
 DeviceInfo describe_device(c10::Device device) {
-  if (device.is_cuda()) {
+  if (!device.is_cpu()) {
     at::globalContext().lazyInitDevice(device.type());  // an allocator that was never used knows no device
     const auto [free_bytes, total_bytes] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
     (void)free_bytes;
-    return {cuda_device_name(device.index()), total_bytes};
+    return {device.is_cuda() ? cuda_device_name(device.index()) : device.str(), total_bytes};
   }
   const std::string name = field_of("/proc/cpuinfo", "model name");
   return {name.empty() ? "CPU" : name, host_memory_bytes()};
 }
 
 std::uint64_t peak_device_bytes(c10::Device device) {
-  if (!device.is_cuda()) return peak_resident_bytes();
+  if (device.is_cpu()) return peak_resident_bytes();
   at::globalContext().lazyInitDevice(device.type());
   const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
@@ -83,7 +83,7 @@ std::uint64_t peak_device_bytes(c10::Device device) {
 }
 
 std::optional<double> device_peak_tflops(c10::Device device, const std::string& name) {
-  if (device.is_cuda()) return gpu_peak_tflops(name);
+  if (!device.is_cpu()) return gpu_peak_tflops(name);
   return measured_matmul_tflops();
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceType.h>
 #include <fmt/format.h>
 
 #include "phalanx/base/human.h"
@@ -26,7 +27,7 @@ std::unique_ptr<ParallelModel> make_parallel_model(const TrainConfig& config, co
 ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
                              at::Device device)
     : world_(std::move(world)),
-      mesh_(world_, plan.parallel.axes(), device.is_cuda() ? "cuda" : "cpu"),
+      mesh_(world_, plan.parallel.axes(), c10::DeviceTypeName(device.type(), /*lower_case=*/true)),
       plan_(plan),
       device_(device),
       model_(std::make_shared<models::Llama>(

@@ -11,7 +11,7 @@ namespace {
 
 TokenBatch on_host(std::int64_t rows, std::int64_t seq_len, at::Device device) {
   // Pinned, so that the copy to a GPU need not wait for the previous step.
-  const auto options = at::TensorOptions(at::kLong).pinned_memory(device.is_cuda());
+  const auto options = at::TensorOptions(at::kLong).pinned_memory(!device.is_cpu());
   return {at::empty({rows, seq_len}, options), at::empty({rows, seq_len}, options)};
 }
 

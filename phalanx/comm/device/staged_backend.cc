@@ -105,8 +105,7 @@ class StagedOperation final : public Operation {
     const Progress progress = operation_->advance();
     if (progress != Progress::done) return progress;
     for (const Piece& piece : pieces_)
-      if (piece.is_written)
-        backend_.streams()->copy(backend_.stream(), piece.on_device, piece.pinned.get(), piece.bytes);
+      if (piece.is_written) copy_back(piece);
     completion_->set(backend_.streams()->record(backend_.stream()));
     return Progress::moved;
   }
@@ -147,6 +146,19 @@ class StagedOperation final : public Operation {
     std::byte* pinned = pieces_.back().pinned.get();
     if (is_read) backend_.streams()->copy(backend_.stream(), pinned, on_device, size);
     return pinned;
+  }
+
+  // This rank's part of an all_gather in place is on the device already, and may be in use there.
+  void copy_back(const Piece& piece) {
+    auto* const begin = static_cast<std::byte*>(piece.on_device);
+    const auto copy = [&](std::size_t from, std::size_t to) {
+      if (from < to) backend_.streams()->copy(backend_.stream(), begin + from, piece.pinned.get() + from, to - from);
+    };
+    const auto* const own = static_cast<const std::byte*>(d_.input);
+    if (d_.verb != Verb::all_gather || own < begin || own >= begin + piece.bytes) return copy(0, piece.bytes);
+    const auto own_begin = static_cast<std::size_t>(own - begin);
+    copy(0, own_begin);
+    copy(own_begin + bytes(d_.input_count, element_size(d_.dtype)), piece.bytes);
   }
 
   StagedBackend& backend_;

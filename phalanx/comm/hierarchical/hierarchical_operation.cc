@@ -1,4 +1,5 @@
 // One operation of the hierarchical backend: the comparison of what the ranks call, then the steps that move the data.
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -133,8 +134,9 @@ class DeviceOperation final : public HierarchicalOperation {
   at::Tensor device_memory(std::size_t bytes) const {
     if (bytes == 0) return {};
     const int index = backend_.cuda_device();
-    const at::Device device =
-        index < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+    const at::Device device = index < 0 ? at::Device(at::kCPU)
+                                        : at::Device(at::accelerator::getAccelerator(/*checked=*/true).value(),
+                                                     static_cast<c10::DeviceIndex>(index));
     return at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device));
   }
 

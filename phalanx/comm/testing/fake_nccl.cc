@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <set>
 #include <thread>
 #include <utility>
@@ -74,7 +75,43 @@ namespace {
 
 thread_local FakeGroup fake_group;
 
+// What the kernel touches. An all_gather in place leaves this rank's part alone.
+std::vector<FakeNcclDevice::Range> ranges_of(const FakeKernel& kernel) {
+  const OperationDescription& d = kernel.description;
+  const auto bytes = [](std::int64_t count, DataType type) {
+    return static_cast<std::size_t>(count) * element_size(type);
+  };
+  std::vector<FakeNcclDevice::Range> ranges;
+  if (d.input != nullptr) ranges.push_back({d.input, bytes(d.input_count, d.dtype), false});
+  if (kernel.copy_from != nullptr) ranges.push_back({kernel.copy_from, bytes(d.output_count, d.dtype), false});
+  const auto* const output = static_cast<const std::byte*>(d.output);
+  const auto* const own = static_cast<const std::byte*>(d.input);
+  const auto* const end = output + bytes(d.output_count, d.dtype);
+  if (d.verb == Verb::all_gather && own >= output && own < end) {
+    const auto* const own_end = own + bytes(d.input_count, d.dtype);
+    ranges.push_back({output, static_cast<std::size_t>(own - output), true});
+    ranges.push_back({own_end, static_cast<std::size_t>(end - own_end), true});
+  } else if (d.output != nullptr) {
+    ranges.push_back({d.output, bytes(d.output_count, d.dtype), true});
+  }
+  for (const Transfer& one : d.transfers) ranges.push_back({one.data, bytes(one.count, one.dtype), !one.is_send});
+  return ranges;
+}
+
+void use_kernel_views(FakeKernel& kernel, const FakeNcclDevice& device) {
+  OperationDescription& d = kernel.description;
+  d.input = device.kernel_view(d.input);
+  d.output = device.kernel_view(d.output);
+  kernel.copy_from = device.kernel_view(kernel.copy_from);
+  for (Transfer& one : d.transfers) one.data = static_cast<std::byte*>(device.kernel_view(one.data));
+}
+
 }  // namespace
+
+void FakeNcclDevice::launch(DeviceStream stream, const char* /*name*/, const std::vector<Range>& /*ranges*/,
+                            std::function<void()> kernel) {
+  FakeStreams::enqueue(stream, std::move(kernel));
+}
 
 struct FakeNcclComm {
   FakeNccl* library = nullptr;
@@ -151,7 +188,8 @@ struct FakeNcclComm {
   }
 };
 
-FakeNccl::FakeNccl(std::shared_ptr<Backend> transport) : transport_(std::move(transport)) {}
+FakeNccl::FakeNccl(std::shared_ptr<Backend> transport, std::shared_ptr<FakeNcclDevice> device)
+    : transport_(std::move(transport)), device_(std::move(device)) {}
 
 FakeNccl::~FakeNccl() {
   for (const auto& comm : comms_) {
@@ -228,8 +266,14 @@ NcclResult FakeNccl::end_group() {
 
 void FakeNccl::put(FakeNcclComm* comm, FakeGroup& group) const {
   comm->kernels.fetch_add(1);
-  FakeStreams::enqueue(
-      group.stream,
+  std::vector<FakeNcclDevice::Range> ranges;
+  for (FakeKernel& kernel : group.kernels) {
+    std::ranges::copy(ranges_of(kernel), std::back_inserter(ranges));
+    use_kernel_views(kernel, *device_);
+  }
+  const std::string name = group.kernels.front().name;
+  device_->launch(
+      group.stream, name.c_str(), ranges,
       [comm, kernels = std::make_shared<std::vector<FakeKernel>>(std::move(group.kernels))] { comm->run(*kernels); });
   comm->looks = takes_at_once_ ? 0 : kLooks;
 }

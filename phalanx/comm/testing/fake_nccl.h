@@ -10,9 +10,12 @@
 // - A split writes the new communicator when it has finished or failed.
 // - Sends and receives of one group run together; those of different groups run one after the other. There are no tags,
 //   and a send waits for its receive.
+// - Streams are those of FakeStreams, unless a FakeNcclDevice says otherwise.
 #pragma once
 
 #include <atomic>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -26,11 +29,28 @@ namespace phalanx {
 struct FakeNcclComm;
 struct FakeGroup;
 
+/// Where the kernels run.
+class FakeNcclDevice {
+ public:
+  struct Range {
+    const void* begin = nullptr;
+    std::size_t bytes = 0;
+    bool is_write = false;
+  };
+  virtual ~FakeNcclDevice() = default;
+  /// `name` is that of the call: "all_reduce", ... The kernel uses these ranges, by way of kernel_view().
+  virtual void launch(DeviceStream stream, const char* name, const std::vector<Range>& ranges,
+                      std::function<void()> kernel);
+  /// The address by which a kernel uses memory of the device.
+  virtual void* kernel_view(const void* address) const { return const_cast<void*>(address); }
+};
+
 /// One rank's library.
 class FakeNccl {
  public:
   /// `transport` moves the bytes between the ranks that create a communicator.
-  explicit FakeNccl(std::shared_ptr<Backend> transport);
+  explicit FakeNccl(std::shared_ptr<Backend> transport,
+                    std::shared_ptr<FakeNcclDevice> device = std::make_shared<FakeNcclDevice>());
   ~FakeNccl();
   std::shared_ptr<const NcclTable> table();
 
@@ -59,6 +79,7 @@ class FakeNccl {
   NcclResult abort(FakeNcclComm* comm);
 
   std::shared_ptr<Backend> transport_;
+  std::shared_ptr<FakeNcclDevice> device_;
   std::atomic<int> failure_{0};
   std::atomic<int> misuses_{0};
   bool connects_ = true, takes_at_once_ = false;

@@ -1,0 +1,11 @@
+// Operators that a device must bring along itself: they make tensors, move data, or change where a tensor's memory is.
+#pragma once
+
+#include <torch/library.h>
+
+namespace phalanx::sim_device {
+
+void register_native_operators(torch::Library& library);
+void register_attention(torch::Library& library);  // one fused operator, as on CUDA
+
+}  // namespace phalanx::sim_device
