@@ -5,6 +5,8 @@
 #   recipes/bandwidth.sh build/release/bin/phalanx bandwidth --backends shm,c10d --max-bytes 64M
 set -euo pipefail
 
+source "$(dirname "${BASH_SOURCE[0]}")/arguments.bash"
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then read_arguments "" --help; fi
 if [[ $# -lt 2 ]]; then
   echo "usage: $0 PHALANX FOLDER [options of phalanx bench comm]" >&2
   exit 2

@@ -14,18 +14,9 @@ set -euo pipefail
 build=build/release
 rate=1gbit
 ranks=2
-while [[ $# -gt 0 ]]; do
-  case $1 in
-    --build) build=$2; shift 2 ;;
-    --rate) rate=$2; shift 2 ;;
-    --ranks) ranks=$2; shift 2 ;;
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "$0: '$1' is not known: expected --build, --rate or --ranks" >&2; exit 2 ;;
-  esac
-done
-for program in bin/phalanx recipes/sites recipes/llama_sharded_tensor_parallel; do
-  [[ -x $build/$program ]] || { echo "$0: no program '$build/$program'; build it, or give --build" >&2; exit 2; }
-done
+source "$(dirname "${BASH_SOURCE[0]}")/arguments.bash"
+read_arguments "build rate ranks" "$@"
+for program in bin/phalanx recipes/sites recipes/llama_sharded_tensor_parallel; do has_program "$build/$program"; done
 # shellcheck source=benchmarks/slow_link.bash
 source "$(dirname "${BASH_SOURCE[0]}")/../benchmarks/slow_link.bash"
 make_slow_link "$rate"

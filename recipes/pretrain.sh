@@ -10,16 +10,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 build=build/release
 folder=outputs/pretrain
-while [[ $# -gt 0 ]]; do
-  case $1 in
-    --build) build=$2; shift 2 ;;
-    --folder) folder=$2; shift 2 ;;
-    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "$0: '$1' is not known: expected --build or --folder" >&2; exit 2 ;;
-  esac
-done
+source recipes/arguments.bash
+read_arguments "build folder" "$@"
 phalanx=$build/bin/phalanx
-[[ -x $phalanx ]] || { echo "$0: no program '$phalanx'; build it, or give --build" >&2; exit 2; }
+has_program "$phalanx"
 rm -rf "$folder"
 mkdir -p "$folder"
 

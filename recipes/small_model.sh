@@ -1,20 +1,13 @@
 # For the recipes on inference: a small model and its tokenizer, trained for some seconds on this project's documents.
-# Sourced; sets build, folder, ranks and phalanx.
+# Sourced by a script that has set its options.
+source recipes/arguments.bash
+build=build/release
+folder=outputs/$(basename "$0" .sh)
 
-read_arguments() {
-  build=build/release
-  folder=outputs/$(basename "$0" .sh)
-  while [[ $# -gt 0 ]]; do
-    case $1 in
-      --build) build=$2; shift 2 ;;
-      --folder) folder=$2; shift 2 ;;
-      --ranks) ranks=$2; shift 2 ;;
-      -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
-      *) echo "$0: '$1' is not known: expected --build, --folder or --ranks" >&2; exit 2 ;;
-    esac
-  done
+read_options() {  # <known options> <arguments>: sets them and phalanx
+  read_arguments "$@"
   phalanx=$build/bin/phalanx
-  [[ -x $phalanx ]] || { echo "$0: no program '$phalanx'; build it, or give --build" >&2; exit 2; }
+  has_program "$phalanx"
 }
 
 # As a Hugging Face directory in $folder/run/hf.

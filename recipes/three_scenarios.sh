@@ -7,7 +7,10 @@
 #
 #   recipes/three_scenarios.sh [PHALANX]          # build/release/bin/phalanx; no device is needed
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/arguments.bash"
+if [[ ${1:-} == -* ]]; then read_arguments "" "$@"; fi
 phalanx=${1:-build/release/bin/phalanx}
+has_program "$phalanx"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
