@@ -28,7 +28,7 @@ trap 'rm -f "$scratch"; clean_up' EXIT
 for tries in 1 2 3; do
   for rank in 0 1; do
     in_machine "$rank" RANK="$rank" WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 \
-      "$program" --backend gloo ${rest[@]+"${rest[@]}"} >"$scratch" &  # rank 0 alone prints
+      "$program" --device cpu --backend gloo ${rest[@]+"${rest[@]}"} >"$scratch" &  # rank 0 alone prints
     pids+=($!)
   done
   wait_for_all

@@ -55,6 +55,7 @@
 #include "phalanx/parallel/ddp/ddp.h"
 #include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
+#include "phalanx/parallel/pipeline/sequential_pipeline.h"
 #include "phalanx/parallel/pipeline/split_sequential.h"
 #include "phalanx/parallel/redistribute.h"
 #include "phalanx/parallel/replica_check.h"

@@ -5,6 +5,9 @@
 #   recipes/bandwidth.sh build/release/bin/phalanx bandwidth --backends shm,c10d --max-bytes 64M
 set -euo pipefail
 
+# shellcheck source=scripts/options.bash
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/options.bash"
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then take_only_options -- --help; fi
 if [[ $# -lt 2 ]]; then
   echo "usage: $0 PHALANX FOLDER [options of phalanx bench comm]" >&2
   exit 2

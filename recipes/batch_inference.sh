@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/small_model.sh
 
 ranks=2
-read_arguments "$@"
+read_options build folder ranks -- "$@"
 make_small_model
 for i in $(seq 1 40); do
   printf '{"unique_id": "q-%d", "input_prompt": "%s"}\n' "$i" "$(grep . docs/glossary.md | sed -n "$((i * 2))p" | tr -d '"\\' | cut -c 1-60)"

@@ -1,5 +1,5 @@
-# cmake "-DONE=program|argument" "-DOTHER=program|argument" -P check_same_losses.cmake: both print the same "step N: loss L" lines, but for a
-# difference of 2 in the last of the five digits after the point.
+# cmake "-DONE=program|argument" "-DOTHER=program|argument" -P check_same_losses.cmake: both print the same losses ("loss 1.25", "Loss:
+# 1.25"), but for a difference of 2 in their last digit.
 foreach(run ONE OTHER)
   string(REPLACE "|" ";" ${run} "${${run}}")
   execute_process(COMMAND ${${run}} OUTPUT_VARIABLE output RESULT_VARIABLE result)
@@ -7,7 +7,7 @@ foreach(run ONE OTHER)
     message(FATAL_ERROR "${${run}} ended with status ${result}")
   endif()
   message(STATUS "${output}")
-  string(REGEX MATCHALL "loss [0-9]+\\.[0-9]+" ${run}_losses "${output}")
+  string(REGEX MATCHALL "[lL]oss:? [0-9]+\\.[0-9]+" ${run}_losses "${output}")
   list(LENGTH ${run}_losses ${run}_count)
 endforeach()
 if(NOT ONE_count EQUAL OTHER_count OR ONE_count EQUAL 0)

@@ -1,21 +1,58 @@
-// A tour of the collectives on small vectors, before and after, rank by rank. Best with four ranks:
-//
-//   phalanx launch --nproc-per-node 4 -- collectives_tour
+// A tour of the collectives on small vectors, before and after, rank by rank. Best with four ranks.
 //
 // Note that all_gather of what reduce_scatter leaves on the ranks gives the result of all_reduce:
 // all-reduce = reduce-scatter + all-gather. Sharded data parallelism uses this to do only the first half.
+//
+//   $ phalanx launch --nproc-per-node 4 -- collectives_tour
+//   broadcast from rank 0
+//     rank 0: [0 1 2 3]    -> [0 1 2 3]
+//     rank 1: [1 2 3 4]    -> [0 1 2 3]
+//     rank 2: [2 3 4 5]    -> [0 1 2 3]
+//     rank 3: [3 4 5 6]    -> [0 1 2 3]
+//   reduce to rank 0: the others keep what they had
+//     rank 0: [0 1 2 3]    -> [6 10 14 18]
+//     rank 1: [1 2 3 4]    -> [1 2 3 4]
+//     rank 2: [2 3 4 5]    -> [2 3 4 5]
+//     rank 3: [3 4 5 6]    -> [3 4 5 6]
+//   all_reduce
+//     rank 0: [0 1 2 3]    -> [6 10 14 18]
+//     rank 1: [1 2 3 4]    -> [6 10 14 18]
+//     rank 2: [2 3 4 5]    -> [6 10 14 18]
+//     rank 3: [3 4 5 6]    -> [6 10 14 18]
+//   reduce_scatter: rank r has element r of the sum
+//     rank 0: [0 1 2 3]    -> [6]
+//     rank 1: [1 2 3 4]    -> [10]
+//     rank 2: [2 3 4 5]    -> [14]
+//     rank 3: [3 4 5 6]    -> [18]
+//   all_gather of those: the all_reduce again
+//     rank 0: [6]          -> [6 10 14 18]
+//     rank 1: [10]         -> [6 10 14 18]
+//     rank 2: [14]         -> [6 10 14 18]
+//     rank 3: [18]         -> [6 10 14 18]
+//   gather to rank 0
+//     rank 0: [0]          -> [0 10 20 30]
+//     rank 1: [10]         -> -
+//     rank 2: [20]         -> -
+//     rank 3: [30]         -> -
+//   scatter from rank 0
+//     rank 0: [0 10 20 30] -> [0]
+//     rank 1: -            -> [10]
+//     rank 2: -            -> [20]
+//     rank 3: -            -> [30]
+//   all_to_all: element j of rank i becomes element i of rank j
+//     rank 0: [0 1 2 3]    -> [0 10 20 30]
+//     rank 1: [10 11 12 13] -> [1 11 21 31]
+//     rank 2: [20 21 22 23] -> [2 12 22 32]
+//     rank 3: [30 31 32 33] -> [3 13 23 33]
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <string>
 
-#include "phalanx/base/error.h"
-#include "phalanx/launch/process_context.h"
-#include "phalanx/launch/supervisor/worker_report.h"
+#include "recipes/recipe.h"
 
 namespace {
 
@@ -84,11 +121,9 @@ void tour(phalanx::Communicator& comm, c10::Device device) {
 
 }  // namespace
 
-int main() try {
-  const phalanx::ProcessContext context = phalanx::init_from_environment();
-  tour(*context.world, context.device);
-  return 0;
-} catch (const phalanx::Error& error) {
-  if (!phalanx::report_error_to_launcher(error)) std::fprintf(stderr, "collectives_tour: %s\n", error.what());
-  return error.exit_status();
+int main(int argc, char** argv) {
+  return recipe::Program().run(argc, argv, [](const phalanx::ProcessContext& context) {
+    tour(*context.world, context.device);
+    return true;
+  });
 }

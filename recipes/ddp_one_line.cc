@@ -1,27 +1,30 @@
 // A plain libtorch program that becomes data parallel by one line.
 //
-//   ddp_one_line                                       one process
-//   phalanx launch --nproc-per-node 2 -- ddp_one_line  two, each on half of every batch: the same losses
+//   $ ddp_one_line                                           # one process
+//   1 rank(s): loss 0.7157 -> 0.0000: learned
+//   $ phalanx launch --nproc-per-node 2 -- ddp_one_line      # two, each on half of every batch: the same losses
+//   2 rank(s): loss 0.7157 -> 0.0000: learned
 //
-// The first line of main() finds the other ranks; "the one line" is all that training itself needs. Each rank must use
-// its own share of the batch, as below.
+// Finding the other ranks comes before "the one line", which is all that training itself needs. Each rank must use its
+// own share of the batch, as below.
 #include <torch/torch.h>
 
 #include <cstdio>
 
-#include "phalanx/launch/process_context.h"
 #include "phalanx/parallel/ddp/ddp.h"
+#include "recipes/recipe.h"
 
-int main() {
-  const phalanx::ProcessContext context = phalanx::init_from_environment();
+namespace {
 
+bool learn(const phalanx::ProcessContext& context) {
+  torch::manual_seed(1);  // the same net and the same data on every rank
   torch::nn::Sequential model(torch::nn::Linear(16, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
+  model->to(context.device);
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
   phalanx::DistributedDataParallel ddp(*model, context.world);  // the one line
 
-  const int64_t batch = 64, share = batch / context.world_size;
-  torch::manual_seed(1);  // the same data on every rank
-  const auto inputs = torch::randn({batch, 16});
+  const int64_t batch = 64, share = recipe::share_of(batch, context.world_size);
+  const auto inputs = torch::randn({batch, 16}).to(context.device);
   const auto targets = inputs.narrow(1, 0, 1).sin();
   const auto x = inputs.narrow(0, context.rank * share, share), y = targets.narrow(0, context.rank * share, share);
 
@@ -35,9 +38,14 @@ int main() {
     context.world->all_reduce(mean, {.op = phalanx::ReduceOp::avg});
     (step == 0 ? first : last) = mean.item<double>();
   }
+  const bool learned = last < 0.05 * first;
   if (context.rank == 0) {
     std::printf("%d rank(s): loss %.4f -> %.4f: %s\n", context.world_size, first, last,
-                last < 0.05 * first ? "learned" : "did not learn");
+                learned ? "learned" : "did not learn");
   }
-  return last < 0.05 * first ? 0 : 1;
+  return learned;
 }
+
+}  // namespace
+
+int main(int argc, char** argv) { return recipe::Program().run(argc, argv, learn); }

@@ -2,75 +2,91 @@
 // last snapshot.
 //
 //   phalanx launch -n 2 --max-restarts 3 -- ddp_tutorial 10 2               10 epochs, a snapshot after every second
-//   phalanx launch -n 2 --max-restarts 3 -- ddp_tutorial 10 2 --crash-in 5  the last rank dies in epoch 5, once
 //
-// A run that crashed ends with the same bits as a run that did not. The tutorial uses the cross entropy of one class,
-// which is zero whatever the net does; this program uses the squared error.
+// Here the last rank dies in epoch 3, once. A run that crashed ends with the same bits as a run that did not.
+//
+//   $ phalanx launch -n 2 --max-restarts 3 -- ddp_tutorial 6 2 --crash-in 3
+//   [GPU 0] Epoch 0 | Batchsize: 32 | Steps: 32
+//   [GPU 1] Epoch 0 | Batchsize: 32 | Steps: 32
+//   Epoch 0 | loss 0.245669812
+//   [GPU 0] Epoch 1 | Batchsize: 32 | Steps: 32
+//   [GPU 1] Epoch 1 | Batchsize: 32 | Steps: 32
+//   Epoch 1 | loss 0.174732536
+//   Epoch 1 | Training snapshot saved at ddp_tutorial.snapshots/step-2
+//   [GPU 0] Epoch 2 | Batchsize: 32 | Steps: 32
+//   [GPU 1] Epoch 2 | Batchsize: 32 | Steps: 32
+//   Epoch 2 | loss 0.142391145
+//   [GPU 0] Epoch 3 | Batchsize: 32 | Steps: 32
+//   [GPU 1] Epoch 3 | Batchsize: 32 | Steps: 32
+//   Resuming training from snapshot at Epoch 2
+//   [GPU 0] Epoch 2 | Batchsize: 32 | Steps: 32
+//   [GPU 1] Epoch 2 | Batchsize: 32 | Steps: 32
+//   Epoch 2 | loss 0.142391145
+//   [GPU 0] Epoch 3 | Batchsize: 32 | Steps: 32
+//   [GPU 1] Epoch 3 | Batchsize: 32 | Steps: 32
+//   Epoch 3 | loss 0.127491772
+//   Epoch 3 | Training snapshot saved at ddp_tutorial.snapshots/step-4
+//   [GPU 0] Epoch 4 | Batchsize: 32 | Steps: 32
+//   [GPU 1] Epoch 4 | Batchsize: 32 | Steps: 32
+//   Epoch 4 | loss 0.120528132
+//   [GPU 0] Epoch 5 | Batchsize: 32 | Steps: 32
+//   [GPU 1] Epoch 5 | Batchsize: 32 | Steps: 32
+//   Epoch 5 | loss 0.117148042
+//   Epoch 5 | Training snapshot saved at ddp_tutorial.snapshots/step-6
+//
+// The tutorial uses the cross entropy of one class, which is zero whatever the net does; this program uses the squared
+// error.
+#include <fmt/format.h>
 #include <torch/torch.h>
 
-#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 #include <string>
 
-#include "phalanx/base/error.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
-#include "phalanx/launch/process_context.h"
-#include "phalanx/launch/supervisor/worker_report.h"
-#include "phalanx/nn/module.h"
 #include "phalanx/optim/sgd.h"
 #include "phalanx/parallel/ddp/ddp.h"
+#include "recipes/recipe.h"
+
+namespace {
 
 constexpr int64_t kPairs = 2048, kFeatures = 20;
 
-int main(int argc, char** argv) try {
+struct Options {
   int64_t epochs = 10, save_every = 2, batch = 32, crash_in = -1;
   std::string folder = "ddp_tutorial.snapshots";
-  CLI::App app("A distributed training job that survives crashes");
-  app.option_defaults()->always_capture_default();
-  app.add_option("epochs", epochs)->check(CLI::Range(1, 100000));
-  app.add_option("save_every", save_every, "epochs from snapshot to snapshot")->check(CLI::Range(1, 100000));
-  app.add_option("--batch-size", batch, "pairs a step on each rank")->check(CLI::Range(1, 2048));
-  app.add_option("--folder", folder, "of the snapshots");
-  app.add_option("--crash-in", crash_in, "the epoch in which the last rank dies, unless it has begun from a snapshot");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  const phalanx::ProcessContext context = phalanx::init_from_environment();
-  if (kPairs % (batch * context.world_size) != 0) {
-    throw phalanx::UsageError("2048 pairs make no whole batches: expected ranks x --batch-size to divide 2048, found " +
-                              std::to_string(context.world_size) + " x " + std::to_string(batch));
-  }
+};
 
-  torch::manual_seed(0);  // the same pairs and the same net on every rank
-  const auto inputs = torch::rand({kPairs, kFeatures}).to(context.device);
-  const auto targets = torch::rand({kPairs, 1}).to(context.device);
-  torch::nn::Linear net(kFeatures, 1);
-  net->to(context.device);
-  phalanx::DistributedDataParallel ddp(*net, context.world);
-  phalanx::Sgd optimizer(ddp.parameters());
+/// The steps of an epoch. Throws UsageError if pairs would be left over.
+int64_t steps_of(const Options& options, int ranks) {
+  if (kPairs % (options.batch * ranks) == 0) return kPairs / (options.batch * ranks);
+  throw phalanx::UsageError(
+      fmt::format("2048 pairs make no whole batches: expected ranks x --batch-size to divide 2048, found {} x {}",
+                  ranks, options.batch));
+}
 
-  phalanx::TrainState state;  // handles to what a snapshot holds; SGD without momentum has no state
-  state.tensors = ddp.parameters();
-  state.integers["epochs_run"] = 0;
-  phalanx::CheckpointManager snapshots(folder, {.keep_latest_k = 2}, context.world);
-  if (snapshots.load_latest(state) && context.rank == 0) {
-    std::printf("Resuming training from snapshot at Epoch %ld\n", static_cast<long>(state.integers["epochs_run"]));
+struct Job {
+  const phalanx::ProcessContext& context;
+  const Options& options;
+  int64_t steps = steps_of(options, context.world_size);
+  at::Tensor inputs, targets;
+  torch::nn::Linear net{kFeatures, 1};
+
+  Job(const phalanx::ProcessContext& its_context, const Options& its_options)
+      : context(its_context), options(its_options) {
+    torch::manual_seed(0);  // the same pairs and the same net on every rank
+    inputs = torch::rand({kPairs, kFeatures}).to(context.device);
+    targets = torch::rand({kPairs, 1}).to(context.device);
+    net->to(context.device);
   }
 
-  const int64_t first = state.integers["epochs_run"], steps = kPairs / (batch * context.world_size);
-  for (int64_t epoch = first; epoch < epochs; ++epoch) {
-    std::printf("[GPU %d] Epoch %ld | Batchsize: %ld | Steps: %ld\n", context.rank, static_cast<long>(epoch),
-                static_cast<long>(batch), static_cast<long>(steps));
+  /// Returns the mean loss of the epoch over all ranks.
+  double train_epoch(int64_t epoch, phalanx::Sgd& optimizer, bool crashes) {
     torch::manual_seed(static_cast<uint64_t>(epoch));  // the same order on every rank, another one in every epoch
-    const auto order = torch::randperm(kPairs).view({steps, context.world_size, batch}).to(context.device);
+    const auto order = torch::randperm(kPairs).view({steps, context.world_size, options.batch}).to(context.device);
     auto mean = torch::zeros({1}, context.device);
     for (int64_t step = 0; step < steps; ++step) {
-      if (epoch == crash_in && first == 0 && step == steps / 2 && context.rank == context.world_size - 1) {
-        std::raise(SIGKILL);
-      }
+      if (crashes && step == steps / 2 && context.rank == context.world_size - 1) std::raise(SIGKILL);
       const auto mine = order[step][context.rank];
       const auto loss = torch::mse_loss(net->forward(inputs.index_select(0, mine)), targets.index_select(0, mine));
       loss.backward();
@@ -79,18 +95,49 @@ int main(int argc, char** argv) try {
       mean += loss.detach() / static_cast<double>(steps);
     }
     context.world->all_reduce(mean, {.op = phalanx::ReduceOp::avg});
-    if (context.rank == 0) std::printf("Epoch %ld | loss %.9f\n", static_cast<long>(epoch), mean.item<double>());
-    if ((epoch + 1) % save_every == 0) {
-      state.integers["epochs_run"] = epoch + 1;
-      const auto saved = snapshots.save(state, epoch + 1);
-      if (context.rank == 0) {
-        std::printf("Epoch %ld | Training snapshot saved at %s\n", static_cast<long>(epoch), saved.path.c_str());
-      }
-    }
-    std::fflush(stdout);
+    return mean.item<double>();
   }
-  return 0;
-} catch (const phalanx::Error& error) {
-  if (!phalanx::report_error_to_launcher(error)) std::fprintf(stderr, "ddp_tutorial: %s\n", error.what());
-  return error.exit_status();
+
+  bool run() {
+    phalanx::DistributedDataParallel ddp(*net, context.world);
+    phalanx::Sgd optimizer(ddp.parameters());
+    phalanx::TrainState state;  // handles to what a snapshot holds; SGD without momentum has no state
+    state.tensors = ddp.parameters();
+    state.integers["epochs_run"] = 0;
+    phalanx::CheckpointManager snapshots(options.folder, {.keep_latest_k = 2}, context.world);
+    const bool resumes = snapshots.load_latest(state).has_value();
+    const int64_t first = state.integers["epochs_run"];
+    if (resumes && context.rank == 0) fmt::print("Resuming training from snapshot at Epoch {}\n", first);
+    for (int64_t epoch = first; epoch < options.epochs; ++epoch) {
+      for (const auto& line : context.world->gather_bytes(fmt::format("[GPU {}] Epoch {} | Batchsize: {} | Steps: {}",
+                                                                      context.rank, epoch, options.batch, steps))) {
+        fmt::print("{}\n", line);
+      }
+      std::fflush(stdout);  // before a crash
+      const double loss = train_epoch(epoch, optimizer, epoch == options.crash_in && first == 0);
+      if (context.rank == 0) fmt::print("Epoch {} | loss {:.9f}\n", epoch, loss);
+      if ((epoch + 1) % options.save_every == 0) {
+        state.integers["epochs_run"] = epoch + 1;
+        const auto saved = snapshots.save(state, epoch + 1);
+        if (context.rank == 0) fmt::print("Epoch {} | Training snapshot saved at {}\n", epoch, saved.path.string());
+      }
+      std::fflush(stdout);
+    }
+    return true;
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  recipe::Program program;
+  program.add_option("epochs", options.epochs)->check(CLI::Range(1, 100000));
+  program.add_option("save_every", options.save_every, "epochs from snapshot to snapshot")
+      ->check(CLI::Range(1, 100000));
+  program.add_option("--batch-size", options.batch, "pairs a step on each rank")->check(CLI::Range(1, 2048));
+  program.add_option("--folder", options.folder, "of the snapshots");
+  program.add_option("--crash-in", options.crash_in,
+                     "the epoch in which the last rank dies, unless it has begun from a snapshot");
+  return program.run(argc, argv, [&](const auto& context) { return Job(context, options).run(); });
 }

@@ -12,10 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/base/error.h"
 #include "phalanx/comm/communicator.h"
+#include "phalanx/nn/init.h"
 #include "phalanx/nn/module.h"
+#include "phalanx/optim/adamw.h"
 #include "phalanx/tensor/init.h"
+#include "recipes/recipe.h"
 
 namespace deep_mlp {
 
@@ -26,14 +28,19 @@ constexpr std::uint64_t kSeed = 1;
 inline phalanx::Init weight_init() { return phalanx::Init::normal(0.0, 1.0 / std::sqrt(static_cast<double>(kDim))); }
 
 struct Layer : phalanx::nn::Module {
-  Layer() : Module("Layer") { weight = make_parameter("weight", {kDim, kDim}, {}, weight_init()); }
+  explicit Layer(at::Device device) : Module("Layer") {
+    weight = make_parameter("weight", {kDim, kDim}, {.device = device}, weight_init());
+  }
   at::Tensor forward(const at::Tensor& x) { return at::gelu(at::mm(x, weight)); }  // [batch, dim]
   at::Tensor weight;
 };
 
+/// Layers [begin, end), under their numbers in the whole model.
 struct Net : phalanx::nn::Module {
-  Net() : Module("DeepMlp") {
-    for (int i = 0; i < kLayers; ++i) layers.push_back(register_module(std::to_string(i), std::make_shared<Layer>()));
+  explicit Net(at::Device device, int begin = 0, int end = kLayers) : Module("DeepMlp") {
+    for (int i = begin; i < end; ++i) {
+      layers.push_back(register_module(std::to_string(i), std::make_shared<Layer>(device)));
+    }
   }
   at::Tensor forward(at::Tensor x) {
     for (const auto& layer : layers) x = phalanx::nn::call(layer, x);
@@ -42,15 +49,12 @@ struct Net : phalanx::nn::Module {
   std::vector<std::shared_ptr<Layer>> layers;
 };
 
-/// This rank's rows of the one batch, which every step uses.
-inline at::Tensor rows_of(int rank, int ranks) {
-  if (kBatch % ranks != 0) {
-    throw phalanx::UsageError("the batch of " + std::to_string(kBatch) + " rows goes to 1, 2, 4, 8 ... ranks, not to " +
-                              std::to_string(ranks));
-  }
+/// This rank's rows of the one batch, which every step uses. Throws UsageError if the ranks do not divide the batch.
+inline at::Tensor rows_of(int rank, int ranks, at::Device device) {
+  const std::int64_t share = recipe::share_of(kBatch, ranks);
   const at::Tensor x = at::empty({kBatch, kDim});
   phalanx::fill(x, phalanx::Init::normal(0.0, 1.0), kSeed, "x");
-  return x.narrow(0, rank * (kBatch / ranks), kBatch / ranks);
+  return x.narrow(0, rank * share, share).to(device);
 }
 
 inline at::Tensor loss_of(const at::Tensor& y) { return y.square().mean(); }
@@ -60,6 +64,32 @@ inline double mean_over_ranks(const at::Tensor& loss, phalanx::Communicator* wor
   at::Tensor mean = loss.detach().clone();
   if (world != nullptr) world->all_reduce(mean, {.op = phalanx::ReduceOp::avg});
   return mean.item<double>();
+}
+
+/// The losses of five steps of AdamW on `parameters`. `backward` does one forward and backward pass and returns the
+/// mean loss of the batch.
+template <class Backward>
+std::vector<double> train(const std::vector<phalanx::NamedTensor>& parameters, const Backward& backward) {
+  phalanx::AdamW optimizer(parameters, {.beta2 = 0.999, .weight_decay = 0.01});
+  std::vector<double> losses;
+  for (int step = 0; step < kSteps; ++step) {
+    losses.push_back(backward());
+    optimizer.step(1e-3);
+    optimizer.zero_grad();
+  }
+  return losses;
+}
+
+/// The losses of one rank on the whole batch.
+inline std::vector<double> train_alone(at::Device device) {
+  Net net(device);
+  phalanx::nn::initialise(net, kSeed);
+  const at::Tensor x = rows_of(0, 1, device);
+  return train(phalanx::nn::named_parameters(net), [&] {
+    const at::Tensor loss = loss_of(phalanx::nn::call(net, x));
+    loss.backward();
+    return loss.item<double>();
+  });
 }
 
 }  // namespace deep_mlp

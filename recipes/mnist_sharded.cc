@@ -1,106 +1,91 @@
-// MNIST on all devices, sharded (FSDP), compared in memory and time with DistributedDataParallel.
+// MNIST on all devices, sharded (FSDP), and beside it replicated (DistributedDataParallel): what each rank keeps, how
+// much memory it needs at its peak, and the time.
 //
-//   phalanx launch --nproc-per-node 2 -- mnist_sharded --data FOLDER
-//   phalanx launch --nproc-per-node 2 -- mnist_sharded --data synthetic --cpu-offload
-//
-// FOLDER holds MNIST's IDX files, plain or .gz. Layers are unsharded in units of at least --smallest-unit elements.
 // Losses and counts are sums over all ranks. Batches and dropout are the same for any number of ranks, and so are the
-// losses up to rounding. Adadelta with lr 1.0, times 0.7 after every epoch.
+// losses up to rounding. Adadelta with --lr 1.0, times 0.7 after every epoch. Each layer is a unit, which is unsharded
+// when it is used; --smallest-unit 20000 joins these four into one, because neighbours are joined until each unit has
+// as many elements.
+//
+//   $ phalanx launch --nproc-per-node 2 -- mnist_sharded --images 3200
+//   sharded, 4 unit(s):
+//   conv1 | conv2 | fc1 | fc2
+//   rank 0: parameters 2.29 MiB, gradients 2.29 MiB, optimizer state 4.58 MiB; peak 44.2 MiB
+//   rank 1: parameters 2.29 MiB, gradients 2.29 MiB, optimizer state 4.58 MiB; peak 44.2 MiB
+//   Train Epoch: 1 [3200/3200 (100%)]  Loss: 1.226447
+//   Test set: Average loss: 0.0184, Accuracy: 533/534 (100%)
+//   sharded: 7.91 s
+//   replicated
+//   rank 0: parameters 4.58 MiB, gradients 4.58 MiB, optimizer state 9.15 MiB; peak 35.4 MiB
+//   rank 1: parameters 4.58 MiB, gradients 4.58 MiB, optimizer state 9.15 MiB; peak 35.4 MiB
+//   Train Epoch: 1 [3200/3200 (100%)]  Loss: 1.226447
+//   Test set: Average loss: 0.0184, Accuracy: 533/534 (100%)
+//   replicated: 6.91 s
+//
+// Each rank keeps half of everything, but the peak does not fall: fc1 has 98 % of the parameters, and while it is used,
+// it and its gradient are whole on each rank, beside what the rank keeps. In a deep net the largest unit is a small
+// part of it, and the peak falls, too:
+//
+//   $ phalanx launch --nproc-per-node 2 -- mnist_sharded --images 1280 --deep 8 --lr 0.3
+//   sharded, 13 unit(s):
+//   conv1 | conv2 | fc1 | widen | block0 | block1 | block2 | block3 | block4 | block5 | block6 | block7 | fc2
+//   rank 0: parameters 18.6 MiB, gradients 18.6 MiB, optimizer state 37.2 MiB; peak 109 MiB
+//   ...
+//   replicated
+//   rank 0: parameters 37.1 MiB, gradients 37.1 MiB, optimizer state 74.3 MiB; peak 186 MiB
+//   ...
+//
+// --data FOLDER names a folder with MNIST's IDX files, plain or .gz. --cpu-offload keeps shards, gradients and
+// optimizer state on the host.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/nll_loss.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
-#include <memory>
 
-#include "phalanx/base/error.h"
-#include "phalanx/launch/process_context.h"
-#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/mesh/device_mesh.h"
-#include "phalanx/models/image_batch.h"
-#include "phalanx/models/image_nets.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adadelta.h"
 #include "phalanx/parallel/ddp/ddp.h"
 #include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/tensor/counting_allocator.h"
+#include "recipes/deep_mnist.h"
+#include "recipes/kept_memory.h"
+#include "recipes/mnist_epoch.h"
+#include "recipes/recipe.h"
 
 namespace phalanx {
 namespace {
 
-struct Options {
-  std::string data = "synthetic";
-  int epochs = 1;
-  std::int64_t batch = 64, images = 0, smallest_unit = 20'000;
+struct Options : MnistBatches {
+  int epochs = 1, deep = 0;
+  double first_lr = 1.0;
+  std::int64_t smallest_unit = 0;
   bool offload = false;
 };
 
-models::ImageLoader loader(const Options& options, const ProcessContext& context, data::ImageSplit split) {
-  const bool train = split == data::ImageSplit::train;
-  const std::int64_t count = train || options.images == 0 ? options.images : options.images / 6 + 1;
-  models::ImageLoaderOptions how{
-      .rank = context.rank, .ranks = context.world_size, .seed = 1, .device = context.device};
-  how.global_batch = train ? options.batch : 1000 / how.ranks * how.ranks;
-  how.shuffle = how.drop_last = train;
-  how.mean = 0.1307, how.deviation = 0.3081;
-  return {how, data::load_images(options.data, data::ImageKind::mnist, split, count)};
-}
-
-/// Sums of loss, right answers and images over one epoch of this rank's rows.
-template <class Step>
-std::array<double, 3> epoch_of(const models::ImageLoader& images, const ProcessContext& context, std::int64_t epoch,
-                               const Step& step) {
-  at::Tensor totals = at::zeros({3}, at::TensorOptions(at::kDouble).device(context.device));
-  for (std::int64_t i = 0; i < images.steps_per_epoch(); ++i) {
-    const models::ImageBatch batch = images.batch(epoch, i);
-    const at::Tensor scores = step(i, batch);
-    totals[0] += at::nll_loss(scores, batch.labels, {}, at::Reduction::Sum);
-    totals[1] += scores.argmax(1).eq(batch.labels).sum();
-    totals[2] += batch.labels.size(0);
-  }
-  context.world->all_reduce(totals);
-  totals = totals.cpu();
-  const auto* sums = totals.const_data_ptr<double>();
-  return {sums[0], sums[1], sums[2]};
-}
-
-/// Seconds, and the peak of this rank's host memory in a training step.
-std::pair<double, std::string> train(const Options& options, const ProcessContext& context, bool shard) {
-  const models::ImageLoader images = loader(options, context, data::ImageSplit::train);
-  const models::ImageLoader tests = loader(options, context, data::ImageSplit::test);
-  observe::reset_peak_memory_stats();
-  models::MnistNet net({.device = context.device, .without_memory = shard});
-  std::unique_ptr<DistributedDataParallel> ddp;
-  std::unique_ptr<FullyShardedDataParallel> sharded;
-  if (shard) {
-    const DeviceMesh mesh(context.world, {{"dp_shard", context.world_size}});
-    sharded = std::make_unique<FullyShardedDataParallel>(
-        net, mesh, FullyShardOptions{.offload = options.offload, .smallest_unit = options.smallest_unit});
-    sharded->initialise(/*seed=*/1);
-  } else {
-    nn::initialise(net, /*seed=*/1);
-    ddp = std::make_unique<DistributedDataParallel>(net, context.world);
-  }
-  if (context.rank == 0) fmt::print("{}\n", shard ? fmt::format("sharded, units {}", sharded->units()) : "replicated");
-  Adadelta optimizer(shard ? sharded->parameters() : ddp->parameters());
-  const auto begin = std::chrono::steady_clock::now();
-  double lr = 1.0;
-  std::string peak;
+/// Trains and tests; prints what each rank keeps after the first backward pass, and its peak in the first epoch.
+void train_and_test(DeepMnistNet& net, Optimizer& optimizer, const Options& options, const ProcessContext& context) {
+  const auto images = mnist_loader(options, context, data::ImageSplit::train);
+  const auto tests = mnist_loader(options, context, data::ImageSplit::test);
+  std::string kept;
+  double lr = options.first_lr;
   for (int epoch = 1; epoch <= options.epochs; ++epoch, lr *= 0.7) {
     net.train();
     const auto [loss, right, count] = epoch_of(images, context, epoch, [&](std::int64_t i, const auto& batch) {
       const std::int64_t step = (epoch - 1) * images.steps_per_epoch() + i;
       nn::set_dropout_rng_state(net, {.seed = 1, .step = step, .first_row = batch.first_row});
       const at::Tensor scores = nn::call(net, batch.images);
-      at::nll_loss(scores, batch.labels).backward();
+      // Of the whole batch's mean: the ranks' parts of the last batch may differ, and gradients are averaged.
+      const double weight = context.world_size / static_cast<double>(images.rows(i));
+      (at::nll_loss(scores, batch.labels, {}, at::Reduction::Sum) * weight).backward();
+      if (kept.empty()) kept = recipe::kept_memory(optimizer);
       optimizer.step(lr);
       optimizer.zero_grad();
       return scores.detach();
     });
-    if (epoch == 1) peak = observe::max_memory_allocated().text();
+    if (epoch == 1) {
+      recipe::print_by_rank(*context.world, fmt::format("{}; peak {}", kept, recipe::peak_memory(context.device)));
+    }
     net.eval();
     const at::NoGradGuard no_grad;
     const auto [test_loss, test_right, tested] =
@@ -112,38 +97,53 @@ std::pair<double, std::string> train(const Options& options, const ProcessContex
     fmt::print("Test set: Average loss: {:.4f}, Accuracy: {:.0f}/{:.0f} ({:.0f}%)\n", test_loss / tested, test_right,
                tested, 100 * test_right / tested);
   }
-  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), peak};
 }
 
-int run(int argc, char** argv) try {
-  Options options;
-  CLI::App app("MNIST, sharded over all ranks and beside it replicated on them");
-  app.add_option("--data", options.data, "folder with MNIST's IDX files, or synthetic")->capture_default_str();
-  app.add_option("--epochs", options.epochs)->check(CLI::Range(1, 10000))->capture_default_str();
-  app.add_option("--batch", options.batch, "images a step, over all ranks")->check(CLI::PositiveNumber);
-  app.add_option("--images", options.images, "the first of the training set; 0: all")->check(CLI::NonNegativeNumber);
-  app.add_option("--smallest-unit", options.smallest_unit, "elements")->check(CLI::NonNegativeNumber);
-  app.add_flag("--cpu-offload", options.offload, "keep shards, gradients and optimizer state on the host");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+void train_sharded(const Options& options, const ProcessContext& context) {
+  DeepMnistNet net(options.deep, {.device = context.device, .without_memory = true});
+  const DeviceMesh mesh(context.world, {{"dp_shard", context.world_size}});
+  FullyShardedDataParallel sharded(net, mesh, {.offload = options.offload, .smallest_unit = options.smallest_unit});
+  sharded.initialise(/*seed=*/1);
+  const auto units = sharded.units();
+  if (context.rank == 0) fmt::print("sharded, {} unit(s):\n{}\n", units.size(), recipe::modules_of(units));
+  Adadelta optimizer(sharded.parameters());
+  train_and_test(net, optimizer, options, context);
+}
+
+void train_replicated(const Options& options, const ProcessContext& context) {
+  DeepMnistNet net(options.deep, {.device = context.device});
+  nn::initialise(net, /*seed=*/1);
+  const DistributedDataParallel ddp(net, context.world);
+  if (context.rank == 0) fmt::print("replicated\n");
+  Adadelta optimizer(ddp.parameters());
+  train_and_test(net, optimizer, options, context);
+}
+
+bool compare(const Options& options, const ProcessContext& context) {
+  for (const auto& [name, train] : {std::pair("sharded", &train_sharded), std::pair("replicated", &train_replicated)}) {
+    recipe::reset_peak_memory(context.device);
+    const auto begin = std::chrono::steady_clock::now();
+    train(options, context);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    if (context.rank == 0) fmt::print("{}: {:.2f} s\n", name, took.count());
   }
-  install_counting_allocator();
-  const ProcessContext context = init_from_environment();
-  const auto sharded = train(options, context, true), replicated = train(options, context, false);
-  if (context.rank == 0) {
-    fmt::print("sharded    {:>8.2f} s  peak in training, rank 0's host memory: {}\n", sharded.first, sharded.second);
-    fmt::print("replicated {:>8.2f} s  peak in training, rank 0's host memory: {}\n", replicated.first,
-               replicated.second);
-  }
-  return 0;
-} catch (const Error& error) {
-  if (!report_error_to_launcher(error)) fmt::print(stderr, "mnist_sharded: {}\n", error.what());
-  return error.exit_status();
+  return true;
 }
 
 }  // namespace
 }  // namespace phalanx
 
-int main(int argc, char** argv) { return phalanx::run(argc, argv); }
+int main(int argc, char** argv) {
+  phalanx::Options options;
+  recipe::Program program;
+  program.add_option("--data", options.data, "folder with MNIST's IDX files, or synthetic");
+  program.add_option("--epochs", options.epochs)->check(CLI::Range(1, 10000));
+  program.add_option("--batch", options.batch, "images a step, over all ranks")->check(recipe::at_least(1));
+  program.add_option("--images", options.images, "the first of the training set; 0: all")->check(recipe::at_least(0));
+  program.add_option("--lr", options.first_lr, "of the first epoch")->check(recipe::positive());
+  program.add_option("--deep", options.deep, "blocks between the fully connected layers")->check(CLI::Range(0, 1000));
+  program.add_option("--smallest-unit", options.smallest_unit, "elements")->check(recipe::at_least(0));
+  program.add_flag("--cpu-offload", options.offload, "keep shards, gradients and optimizer state on the host");
+  phalanx::install_counting_allocator();
+  return program.run(argc, argv, [&](const auto& context) { return compare(options, context); });
+}

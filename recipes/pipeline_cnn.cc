@@ -1,124 +1,125 @@
-// Model parallelism and pipelining: the CNN of the other recipes divided over ranks, and a two-layer toy.
+// Model parallelism and pipelining: a whole Sequential cut over ranks with one call.
 //
-//   pipeline_cnn                                                              the whole net on one rank
-//   phalanx launch --nproc-per-node 2 -- pipeline_cnn --chunks 1              naive: one rank works, the other waits
-//   phalanx launch --nproc-per-node 2 -- pipeline_cnn --chunks 8              a batch of 64 in 8 micro-batches (GPipe)
-//   phalanx launch --nproc-per-node 2 -- pipeline_cnn --net toy --chunks 8    Linear(16, 8) | Linear(8, 4)
+// The CNN of the other recipes is cut after its first pool: activations go to the second rank, their gradients come
+// back. In one chunk this is naive model parallelism, where one rank works and the other waits. In 8 chunks of a batch
+// of 64 it is a pipeline (GPipe). The losses are those of one rank, whatever the chunks; --schedule 1F1B or ZB1P only
+// changes which rank waits when. --per-rank shows the passes of each stage in the last step.
 //
-// The CNN is cut after its first pool: activations go to the second rank, their gradients come back. The losses are
-// those of one rank, whatever the chunks; --schedule 1F1B or ZB1P only changes which rank waits when.
-#include <ATen/ops/cross_entropy_loss.h>
+//   $ pipeline_cnn --steps 3                                                  # the whole net on one rank
+//   step 1: loss 2.29508
+//   step 2: loss 2.29440
+//   step 3: loss 2.31606
+//   1 rank(s), 8 chunk(s), GPipe: 79.74 ms a step
+//   $ phalanx launch -n 2 -- pipeline_cnn --steps 3 --chunks 1                # naive
+//   step 1: loss 2.29508
+//   step 2: loss 2.29440
+//   step 3: loss 2.31606
+//   2 rank(s), 1 chunk(s), GPipe: 83.78 ms a step
+//   $ phalanx launch -n 2 -- pipeline_cnn --steps 3 --chunks 8 --per-rank     # a pipeline
+//   step 1: loss 2.29508
+//   step 2: loss 2.29440
+//   step 3: loss 2.31606
+//   rank 0: passes 0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0B0 0B1 0B2 0B3 0B4 0B5 0B6 0B7
+//   rank 1: passes 1F0 1F1 1F2 1F3 1F4 1F5 1F6 1F7 1B0 1B1 1B2 1B3 1B4 1B5 1B6 1B7
+//   2 rank(s), 8 chunk(s), GPipe: 72.60 ms a step
+//   $ phalanx launch -n 2 -- pipeline_cnn --steps 3 --net toy --chunks 8      # Linear(16, 8) | Linear(8, 4)
+//   step 1: loss 1.12088
+//   step 2: loss 1.12077
+//   step 3: loss 1.12057
+//   2 rank(s), 8 chunk(s), GPipe: 26.45 ms a step
 #include <ATen/ops/empty.h>
-#include <ATen/ops/max_pool2d.h>
-#include <ATen/ops/mse_loss.h>
-#include <ATen/ops/relu.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
+#include <functional>
+#include <memory>
+#include <utility>
 
-#include "phalanx/base/error.h"
-#include "phalanx/launch/process_context.h"
-#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/models/image_batch.h"
-#include "phalanx/models/image_nets.h"
-#include "phalanx/nn/init.h"
 #include "phalanx/optim/sgd.h"
-#include "phalanx/parallel/pipeline/pipeline_runtime.h"
-#include "phalanx/schedule/generators.h"
+#include "phalanx/parallel/pipeline/sequential_pipeline.h"
+#include "phalanx/schedule/schedule_text.h"
+#include "recipes/recipe.h"
+#include "recipes/sequential_nets.h"
 
 namespace {
 
-using phalanx::PipelineStage;
+constexpr std::int64_t kBatch = 64;
 
-// The stages [first, end) of two, or both as one. Modules are registered under their names in the whole net.
-std::vector<PipelineStage> stages_of(const std::string& net, int stages, const std::vector<int>& mine) {
-  struct Part : phalanx::nn::Module {};
-  const auto part = std::make_shared<Part>();
-  PipelineStage::Forward first, second;
-  PipelineStage::Loss loss_of;
-  const auto whole = std::make_shared<phalanx::models::CifarNet>();
-  const bool has_first = mine.front() == 0, has_second = mine.back() == stages - 1;
-  if (net == "toy") {
-    const auto layer = [&](const char* name, std::int64_t in, std::int64_t out) {
-      return part->register_module(name,
-                                   std::make_shared<phalanx::nn::Linear>(phalanx::nn::LinearOptions{in, out, true}));
-    };
-    if (has_first) first = [l = layer("0", 16, 8)](const at::Tensor& x) { return phalanx::nn::call(l, x); };
-    if (has_second) second = [l = layer("1", 8, 4)](const at::Tensor& x) { return phalanx::nn::call(l, x); };
-    loss_of = [](const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); };
-  } else {
-    if (has_first) part->register_module("conv1", whole->conv1);
-    if (has_second) part->register_module("conv2", whole->conv2);
-    if (has_second) part->register_module("fc1", whole->fc1);
-    if (has_second) part->register_module("fc2", whole->fc2);
-    first = [whole](const at::Tensor& x) { return at::max_pool2d(at::relu(phalanx::nn::call(whole->conv1, x)), 2); };
-    second = [whole](const at::Tensor& x) {
-      const at::Tensor y = at::max_pool2d(at::relu(phalanx::nn::call(whole->conv2, x)), 2).flatten(1);
-      return phalanx::nn::call(whole->fc2, at::relu(phalanx::nn::call(whole->fc1, y)));
-    };
-    loss_of = [](const at::Tensor& y, const at::Tensor& target) { return at::cross_entropy_loss(y, target); };
+struct Options {
+  std::string net = "cnn", data = "synthetic", schedule = "GPipe";
+  int chunks = 8, steps = 20;
+};
+
+/// Inputs and targets of a step.
+using Batches = std::function<std::pair<at::Tensor, at::Tensor>(int step)>;
+
+Batches batches_of(const Options& options, at::Device device) {
+  if (options.net == "toy") {
+    const at::Tensor x = at::empty({kBatch, 16}), y = at::empty({kBatch, 4});
+    phalanx::fill(x, phalanx::Init::normal(0.0, 1.0), 1, "x");
+    phalanx::fill(y, phalanx::Init::normal(0.0, 1.0), 1, "y");
+    return [x = x.to(device), y = y.to(device)](int) { return std::pair(x, y); };
   }
-  phalanx::nn::initialise(*part, /*seed=*/1);
-  PipelineStage stage{.index = mine.front(), .module = part};
-  stage.forward = has_first ? first : second;
-  if (has_first && has_second) stage.forward = [first, second](const at::Tensor& x) { return second(first(x)); };
-  if (has_second) {
-    stage.loss = [forward = stage.forward, loss_of](const at::Tensor& x, const at::Tensor& target) {
-      return loss_of(forward(x), target);
-    };
-  }
-  return {stage};
+  const auto loader = std::make_shared<phalanx::models::ImageLoader>(
+      phalanx::models::ImageLoaderOptions{.global_batch = kBatch, .seed = 1, .device = device},
+      phalanx::data::load_images(options.data, phalanx::data::ImageKind::cifar10, phalanx::data::ImageSplit::train,
+                                 10 * kBatch));
+  return [loader](int step) {
+    const auto batch = loader->batch(step / loader->steps_per_epoch(), step % loader->steps_per_epoch());
+    return std::pair(batch.images, batch.labels);
+  };
 }
 
-}  // namespace
+void print_passes(phalanx::PipelineRuntime& pipeline, phalanx::Communicator& world) {
+  std::string text = "passes";
+  for (const auto& pass : pipeline.statistics().passes) text += " " + phalanx::schedule::to_text(pass.action);
+  recipe::print_by_rank(world, text);
+}
 
-int main(int argc, char** argv) try {
-  std::string net = "cnn", data = "synthetic", name = "GPipe";
-  int chunks = 8, steps = 20;
-  CLI::App app("A net cut over ranks, its batches in chunks");
-  app.add_option("--net", net)->check(CLI::IsMember({"cnn", "toy"}))->capture_default_str();
-  app.add_option("--data", data, "folder with CIFAR-10's binary files, or synthetic")->capture_default_str();
-  app.add_option("--schedule", name, "GPipe, 1F1B or ZB1P")->capture_default_str();
-  app.add_option("--chunks", chunks, "micro-batches of a batch of 64")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--steps", steps)->check(CLI::Range(1, 100000))->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+bool train(const phalanx::ProcessContext& context, const Options& options, bool per_rank) {
+  const int ranks = context.world_size;
+  if (ranks > 2) throw phalanx::UsageError("the net has two parts: start 1 or 2 ranks");
+  if (kBatch % options.chunks != 0) {
+    throw phalanx::UsageError(
+        fmt::format("--chunks {}: expected a divisor of the batch of {}", options.chunks, kBatch));
   }
-  const phalanx::ProcessContext context = phalanx::init_from_environment({.device = "cpu"});
-  if (context.world_size > 2) throw phalanx::UsageError("the net has two parts: start 1 or 2 ranks");
-  const auto schedule = phalanx::schedule::make_schedule(
-      {.name = name, .ranks = context.world_size, .stages_per_rank = 1, .micro_batches = chunks});
-  auto stages = stages_of(net, schedule.stages(), schedule.stages_of(context.rank));
-  phalanx::PipelineRuntime pipeline(context.world, schedule, stages);
-  phalanx::Sgd optimizer(phalanx::nn::named_parameters(*stages[0].module), {.momentum = 0.9});
-
-  const phalanx::models::ImageLoader loader(
-      {.global_batch = 64, .seed = 1},
-      phalanx::data::load_images(data, phalanx::data::ImageKind::cifar10, phalanx::data::ImageSplit::train, 640));
-  at::Tensor x = at::empty({64, 16}), y = at::empty({64, 4});
-  phalanx::fill(x, phalanx::Init::normal(0.0, 1.0), 1, "x");
-  phalanx::fill(y, phalanx::Init::normal(0.0, 1.0), 1, "y");
+  const bool is_cnn = options.net == "cnn";
+  const SequentialNet net = is_cnn ? sequential_cnn(context.device) : sequential_toy(context.device);
+  phalanx::SequentialPipeline pipeline(  // the one call
+      net.layers, net.loss, context.world,
+      {.chunks = options.chunks,
+       .schedule = options.schedule,
+       .children = ranks == 2 ? net.parts : std::vector<int>()});
+  phalanx::Sgd optimizer(pipeline.parameters(), {.momentum = 0.9});
+  const Batches batches = batches_of(options, context.device);
   const auto begin = std::chrono::steady_clock::now();
-  for (int step = 0; step < steps; ++step) {
-    if (net == "cnn") {
-      const auto batch = loader.batch(step / loader.steps_per_epoch(), step % loader.steps_per_epoch());
-      x = batch.images, y = batch.labels;
-    }
-    const double loss = pipeline.step(x, y).loss();
+  for (int step = 0; step < options.steps; ++step) {
+    const auto [x, y] = batches(step);
+    const double loss = pipeline.runtime().step(x, y).loss();
     optimizer.step(0.01);
     optimizer.zero_grad();
     if (context.rank == 0) fmt::print("step {}: loss {:.5f}\n", step + 1, loss);
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  if (per_rank) print_passes(pipeline.runtime(), *context.world);
   if (context.rank == 0) {
-    fmt::print("{} rank(s), {} chunk(s), {}: {:.2f} ms a step\n", context.world_size, chunks, schedule.name,
-               1e3 * seconds / steps);
+    fmt::print("{} rank(s), {} chunk(s), {}: {:.2f} ms a step\n", ranks, options.chunks,
+               pipeline.runtime().schedule().name, 1e3 * took.count() / options.steps);
   }
-  return 0;
-} catch (const phalanx::Error& error) {
-  if (!phalanx::report_error_to_launcher(error)) fmt::print(stderr, "pipeline_cnn: {}\n", error.what());
-  return error.exit_status();
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  recipe::Program program;
+  const bool& per_rank = program.add_per_rank_flag();
+  program.add_option("--net", options.net)->check(CLI::IsMember({"cnn", "toy"}));
+  program.add_option("--data", options.data, "folder with CIFAR-10's binary files, or synthetic");
+  program.add_option("--schedule", options.schedule, "GPipe, 1F1B or ZB1P");
+  program.add_option("--chunks", options.chunks, "micro-batches of a batch of 64")->check(CLI::Range(1, 64));
+  program.add_option("--steps", options.steps)->check(CLI::Range(1, 100000));
+  return program.run(argc, argv, [&](const auto& context) { return train(context, options, per_rank); });
 }

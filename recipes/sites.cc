@@ -1,23 +1,29 @@
 // A pipeline inside each site, data parallelism between the sites. The slow link between them carries only one
 // all-reduce of gradients per step. It starts stage by stage while the pipelines are still computing.
 //
-//   phalanx launch --nnodes 2 --nproc-per-node 2 ... -- sites            recipes/combinations.sh, over a slow link
-//   phalanx launch --nproc-per-node 4 -- sites --per-site 2              the same on one node
-//
 // Data parallelism is the outermost axis of the mesh, so consecutive ranks, those of one node, make a pipeline. A
 // site's first rank holds the embedding, its last one the output. The losses are those of one rank, which rank 0
-// computes afterwards. Flags: --per-site, --schedule, --iterations.
+// computes afterwards. recipes/combinations.sh runs it over a slow link; here both sites are on one node:
+//
+//   $ phalanx launch --nproc-per-node 4 -- sites --per-site 2
+//   DeviceMesh((dp_replicate=2, pp=2), device: 'cpu'): in a site 1F1B over shm, between sites gradients over shm
+//   iteration 1: loss 6.26769, 0.156 s
+//   iteration 2: loss 6.25212, 0.107 s
+//   iteration 3: loss 6.28397, 0.100 s
+//   iteration 4: loss 6.28424, 0.108 s
+//   iteration 5: loss 6.27725, 0.107 s
+//   step 1: in sites 6.2676908, one rank 6.2676909
+//   step 2: in sites 6.2521180, one rank 6.2521179
+//   step 3: in sites 6.2839667, one rank 6.2839668
+//   step 4: in sites 6.2842357, one rank 6.2842355
+//   step 5: in sites 6.2772543, one rank 6.2772543
+//   losses differ from one rank's by 2.8e-08 of them: the same
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
-#include <cmath>
 
-#include "phalanx/base/error.h"
-#include "phalanx/launch/process_context.h"
-#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
@@ -25,6 +31,7 @@
 #include "phalanx/parallel/ddp/ddp.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
 #include "phalanx/schedule/generators.h"
+#include "recipes/recipe.h"
 
 namespace {
 
@@ -62,7 +69,8 @@ std::vector<double> train_in_sites(const phalanx::ProcessContext& context, const
   std::vector<phalanx::NamedTensor> parameters;
   for (const int s : schedule.stages_of(mesh.coordinate("pp"))) {
     const auto& part = parts[static_cast<std::size_t>(s)];
-    const auto model = std::make_shared<Llama>(kModel, part);
+    const auto model =
+        std::make_shared<Llama>(kModel, part, phalanx::nn::TensorOptionsOfModule{.device = context.device});
     phalanx::nn::initialise(*model, /*seed=*/1);
     stages.push_back(part.head ? phalanx::make_loss_stage(s, model) : phalanx::make_stage(s, model));
     averages.push_back(std::make_unique<DistributedDataParallel>(*model, sites));
@@ -77,7 +85,7 @@ std::vector<double> train_in_sites(const phalanx::ProcessContext& context, const
   std::vector<double> losses;
   for (int i = 0; i < options.iterations; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    const at::Tensor tokens = tokens_of(i, mesh.coordinate("dp_replicate"));
+    const at::Tensor tokens = tokens_of(i, mesh.coordinate("dp_replicate")).to(context.device);
     const double loss = pipeline.step(tokens.narrow(1, 0, kSeq), tokens.narrow(1, 1, kSeq)).loss();
     optimizer.step(3e-3);
     optimizer.zero_grad();
@@ -90,15 +98,15 @@ std::vector<double> train_in_sites(const phalanx::ProcessContext& context, const
   return losses;
 }
 
-std::vector<double> train_alone(int sites, const Options& options) {
-  Llama model(kModel);
+std::vector<double> train_alone(int sites, const Options& options, at::Device device) {
+  Llama model(kModel, {.device = device});
   phalanx::nn::initialise(model, /*seed=*/1);
   phalanx::AdamW optimizer(phalanx::nn::named_parameters(model));
   std::vector<double> losses;
   for (int i = 0; i < options.iterations; ++i) {
     losses.push_back(0);
     for (int site = 0; site < sites; ++site) {
-      const at::Tensor tokens = tokens_of(i, site);
+      const at::Tensor tokens = tokens_of(i, site).to(device);
       const at::Tensor loss = model.loss(tokens.narrow(1, 0, kSeq), tokens.narrow(1, 1, kSeq)) / sites;
       loss.backward();
       losses.back() += loss.item<double>();
@@ -109,38 +117,29 @@ std::vector<double> train_alone(int sites, const Options& options) {
   return losses;
 }
 
-void run(const phalanx::ProcessContext& context, Options options) {
+bool run(const phalanx::ProcessContext& context, Options options) {
   if (options.per_site == 0) options.per_site = context.local_world_size;
-  if (options.per_site < 1 || context.world_size % options.per_site != 0) {
+  if (context.world_size % options.per_site != 0) {
     throw phalanx::ConfigError(fmt::format("{} ranks make no sites of {}: expected --per-site to divide them",
                                            context.world_size, options.per_site));
   }
   const std::vector<double> losses = train_in_sites(context, options);
   context.world->barrier();
-  if (context.rank != 0) return;
-  const std::vector<double> alone = train_alone(context.world_size / options.per_site, options);
-  double largest = 0;
-  for (std::size_t i = 0; i < alone.size(); ++i) largest = std::max(largest, std::abs(losses[i] / alone[i] - 1));
-  fmt::print("losses differ from one rank's by {:.1e} of them: {}\n", largest,
-             largest < 2e-5 ? "the same" : "DIFFERENT");
+  if (context.rank != 0) return true;
+  const auto alone = train_alone(context.world_size / options.per_site, options, context.device);
+  const double apart = recipe::print_losses({{"in sites", losses}, {"one rank", alone}});
+  fmt::print("losses differ from one rank's by {:.1e} of them: {}\n", apart, recipe::verdict(apart < 2e-5));
+  return apart < 2e-5;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   Options options;
-  CLI::App app("A pipeline in each site, data parallelism between sites");
-  app.add_option("--per-site", options.per_site, "ranks of a pipeline; those of a machine if not given");
-  app.add_option("--schedule", options.schedule, "of the pipeline")->capture_default_str();
-  app.add_option("--iterations", options.iterations, "optimizer steps")->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  run(phalanx::init_from_environment({.device = "cpu"}), options);
-  return 0;
-} catch (const phalanx::Error& error) {
-  if (!phalanx::report_error_to_launcher(error)) fmt::print(stderr, "sites: {}\n", error.what());
-  return error.exit_status();
+  recipe::Program program;
+  program.add_option("--per-site", options.per_site, "ranks of a pipeline; 0: those of a machine")
+      ->check(recipe::at_least(0));
+  program.add_option("--schedule", options.schedule, "of the pipeline");
+  program.add_option("--iterations", options.iterations, "optimizer steps")->check(recipe::at_least(1));
+  return program.run(argc, argv, [&](const auto& context) { return run(context, options); });
 }

@@ -1,12 +1,12 @@
 # For the recipes on inference: a small model and its tokenizer, trained for some seconds on this project's documents.
-# Sourced; sets build, folder, ranks and phalanx.
-
+# Sourced by a script that has set its options.
+# shellcheck source=scripts/options.bash
 source scripts/options.bash
+build=build/release
+folder=outputs/$(basename "$0" .sh)
 
-read_arguments() {
-  build=build/release
-  folder=outputs/$(basename "$0" .sh)
-  take_only_options build folder ranks -- "$@"
+read_options() {  # <known options> -- <arguments>: sets them and phalanx
+  take_only_options "$@"
   phalanx=$build/bin/phalanx
   require_program "$phalanx" --build
 }

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/small_model.sh
 
-read_arguments "$@"
+read_options build folder -- "$@"
 make_small_model
 awk 'NF && n < 8 { print substr($0, 1, 50); n++ }' docs/tensor_parallel.md > "$folder/prompts.txt"
 answers() {  # <file> <options>

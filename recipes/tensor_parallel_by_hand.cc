@@ -1,32 +1,41 @@
 // Tensor parallelism written out, forward and backward, on the deep MLP of the other recipes.
 //
-//   phalanx launch --nproc-per-node 2 -- tensor_parallel_by_hand          also with 1 and 4
-//
 // Columns: every rank holds dim / ranks columns of each matrix and computes these columns of gelu(x W), which are
 // all-gathered in each layer. Backward, the gradient of x is the sum of the ranks' parts.
 // Pairs: the columns of one matrix and the rows of the next. Z = s(A x) B = sum over ranks of s(A_i x) B_i. So two
-// layers need one all-reduce, and backward one more. Both print what autograd computes on one rank.
+// layers need one all-reduce, and backward one more. Both print what autograd computes on one rank. --per-rank shows
+// the activations of each rank in the first step. Worlds of 1, 2 and 4: tensor_parallel_by_hand --spawn 1,2,4.
+//
+//   $ phalanx launch --nproc-per-node 2 -- tensor_parallel_by_hand --per-rank
+//   rank 0: columns, layer 0: 128 x 512 [0.022 0.903 -0.148 ...]
+//   rank 0: columns, layer 1: 128 x 512 [-0.101 0.520 -0.170 ...]
+//   ...
+//   rank 0: pairs, layer 0: 128 x 512 [0.022 0.903 -0.148 ...]
+//   rank 0: pairs, layer 1: 128 x 1024 [-0.101 0.520 -0.170 ...]
+//   ...
+//   rank 1: pairs, layer 3: 128 x 1024 [-0.055 0.170 -0.053 ...]
+//   step 1: columns 0.0130475, pairs 0.0130475, one rank 0.0130475
+//   step 2: columns 0.0033893, pairs 0.0033893, one rank 0.0033893
+//   step 3: columns 0.0015080, pairs 0.0015080, one rank 0.0015080
+//   step 4: columns 0.0010713, pairs 0.0010713, one rank 0.0010713
+//   step 5: columns 0.0008396, pairs 0.0008396, one rank 0.0008396
+//   2 rank(s): losses differ from one rank's by 1.4e-07: the same
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu_backward.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <functional>
 
-#include "phalanx/launch/process_context.h"
-#include "phalanx/launch/supervisor/worker_report.h"
-#include "phalanx/nn/init.h"
-#include "phalanx/optim/adamw.h"
 #include "recipes/deep_mlp.h"
+#include "recipes/recipe.h"
 
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-/// Sets the weights' gradients; returns the loss.
-using Pass = std::function<at::Tensor(const Tensors& weights, const at::Tensor& x)>;
+/// Sets the weights' gradients, appends the activations to `seen`, and returns the loss.
+using Pass = std::function<at::Tensor(const Tensors& weights, const at::Tensor& x, Tensors& seen)>;
 
 /// This rank's part of [batch, dim], and the whole tensor from all ranks' parts.
 struct Columns {
@@ -42,12 +51,13 @@ struct Columns {
   }
 };
 
-at::Tensor by_columns(const Tensors& weights, at::Tensor x, const Columns& columns) {
+at::Tensor by_columns(const Tensors& weights, at::Tensor x, const Columns& columns, Tensors& seen) {
   Tensors inputs, sums;  // of each layer: x [batch, dim], x W [batch, dim / ranks]
   for (const at::Tensor& weight : weights) {
     inputs.push_back(x);
     sums.push_back(at::mm(x, weight));
-    x = columns.gathered(at::gelu(sums.back()));
+    seen.push_back(at::gelu(sums.back()));
+    x = columns.gathered(seen.back());
   }
   at::Tensor dx = x * (2.0 / static_cast<double>(x.numel()));  // of mean(x^2), the same on every rank
   for (std::size_t i = weights.size(); i-- > 0;) {
@@ -59,7 +69,7 @@ at::Tensor by_columns(const Tensors& weights, at::Tensor x, const Columns& colum
   return deep_mlp::loss_of(x);
 }
 
-at::Tensor by_pairs(const Tensors& weights, at::Tensor x, phalanx::Communicator& world) {
+at::Tensor by_pairs(const Tensors& weights, at::Tensor x, phalanx::Communicator& world, Tensors& seen) {
   Tensors inputs, first_sums, inner, second_sums;
   for (std::size_t i = 0; i < weights.size(); i += 2) {
     inputs.push_back(x);
@@ -68,6 +78,7 @@ at::Tensor by_pairs(const Tensors& weights, at::Tensor x, phalanx::Communicator&
     second_sums.push_back(at::mm(inner.back(), weights[i + 1]));  // [batch, dim], this rank's part of the sum
     world.all_reduce(second_sums.back());
     x = at::gelu(second_sums.back());
+    seen.insert(seen.end(), {inner.back(), x});
   }
   at::Tensor dx = x * (2.0 / static_cast<double>(x.numel()));
   for (std::size_t pair = inputs.size(); pair-- > 0;) {
@@ -82,66 +93,55 @@ at::Tensor by_pairs(const Tensors& weights, at::Tensor x, phalanx::Communicator&
   return deep_mlp::loss_of(x);
 }
 
-/// `dims`: along which dimension each layer's matrix is split.
-std::vector<double> train(const std::vector<int>& dims, const phalanx::Communicator& world, const Pass& pass) {
-  deep_mlp::Net net;
+/// This rank's parts of the matrices, cut along `dims`, one for each layer.
+Tensors parts_of_weights(const std::vector<int>& dims, const phalanx::ProcessContext& context) {
+  deep_mlp::Net net(context.device);
   phalanx::nn::initialise(net, deep_mlp::kSeed);
-  std::vector<phalanx::NamedTensor> parameters;
   Tensors weights;
   for (std::size_t i = 0; i < net.layers.size(); ++i) {
-    const std::int64_t part = deep_mlp::kDim / world.size();
-    const at::Tensor mine = net.layers[i]->weight.detach().narrow(dims[i], world.rank() * part, part).clone();
+    const std::int64_t part = deep_mlp::kDim / context.world_size;
+    const at::Tensor mine = net.layers[i]->weight.detach().narrow(dims[i], context.rank * part, part).clone();
     weights.push_back(mine.set_requires_grad(true));
-    parameters.push_back({std::to_string(i), weights.back()});
   }
-  phalanx::AdamW optimizer(parameters, {.beta2 = 0.999, .weight_decay = 0.01});
-  std::vector<double> losses;
-  for (int step = 0; step < deep_mlp::kSteps; ++step) {
-    const at::NoGradGuard by_hand;
-    losses.push_back(pass(weights, deep_mlp::rows_of(0, 1)).item<double>());
-    optimizer.step(1e-3);
-    optimizer.zero_grad();
-  }
-  return losses;
+  return weights;
 }
 
-std::vector<double> train_alone() {
-  deep_mlp::Net net;
-  phalanx::nn::initialise(net, deep_mlp::kSeed);
-  phalanx::AdamW optimizer(phalanx::nn::named_parameters(net), {.beta2 = 0.999, .weight_decay = 0.01});
-  std::vector<double> losses;
-  for (int step = 0; step < deep_mlp::kSteps; ++step) {
-    const at::Tensor loss = deep_mlp::loss_of(phalanx::nn::call(net, deep_mlp::rows_of(0, 1)));
-    loss.backward();
-    optimizer.step(1e-3);
-    optimizer.zero_grad();
-    losses.push_back(loss.item<double>());
-  }
-  return losses;
+recipe::Losses train(const char* name, const std::vector<int>& dims, const phalanx::ProcessContext& context,
+                     bool per_rank, const Pass& pass) {
+  const Tensors weights = parts_of_weights(dims, context);
+  std::vector<phalanx::NamedTensor> parameters;
+  for (std::size_t i = 0; i < weights.size(); ++i) parameters.push_back({std::to_string(i), weights[i]});
+  const at::Tensor x = deep_mlp::rows_of(0, 1, context.device);
+  bool is_first_step = true;
+  const at::NoGradGuard by_hand;
+  return {name, deep_mlp::train(parameters, [&] {
+            Tensors seen;
+            const at::Tensor loss = pass(weights, x, seen);
+            if (per_rank && is_first_step) recipe::print_by_rank(*context.world, name, seen);
+            is_first_step = false;
+            return loss.item<double>();
+          })};
+}
+
+bool compare(const phalanx::ProcessContext& context, bool per_rank) {
+  auto& world = *context.world;
+  recipe::share_of(deep_mlp::kDim, world.size());
+  const auto columns = train("columns", {1, 1, 1, 1}, context, per_rank, [&](const auto& w, const auto& x, auto& seen) {
+    return by_columns(w, x, Columns{world}, seen);
+  });
+  const auto pairs = train("pairs", {1, 0, 1, 0}, context, per_rank,
+                           [&](const auto& w, const auto& x, auto& seen) { return by_pairs(w, x, world, seen); });
+  if (context.rank != 0) return true;
+  const double apart = recipe::print_losses({columns, pairs, {"one rank", deep_mlp::train_alone(context.device)}});
+  fmt::print("{} rank(s): losses differ from one rank's by {:.1e}: {}\n", world.size(), apart,
+             recipe::verdict(apart < 1e-5));
+  return apart < 1e-5;
 }
 
 }  // namespace
 
-int main() try {
-  const phalanx::ProcessContext context = phalanx::init_from_environment({.device = "cpu"});
-  auto& world = *context.world;
-  deep_mlp::rows_of(0, world.size());  // throws if the ranks do not divide the dimensions
-  const auto columns = train({1, 1, 1, 1}, world,
-                             [&](const Tensors& w, const at::Tensor& x) { return by_columns(w, x, Columns{world}); });
-  const auto pairs =
-      train({1, 0, 1, 0}, world, [&](const Tensors& w, const at::Tensor& x) { return by_pairs(w, x, world); });
-  if (context.rank != 0) return 0;
-  const auto alone = train_alone();
-  double apart = 0;
-  for (std::size_t i = 0; i < alone.size(); ++i) {
-    fmt::print("step {}: columns {:.7f}, pairs {:.7f}, one rank {:.7f}\n", i + 1, columns[i], pairs[i], alone[i]);
-    apart = std::max({apart, std::abs(columns[i] / alone[i] - 1), std::abs(pairs[i] / alone[i] - 1)});
-  }
-  const bool good = apart < 1e-5;  // not so for NaN
-  fmt::print("{} rank(s): losses differ from one rank's by {:.1e}: {}\n", world.size(), apart,
-             good ? "the same" : "NOT the same");
-  return good ? 0 : 1;
-} catch (const phalanx::Error& error) {
-  if (!phalanx::report_error_to_launcher(error)) fmt::print(stderr, "tensor_parallel_by_hand: {}\n", error.what());
-  return error.exit_status();
+int main(int argc, char** argv) {
+  recipe::Program program;
+  const bool& per_rank = program.add_per_rank_flag();
+  return program.run(argc, argv, [&](const auto& context) { return compare(context, per_rank); });
 }

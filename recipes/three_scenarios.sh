@@ -7,7 +7,11 @@
 #
 #   recipes/three_scenarios.sh [PHALANX]          # build/release/bin/phalanx; no device is needed
 set -euo pipefail
+# shellcheck source=scripts/options.bash
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/options.bash"
+if [[ ${1:-} == -* ]]; then take_only_options -- "$@"; fi
 phalanx=${1:-build/release/bin/phalanx}
+require_program "$phalanx" PHALANX
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 

@@ -13,10 +13,12 @@ take_options() {  # <names> -- <the script's arguments>
   rest=()
   while [[ $# -gt 0 ]]; do
     if [[ $1 == -h || $1 == --help ]]; then
-      sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+      local script=$0
+      [[ -f $script ]] || script=$OLDPWD/$0  # the script has changed the folder
+      sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$script"
       exit 0
     elif [[ $1 == --* && $known == *" ${1#--} "* ]]; then
-      [[ $# -gt 1 ]] || { echo "$0: $1 has no value" >&2; exit 2; }
+      [[ $# -gt 1 ]] || { echo "$0: $1 needs a value" >&2; exit 2; }
       printf -v "${1#--}" %s "$2"
       shift 2
     else
@@ -28,7 +30,11 @@ take_options() {  # <names> -- <the script's arguments>
 
 take_only_options() {
   take_options "$@"
-  [[ ${#rest[@]} == 0 ]] || { echo "$0: '${rest[0]}' is not known: --help lists the options" >&2; exit 2; }
+  [[ ${#rest[@]} -gt 0 ]] || return 0
+  local known=
+  while [[ $1 != -- ]]; do known+=" or --$1"; shift; done
+  echo "$0: '${rest[0]}' is not known: expected --help$known" >&2
+  exit 2
 }
 
 require_program() {  # <path> <the option that names it>

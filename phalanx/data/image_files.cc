@@ -27,9 +27,25 @@ std::optional<fs::path> plain_or_compressed(const fs::path& path) {
   return std::nullopt;
 }
 
-// Finds the file of each name. A name may have several spellings.
+// The folder that an archive or torchvision makes in the one that the user names, if it is there.
+fs::path inner_folder(const fs::path& folder, const char* inner) {
+  std::error_code ignored;
+  return fs::is_directory(folder / inner, ignored) ? folder / inner : folder;
+}
+
+// What to do about files of CIFAR-10 that are there, but not as they are read.
+std::string hint_for_cifar10(const fs::path& folder) {
+  std::error_code ignored;
+  if (fs::exists(folder / "cifar-10-binary.tar.gz", ignored)) return "; unpack cifar-10-binary.tar.gz there (tar -xf)";
+  if (fs::exists(folder / "cifar-10-batches-py", ignored) || fs::exists(folder / "cifar-10-python.tar.gz", ignored)) {
+    return "; the Python version is there, and the binary version is needed (cifar-10-binary.tar.gz)";
+  }
+  return "";
+}
+
+// Finds the file of each name. A name may have several spellings. `hint` ends the error message.
 std::vector<fs::path> find_files(const fs::path& folder, const std::string& what,
-                                 const std::vector<std::vector<std::string>>& names) {
+                                 const std::vector<std::vector<std::string>>& names, const std::string& hint = "") {
   std::vector<fs::path> found;
   std::vector<std::string> absent;
   for (const auto& spellings : names) {
@@ -44,8 +60,8 @@ std::vector<fs::path> find_files(const fs::path& folder, const std::string& what
   std::error_code ignored;
   const char* why = fs::is_directory(folder, ignored) ? "" : ", which is not a folder";
   throw DataError(fmt::format(
-      "{} is not complete in '{}'{}: missing {} (plain or as .gz): put the files there, or take synthetic images", what,
-      folder.string(), why, fmt::join(absent, ", ")));
+      "{} is not complete in '{}'{}: missing {} (plain or as .gz): put the files there, or take synthetic images{}",
+      what, folder.string(), why, fmt::join(absent, ", "), hint));
 }
 
 std::int64_t big_endian(const std::uint8_t* bytes) {
@@ -106,7 +122,7 @@ void check_labels(const fs::path& path, const std::vector<std::uint8_t>& labels)
 
 ImageSet read_mnist(const fs::path& folder, ImageSplit split) {
   const std::string prefix = split == ImageSplit::train ? "train" : "t10k";
-  const auto files = find_files(folder, "MNIST",
+  const auto files = find_files(inner_folder(folder, "MNIST/raw"), "MNIST",
                                 {{prefix + "-images-idx3-ubyte", prefix + "-images.idx3-ubyte"},
                                  {prefix + "-labels-idx1-ubyte", prefix + "-labels.idx1-ubyte"}});
   Idx images = read_idx(files[0], {-1, kMnistSide, kMnistSide});
@@ -120,14 +136,13 @@ ImageSet read_mnist(const fs::path& folder, ImageSplit split) {
 }
 
 ImageSet read_cifar10(const fs::path& folder, ImageSplit split) {
-  const fs::path inner = folder / "cifar-10-batches-bin";
-  std::error_code ignored;
   std::vector<std::vector<std::string>> names;
   if (split == ImageSplit::test) names = {{"test_batch.bin"}};
   for (int i = 1; i <= 5 && split == ImageSplit::train; ++i) names.push_back({fmt::format("data_batch_{}.bin", i)});
 
   ImageSet set{3, kCifarSide, kCifarSide, {}, {}};
-  for (const auto& path : find_files(fs::is_directory(inner, ignored) ? inner : folder, "CIFAR-10", names)) {
+  for (const auto& path :
+       find_files(inner_folder(folder, "cifar-10-batches-bin"), "CIFAR-10", names, hint_for_cifar10(folder))) {
     GzipReader in(path);
     std::vector<std::uint8_t> labels;
     while (true) {

@@ -6,7 +6,8 @@
 //
 // Each file may be plain or compressed with the suffix .gz:
 //   MNIST     train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte
-//             (also with a dot before idx, as some archives name them)
+//             (also with a dot before idx, as some archives name them); in the folder itself or in MNIST/raw, which
+//             torchvision makes
 //   CIFAR-10  the binary version: data_batch_1.bin to data_batch_5.bin, test_batch.bin; in the folder itself or in
 //             cifar-10-batches-bin, which its archive creates
 // Files may hold fewer images than the originals, but no other shapes. Absent files are one DataError that lists them

@@ -32,7 +32,7 @@ std::string big_endian_text(std::uint32_t value) {
           static_cast<char>(value)};
 }
 
-// Image i has the pixels (i + 3 j) mod 251, and label 9 - i.
+// Image i has the pixels (i + 3 j) mod 251, and label 9 - i mod 10.
 std::string pixels(int image, int count) {
   std::string bytes;
   for (int j = 0; j < count; ++j) bytes += static_cast<char>((image + 3 * j) % 251);
@@ -47,12 +47,12 @@ std::string idx_images(int count) {
 std::string idx_labels(int count) {
   std::string bytes{0, 0, 8, 1};
   bytes += big_endian_text(static_cast<std::uint32_t>(count));
-  for (int i = 0; i < count; ++i) bytes += static_cast<char>(9 - i);
+  for (int i = 0; i < count; ++i) bytes += static_cast<char>(9 - i % 10);
   return bytes;
 }
 std::string cifar_batch(int first, int count) {
   std::string bytes;
-  for (int i = first; i < first + count; ++i) bytes += static_cast<char>(9 - i) + pixels(i, 3072);
+  for (int i = first; i < first + count; ++i) bytes += static_cast<char>(9 - i % 10) + pixels(i, 3072);
   return bytes;
 }
 
@@ -108,6 +108,51 @@ TEST_F(ImageSetTest, ReadsCifarFromItsArchivesFolderToo) {
   std::filesystem::rename(folder() / "test_batch.bin", inner / "test_batch.bin");
   EXPECT_THAT(read_cifar10(folder(), ImageSplit::test).labels, ElementsAre(8, 7));
   EXPECT_EQ(load_images(folder(), ImageKind::cifar10, ImageSplit::train, 2).pixels.size(), 2U * 3072);
+}
+
+// The archives as they are published: their names, compression, formats and numbers of images.
+TEST_F(ImageSetTest, ReadsMnistAsPublished) {
+  const std::string images = idx_images(60'000), tests = idx_images(10'000);
+  EXPECT_EQ(images.size(), 47'040'016U);
+  EXPECT_EQ(tests.size(), 7'840'016U);
+  EXPECT_EQ(idx_labels(60'000).size(), 60'008U);
+  const auto raw = folder() / "MNIST" / "raw";  // as torchvision leaves them
+  std::filesystem::create_directories(raw);
+  put(raw / "train-images-idx3-ubyte.gz", gzipped(images));
+  put(raw / "train-labels-idx1-ubyte.gz", gzipped(idx_labels(60'000)));
+  put(raw / "t10k-images-idx3-ubyte", tests);
+  put(raw / "t10k-labels-idx1-ubyte", idx_labels(10'000));
+  const ImageSet train = read_mnist(folder(), ImageSplit::train), test = read_mnist(raw, ImageSplit::test);
+  EXPECT_EQ(train.size(), 60'000);
+  EXPECT_EQ(test.size(), 10'000);
+  EXPECT_EQ(train.image(59'999)[783], (59'999 + 3 * 783) % 251);
+  EXPECT_EQ(train.labels[59'999], 0);
+  EXPECT_EQ(test.image(9'999)[783], (9'999 + 3 * 783) % 251);
+}
+
+TEST_F(ImageSetTest, ReadsCifarAsPublished) {
+  const auto inner = folder() / "cifar-10-batches-bin";
+  std::filesystem::create_directory(inner);
+  for (int i = 0; i < 6; ++i) {
+    const std::string batch = cifar_batch(10'000 * i, 10'000);
+    EXPECT_EQ(batch.size(), 30'730'000U);
+    put(inner / (i == 5 ? "test_batch.bin" : "data_batch_" + std::to_string(i + 1) + ".bin"), batch);
+  }
+  const ImageSet train = read_cifar10(folder(), ImageSplit::train), test = read_cifar10(folder(), ImageSplit::test);
+  EXPECT_EQ(train.size(), 50'000);
+  EXPECT_EQ(test.size(), 10'000);
+  EXPECT_EQ(train.image(49'999)[3071], (49'999 + 3 * 3071) % 251);
+  EXPECT_EQ(train.labels[49'998], 1);
+  EXPECT_EQ(test.image(0)[0], 50'000 % 251);
+}
+
+TEST_F(ImageSetTest, SaysWhatToDoWithOtherArchivesOfCifar) {
+  const auto error = [&] { return data_error_of([&] { read_cifar10(folder(), ImageSplit::train); }); };
+  EXPECT_THAT(error(), Not(HasSubstr("tar")));
+  std::filesystem::create_directory(folder() / "cifar-10-batches-py");
+  EXPECT_THAT(error(), HasSubstr("the Python version is there, and the binary version is needed"));
+  put(folder() / "cifar-10-binary.tar.gz", "");
+  EXPECT_THAT(error(), AllOf(HasSubstr("missing data_batch_1.bin"), HasSubstr("unpack cifar-10-binary.tar.gz there")));
 }
 
 TEST_F(ImageSetTest, AbsentFilesAreAllNamed) {

@@ -31,6 +31,10 @@ std::int64_t ImageLoader::steps_per_epoch() const noexcept {
   return options_.drop_last ? set_.size() / batch : (set_.size() + batch - 1) / batch;
 }
 
+std::int64_t ImageLoader::rows(std::int64_t step) const noexcept {
+  return std::min(options_.global_batch, set_.size() - step * options_.global_batch);
+}
+
 ImageBatch ImageLoader::batch(std::int64_t epoch, std::int64_t step) const {
   const std::int64_t share = options_.global_batch / options_.ranks, first_row = options_.rank * share;
   const std::int64_t begin = std::min(step * options_.global_batch + first_row, set_.size());

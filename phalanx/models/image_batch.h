@@ -12,7 +12,8 @@
 // A batch is a function of (seed, epoch, step): each epoch shows every image once, shuffled or in order. Each rank gets
 // its rows of the batch. Together the ranks have the global batch, whatever their number. If too few images are left
 // for the last step of an epoch, `drop_last` drops them, and then all ranks always have equal shares. Otherwise the
-// last batch is smaller, and some ranks' part may be empty.
+// last batch is smaller, and some ranks' part may be empty. Then the mean over the batch is not the mean of the ranks'
+// means: sum the losses of a rank's rows and divide by rows(step).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,6 +48,8 @@ class ImageLoader {
   ImageLoader(const ImageLoaderOptions& options, data::ImageSet set);
 
   std::int64_t steps_per_epoch() const noexcept;
+  /// Of that step's batch, over all ranks: global_batch, or what is left for the last step of an epoch.
+  std::int64_t rows(std::int64_t step) const noexcept;
   ImageBatch batch(std::int64_t epoch, std::int64_t step) const;
   const data::ImageSet& set() const noexcept { return set_; }
 

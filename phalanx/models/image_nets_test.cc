@@ -65,6 +65,7 @@ TEST(ImageBatches, AreAFunctionOfSeedEpochAndStepWhateverTheRanks) {
   for (int step = 0; step < 2; ++step) {
     const auto whole = all.batch(1, step);
     EXPECT_EQ(whole.labels.size(0), step == 0 ? 4 : 3);
+    EXPECT_EQ(all.rows(step), whole.labels.size(0));
     for (std::int64_t i = 0; i < whole.labels.size(0); ++i) seen.insert(whole.labels[i].item<std::int64_t>());
     std::vector<at::Tensor> images, labels;
     for (int rank = 0; rank < 4; ++rank) {

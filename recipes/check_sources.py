@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Checks the sources of the recipes: each file has fewer than 150 lines and names no device, because what a recipe uses
+is the device of its context. Each program has its row in README.md, the common command line, and the output of a command
+in its first comment."""
+import pathlib
+import re
+import sys
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+DEVICE = re.compile(r'\bk(CPU|CUDA)\b|"(cpu|cuda)"|\.cuda\(|at::Device\(|DeviceType::')
+NO_PROGRAMS = {"recipe.cc", "traced_stream_test.cc"}
+
+
+def faults_of(name, text, readme):
+    if (count := len(text.splitlines())) >= 150:
+        yield f"has {count} lines: expected fewer than 150"
+    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("//"))
+    found = DEVICE.search(code)
+    if found and name.endswith((".cc", ".h")) and name != "traced_stream_test.cc":  # it simulates one
+        yield f"names the device {found[0]}: expected that of the context"
+    if not name.endswith(".cc") or name in NO_PROGRAMS:
+        return
+    if f"]({name})" not in readme:
+        yield "has no row in README.md"
+    if "recipe::Program" not in code:
+        yield "does not use recipe::Program"
+    if "//   $ " not in text:
+        yield "has no command with its output in its first comment"
+
+
+def self_test():
+    good = "//   $ a\n#include <a>\nrecipe::Program p;\n"
+    assert not list(faults_of("a.cc", good, "[a](a.cc)"))
+    for name, text in [("b.cc", good), ("a.cc", good.replace("$", "")), ("a.cc", good + "x(at::kCPU);"),
+                       ("a.cc", good + 'x({.device = "cpu"});'), ("a.cc", good + "\n" * 150), ("a.cc", "//   $ a\n"),
+                       ("a.sh", "#\n" * 150)]:
+        assert len(list(faults_of(name, text, "[a](a.cc)"))) == 1, (name, text)
+
+
+def main():
+    self_test()
+    readme = (FOLDER / "README.md").read_text()
+    files = sorted(file for ending in ("cc", "h", "sh", "py") for file in FOLDER.glob(f"*.{ending}"))
+    faults = [f"{file.name} {fault}" for file in files for fault in faults_of(file.name, file.read_text(), readme)]
+    sys.exit("\n".join(faults) or None)
+
+
+if __name__ == "__main__":
+    main()
