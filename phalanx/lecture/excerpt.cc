@@ -1,0 +1,82 @@
+#include "phalanx/lecture/excerpt.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::lecture {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+Lines lines_of(std::string_view text) {
+  Lines lines;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
+}
+
+std::size_t indentation_of(const std::string& line) { return std::min(line.find_first_not_of(' '), line.size()); }
+
+/// A comment, a macro or a call that ends here is none; a definition's first line stands at most two blanks deep.
+bool begins_function(const std::string& line, std::string_view name) {
+  const std::size_t at = line.find(fmt::format("{}(", name));
+  if (at == std::string::npos || indentation_of(line) > 2 || line.find("//") < at || line.ends_with(";")) return false;
+  const char before = at == 0 ? '\0' : line[at - 1];
+  return before == ' ' || before == '&' || before == '*';
+}
+
+std::optional<Lines> between_markers(const Lines& lines, std::string_view name) {
+  const std::string begin = fmt::format("// [lecture: {}]", name);
+  const auto first = std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.ends_with(begin); });
+  if (first == lines.end()) return {};
+  const auto last = std::find_if(first, lines.end(), [](const auto& l) { return l.ends_with("// [/lecture]"); });
+  if (last == lines.end()) return {};
+  return Lines(first + 1, last);
+}
+
+std::optional<Lines> function_of(const Lines& lines, std::string_view name) {
+  auto first = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return begins_function(line, name); });
+  if (first == lines.end()) return {};
+  // The body ends with the first brace that stands as deep as the function.
+  const std::string closing = std::string(indentation_of(*first), ' ') + "}";
+  const bool is_one_line = first->ends_with("}");
+  const auto last =
+      is_one_line ? first : std::find_if(first, lines.end(), [&](const auto& l) { return l == closing || l == closing + ";"; });
+  if (last == lines.end()) return {};
+  const auto is_head = [&](const std::string& line) {
+    return line.substr(indentation_of(line)).starts_with("//") || line.starts_with("template");
+  };
+  while (first != lines.begin() && is_head(*(first - 1))) --first;
+  return Lines(first, last + 1);
+}
+
+}  // namespace
+
+std::string excerpt(std::string_view source, std::string_view name, std::string_view file) {
+  const Lines lines = lines_of(source);
+  auto part = between_markers(lines, name);
+  if (!part) part = function_of(lines, name);
+  if (!part) {
+    throw Error(fmt::format("{} has no part '{}': expected a function of that name, or the lines between "
+                            "\"// [lecture: {}]\" and \"// [/lecture]\"",
+                            file, name, name));
+  }
+  std::size_t shared = std::string::npos;
+  for (const std::string& line : *part) {
+    if (!line.empty()) shared = std::min(shared, indentation_of(line));
+  }
+  std::string text;
+  for (const std::string& line : *part) text += (line.empty() ? line : line.substr(shared)) + "\n";
+  return text;
+}
+
+}  // namespace phalanx::lecture
