@@ -22,6 +22,7 @@ trap 'rm -f "$page"' EXIT
 "$program" lecture --device cpu --ranks 4 --markdown "$page"
 words=$(wc -w <"$page")
 if ((words > longest)); then
+  cp "$page" "${LECTURE_PAGE_KEPT:-/dev/null}"
   echo "$0: the page has $words words; expected at most $longest" >&2
   exit 1
 fi

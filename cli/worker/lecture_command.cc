@@ -69,8 +69,9 @@ lecture::StageOptions stage_options(const LectureArguments& parsed) {
   const int most = !cuda || devices >= 4 ? 4 : devices >= 2 ? 2 : devices;
   const int ranks = parsed.ranks.value_or(most);
   if (cuda && ranks > devices) {
-    throw UsageError(fmt::format("--device cuda with --ranks {}: expected a GPU for each rank, found {}; take --ranks {} or --device cpu",
-                                 ranks, devices, most));
+    throw UsageError(fmt::format(
+        "--device cuda with --ranks {}: expected a GPU for each rank, found {}; take --ranks {} or --device cpu", ranks,
+        devices, most));
   }
   return {.ranks = ranks, .cuda = cuda};
 }

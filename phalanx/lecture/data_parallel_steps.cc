@@ -73,7 +73,8 @@ void one_step_by_hand(Stage& stage) {
     rank.say("optimizer: w = 1 - 0.05 g", tensor_text(updated));
     const at::Tensor all = at::arange(1, 9, rank.floats()) / 4;
     const double whole = (-4 * all.square()).mean().item<double>();  // d/dw mean (w x - 3 x)^2 at w = 1
-    rank.check(std::abs(w.grad().item<double>() - whole) < 1e-5 * std::abs(whole), "the mean gradient is that of the whole batch");
+    rank.check(std::abs(w.grad().item<double>() - whole) < 1e-5 * std::abs(whole),
+               "the mean gradient is that of the whole batch");
     rank.check(equal_on_all_ranks(rank, updated), "weights are equal on all ranks");
     const bool differ = n == 1 || std::abs(mean_over(rank, loss.item<double>()) - loss.item<double>()) > 1e-3;
     rank.check(differ, n == 1 ? "with one rank there is nothing to average" : "losses differ");
@@ -124,7 +125,8 @@ void data_parallel_traffic(Stage& stage) {
   nn::initialise(*net, kSeed);
   std::vector<at::Device> devices;
   for (int r = 0; r < n; ++r) {
-    devices.push_back(stage.device().is_cuda() ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(r)) : at::Device(at::kCPU));
+    devices.push_back(stage.device().is_cuda() ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(r))
+                                               : at::Device(at::kCPU));
   }
   DataParallel parallel(*net, devices, [&] { return std::make_shared<SmallNet>(stage.device()); });
   const at::Tensor y = parallel.forward(x);
@@ -138,12 +140,14 @@ void data_parallel_traffic(Stage& stage) {
     const DistributedDataParallel ddp(mine, rank.world());
     loss_of(nn::call(mine, batch_rows(rank.device(), rank.number() * kBatch / n, kBatch / n))).backward();
     bool same = true;
-    for (std::size_t i = 0; i < gradients.size(); ++i) same = same && are_close(mine.parameters()[i].grad(), gradients[i].grad());
+    for (std::size_t i = 0; i < gradients.size(); ++i)
+      same = same && are_close(mine.parameters()[i].grad(), gradients[i].grad());
     rank.check(same, "DataParallel in one process and DDP have the same gradients");
   });
   const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
   const std::int64_t others = n - 1, batch = static_cast<std::int64_t>(x.nbytes());
-  stage.print(fmt::format("{} devices, parameters {}, batch {}; bytes of one step", n, bytes(parameters), bytes(batch)));
+  stage.print(
+      fmt::format("{} devices, parameters {}, batch {}; bytes of one step", n, bytes(parameters), bytes(batch)));
   stage.print(fmt::format("{:<48} {:>12} {:>12}", "", "device 0", "each other"));
   const auto row = [&](const char* what, std::int64_t first, std::int64_t other) {
     stage.print(fmt::format("{:<48} {:>12} {:>12}", what, bytes(first), bytes(other)));
@@ -163,24 +167,19 @@ void uneven_means(Stage& stage) {
   const double whole = losses.mean().item<double>();
   const double weighted = (3 * first.mean().item<double>() + 2 * second.mean().item<double>()) / 5;
   stage.print(fmt::format("losses of 5 rows {}, 3 on rank 0 and 2 on rank 1", tensor_text(losses)));
-  stage.print(fmt::format("mean of the whole batch {:g}; mean of the ranks' means {:g}; weighted by rows {:g}", whole, of_means, weighted));
-  stage.check(of_means != whole && weighted == whole, "with uneven parts the mean of means is another number; weighted by rows it is not");
+  stage.print(fmt::format("mean of the whole batch {:g}; mean of the ranks' means {:g}; weighted by rows {:g}", whole,
+                          of_means, weighted));
+  stage.check(of_means != whole && weighted == whole,
+              "with uneven parts the mean of means is another number; weighted by rows it is not");
 }
 
 void draw_zero(Stage& stage) {
-  const auto cell = [](bool whole, int rank) {
-    if (whole) return std::string("####");
-    std::string text = "....";
-    text[static_cast<std::size_t>(rank)] = '#';
-    return text;
-  };
-  stage.print("#: kept by the rank, in quarters      parameters  gradients   optimizer");
-  for (int stage_number = 0; stage_number <= 3; ++stage_number) {
-    for (int rank = 0; rank < 4; ++rank) {
-      const std::string name = stage_number == 0 ? "DDP" : fmt::format("ZeRO-{}", stage_number);
-      stage.print(fmt::format("{:<10} rank {}                     {}        {}        {}", rank == 0 ? name : "", rank,
-                              cell(stage_number < 3, rank), cell(stage_number < 2, rank), cell(stage_number < 1, rank)));
-    }
+  stage.print("what rank 0 of 4 keeps, in quarters; the other ranks keep the other quarters");
+  stage.print(fmt::format("{:<8} {:>11} {:>11} {:>11}", "", "parameters", "gradients", "optimizer"));
+  for (int zero = 0; zero <= 3; ++zero) {
+    const auto cell = [](bool whole) { return whole ? "####" : "#..."; };
+    stage.print(fmt::format("{:<8} {:>11} {:>11} {:>11}", zero == 0 ? "DDP" : fmt::format("ZeRO-{}", zero),
+                            cell(zero < 3), cell(zero < 2), cell(zero < 1)));
   }
 }
 
@@ -215,7 +214,8 @@ void zero_stages(Stage& stage) {
       std::string kept;
       const auto describe = [&](std::int64_t parameters, std::int64_t gradients, std::int64_t optimizer) {
         const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
-        kept = fmt::format("parameters {:>8}, gradients {:>8}, optimizer {:>8}", bytes(parameters), bytes(gradients), bytes(optimizer));
+        kept = fmt::format("parameters {:>8}, gradients {:>8}, optimizer {:>8}", bytes(parameters), bytes(gradients),
+                           bytes(optimizer));
         return parameters + gradients + optimizer;
       };
       std::int64_t total = 0;
@@ -231,9 +231,11 @@ void zero_stages(Stage& stage) {
         sharded.initialise(kSeed);
         losses = train(sharded.parameters(), loss);
         std::int64_t rows = 0;  // of which the optimizer has the moments
-        for (const NamedTensor& parameter : sharded.parameters()) rows += static_cast<std::int64_t>(parameter.tensor.nbytes());
+        for (const NamedTensor& parameter : sharded.parameters())
+          rows += static_cast<std::int64_t>(parameter.tensor.nbytes());
         const FullyShardStatistics kept_here = sharded.statistics();
-        total = describe(kept_here.shard_bytes, zero == 1 ? kept_here.gradient_bytes : kept_here.sharded_grad_bytes, 2 * rows);
+        total = describe(kept_here.shard_bytes, zero == 1 ? kept_here.gradient_bytes : kept_here.sharded_grad_bytes,
+                         2 * rows);
       }
       const std::int64_t shared_out = zero == 0 ? 0 : 4 * (zero + 1);  // of 16 bytes a parameter
       rank.check(total == size / 4 * (16 - shared_out) + size / 4 * shared_out / n,

@@ -49,8 +49,10 @@ std::optional<Lines> function_of(const Lines& lines, std::string_view name) {
   // The body ends with the first brace that stands as deep as the function.
   const std::string closing = std::string(indentation_of(*first), ' ') + "}";
   const bool is_one_line = first->ends_with("}");
-  const auto last =
-      is_one_line ? first : std::find_if(first, lines.end(), [&](const auto& l) { return l == closing || l == closing + ";"; });
+  const auto last = is_one_line ? first : std::find_if(first, lines.end(), [&](const std::string& line) {
+    const std::string rest = line.starts_with(closing) ? line.substr(closing.size()) : "x";
+    return rest.empty() || rest == ";" || rest.starts_with("  //");
+  });
   if (last == lines.end()) return {};
   const auto is_head = [&](const std::string& line) {
     return line.substr(indentation_of(line)).starts_with("//") || line.starts_with("template");
@@ -66,9 +68,10 @@ std::string excerpt(std::string_view source, std::string_view name, std::string_
   auto part = between_markers(lines, name);
   if (!part) part = function_of(lines, name);
   if (!part) {
-    throw Error(fmt::format("{} has no part '{}': expected a function of that name, or the lines between "
-                            "\"// [lecture: {}]\" and \"// [/lecture]\"",
-                            file, name, name));
+    throw Error(
+        fmt::format("{} has no part '{}': expected a function of that name, or the lines between "
+                    "\"// [lecture: {}]\" and \"// [/lecture]\"",
+                    file, name, name));
   }
   std::size_t shared = std::string::npos;
   for (const std::string& line : *part) {

@@ -76,9 +76,10 @@ TEST(Lecture, AnUnknownSectionIsAnErrorThatNamesTheNearest) {
 }
 
 TEST(Lecture, ADirectiveThatNamesNothingIsAnError) {
-  for (const auto& [text, says] : {std::pair("## A\n@run no_such\n", "no step 'no_such'"),
-                                   std::pair("## A\n@code recipes/none.cc f\n", "does not hold the source 'recipes/none.cc'"),
-                                   std::pair("## A\n@draw x\n", "expected @run STEP or @code FILE NAME")}) {
+  for (const auto& [text, says] :
+       {std::pair("## A\n@run no_such\n", "no step 'no_such'"),
+        std::pair("## A\n@code recipes/none.cc f\n", "does not hold the source 'recipes/none.cc'"),
+        std::pair("## A\n@draw x\n", "expected @run STEP or @code FILE NAME")}) {
     const EmbeddedText embedded{text, ""};
     const Section section{"a", 1, &embedded};
     EXPECT_THAT(error_text<Error>([&] { write_section(section, {}); }), HasSubstr(says));
@@ -97,7 +98,7 @@ TEST(Stage, LinesOfRanksComeInTheOrderOfRanksUnderTheirTitle) {
     rank.check(rank.number() < 2, "numbers are small");
   });
   EXPECT_EQ(stage.take_output(),
-            "before\n  rank 0: [0]\n  rank 1: [1]\nafter\n  rank 0: x\n  rank 1: x\n"
+            "before\n  rank 0: [0]\n  rank 1: [1]\nafter\n  ranks 0-1: x\n"
             "check: numbers are small: holds\n");
   EXPECT_TRUE(stage.all_hold());
 }
@@ -118,7 +119,7 @@ TEST(Stage, ComparesTensors) {
   EXPECT_FALSE(are_close(at::full({2}, 1.001), at::full({2}, 1.0)));
   EXPECT_FALSE(are_close(at::full({2}, NAN), at::full({2}, 1.0)));
   EXPECT_FALSE(are_close(at::full({1}, 1.0), at::full({2}, 1.0)));
-  EXPECT_EQ(tensor_text(at::tensor({1.5F, 2.0F, 3.0F, 4.0F}).reshape({2, 2})), "[1.5 2] [3 4]");
+  EXPECT_EQ(tensor_text(at::tensor({1.5F, 2.0F, 3.0F, 4.0F}).reshape({2, 2})), "[1.5,2] [3,4]");
 }
 
 constexpr std::string_view kSource = R"(struct A {
@@ -128,7 +129,7 @@ constexpr std::string_view kSource = R"(struct A {
       return 0;
     }
     return 2 * x;
-  }
+  }  // not thrice
 };
 int main() {
   f(twice(1));
@@ -142,14 +143,16 @@ int main() {
 )";
 
 TEST(Excerpt, TakesAFunctionWithItsCommentOrWhatIsMarked) {
-  EXPECT_EQ(excerpt(kSource, "twice", "a.cc"),
-            "// Doubles it.\nint twice(int x) {\n  if (x == 0) {\n    return 0;\n  }\n  return 2 * x;\n}\n");
+  EXPECT_EQ(
+      excerpt(kSource, "twice", "a.cc"),
+      "// Doubles it.\nint twice(int x) {\n  if (x == 0) {\n    return 0;\n  }\n  return 2 * x;\n}  // not thrice\n");
   EXPECT_EQ(excerpt(kSource, "end", "a.cc"), "g();\n\nh();\n");
 }
 
 TEST(Excerpt, WhatIsNotThereOrDoesNotEndIsAnErrorThatNamesTheFile) {
   for (const char* name : {"thrice", "open", "f"}) {
-    EXPECT_THAT(error_text<Error>([&] { excerpt(kSource, name, "a.cc"); }), HasSubstr("a.cc has no part '" + std::string(name)));
+    EXPECT_THAT(error_text<Error>([&] { excerpt(kSource, name, "a.cc"); }),
+                HasSubstr("a.cc has no part '" + std::string(name)));
   }
 }
 
@@ -158,7 +161,8 @@ TEST(HtmlPage, WritesTheMarkdownThatTheTextsUse) {
             "<h3>A <code>b</code></h3>\n<p>one <strong>two</strong>\n</p>\n<ul><li>x\n<li>y\n</ul>\n");
   EXPECT_EQ(html_of_markdown("```text\na < b\n\n# c\n```\n"), "<pre>a &lt; b\n\n# c\n</pre>\n");
   EXPECT_THAT(html_of_markdown("| a | b |\n| --- | --- |\n| 1 | 2 |\n"),
-              AllOf(HasSubstr("<tr><th>a</th><th>b</th></tr>"), HasSubstr("<tr><td>1</td><td>2</td></tr>"), Not(HasSubstr("---"))));
+              AllOf(HasSubstr("<tr><th>a</th><th>b</th></tr>"), HasSubstr("<tr><td>1</td><td>2</td></tr>"),
+                    Not(HasSubstr("---"))));
 }
 
 TEST(HtmlPage, LinksOnlyToTheWeb) {

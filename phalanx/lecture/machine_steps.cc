@@ -15,6 +15,7 @@
 #include "phalanx/base/human.h"
 #include "phalanx/lecture/steps.h"
 #include "phalanx/measure/bandwidth.h"
+#include "phalanx/measure/comm_bench_options.h"
 #include "phalanx/measure/topology.h"
 
 namespace phalanx::lecture {
@@ -46,8 +47,10 @@ void measure_levels(Stage& stage) {
   }
   const auto shared = measure::measure_shared_memory(std::uint64_t{64} << 20);
   const auto loopback = measure::measure_loopback(std::uint64_t{64} << 20);
-  stage.print(fmt::format("{:<16} {:>18} {:>12} us", "shared memory", measured(shared.bytes_per_second / 1e9), measured(shared.latency_seconds * 1e6)));
-  stage.print(fmt::format("{:<16} {:>18} {:>12} us", "loopback TCP", measured(loopback.bytes_per_second / 1e9), measured(loopback.latency_seconds * 1e6)));
+  stage.print(fmt::format("{:<16} {:>18} {:>12} us", "shared memory", measured(shared.bytes_per_second / 1e9),
+                          measured(shared.latency_seconds * 1e6)));
+  stage.print(fmt::format("{:<16} {:>18} {:>12} us", "loopback TCP", measured(loopback.bytes_per_second / 1e9),
+                          measured(loopback.latency_seconds * 1e6)));
   stage.check(levels.size() < 2 || first > last, "the nearest cache is faster than memory");
 }
 
@@ -60,7 +63,8 @@ void bytes_and_links(Stage& stage) {
   constexpr double kRanks = 8, kTokens = 8192, kBytes = 2;
   const std::vector<Model> models = {{"1B", 1.2e9, 16, 2048}, {"8B", 8.0e9, 32, 4096}, {"70B", 70.6e9, 80, 8192}};
   stage.print("sent by one GPU of 8 in a step, and the time of it in ms, if nothing is hidden");
-  stage.print(fmt::format("{:<6} {:<18} {:>9} {:>13} {:>13} {:>13}", "model", "strategy", "GB", "NVLink 4", "PCIe 5 x16", "400 Gbit/s"));
+  stage.print(fmt::format("{:<6} {:<18} {:>9} {:>13} {:>13} {:>13}", "model", "strategy", "GB", "NVLink 4",
+                          "PCIe 5 x16", "400 Gbit/s"));
   double tensor_70b = 0, pipeline_70b = 0;
   for (const Model& model : models) {
     const double share = (kRanks - 1) / kRanks, hidden = kTokens * model.dim * kBytes;
@@ -70,8 +74,8 @@ void bytes_and_links(Stage& stage) {
         {"tensor", 8 * model.layers * share * hidden},
         {"pipeline", 2 * hidden}};
     for (const auto& [name, bytes] : rows) {
-      stage.print(fmt::format("{:<6} {:<18} {:>9.2f} {:>13.1f} {:>13.1f} {:>13.1f}", model.name, name, bytes / 1e9, bytes / 450e9 * 1e3,
-                              bytes / 63e9 * 1e3, bytes / 50e9 * 1e3));
+      stage.print(fmt::format("{:<6} {:<18} {:>9.2f} {:>13.1f} {:>13.1f} {:>13.1f}", model.name, name, bytes / 1e9,
+                              bytes / 450e9 * 1e3, bytes / 63e9 * 1e3, bytes / 50e9 * 1e3));
     }
     tensor_70b = rows[2].second, pipeline_70b = rows[3].second;
   }
@@ -132,24 +136,27 @@ void benchmark(Stage& stage) {
   for (const int n : {2, 4}) {
     if (n > stage.ranks()) continue;
     stage.on_ranks(n, [n](Rank& rank) {
-      const double each = kElements * 4.0, factor = static_cast<double>(n - 1) / n;
+      const double each = kElements * 4.0;
       at::Tensor x = at::full({kElements}, 1.0, rank.floats());
       double seconds = time_of(rank, [&] { rank.comm().all_reduce(x); });
       const auto say = [&](const char* verb, double estimate, double algbw, double busbw) {
-        rank.say(fmt::format("{} of 1024 x 1024 floats{}, world size {}; GB/s", verb, verb[0] == 'r' ? " for each rank" : "", n),
-                 fmt::format("{:>8} us  estimate {:>7}  algbw {:>7}  busbw {:>7}", measured(seconds * 1e6), measured(estimate / 1e9),
-                             measured(algbw / 1e9), measured(busbw / 1e9)));
+        const std::string us = measured(seconds * 1e6);
+        rank.say(fmt::format("{}, world size {}: us; GB/s as estimate, algbw, busbw", verb, n),
+                 fmt::format("{:>8} {:>8} {:>8} {:>8}", us, measured(estimate / 1e9), measured(algbw / 1e9),
+                             measured(busbw / 1e9)));
       };
       double estimate = 2 * (n - 1) * each / (n * seconds);  // bytes sent by all, over the time of all
-      double busbw = 2 * factor * each / seconds;
+      double busbw = each / seconds * measure::bus_factor(measure::BenchVerb::all_reduce, n);
       say("all_reduce", estimate, each / seconds, busbw);
       rank.check(std::abs(estimate / busbw - 1) < 1e-9, "all_reduce: the estimate is busbw");
-      const at::Tensor parts = at::full({n * kElements}, 1.0, rank.floats()), part = at::zeros({kElements}, rank.floats());
+      const at::Tensor parts = at::full({n * kElements}, 1.0, rank.floats()),
+                       part = at::zeros({kElements}, rank.floats());
       seconds = time_of(rank, [&] { rank.comm().reduce_scatter(part, parts); });
       estimate = (n - 1) * each / (n * seconds);
-      busbw = factor * n * each / seconds;  // the array is n parts
+      busbw = n * each / seconds * measure::bus_factor(measure::BenchVerb::reduce_scatter, n);  // the array is n parts
       say("reduce_scatter", estimate, n * each / seconds, busbw);
-      rank.check(std::abs(estimate * n / busbw - 1) < 1e-9, "reduce_scatter: the estimate is busbw over the number of ranks");
+      rank.check(std::abs(estimate * n / busbw - 1) < 1e-9,
+                 "reduce_scatter: the estimate is busbw over the number of ranks");
       rank.check(part[0].item<double>() == n, "the result is right");
     });
   }
@@ -191,9 +198,10 @@ void overlap(Stage& stage) {
     // The mean of two orders: neither gets the warmer caches.
     const double one = median([&] { multiply(), transfer(); }), other = median([&] { transfer(), multiply(); });
     const double serial = (one + other) / 2, together = median(both);
-    rank.say("medians of 7 sorted trials, in ms",
-             fmt::format("matmul {}  all_reduce {}  one after the other {}  both at once {}  speed-up {}", measured(compute),
-                         measured(send), measured(serial), measured(together), measured(serial / together)));
+    rank.say(
+        "medians of 7 sorted trials, in ms",
+        fmt::format("matmul {}  all_reduce {}  one after the other {}  both at once {}  speed-up {}", measured(compute),
+                    measured(send), measured(serial), measured(together), measured(serial / together)));
     rank.check(at::equal(product, alone), "the product is the same, whatever is in flight beside it");
   });
 }

@@ -77,10 +77,12 @@ void tensor_parallel_training(Stage& stage) {
       parallelize_module(net, mesh_of(rank, {{"tp", n}}), kPairs);
       nn::initialise(net, kSeed);
       const at::Tensor x = batch_rows(rank.device());
-      const auto shape = [&](int layer) { return fmt::format("{}", fmt::join(net.layers[static_cast<std::size_t>(layer)]->weight.sizes(), " x ")); };
+      const auto shape = [&](int layer) {
+        return fmt::format("{}", fmt::join(net.layers[static_cast<std::size_t>(layer)]->weight.sizes(), " x "));
+      };
       const std::vector<double> losses = train(nn::named_parameters(net), [&] { return loss_of(nn::call(net, x)); });
-      rank.say(fmt::format("world size {}", n), fmt::format("layer 0 {}, layer 1 {} of 64 x 64; loss {:.5f} -> {:.5f}", shape(0), shape(1),
-                                                             losses.front(), losses.back()));
+      rank.say(fmt::format("world size {}", n), fmt::format("layer 0 {}, layer 1 {} of 64 x 64; loss {:.5f} -> {:.5f}",
+                                                            shape(0), shape(1), losses.front(), losses.back()));
       rank.check(same_losses(losses, alone), "the losses are those of one rank, forward and backward");
     });
   }
@@ -93,8 +95,10 @@ void sequence_parallel(Stage& stage) {
     const auto split = ActivationLayout::split(0);
     SmallNet net(rank.device());
     parallelize_module(net, mesh_of(rank, {{"tp", n}}),
-                       {{"0", ColwiseParallel{.input = split}}, {"1", RowwiseParallel{.output = split}},
-                        {"2", ColwiseParallel{.input = split}}, {"3", RowwiseParallel{.output = split}}});
+                       {{"0", ColwiseParallel{.input = split}},
+                        {"1", RowwiseParallel{.output = split}},
+                        {"2", ColwiseParallel{.input = split}},
+                        {"3", RowwiseParallel{.output = split}}});
     nn::initialise(net, kSeed);
     const at::Tensor x = batch_rows(rank.device(), rank.number() * kBatch / n, kBatch / n);
     at::Tensor y;
@@ -107,8 +111,9 @@ void sequence_parallel(Stage& stage) {
       rank.comm().all_reduce(sum);
       loss = sum.item<double>();
     }
-    rank.say("between the pairs a rank keeps", fmt::format("{} of {} rows, {} of {}", y.size(0), kBatch, human_bytes(y.nbytes()),
-                                                           human_bytes(y.nbytes() * static_cast<std::size_t>(n))));
+    rank.say("between the pairs a rank keeps",
+             fmt::format("{} of {} rows, {} of {}", y.size(0), kBatch, human_bytes(y.nbytes()),
+                         human_bytes(y.nbytes() * static_cast<std::size_t>(n))));
     rank.check(same_losses(losses, alone), "the losses are those of one rank");
   });
 }
@@ -118,16 +123,18 @@ namespace {
 /// Two characters a unit of time: F0 and its backward pass B0 of twice the length.
 void print_schedule(Stage& stage, const schedule::Schedule& schedule) {
   const schedule::Simulation simulated = schedule::simulate(schedule);
-  stage.print(fmt::format("{}, {} micro-batch(es): a rank waits {:.0f} % of the step", schedule.name, schedule.micro_batches, 100 * simulated.bubble));
+  stage.print(fmt::format("{}, {} micro-batch(es): a rank waits {:.0f} % of the step", schedule.name,
+                          schedule.micro_batches, 100 * simulated.bubble));
   const auto length = static_cast<std::size_t>(std::lround(simulated.makespan));
   for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
     std::string line;
-    for (std::size_t unit = 0; unit < length; ++unit) line += " .";
+    for (std::size_t unit = 0; unit < length; ++unit) line += "..";
     for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
       const schedule::Action& action = schedule.actions[rank][i];
       const auto begin = static_cast<std::size_t>(std::lround(simulated.spans[rank][i].start));
       const bool forward = action.kind == schedule::ActionKind::forward;
-      const std::string cell = forward ? fmt::format("F{}", action.micro_batch) : fmt::format("B{}--", action.micro_batch);
+      const std::string cell =
+          forward ? fmt::format("F{}", action.micro_batch) : fmt::format("B{}--", action.micro_batch);
       line.replace(2 * begin, cell.size(), cell);
     }
     stage.print(fmt::format("  rank {} |{}|  alive at most {}", rank, line, simulated.peak_live_activations[rank]));
@@ -137,11 +144,13 @@ void print_schedule(Stage& stage, const schedule::Schedule& schedule) {
 }  // namespace
 
 void draw_schedules(Stage& stage) {
-  for (const auto& [name, micro_batches] : {std::pair("GPipe", 1), std::pair("GPipe", 4), std::pair("1F1B", 4), std::pair("1F1B", 8)}) {
+  for (const auto& [name, micro_batches] :
+       {std::pair("GPipe", 1), std::pair("GPipe", 4), std::pair("1F1B", 4), std::pair("1F1B", 8)}) {
     const auto schedule = schedule::make_schedule({.name = name, .ranks = 4, .micro_batches = micro_batches});
     print_schedule(stage, schedule);
     const double expected = 3.0 / (micro_batches + 3);
-    stage.check(std::abs(schedule::simulate(schedule).bubble - expected) < 1e-9, "ranks wait (p - 1) / (m + p - 1) of the step");
+    stage.check(std::abs(schedule::simulate(schedule).bubble - expected) < 1e-9,
+                "ranks wait (p - 1) / (m + p - 1) of the step");
   }
 }
 
@@ -191,9 +200,11 @@ void naive_pipeline(Stage& stage) {
     rank.say("5 steps of one micro-batch", fmt::format("idle {} % of the time", measured(share.item<double>())));
     rank.comm().all_reduce(share, {.op = ReduceOp::avg});
     if (rank.number() == 0) {
-      rank.say("mean of the ranks", fmt::format("idle {} %; (p - 1) / p = {:.0f} %", measured(share.item<double>()), 100.0 * (n - 1) / n));
+      rank.say("mean of the ranks",
+               fmt::format("idle {} %; (p - 1) / p = {:.0f} %", measured(share.item<double>()), 100.0 * (n - 1) / n));
     }
-    rank.check(share.item<double>() >= 100.0 * (n - 1) / n - 2, "on average the ranks idle at least (p - 1) / p of the time");
+    rank.check(share.item<double>() >= 100.0 * (n - 1) / n - 2,
+               "on average the ranks idle at least (p - 1) / p of the time");
   });
 }
 
@@ -213,9 +224,13 @@ void pipeline_training(Stage& stage) {
         }
         const auto& statistics = pipeline.runtime->statistics();
         std::string order;
-        for (const auto& pass : statistics.passes) order += " " + schedule::to_text(pass.action);
-        rank.say(fmt::format("world size {}, {}, 4 micro-batches", n, name),
-                 fmt::format("alive at most {};{}; loss {:.5f}", statistics.peak_live_activations, order, losses.back()));
+        for (const auto& pass : statistics.passes)
+          order += (order.empty() ? " " : ",") + schedule::to_text(pass.action);
+        if (n == stage.ranks()) {
+          rank.say(
+              fmt::format("world size {}, {}, 4 micro-batches", n, name),
+              fmt::format("alive at most {};{}; loss {:.5f}", statistics.peak_live_activations, order, losses.back()));
+        }
         rank.check(same_losses(losses, alone), "the losses are those of one rank");
         const int expected = name[0] == 'G' ? 4 : std::min(4, n - rank.number());
         rank.check(statistics.peak_live_activations == expected, "GPipe keeps 4 micro-batches alive, 1F1B p - rank");
@@ -229,8 +244,8 @@ void draw_strategies(Stage& stage) {
   stage.print("");
   stage.print("          data     ZeRO-3   tensor   pipeline  tensor 2 x pipeline 2");
   for (int layer = 0; layer < 4; ++layer) {
-    stage.print(fmt::format("layer {}   all      {}     0123     {}{}{}{}      {}{}{}{}", layer, "rows", layer, layer, layer, layer,
-                            2 * (layer / 2), 2 * (layer / 2), 2 * (layer / 2) + 1, 2 * (layer / 2) + 1));
+    stage.print(fmt::format("layer {}   all      {}     0123     {}{}{}{}      {}{}{}{}", layer, "rows", layer, layer,
+                            layer, layer, 2 * (layer / 2), 2 * (layer / 2), 2 * (layer / 2) + 1, 2 * (layer / 2) + 1));
   }
   stage.print("batch     split    split    whole    in parts  in parts");
   stage.print("");
@@ -251,8 +266,9 @@ void mesh_training(Stage& stage) {
     std::vector<double> losses = train(sharded.parameters(), [&] { return loss_of(nn::call(net, x)); });
     std::int64_t kept = 0;
     for (const NamedTensor& parameter : sharded.parameters()) kept += parameter.tensor.numel();
-    rank.say(mesh.text(), fmt::format("dp_shard {}, tp {}: rows {} to {} of the batch, {} of {} parameters", group, mesh.coordinate("tp"),
-                                      group * kBatch / dp, (group + 1) * kBatch / dp - 1, kept, kLayers * kDim * kDim));
+    rank.say(mesh.text(), fmt::format("dp_shard {}, tp {}: rows {} to {} of the batch, {} of {} parameters", group,
+                                      mesh.coordinate("tp"), group * kBatch / dp, (group + 1) * kBatch / dp - 1, kept,
+                                      kLayers * kDim * kDim));
     for (double& loss : losses) {
       at::Tensor mean = at::full({1}, loss, rank.floats().dtype(at::kDouble));
       rank.comm().all_reduce(mean, {.op = ReduceOp::avg});
@@ -286,15 +302,18 @@ void split_inference(Stage& stage) {
     const at::NoGradGuard no_grad;
     SmallNet net(stage.device());
     nn::initialise(net, kSeed);
-    alone = generate([&](const at::Tensor& x) { return nn::call(net, x); }, batch_rows(stage.device(), 0, kPrompts)).cpu();
+    alone =
+        generate([&](const at::Tensor& x) { return nn::call(net, x); }, batch_rows(stage.device(), 0, kPrompts)).cpu();
   }
   stage.on_ranks(n, [&](Rank& rank) {
     const at::NoGradGuard no_grad;
     SmallNet copy(rank.device());
     nn::initialise(copy, kSeed);
     const std::int64_t first = kPrompts * rank.number() / n, end = kPrompts * (rank.number() + 1) / n;
-    const at::Tensor mine = generate([&](const at::Tensor& x) { return nn::call(copy, x); }, batch_rows(rank.device(), first, end - first));
-    rank.say("a copy each, a share of the prompts", fmt::format("prompts {} to {}, tokens of the first: {}", first, end - 1, tensor_text(mine[0])));
+    const at::Tensor mine =
+        generate([&](const at::Tensor& x) { return nn::call(copy, x); }, batch_rows(rank.device(), first, end - first));
+    rank.say("a copy each, a share of the prompts",
+             fmt::format("prompts {} to {}, tokens of the first: {}", first, end - 1, tensor_text(mine[0])));
     std::vector<std::int64_t> counts;
     for (int r = 0; r < n; ++r) counts.push_back(5 * (kPrompts * (r + 1) / n - kPrompts * r / n));
     const at::Tensor all = at::zeros({kPrompts, 5}, mine.options());
@@ -318,8 +337,8 @@ void split_inference(Stage& stage) {
           return x;
         },
         prompts);
-    rank.say("split by layers", fmt::format("layers {} to {}, tokens of prompt 0: {}", rank.number() * each, (rank.number() + 1) * each - 1,
-                                            tensor_text(by_layers[0])));
+    rank.say("split by layers", fmt::format("layers {} to {}, tokens of prompt 0: {}", rank.number() * each,
+                                            (rank.number() + 1) * each - 1, tensor_text(by_layers[0])));
     rank.check(at::equal(by_layers.cpu(), alone), "split by layers: the tokens of one rank");
   });
 }

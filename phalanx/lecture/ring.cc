@@ -13,7 +13,8 @@ std::int64_t ring_all_reduce(Communicator& comm, const at::Tensor& x,
   const auto chunk = [&](int c) { return x.narrow(0, (c + 2 * n) % n * length, length); };
   std::int64_t sent = 0;
   const auto exchange = [&](const at::Tensor& out, const at::Tensor& in) {
-    comm.batch_isend_irecv({{.is_send = true, .tensor = out, .peer = next}, {.is_send = false, .tensor = in, .peer = previous}});
+    comm.batch_isend_irecv(
+        {{.is_send = true, .tensor = out, .peer = next}, {.is_send = false, .tensor = in, .peer = previous}});
     sent += out.numel();
   };
   for (int step = 0; step < n - 1; ++step) {  // reduce-scatter: the sum of a chunk grows from rank to rank

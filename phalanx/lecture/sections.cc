@@ -11,21 +11,11 @@ std::string_view Section::title() const {
 
 const std::vector<Section>& sections() {
   static const std::vector<Section> all = {
-      {"why", 1, &kWhyText},
-      {"hardware", 1, &kHardwareText},
-      {"collectives", 1, &kCollectivesText},
-      {"ring", 1, &kRingText},
-      {"backends", 1, &kBackendsText},
-      {"benchmark", 1, &kBenchmarkText},
-      {"streams", 1, &kStreamsText},
-      {"jobs", 1, &kJobsText},
-      {"data-parallel", 2, &kDataParallelText},
-      {"zero", 2, &kZeroText},
-      {"tensor", 2, &kTensorText},
-      {"pipeline", 2, &kPipelineText},
-      {"sequence", 2, &kSequenceText},
-      {"hybrids", 2, &kHybridsText},
-      {"inference", 2, &kInferenceText},
+      {"why", 1, &kWhyText},           {"hardware", 1, &kHardwareText}, {"collectives", 1, &kCollectivesText},
+      {"ring", 1, &kRingText},         {"backends", 1, &kBackendsText}, {"benchmark", 1, &kBenchmarkText},
+      {"streams", 1, &kStreamsText},   {"jobs", 1, &kJobsText},         {"data-parallel", 2, &kDataParallelText},
+      {"zero", 2, &kZeroText},         {"tensor", 2, &kTensorText},     {"pipeline", 2, &kPipelineText},
+      {"sequence", 2, &kSequenceText}, {"hybrids", 2, &kHybridsText},   {"inference", 2, &kInferenceText},
       {"summary", 2, &kSummaryText},
   };
   return all;

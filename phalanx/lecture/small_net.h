@@ -28,7 +28,8 @@ struct SmallNet : nn::Module {
   explicit SmallNet(at::Device device, int begin = 0, int end = kLayers) : Module("SmallNet") {
     for (int i = begin; i < end; ++i) {
       layers.push_back(register_module(
-          std::to_string(i), std::make_shared<nn::Linear>(nn::LinearOptions{kDim, kDim}, nn::TensorOptionsOfModule{.device = device})));
+          std::to_string(i),
+          std::make_shared<nn::Linear>(nn::LinearOptions{kDim, kDim}, nn::TensorOptionsOfModule{.device = device})));
       layers.back()->set_init("weight", Init::normal(0.0, 0.125));  // 1 / sqrt(kDim)
     }
   }

@@ -12,12 +12,12 @@ struct EmbeddedText {
 /// The beginning of docs/lecture.md, and its end: which section teaches what.
 extern const EmbeddedText kOpeningText, kTableText;
 
-extern const EmbeddedText kWhyText, kHardwareText, kCollectivesText, kRingText, kBackendsText, kBenchmarkText, kStreamsText,
-    kJobsText, kDataParallelText, kZeroText, kTensorText, kPipelineText, kSequenceText, kHybridsText, kInferenceText,
-    kSummaryText;
+extern const EmbeddedText kWhyText, kHardwareText, kCollectivesText, kRingText, kBackendsText, kBenchmarkText,
+    kStreamsText, kJobsText, kDataParallelText, kZeroText, kTensorText, kPipelineText, kSequenceText, kHybridsText,
+    kInferenceText, kSummaryText;
 
-extern const EmbeddedText kCifarDataParallel, kCollectivesTour, kDdpByHand, kLifecycle, kLlamaShardedTensorParallel, kOverlap,
-    kPipelineByHand, kRing, kSites, kTensorParallelByHand, kTensorParallelToy, kZero3ByHand, kMachineSteps,
+extern const EmbeddedText kCifarDataParallel, kCollectivesTour, kDdpByHand, kLifecycle, kLlamaShardedTensorParallel,
+    kOverlap, kPipelineByHand, kRing, kSites, kTensorParallelByHand, kTensorParallelToy, kZero3ByHand, kMachineSteps,
     kModelParallelSteps, kWhySteps;
 
 }  // namespace phalanx::lecture

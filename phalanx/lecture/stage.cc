@@ -50,18 +50,30 @@ void Stage::on_ranks(int ranks, const std::function<void(Rank&)>& body) {
   }
   for (const std::string& title : titles) {
     print(title);
-    for (std::size_t rank = 0; rank < said.size(); ++rank) {
-      for (const auto& [of, line] : said[rank]) {
-        if (of == title) print(fmt::format("  rank {}: {}", rank, line));
-      }
+    print_lines(title, said);
+  }
+}
+
+void Stage::print_lines(const std::string& title,
+                        const std::vector<std::vector<std::pair<std::string, std::string>>>& said) {
+  std::vector<std::pair<std::size_t, std::string>> lines;  // rank, line
+  for (std::size_t rank = 0; rank < said.size(); ++rank) {
+    for (const auto& [of, line] : said[rank]) {
+      if (of == title) lines.emplace_back(rank, line);
     }
   }
+  const auto is_same = [&](const auto& line) { return line.second == lines.front().second; };
+  if (said.size() > 1 && lines.size() == said.size() && std::all_of(lines.begin(), lines.end(), is_same)) {
+    return print(fmt::format("  ranks 0-{}: {}", said.size() - 1, lines.front().second));
+  }
+  for (const auto& [rank, line] : lines) print(fmt::format("  rank {}: {}", rank, line));
 }
 
 void Stage::check(bool holds, const std::string& what) {
   const std::lock_guard lock(mutex_);
   all_hold_ = all_hold_ && holds;
-  const auto found = std::find_if(checks_.begin(), checks_.end(), [&](const auto& check) { return check.first == what; });
+  const auto found =
+      std::find_if(checks_.begin(), checks_.end(), [&](const auto& check) { return check.first == what; });
   if (found == checks_.end()) {
     checks_.emplace_back(what, holds);
   } else {
@@ -70,7 +82,8 @@ void Stage::check(bool holds, const std::string& what) {
 }
 
 std::string Stage::take_output() {
-  for (const auto& [what, holds] : checks_) print(fmt::format("check: {}: {}", what, holds ? "holds" : "DOES NOT HOLD"));
+  for (const auto& [what, holds] : checks_)
+    print(fmt::format("check: {}: {}", what, holds ? "holds" : "DOES NOT HOLD"));
   checks_.clear();
   return std::exchange(output_, "");
 }
@@ -86,7 +99,7 @@ std::string tensor_text(const at::Tensor& tensor, int digits) {
   std::string text;
   for (std::int64_t i = 0; i < flat.numel(); ++i) {
     const double value = flat.const_data_ptr<double>()[flat.stride(0) * i];
-    text += fmt::format("{}{:.{}g}", i == 0 ? "" : " ", value, digits);
+    text += fmt::format("{}{:.{}g}", i == 0 ? "" : ",", value, digits);
   }
   return "[" + text + "]";
 }

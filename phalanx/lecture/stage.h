@@ -29,7 +29,7 @@
 namespace phalanx::lecture {
 
 struct StageOptions {
-  int ranks = 4;  // 1, 2 or 4: of a section that runs one number of ranks, and the most of one that runs several
+  int ranks = 4;      // 1, 2 or 4: of a section that runs one number of ranks, and the most of one that runs several
   bool cuda = false;  // rank r computes on cuda:r
 };
 
@@ -47,7 +47,8 @@ class Rank {
   at::Device device() const { return device_; }
   at::TensorOptions floats() const { return at::TensorOptions(at::kFloat).device(device_); }
 
-  /// Shown under `title`, behind the rank's number. Titles come in the order in which rank 0 first names them.
+  /// Shown under `title`, behind the rank's number; once for all ranks if they all say the same. Titles come in the order
+  /// in which rank 0 first names them.
   void say(const std::string& title, std::string line);
   /// Holds if it does on every rank.
   void check(bool holds, const std::string& what);
@@ -82,6 +83,8 @@ class Stage {
 
  private:
   friend class Rank;
+  void print_lines(const std::string& title, const std::vector<std::vector<std::pair<std::string, std::string>>>& said);
+
   StageOptions options_;
   std::string output_;
   std::mutex mutex_;  // of the checks, which ranks add to
@@ -89,7 +92,7 @@ class Stage {
   bool all_hold_ = true;
 };
 
-/// "[0 1.5 2]": elements with at most `digits` significant digits; a matrix as one bracket a row.
+/// "[0,1.5,2]": elements with at most `digits` significant digits; a matrix as one bracket a row.
 std::string tensor_text(const at::Tensor& tensor, int digits = 4);
 /// "~1.23": a value that differs from run to run, with three significant digits.
 std::string measured(double value);

@@ -29,16 +29,18 @@ void spawn_ranks(Stage& stage) {
 
 void model_sizes(Stage& stage) {
   constexpr double kH100 = 80e9;
-  stage.print(fmt::format("{:>12} {:>12} {:>12} {:>14} {:>12}", "parameters", "bf16", "with Adam", "80 GB devices", "1 T tokens"));
+  stage.print(fmt::format("{:>12} {:>12} {:>12} {:>14} {:>12}", "parameters", "bf16", "with Adam", "80 GB devices",
+                          "1 T tokens"));
   for (const double billions : {1.0, 8.0, 70.0}) {
     const double parameters = billions * 1e9, state = 16 * parameters;
     const double days = 6 * parameters * 1e12 / (0.4 * 989e12) / 86400;
-    stage.print(fmt::format("{:>11.0f}B {:>12} {:>12} {:>14.0f} {:>12}", billions, gigabytes(2 * parameters), gigabytes(state),
-                            std::ceil(state / kH100), fmt::format("{:.0f} days", days)));
+    stage.print(fmt::format("{:>11.0f}B {:>12} {:>12} {:>14.0f} {:>12}", billions, gigabytes(2 * parameters),
+                            gigabytes(state), std::ceil(state / kH100), fmt::format("{:.0f} days", days)));
   }
   const double embedding = 128000.0 * 8192;
-  stage.print(fmt::format("an embedding of 128,000 x 8,192: {} parameters, {} in 16 bits, {} with Adam in mixed precision",
-                          human_count(embedding), gigabytes(2 * embedding), gigabytes(16 * embedding)));
+  stage.print(
+      fmt::format("an embedding of 128,000 x 8,192: {} parameters, {} in 16 bits, {} with Adam in mixed precision",
+                  human_count(embedding), gigabytes(2 * embedding), gigabytes(16 * embedding)));
   stage.check(16 * 70e9 > kH100 && 2 * 70e9 > kH100, "70 B parameters fit on no 80 GB device, not even to be read");
 }
 
@@ -51,11 +53,16 @@ void three_scenarios(Stage& stage) {
   bool as_expected = true;
   for (const Case& one : {Case{"llama3_1b", "4xA100", 4, 2048, 1}, Case{"llama3_8b", "8xH100", 1, 8192, 2},
                           Case{"llama3_8b", "16xRTX4090", 1, 16384, 3}}) {
-    const plan::TrainingShape shape{.model = models::llama_flavor(one.model), .batch = one.batch, .seq = one.seq,
-                                    .gather_bytes = 2, .reduce_bytes = 4, .autocast = true, .on_device = true};
+    const plan::TrainingShape shape{.model = models::llama_flavor(one.model),
+                                    .batch = one.batch,
+                                    .seq = one.seq,
+                                    .gather_bytes = 2,
+                                    .reduce_bytes = 4,
+                                    .autocast = true,
+                                    .on_device = true};
     const plan::Scenario scenario = plan::find_scenario(shape, plan::parse_devices(one.devices, {}), 0.05);
-    stage.print(fmt::format("{} on {}: scenario {}: {}\n  take {}", one.model, one.devices, scenario.number, scenario.reason,
-                            scenario.methods));
+    stage.print(fmt::format("{} on {}: scenario {}: {}\n  take {}", one.model, one.devices, scenario.number,
+                            scenario.reason, scenario.methods));
     as_expected = as_expected && scenario.number == one.expected;
   }
   stage.check(as_expected, "the three are scenarios 1, 2 and 3");
