@@ -68,9 +68,9 @@ void draw_collectives(Stage& stage) {
   print_row(stage, {{"all-gather: gather, to all", own, everywhere(all)},
                     {"all-reduce: reduce, to all", own, everywhere(sum)}});
   print_row(stage,
-            {{"reduce-scatter: a part of the sum", numbered('a'),
+            {{"reduce-scatter: parts of the sum", numbered('a'),
               by_rank(kRanks, [](int r) { return fmt::format("a{0}+b{0}+c{0}+d{0}", r); })},
-             {"all-to-all: part j of i to j", numbered('a'),
+             {"all-to-all: part j of rank i to j", numbered('a'),
               by_rank(kRanks, [](int r) { return fmt::format("a{0},b{0},c{0},d{0}", r); })}},
             /*is_last=*/true);
 }
@@ -132,7 +132,7 @@ void ring_steps(Stage& stage) {
     rank.comm().all_reduce(expected);
     rank.check(at::equal(x, expected), "the ring gives what all_reduce gives");
     rank.check(sent == 2 * (n - 1),
-               fmt::format("every rank sent 2 (n - 1) / n of the array: {} of {} elements", 2 * (n - 1), n));
+               fmt::format("every rank sent 2 (n - 1) / n times the array: {} elements for {}", 2 * (n - 1), n));
   });
 }
 

@@ -64,11 +64,11 @@ void one_step_by_hand(Stage& stage) {
     const at::Tensor loss = (w * x - 3 * x).square().mean();
     loss.backward();
     rank.say("its rows", tensor_text(x));
-    rank.say("forward: loss", fmt::format("{:.4g}", loss.item<double>()));
-    rank.say("backward: its gradient", tensor_text(w.grad()));
+    rank.say("forward: loss", fmt::format("{:.5g}", loss.item<double>()));
+    rank.say("backward: its gradient", tensor_text(w.grad(), 5));
     rank.comm().all_reduce(w.grad());
     w.mutable_grad().div_(n);
-    rank.say("all_reduce, divided by the ranks: the mean gradient", tensor_text(w.grad()));
+    rank.say("all_reduce, divided by the ranks: the mean gradient", tensor_text(w.grad(), 5));
     const at::Tensor updated = w.detach() - 0.05 * w.grad();
     rank.say("optimizer: w = 1 - 0.05 g", tensor_text(updated));
     const at::Tensor all = at::arange(1, 9, rank.floats()) / 4;
@@ -188,13 +188,13 @@ void zero3_moments(Stage& stage) {
   stage.print("one rank of four, layer by layer; ####: gathered and in use, #...: its own quarter");
   std::string head = "           ";
   for (int moment = 0; moment < kMoments; ++moment) {
-    head += fmt::format(" {}{:<4}", moment < kLayers ? 'F' : 'B', moment < kLayers ? moment : kMoments - 1 - moment);
+    head += fmt::format("   {}{}", moment < kLayers ? 'F' : 'B', moment < kLayers ? moment : kMoments - 1 - moment);
   }
   stage.print(head);
   for (int layer = 0; layer < kLayers; ++layer) {
     std::string line = fmt::format("layer {}    ", layer);
     for (int moment = 0; moment < kMoments; ++moment) {
-      line += moment == layer || moment == kMoments - 1 - layer ? " #### " : " #... ";
+      line += moment == layer || moment == kMoments - 1 - layer ? " ####" : " #...";
     }
     stage.print(line);
   }
@@ -234,8 +234,9 @@ void zero_stages(Stage& stage) {
         for (const NamedTensor& parameter : sharded.parameters())
           rows += static_cast<std::int64_t>(parameter.tensor.nbytes());
         const FullyShardStatistics kept_here = sharded.statistics();
-        total = describe(kept_here.shard_bytes, zero == 1 ? kept_here.gradient_bytes : kept_here.sharded_grad_bytes,
-                         2 * rows);
+        std::int64_t gradients = zero == 1 ? kept_here.gradient_bytes : kept_here.sharded_grad_bytes;
+        if (n == 1) gradients = size;  // they stay where autograd puts them
+        total = describe(kept_here.shard_bytes, gradients, 2 * rows);
       }
       const std::int64_t shared_out = zero == 0 ? 0 : 4 * (zero + 1);  // of 16 bytes a parameter
       rank.check(total == size / 4 * (16 - shared_out) + size / 4 * shared_out / n,

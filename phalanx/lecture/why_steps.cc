@@ -50,6 +50,7 @@ void three_scenarios(Stage& stage) {
     std::int64_t batch, seq;
     int expected;
   };
+  constexpr double kHeadroom = 0.05;  // of a device, for its allocator
   bool as_expected = true;
   for (const Case& one : {Case{"llama3_1b", "4xA100", 4, 2048, 1}, Case{"llama3_8b", "8xH100", 1, 8192, 2},
                           Case{"llama3_8b", "16xRTX4090", 1, 16384, 3}}) {
@@ -60,9 +61,13 @@ void three_scenarios(Stage& stage) {
                                     .reduce_bytes = 4,
                                     .autocast = true,
                                     .on_device = true};
-    const plan::Scenario scenario = plan::find_scenario(shape, plan::parse_devices(one.devices, {}), 0.05);
-    stage.print(fmt::format("{} on {}: scenario {}: {}\n  take {}", one.model, one.devices, scenario.number,
-                            scenario.reason, scenario.methods));
+    const plan::Devices devices = plan::parse_devices(one.devices, {});
+    const plan::Scenario scenario = plan::find_scenario(shape, devices, kHeadroom);
+    const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
+    stage.print(fmt::format("{} on {}: scenario {}; whole {}, largest layer ({}) {}, room on a device {}\n  take {}",
+                            one.model, one.devices, scenario.number, bytes(scenario.whole.total()), scenario.layer.name,
+                            bytes(scenario.layer.total()), bytes(plan::usable(devices.largest(), kHeadroom)),
+                            scenario.methods));
     as_expected = as_expected && scenario.number == one.expected;
   }
   stage.check(as_expected, "the three are scenarios 1, 2 and 3");
