@@ -1,5 +1,5 @@
-// Takes a part of a C++ source by its name: what lies between "// [lecture: NAME]" and "// [/lecture]", else the function
-// of that name, with the comment right above it.
+// Takes a part of a C++ source by its name: the lines between those that end with "// [lecture: NAME]" and with
+// "// [/lecture]", else the function of that name, with the comment right above it.
 //
 //   excerpt(source, "by_columns", "recipes/tensor_parallel_by_hand.cc");
 //

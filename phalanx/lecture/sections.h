@@ -1,6 +1,6 @@
 // The sections of the lecture, in order: their texts, and what their steps run and draw.
 //
-// A text is Markdown (text/*.md) with directives, each a line of its own:
+// A text is Markdown (text/*.txt; links are relative to docs/) with directives, each a line of its own:
 //
 //   @run NAME            the output of a step, which runs on a Stage
 //   @code FILE NAME      a part of a source (excerpt.h)
