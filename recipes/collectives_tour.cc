@@ -46,7 +46,6 @@ void tour(phalanx::Communicator& comm, c10::Device device) {
   const std::string before = text(mine());
   const at::Tensor nothing;
 
-  // [lecture: reductions]
   at::Tensor x = mine();
   comm.broadcast(x, {.root = 0});
   show(comm, "broadcast from rank 0", before, x);
@@ -66,7 +65,6 @@ void tour(phalanx::Communicator& comm, c10::Device device) {
   at::Tensor whole = at::zeros({n}, here);
   comm.all_gather(whole, part);
   show(comm, "all_gather of those: the all_reduce again", text(part), whole);
-  // [/lecture]
 
   const at::Tensor one = at::full({1}, 10.0 * rank, here);
   whole = is_root ? at::zeros({n}, here) : nothing;

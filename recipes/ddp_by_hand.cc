@@ -53,7 +53,6 @@ int main() try {
   const phalanx::ProcessContext context = phalanx::init_from_environment({.device = "cpu"});
   auto& world = *context.world;
   const at::Tensor mine = deep_mlp::rows_of(context.rank, context.world_size);
-  // [lecture: by_hand]
   const Run by_hand = train(mine, context.world, false, [&](const std::vector<at::Tensor>& parameters) {
     for (const auto& parameter : parameters) {
       world.all_reduce(parameter.grad());
@@ -61,7 +60,6 @@ int main() try {
     }
   });
   const Run wrapped = train(mine, context.world, true, nullptr);
-  // [/lecture]
   const Run alone = context.rank == 0 ? train(deep_mlp::rows_of(0, 1), nullptr, false, nullptr) : Run();
 
   const at::NoGradGuard no_grad;

@@ -47,14 +47,12 @@ void train(const phalanx::ProcessContext& context, const Options& options) {
         fmt::format("{} ranks make no groups of tp = {}: {} % {} = {}; expected a multiple of {}", ranks, options.tp,
                     ranks, options.tp, options.tp > 0 ? ranks % options.tp : ranks, options.tp));
   }
-  // [lecture: mesh]
   const phalanx::DeviceMesh mesh(context.world, {{"dp_shard", ranks / options.tp}, {"tp", options.tp}});
   phalanx::models::Llama model(kLlama2, {.without_memory = true});
   phalanx::models::parallelize_llama(model, mesh, {.sequence_parallel = true, .seq_len = options.seq});
   phalanx::FullyShardedDataParallel sharded(model, mesh);
   sharded.initialise(/*seed=*/1);
   phalanx::AdamW optimizer(sharded.parameters());
-  // [/lecture]
   std::int64_t mine = 0;
   for (const auto& p : sharded.parameters()) mine += p.tensor.numel();
   if (context.rank == 0) {

@@ -54,7 +54,7 @@ double step_by_hand(phalanx::Communicator& world, Part& part, const at::Tensor& 
   std::array<at::Tensor, kMicroBatches> inputs, outputs;
   std::vector<phalanx::Work> sends;
   Incoming next;
-  double loss = 0;  // [lecture: forward]
+  double loss = 0;
   if (!is_first) next = receive(world, rank - 1);
   for (std::size_t m = 0; m < kMicroBatches; ++m) {
     at::Tensor x = batch.narrow(0, static_cast<std::int64_t>(m) * kRows, kRows);
@@ -74,7 +74,7 @@ double step_by_hand(phalanx::Communicator& world, Part& part, const at::Tensor& 
           world.send(outputs[m].detach(), rank + 1, {.async = true}));  // in flight while the next one is computed
     }
   }
-  if (!is_last) next = receive(world, rank + 1);  // [/lecture]
+  if (!is_last) next = receive(world, rank + 1);
   for (std::size_t m = 0; m < kMicroBatches; ++m) {
     at::Tensor dy = at::full({}, 1.0 / kMicroBatches);  // of the mean of the micro-batches' losses
     if (!is_last) {

@@ -84,12 +84,10 @@ int main() try {
   const auto tensor =
       train(&mesh, {{"in_proj", ColwiseParallel{}}, {"out_proj", RowwiseParallel{}}}, 0, kRowsOfARank, false);
   const auto one = train(nullptr, {}, 0, kRowsOfARank, false);
-  // [lecture: sequence]
   const std::vector<phalanx::ParallelStyle> by_rows = {
       {"in_proj", ColwiseParallel{.input = ActivationLayout::split(0)}},
       {"out_proj", RowwiseParallel{.output = ActivationLayout::split(0)}}};
   const auto sequence = train(&mesh, by_rows, context.rank * kRowsOfARank, kRowsOfARank, true);
-  // [/lecture]
   const auto one_of_all = train(nullptr, {}, 0, ranks * kRowsOfARank, false);
 
   const double apart = std::max(largest_difference(tensor, one), largest_difference(sequence, one_of_all));

@@ -14,7 +14,7 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-Lines lines_of(std::string_view text) {
+Lines split(std::string_view text) {
   Lines lines;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find('\n'), text.size());
@@ -34,16 +34,7 @@ bool begins_function(const std::string& line, std::string_view name) {
   return before == ' ' || before == '&' || before == '*';
 }
 
-std::optional<Lines> between_markers(const Lines& lines, std::string_view name) {
-  const std::string begin = fmt::format("// [lecture: {}]", name);
-  const auto first = std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.ends_with(begin); });
-  if (first == lines.end()) return {};
-  const auto last = std::find_if(first, lines.end(), [](const auto& l) { return l.ends_with("// [/lecture]"); });
-  if (last == lines.end()) return {};
-  return Lines(first + 1, last);
-}
-
-std::optional<Lines> function_of(const Lines& lines, std::string_view name) {
+std::optional<Lines> find_function(const Lines& lines, std::string_view name) {
   auto first = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return begins_function(line, name); });
   if (first == lines.end()) return {};
   // The body ends with the first brace that stands as deep as the function.
@@ -61,25 +52,35 @@ std::optional<Lines> function_of(const Lines& lines, std::string_view name) {
   return Lines(first, last + 1);
 }
 
-}  // namespace
-
-std::string excerpt(std::string_view source, std::string_view name, std::string_view file) {
-  const Lines lines = lines_of(source);
-  auto part = between_markers(lines, name);
-  if (!part) part = function_of(lines, name);
-  if (!part) {
-    throw Error(
-        fmt::format("{} has no part '{}': expected a function of that name, or the lines between "
-                    "\"// [lecture: {}]\" and \"// [/lecture]\"",
-                    file, name, name));
-  }
+std::string without_indentation(const Lines& lines) {
   std::size_t shared = std::string::npos;
-  for (const std::string& line : *part) {
+  for (const std::string& line : lines) {
     if (!line.empty()) shared = std::min(shared, indentation_of(line));
   }
   std::string text;
-  for (const std::string& line : *part) text += (line.empty() ? line : line.substr(shared)) + "\n";
+  for (const std::string& line : lines) text += (line.empty() ? line : line.substr(shared)) + "\n";
   return text;
+}
+
+}  // namespace
+
+std::string function_of(std::string_view source, std::string_view name, std::string_view file) {
+  const auto part = find_function(split(source), name);
+  if (!part) throw Error(fmt::format("{} has no function '{}'", file, name));
+  return without_indentation(*part);
+}
+
+std::string lines_of(std::string_view source, std::string_view first, std::string_view last, std::string_view file) {
+  const Lines lines = split(source);
+  const auto holds = [](std::string_view text) {
+    return [text](const std::string& line) { return line.find(text) != std::string::npos; };
+  };
+  const auto begin = std::find_if(lines.begin(), lines.end(), holds(first));
+  const auto end = std::find_if(begin, lines.end(), holds(last));
+  if (end == lines.end()) {
+    throw Error(fmt::format("{} has no line with '{}', followed by one with '{}'", file, first, last));
+  }
+  return without_indentation(Lines(begin, end + 1));
 }
 
 }  // namespace phalanx::lecture

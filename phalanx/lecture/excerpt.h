@@ -1,9 +1,10 @@
-// Takes a part of a C++ source by its name: the lines between those that end with "// [lecture: NAME]" and with
-// "// [/lecture]", else the function of that name, with the comment right above it.
+// Takes a part of a C++ source: a function, or some lines.
 //
-//   excerpt(source, "by_columns", "recipes/tensor_parallel_by_hand.cc");
+//   function_of(source, "by_columns", "recipes/tensor_parallel_by_hand.cc");
+//   lines_of(source, "Mesh mesh(", "sharded.initialise(", "recipes/llama_sharded_tensor_parallel.cc");
 //
-// Throws Error, which names the file, if there is no such part or it does not end.
+// The result is without the indentation that all its lines share, and ends with a line break. Both throw Error, which
+// names the file, if there is no such part.
 #pragma once
 
 #include <string>
@@ -11,7 +12,10 @@
 
 namespace phalanx::lecture {
 
-/// Without the indentation that all its lines share; ends with a line break.
-std::string excerpt(std::string_view source, std::string_view name, std::string_view file);
+/// The first function of that name, with the comment right above it.
+std::string function_of(std::string_view source, std::string_view name, std::string_view file);
+
+/// From the first line that contains `first` to the next one that contains `last`.
+std::string lines_of(std::string_view source, std::string_view first, std::string_view last, std::string_view file);
 
 }  // namespace phalanx::lecture

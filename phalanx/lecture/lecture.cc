@@ -29,19 +29,35 @@ std::string run_step(const std::string& name, Stage& stage) {
   throw Error(fmt::format("the lecture has no step '{}'", name));
 }
 
-std::string code_of(const std::string& file, const std::string& name) {
+std::string_view source_of(const std::string& file) {
   for (const Source& source : sources()) {
-    if (source.file != file) continue;
-    return fmt::format("From [{0}](../{0}):\n\n```cpp\n{1}```\n", file, excerpt(source.text->text, name, file));
+    if (source.file == file) return source.text->text;
   }
   throw Error(fmt::format("the lecture does not hold the source '{}'", file));
+}
+
+std::string quote(const std::string& file, const std::string& code) {
+  return fmt::format("From [{0}](../{0}):\n\n```cpp\n{1}```\n", file, code);
+}
+
+/// `text`: what the first line and the last one contain, with " ... " between them.
+std::string quoted_lines(const std::string& file, const std::string& text) {
+  const std::size_t dots = text.find(" ... ");
+  if (dots == std::string::npos) throw Error(fmt::format("@lines has '{}': expected FIRST ... LAST", text));
+  return quote(file, lines_of(source_of(file), text.substr(0, dots), text.substr(dots + 5), file));
 }
 
 std::string result_of(const std::string& line, Stage& stage) {
   const auto words = words_of(line);
   if (words.size() == 2 && words[0] == "@run") return run_step(words[1], stage);
-  if (words.size() == 3 && words[0] == "@code") return code_of(words[1], words[2]);
-  throw Error(fmt::format("the lecture has the line '{}': expected @run STEP or @code FILE NAME", line));
+  if (words.size() == 3 && words[0] == "@code") {
+    return quote(words[1], function_of(source_of(words[1]), words[2], words[1]));
+  }
+  if (words.size() > 3 && words[0] == "@lines") {
+    return quoted_lines(words[1], line.substr(line.find(words[1]) + words[1].size() + 1));
+  }
+  throw Error(fmt::format(
+      "the lecture has the line '{}': expected @run STEP, @code FILE NAME or @lines FILE FIRST ... LAST", line));
 }
 
 }  // namespace

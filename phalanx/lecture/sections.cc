@@ -61,21 +61,18 @@ const std::vector<Step>& steps() {
 
 const std::vector<Source>& sources() {
   static const std::vector<Source> all = {
-      {"recipes/cifar_data_parallel.cc", &kCifarDataParallel},
       {"recipes/collectives_tour.cc", &kCollectivesTour},
       {"recipes/ddp_by_hand.cc", &kDdpByHand},
       {"recipes/lifecycle.cc", &kLifecycle},
       {"recipes/llama_sharded_tensor_parallel.cc", &kLlamaShardedTensorParallel},
       {"recipes/overlap.cc", &kOverlap},
       {"recipes/pipeline_by_hand.cc", &kPipelineByHand},
-      {"recipes/sites.cc", &kSites},
       {"recipes/tensor_parallel_by_hand.cc", &kTensorParallelByHand},
       {"recipes/tensor_parallel_toy.cc", &kTensorParallelToy},
       {"recipes/zero3_by_hand.cc", &kZero3ByHand},
       {"phalanx/lecture/machine_steps.cc", &kMachineSteps},
       {"phalanx/lecture/model_parallel_steps.cc", &kModelParallelSteps},
       {"phalanx/lecture/ring.cc", &kRing},
-      {"phalanx/lecture/why_steps.cc", &kWhySteps},
   };
   return all;
 }

@@ -2,8 +2,9 @@
 //
 // A text is Markdown (text/*.txt; links are relative to docs/) with directives, each a line of its own:
 //
-//   @run NAME            the output of a step, which runs on a Stage
-//   @code FILE NAME      a part of a source (excerpt.h)
+//   @run NAME                    the output of a step, which runs on a Stage
+//   @code FILE NAME              a function of a source (excerpt.h)
+//   @lines FILE FIRST ... LAST   lines of a source, from one that contains FIRST to one that contains LAST
 #pragma once
 
 #include <string_view>

@@ -16,8 +16,7 @@ extern const EmbeddedText kWhyText, kHardwareText, kCollectivesText, kRingText, 
     kStreamsText, kJobsText, kDataParallelText, kZeroText, kTensorText, kPipelineText, kSequenceText, kHybridsText,
     kInferenceText, kSummaryText;
 
-extern const EmbeddedText kCifarDataParallel, kCollectivesTour, kDdpByHand, kLifecycle, kLlamaShardedTensorParallel,
-    kOverlap, kPipelineByHand, kRing, kSites, kTensorParallelByHand, kTensorParallelToy, kZero3ByHand, kMachineSteps,
-    kModelParallelSteps, kWhySteps;
+extern const EmbeddedText kCollectivesTour, kDdpByHand, kLifecycle, kLlamaShardedTensorParallel, kOverlap,
+    kPipelineByHand, kRing, kTensorParallelByHand, kTensorParallelToy, kZero3ByHand, kMachineSteps, kModelParallelSteps;
 
 }  // namespace phalanx::lecture
