@@ -32,7 +32,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-GENERATED = {"docs/configuration.md", "docs/cli.md"}
+GENERATED = {"docs/configuration.md", "docs/cli.md", "docs/lecture.md"}
 REMARK = re.compile(r"^<!-- snippet: (.*) -->$")
 SMALL_MODEL = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
                "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 256,

@@ -57,6 +57,7 @@ std::vector<Command> commands() {
       {"report", "write the HTML report of a run", kReportHelp, report_command},
       {"trace", "say from flight recorder files which rank a job is waiting for", kTraceHelp, trace_command},
       {"doctor", "say what this node and build have, and what is missing", "", doctor},
+      {"lecture", "a lecture on distributed training whose sections run here", "", in_worker("lecture")},
       {"completion", "print the script by which a shell completes commands and options", kCompletionHelp,
        [](const Arguments& arguments) { return completion_command(arguments, commands()); }},
   };

@@ -13,6 +13,7 @@
 #include "cli/worker/doctor_command.h"
 #include "cli/worker/eval_worker.h"
 #include "cli/worker/generate_worker.h"
+#include "cli/worker/lecture_command.h"
 #include "cli/worker/train_worker.h"
 #include "cli/worker/verify_worker.h"
 #include "phalanx/base/quick_exit.h"
@@ -36,6 +37,7 @@ int main(int argc, char** argv) {
       {"train", "", "", with_threads(train_worker)},
       {"verify", "", "", with_threads(verify_worker)},
       {"doctor", "", kDoctorHelp, doctor_command},
+      {"lecture", "", kLectureHelp, with_threads(lecture_command)},
       {"bench", "", "", [](const Arguments& arguments) { return bench_worker(arguments); }},
       {"generate", "", "", with_threads(generate_worker)},
       {"eval", "", "", with_threads(eval_worker)},

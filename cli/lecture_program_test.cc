@@ -1,0 +1,43 @@
+// `phalanx lecture` as a user runs it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cli/testing/program_fixture.h"
+#include "phalanx/base/file.h"
+
+namespace phalanx::cli {
+namespace {
+
+using namespace program_testing;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using LectureProgramTest = ProgramTest;
+
+TEST_F(LectureProgramTest, ListsItsSections) {
+  const Outcome list = run({"lecture", "--list"});
+  EXPECT_EQ(list.status, 0) << list.err;
+  EXPECT_THAT(list.out, AllOf(HasSubstr("part 1  collectives"), HasSubstr("part 2  pipeline")));
+}
+
+TEST_F(LectureProgramTest, RunsASectionInTheTerminalAndIntoAPage) {
+  const Outcome shown = run({"lecture", "--section", "collectives", "--ranks", "2", "--device", "cpu"});
+  EXPECT_EQ(shown.status, 0) << shown.err;
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("    all_reduce\n      rank 0: [0,1]"), HasSubstr("is all_reduce: holds")));
+  const std::string page = path("lecture.html");
+  const Outcome written = run({"lecture", "--section", "collectives", "--device", "cpu", "--html", page});
+  EXPECT_EQ(written.status, 0) << written.err;
+  EXPECT_EQ(written.out, "");
+  EXPECT_THAT(read_file(page), AllOf(HasSubstr("<section id=\"collectives\">"), HasSubstr("[6,10,14,18]")));
+}
+
+TEST_F(LectureProgramTest, WrongValuesAreOneErrorEach) {
+  expect_one_error(run({"lecture", "--section", "colectives"}), 2, "did you mean 'collectives'?");
+  expect_one_error(run({"lecture", "--ranks", "3", "--device", "cpu"}), 2, "--ranks has 3: expected 1, 2 or 4");
+  expect_one_error(run({"lecture", "--device", "tpu"}), 2, "--device has 'tpu': expected cpu or cuda");
+}
+
+}  // namespace
+}  // namespace phalanx::cli

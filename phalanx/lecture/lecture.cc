@@ -1,0 +1,132 @@
+#include "phalanx/lecture/lecture.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <regex>
+#include <sstream>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/nearest.h"
+#include "phalanx/lecture/excerpt.h"
+
+namespace phalanx::lecture {
+namespace {
+
+std::vector<std::string> words_of(const std::string& line) {
+  std::istringstream in(line);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+std::string run_step(const std::string& name, Stage& stage) {
+  for (const Step& step : steps()) {
+    if (step.name != name) continue;
+    step.run(stage);
+    return "```text\n" + stage.take_output() + "```\n";
+  }
+  throw Error(fmt::format("the lecture has no step '{}'", name));
+}
+
+std::string_view source_of(const std::string& file) {
+  for (const Source& source : sources()) {
+    if (source.file == file) return source.text->text;
+  }
+  throw Error(fmt::format("the lecture does not hold the source '{}'", file));
+}
+
+std::string quote(const std::string& file, const std::string& code) {
+  return fmt::format("From [{0}](../{0}):\n\n```cpp\n{1}```\n", file, code);
+}
+
+/// `text`: what the first line and the last one contain, with " ... " between them.
+std::string quoted_lines(const std::string& file, const std::string& text) {
+  const std::size_t dots = text.find(" ... ");
+  if (dots == std::string::npos) throw Error(fmt::format("@lines has '{}': expected FIRST ... LAST", text));
+  return quote(file, lines_of(source_of(file), text.substr(0, dots), text.substr(dots + 5), file));
+}
+
+std::string result_of(const std::string& line, Stage& stage) {
+  const auto words = words_of(line);
+  if (words.size() == 2 && words[0] == "@run") return run_step(words[1], stage);
+  if (words.size() == 3 && words[0] == "@code") {
+    return quote(words[1], function_of(source_of(words[1]), words[2], words[1]));
+  }
+  if (words.size() > 3 && words[0] == "@lines") {
+    return quoted_lines(words[1], line.substr(line.find(words[1]) + words[1].size() + 1));
+  }
+  throw Error(fmt::format(
+      "the lecture has the line '{}': expected @run STEP, @code FILE NAME or @lines FILE FIRST ... LAST", line));
+}
+
+}  // namespace
+
+WrittenSection write_section(const Section& section, const StageOptions& options) {
+  WrittenSection written{.section = &section, .markdown = {}};
+  Stage stage(options);
+  std::istringstream in{std::string(section.text->text)};
+  for (std::string line; std::getline(in, line);) {
+    written.markdown += line.starts_with("@") ? result_of(line, stage) : line + "\n";
+  }
+  written.all_hold = stage.all_hold();
+  return written;
+}
+
+std::vector<const Section*> chosen_sections(const std::vector<std::string>& ids) {
+  std::vector<std::string> known;
+  for (const Section& section : sections()) known.emplace_back(section.id);
+  for (const std::string& id : ids) {
+    if (std::find(known.begin(), known.end(), id) != known.end()) continue;
+    throw UsageError(fmt::format("the lecture has no section '{}'{}; `phalanx lecture --list` shows them", id,
+                                 did_you_mean(id, known)));
+  }
+  std::vector<const Section*> chosen;
+  for (const Section& section : sections()) {
+    if (ids.empty() || std::find(ids.begin(), ids.end(), section.id) != ids.end()) chosen.push_back(&section);
+  }
+  return chosen;
+}
+
+std::string list_of_sections() {
+  std::string list;
+  for (const Section& section : sections()) {
+    list += fmt::format("part {}  {:<14} {}\n", section.part, section.id, section.title());
+  }
+  return list;
+}
+
+std::string terminal_text(const std::string& markdown) {
+  static const std::regex link(R"(\[([^\]]+)\]\([^)]*\))");
+  std::string text;
+  bool in_code = false;
+  std::istringstream in(markdown);
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("```")) {
+      in_code = !in_code;
+    } else if (in_code) {
+      text += line.empty() ? "\n" : "    " + line + "\n";
+    } else if (line.starts_with("#")) {
+      const std::string heading = line.substr(line.find(' ') + 1);
+      text += heading + "\n" + std::string(heading.size(), line.starts_with("## ") ? '=' : '-') + "\n";
+    } else {
+      text += std::regex_replace(line, link, "$1") + "\n";
+    }
+  }
+  return text;
+}
+
+std::string markdown_page(const std::vector<WrittenSection>& written) {
+  std::string page = std::string(kOpeningText.text);
+  int part = 0;
+  for (const WrittenSection& section : written) {
+    if (section.section->part != part) {
+      part = section.section->part;
+      page += fmt::format("\n# Part {}: {}\n", part, part == 1 ? "machines and messages" : "parallel training");
+    }
+    page += "\n" + section.markdown;
+  }
+  return page + "\n" + std::string(kTableText.text);
+}
+
+}  // namespace phalanx::lecture

@@ -1,0 +1,76 @@
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "phalanx/base/human.h"
+#include "phalanx/lecture/steps.h"
+#include "phalanx/models/config/llama_config.h"
+#include "phalanx/plan/scenario.h"
+
+namespace phalanx::lecture {
+namespace {
+
+std::string gigabytes(double bytes) { return fmt::format("{:.{}f} GB", bytes / 1e9, bytes < 10e9 ? 1 : 0); }
+
+}  // namespace
+
+void spawn_ranks(Stage& stage) {
+  for (const int n : stage.worlds()) {
+    stage.on_ranks(n, [n](Rank& rank) {
+      at::Tensor sum = at::full({1}, rank.number(), rank.floats());
+      rank.comm().all_reduce(sum);
+      rank.say(fmt::format("world size {}", n),
+               fmt::format("device {}, sum of all ranks' numbers {:.0f}", rank.device().str(), sum.item<double>()));
+      rank.check(sum.item<double>() == n * (n - 1) / 2, "one program, and every rank has its own number");
+    });
+  }
+}
+
+void model_sizes(Stage& stage) {
+  constexpr double kH100 = 80e9;
+  stage.print(fmt::format("{:>12} {:>12} {:>12} {:>14} {:>12}", "parameters", "bf16", "with Adam", "80 GB devices",
+                          "1 T tokens"));
+  for (const double billions : {1.0, 8.0, 70.0}) {
+    const double parameters = billions * 1e9, state = 16 * parameters;
+    const double days = 6 * parameters * 1e12 / (0.4 * 989e12) / 86400;
+    stage.print(fmt::format("{:>11.0f}B {:>12} {:>12} {:>14.0f} {:>12}", billions, gigabytes(2 * parameters),
+                            gigabytes(state), std::ceil(state / kH100), fmt::format("{:.0f} days", days)));
+  }
+  const double embedding = 128000.0 * 8192;
+  stage.print(
+      fmt::format("an embedding of 128,000 x 8,192: {} parameters, {} in 16 bits, {} with Adam in mixed precision",
+                  human_count(embedding), gigabytes(2 * embedding), gigabytes(16 * embedding)));
+  stage.check(16 * 70e9 > kH100 && 2 * 70e9 > kH100, "70 B parameters fit on no 80 GB device, not even to be read");
+}
+
+void three_scenarios(Stage& stage) {
+  struct Case {
+    const char *model, *devices;
+    std::int64_t batch, seq;
+    int expected;
+  };
+  constexpr double kHeadroom = 0.05;  // of a device, for its allocator
+  bool as_expected = true;
+  for (const Case& one : {Case{"llama3_1b", "4xA100", 4, 2048, 1}, Case{"llama3_8b", "8xH100", 1, 8192, 2},
+                          Case{"llama3_8b", "16xRTX4090", 1, 16384, 3}}) {
+    const plan::TrainingShape shape{.model = models::llama_flavor(one.model),
+                                    .batch = one.batch,
+                                    .seq = one.seq,
+                                    .gather_bytes = 2,
+                                    .reduce_bytes = 4,
+                                    .autocast = true,
+                                    .on_device = true};
+    const plan::Devices devices = plan::parse_devices(one.devices, {});
+    const plan::Scenario scenario = plan::find_scenario(shape, devices, kHeadroom);
+    const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
+    stage.print(fmt::format("{} on {}: scenario {}; whole {}, largest layer ({}) {}, room on a device {}\n  take {}",
+                            one.model, one.devices, scenario.number, bytes(scenario.whole.total()), scenario.layer.name,
+                            bytes(scenario.layer.total()), bytes(plan::usable(devices.largest(), kHeadroom)),
+                            scenario.methods));
+    as_expected = as_expected && scenario.number == one.expected;
+  }
+  stage.check(as_expected, "the three are scenarios 1, 2 and 3");
+}
+
+}  // namespace phalanx::lecture
