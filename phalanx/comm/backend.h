@@ -156,6 +156,7 @@ struct BackendTraits {
   bool rank_order_reduction = false;  // reductions sum in rank order: same bits on every run and on every such backend
   bool host_only = true;              // only host memory can be moved
   bool oversubscribed = false;        // more ranks than cores on this node: a waiter yields its core at once
+  bool sleeps = false;                // threads of the backend move the data: a waiter sleeps at once, on its doorbell
   // Messages match by tag; applies to the memory that the backend is made for. False: messages between two ranks match
   // in issue order, and a rank runs its messages one after the other, each until its peer has joined it.
   bool has_tags = true;

@@ -72,7 +72,7 @@ void WorkState::run() {
   try {
     issued_.flight->started(issued_.flight_number);
     operation_ = issued_.backend->start(issued_.description);
-    SpinBackoff backoff(oversubscribed_ ? SpinBackoff::kOversubscribed : SpinBackoff::kOwnCore);
+    SpinBackoff backoff(spin_lengths(SpinBackoff::kOwnCore));
     auto looked = std::chrono::steady_clock::time_point{};
     std::vector<Doorbell> bells;
     for (;;) {
@@ -187,7 +187,7 @@ void WorkState::wait() {
   const auto is_over = [this] { return done_.load(std::memory_order_acquire) != 0; };
   if (!is_over()) {
     const auto begin = std::chrono::system_clock::now();
-    SpinBackoff backoff(oversubscribed_ ? SpinBackoff::kOversubscribed : SpinBackoff::kBackground);
+    SpinBackoff backoff(spin_lengths(SpinBackoff::kBackground));
     while (!is_over()) {
       if (backoff.step()) continue;
       const Doorbell bell{&done_, 0, &sleepers_, false};

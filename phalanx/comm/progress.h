@@ -44,7 +44,9 @@ class WorkState {
   };
 
   explicit WorkState(Issued issued)
-      : issued_(std::move(issued)), oversubscribed_(issued_.backend->traits().oversubscribed) {}
+      : issued_(std::move(issued)),
+        sleeps_(issued_.backend->traits().sleeps),
+        oversubscribed_(issued_.backend->traits().oversubscribed) {}
   ~WorkState();
   WorkState(const WorkState&) = delete;
   WorkState& operator=(const WorkState&) = delete;
@@ -75,9 +77,12 @@ class WorkState {
   bool retire() noexcept;
   [[noreturn]] void throw_error(const std::string& what) const;
   bool wait_on_stream();
+  SpinBackoff::Lengths spin_lengths(SpinBackoff::Lengths usual) const {
+    return sleeps_ ? SpinBackoff::kAsleep : oversubscribed_ ? SpinBackoff::kOversubscribed : usual;
+  }
 
   Issued issued_;
-  const bool oversubscribed_;
+  const bool sleeps_, oversubscribed_;
   std::unique_ptr<Operation> operation_;
   std::shared_ptr<StreamCompletion> completion_;  // stream-ordered operations; set before another thread sees this
   std::atomic<bool> is_failing_{false};           // error_ will be set before done_ is

@@ -31,6 +31,7 @@ class SpinBackoff {
   };
   static constexpr Lengths kOwnCore{2000, 50};       // a waiter that has a core to itself
   static constexpr Lengths kOversubscribed{20, 50};  // more ranks than cores
+  static constexpr Lengths kAsleep{20, 0};           // what is awaited takes longer than to wake up
   static constexpr Lengths kBackground{200, 4};      // the progress thread, beside a thread that computes
 
   explicit SpinBackoff(Lengths lengths) : lengths_(lengths) {}

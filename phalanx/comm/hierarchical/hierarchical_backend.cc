@@ -33,6 +33,7 @@ std::shared_ptr<Backend> HierarchicalBackend::staged(std::shared_ptr<Backend> ho
 BackendTraits HierarchicalBackend::traits() const noexcept {
   BackendTraits traits = flat_->traits();
   traits.name = name_;
+  traits.sleeps = false;  // it waits for the ranks of its node, too
   if (has_device()) {
     traits.rank_order_reduction = false;
     traits.host_only = device_.cuda_device < 0;

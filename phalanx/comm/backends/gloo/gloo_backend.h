@@ -41,9 +41,9 @@ class GlooBackend final : public Backend {
 
   int rank() const noexcept override { return peers_.rank(); }
   int size() const noexcept override { return peers_.size(); }
-  // The transport's thread does the work: a spinning waiter would take the core from it.
+  // The transport's thread does the work: a waiter that spins or yields would keep the core from it.
   BackendTraits traits() const noexcept override {
-    return {.name = "gloo", .rank_order_reduction = true, .oversubscribed = true};
+    return {.name = "gloo", .rank_order_reduction = true, .oversubscribed = true, .sleeps = true};
   }
   std::unique_ptr<Operation> start(const OperationDescription& description) override;
   std::shared_ptr<Backend> split(const SplitRequest& request) override;
