@@ -10,7 +10,6 @@
 #include <torch/torch.h>
 
 #include <memory>
-#include <string>
 
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/mesh/device_mesh.h"
@@ -84,17 +83,16 @@ struct Gpt : nn::Module {
 };
 
 /// [rows of this rank, seq + 1]: a token follows from the last. Every rank draws the same batch and uses its rows.
-Tensor batch_of(int64_t step, const phalanx::ProcessContext& context) {
+Tensor batch_of(int64_t step, int64_t share, const phalanx::ProcessContext& context) {
   torch::manual_seed(step);
   const Tensor start = torch::randint(kVocabulary, {kBatch, 1});
-  const int64_t share = recipe::share_of(kBatch, context.world_size);
   const Tensor rows = (start + 5 * torch::arange(kSeq + 1)) % kVocabulary;
   return rows.narrow(0, context.rank * share, share).to(context.device);
 }
 
 /// Returns the mean loss over the ranks.
-double train_step(Gpt& model, phalanx::AdamW& optimizer, int64_t step, const phalanx::ProcessContext& context) {
-  const Tensor mine = batch_of(step, context), logits = nn::call(model, mine.narrow(1, 0, kSeq));
+double train_step(Gpt& model, phalanx::AdamW& optimizer, const Tensor& mine, const phalanx::ProcessContext& context) {
+  const Tensor logits = nn::call(model, mine.narrow(1, 0, kSeq));
   const Tensor loss = torch::cross_entropy_loss(logits.flatten(0, 1), mine.narrow(1, 1, kSeq).flatten());
   loss.backward();
   phalanx::clip_grad_norm(optimizer.parameters(), 1.0, context.world.get());
@@ -106,6 +104,7 @@ double train_step(Gpt& model, phalanx::AdamW& optimizer, int64_t step, const pha
 }
 
 bool train(const phalanx::ProcessContext& context, const std::string& folder, phalanx::FullyShardOptions options) {
+  const int64_t share = recipe::share_of(kBatch, context.world_size);
   Gpt model({.device = context.device, .without_memory = true});
   const phalanx::DeviceMesh mesh(context.world, {{"dp_shard", context.world_size}});
   phalanx::FullyShardedDataParallel sharded(model, mesh, options);
@@ -121,7 +120,8 @@ bool train(const phalanx::ProcessContext& context, const std::string& folder, ph
 
   const int64_t first = state.integers["step"];
   double loss = 0;
-  for (int64_t step = first; step < first + kSteps; ++step) loss = train_step(model, optimizer, step, context);
+  for (int64_t step = first; step < first + kSteps; ++step)
+    loss = train_step(model, optimizer, batch_of(step, share, context), context);
   state.integers["step"] = first + kSteps;
   checkpoints.save(state, first + kSteps);
   if (context.rank == 0) {

@@ -90,6 +90,7 @@ bool train(const phalanx::ProcessContext& context, const Options& options, bool 
       net.layers, net.loss, context.world,
       {.chunks = options.chunks,
        .schedule = options.schedule,
+       .stages_per_rank = 1,
        .children = ranks == 2 ? net.parts : std::vector<int>()});
   phalanx::Sgd optimizer(pipeline.parameters(), {.momentum = 0.9});
   const Batches batches = batches_of(options, context.device);

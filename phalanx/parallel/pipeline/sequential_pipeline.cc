@@ -45,8 +45,10 @@ std::vector<int> children_of_stages(const torch::nn::SequentialImpl& whole, int 
 
 SequentialPipeline::SequentialPipeline(const torch::nn::SequentialImpl& whole, const Loss& loss,
                                        std::shared_ptr<Communicator> comm, const SequentialPipelineOptions& options) {
-  const schedule::Schedule plan =
-      schedule::make_schedule({.name = options.schedule, .ranks = comm->size(), .micro_batches = options.chunks});
+  const schedule::Schedule plan = schedule::make_schedule({.name = options.schedule,
+                                                           .ranks = comm->size(),
+                                                           .stages_per_rank = options.stages_per_rank,
+                                                           .micro_batches = options.chunks});
   const auto parts = split_sequential(whole, children_of_stages(whole, plan.stages(), options.children));
   std::vector<PipelineStage> stages;
   for (const int s : plan.stages_of(comm->rank())) {

@@ -26,6 +26,7 @@ namespace phalanx {
 struct SequentialPipelineOptions {
   int chunks = 1;                  // micro-batches of a batch
   std::string schedule = "GPipe";  // by its name in schedule/generators.h
+  int stages_per_rank = 0;         // 0: as many as the schedule usually has
   std::vector<int> children;       // of each stage; empty: stages with about equal numbers of parameters
   PipelineOptions runtime;
 };

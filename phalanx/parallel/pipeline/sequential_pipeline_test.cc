@@ -27,9 +27,10 @@ std::vector<std::string> names_of(const SequentialPipeline& pipeline) {
 
 TEST(SequentialPipelineTest, OneCallGivesTheLossesOfOneRank) {
   const at::Tensor x = random_rows(16, "x"), y = random_rows(16, "y");
-  for (const char* schedule : {"GPipe", "ZBV"}) {
+  for (const auto& [schedule, stages] : {std::pair("GPipe", 1), std::pair("ZBV", 2), std::pair("ZB1P", 1)}) {
     run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
-      SequentialPipeline pipeline(torch_layers(), squared_error, comm, {.chunks = 8, .schedule = schedule});
+      SequentialPipeline pipeline(torch_layers(), squared_error, comm,
+                                  {.chunks = 8, .schedule = schedule, .stages_per_rank = stages});
       const auto reference = one_rank(Layers::foreign, 8);
       std::map<std::string, at::Tensor> mine;
       for (const NamedTensor& parameter : pipeline.parameters()) mine[parameter.name] = parameter.tensor;
