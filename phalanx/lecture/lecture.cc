@@ -97,7 +97,7 @@ std::string list_of_sections() {
 }
 
 std::string terminal_text(const std::string& markdown) {
-  static const std::regex link(R"(\[([^\]]+)\]\([^)]*\))");
+  static const std::regex link(R"(\[([^\]]+)\]\([^)]*\))"), strong(R"(\*\*([^*]+)\*\*)");
   std::string text;
   bool in_code = false;
   std::istringstream in(markdown);
@@ -110,7 +110,7 @@ std::string terminal_text(const std::string& markdown) {
       const std::string heading = line.substr(line.find(' ') + 1);
       text += heading + "\n" + std::string(heading.size(), line.starts_with("## ") ? '=' : '-') + "\n";
     } else {
-      text += std::regex_replace(line, link, "$1") + "\n";
+      text += std::regex_replace(std::regex_replace(line, link, "$1"), strong, "$1") + "\n";
     }
   }
   return text;

@@ -29,7 +29,7 @@ std::vector<const Section*> chosen_sections(const std::vector<std::string>& ids)
 /// "part 1  collectives  The collectives", a line for each.
 std::string list_of_sections();
 
-/// Markdown for a terminal: headings underlined, code and output indented, links as their text.
+/// Markdown for a terminal: headings underlined, code and output indented, links and strong words as their text.
 std::string terminal_text(const std::string& markdown);
 
 /// All of docs/lecture.md.

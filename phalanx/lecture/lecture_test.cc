@@ -80,7 +80,7 @@ TEST(Lecture, ADirectiveThatNamesNothingIsAnError) {
 }
 
 TEST(Lecture, TheTerminalShowsCodeIndentedAndLinksAsTheirText) {
-  EXPECT_EQ(terminal_text("## A\n\nsee [b](c.md)\n```text\nx\n```\n### E\n"), "A\n=\n\nsee b\n    x\nE\n-\n");
+  EXPECT_EQ(terminal_text("## A\n\n**see** [b](c.md)\n```text\nx\n```\n### E\n"), "A\n=\n\nsee b\n    x\nE\n-\n");
 }
 
 TEST(Stage, LinesOfRanksComeInTheOrderOfRanksUnderTheirTitle) {
