@@ -38,7 +38,8 @@ for entry in sorted(json.load(open(f"{build}/compile_commands.json")), key=lambd
         print(file, *sources)
 END
 )
-clean=(phalanx/base phalanx/observe phalanx/schedule phalanx/data phalanx/comm/hierarchical phalanx/nn cli/front cli/worker)
+clean=(phalanx/base phalanx/observe phalanx/schedule phalanx/data phalanx/comm/hierarchical phalanx/nn phalanx/plan
+  phalanx/report cli/front cli/worker)
 [[ $# -gt 0 ]] || set -- "${clean[@]}"
 wanted=()
 for path in "$@"; do
