@@ -180,7 +180,8 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
                                             "precision=float16,ac=2",
                                             "precision=float16,ac=op"}
                  : std::vector<std::string>{"precision=bfloat16,ac=full", "precision=float16,ac=op"};
-    for (const std::string& one : variants) add(pp, replicas, shards, tp, more.empty() ? one : more + "," + one);
+    const std::string before = more.empty() ? "" : more + ",";
+    for (const std::string& one : variants) add(pp, replicas, shards, tp, before + one);
   };
   for (std::int64_t tp = 1; tp <= ranks; tp *= 2) {
     for (std::int64_t shards = 1; shards * tp <= ranks; shards *= 2) {

@@ -210,7 +210,7 @@ std::string comm_bench_plot(const CommBenchResult& result) {
     std::map<double, std::pair<double, double>> roof;  // by size: seconds, and GB/s on the scale of the bus
     for (const auto& [name, rows] : series[verb]) {
       const auto pen = static_cast<std::size_t>(std::ranges::find(names, name) - names.begin());
-      Line time{.pen = pen, .points = {}}, speed = time;
+      Line time{.pen = pen, .points = {}}, speed{.pen = pen, .points = {}};
       for (const CommBenchRow* row : rows) {
         const auto bytes = static_cast<double>(row->what.bytes());
         time.points.emplace_back(bytes, row->p50 * 1e6);
@@ -224,7 +224,7 @@ std::string comm_bench_plot(const CommBenchResult& result) {
     }
     if (!roof.empty()) {
       has_roof = true;
-      Line time{.pen = kRoof, .points = {}}, speed = time;
+      Line time{.pen = kRoof, .points = {}}, speed{.pen = kRoof, .points = {}};
       for (const auto& [bytes, both] : roof) {
         time.points.emplace_back(bytes, both.first);
         speed.points.emplace_back(bytes, both.second);
