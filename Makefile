@@ -24,7 +24,7 @@ help:
 	@echo 'make install   install programs and libraries into ~/.local (make install PREFIX=/opt/phalanx)'
 	@echo 'make tour      run the commands of the README'
 	@echo 'make all       the same with tests, recipes and benchmarks'
-	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, larger worlds, the timeline, every layout, every mutation, released tokenizers, Parquet, every lint check, and make asan and tsan'
+	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, larger worlds, the timeline, every layout, every mutation, released tokenizers, Parquet, every lint check, and make asan'
 	@echo 'make asan      every test under AddressSanitizer and UndefinedBehaviorSanitizer (into $(SANITIZED))'
 	@echo 'make tsan      the tests of communication, its store and the launchers under ThreadSanitizer (into $(THREAD_SANITIZED))'
 	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
@@ -107,7 +107,7 @@ released: all
 parquet: bootstrap
 	@$(PYTHON) scripts/parquet_test.py --build $(BUILD)/../parquet --jobs $(JOBS) || [ $$? -eq 77 ]
 
-test-all: test slurm soak deaths kills worlds timeline layouts mutations released parquet check asan tsan
+test-all: test slurm soak deaths kills worlds timeline layouts mutations released parquet check asan
 
 # detect_leaks: LeakSanitizer needs ptrace, which containers refuse.
 asan: bootstrap
