@@ -1,6 +1,7 @@
 #include "phalanx/comm/flight_log.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -15,6 +16,8 @@
 
 namespace phalanx {
 namespace {
+
+constexpr std::size_t kGroupsKept = 8;
 
 std::int64_t microseconds_since_epoch() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -40,6 +43,17 @@ FlightLog::FlightLog(std::shared_ptr<FlightLogs> logs, FlightGroup group)
                  .size = static_cast<int>(group.members.size()),
                  .members = group.members,
                  .capacity = logs_->files_.capacity}) {}
+
+FlightLog::~FlightLog() {
+  if (!has_failed_.load()) return;
+  try {
+    const std::lock_guard lock(logs_->mutex_);
+    auto& gone = logs_->gone_;
+    if (gone.size() == kGroupsKept) gone.erase(gone.begin());
+    gone.push_back(recorder_.to_json());
+  } catch (...) {  // no memory for the text
+  }
+}
 
 std::uint64_t FlightLog::issued(const OperationDescription& description) {
   const std::uint64_t number = issued_.fetch_add(1, std::memory_order_relaxed);
@@ -110,10 +124,12 @@ void FlightLogs::note_failure(const std::string& reason) noexcept {
 
 std::string FlightLogs::to_json(const std::string& reason) const {
   std::vector<std::shared_ptr<FlightLog>> logs;
+  std::vector<std::string> groups;
   std::string failure;
   {
     const std::lock_guard lock(mutex_);
     failure = failure_;
+    groups = gone_;
     for (const auto& one : logs_)
       if (auto log = one.lock()) logs.push_back(std::move(log));
   }
@@ -122,11 +138,8 @@ std::string FlightLogs::to_json(const std::string& reason) const {
       "{},\n\"groups\": [\n",
       rank_, size_, quoted(host_name()), getpid(), microseconds_since_epoch(),
       quoted(failure.empty() ? reason : failure));
-  for (std::size_t i = 0; i < logs.size(); ++i) {
-    if (i > 0) text += ",\n";
-    text += logs[i]->recorder_.to_json();
-  }
-  return text + "]\n}\n";
+  for (const auto& log : logs) groups.push_back(log->recorder_.to_json());
+  return text + fmt::format("{}]\n}}\n", fmt::join(groups, ",\n"));
 }
 
 void FlightLogs::dump(const std::string& reason) noexcept {

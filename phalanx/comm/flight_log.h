@@ -48,6 +48,9 @@ struct FlightOptions {
 class FlightLog {
  public:
   FlightLog(std::shared_ptr<FlightLogs> logs, FlightGroup group);
+  ~FlightLog();  // files that are written later still have the operations of a group that failed
+  FlightLog(const FlightLog&) = delete;
+  FlightLog& operator=(const FlightLog&) = delete;
 
   std::uint64_t issued(const OperationDescription& description);  // the operation's number
   void started(std::uint64_t number) { recorder_.started(number); }
@@ -84,7 +87,8 @@ class FlightLogs {
   FlightOptions files_;
   std::mutex dump_mutex_;
   mutable std::mutex mutex_;
-  std::string failure_;  // the first
+  std::string failure_;            // the first
+  std::vector<std::string> gone_;  // the last groups that failed before they were destroyed, as JSON
   std::vector<std::weak_ptr<FlightLog>> logs_;
 };
 

@@ -239,5 +239,29 @@ TEST_F(FlightLogTest, TheFirstFailureIsTheReasonOfWhatIsWrittenLater) {
   EXPECT_THAT(dump_of(0)["reason"].get<std::string>(), HasSubstr("first"));
 }
 
+// An error destroys the communicator; then a signal has the file written again.
+TEST_F(FlightLogTest, AGroupThatFailedStaysInWhatIsWrittenAfterItsEnd) {
+  run_local_ranks(1, [&](const std::shared_ptr<Communicator>& comm) {
+    for (int i = 0; i < 10; ++i) {
+      auto other = comm->split(0, 0, fmt::format("other {}", i));
+      other->barrier();
+      other->abort("broken");
+      EXPECT_THROW(other->barrier(), CommError);
+    }
+    const auto well = comm->split(0, 0, "well");
+    well->barrier();
+    comm->dump_flight_recorder(path_of(0).string());
+  });
+  const json dump = dump_of(0);
+  std::vector<std::string> groups;
+  for (const json& group : dump["groups"]) {
+    groups.push_back(group["group"]);
+    EXPECT_EQ(group["entries"].back()["state"], groups.back().starts_with("other") ? "failed" : "finished") << group;
+  }
+  ASSERT_EQ(groups.size(), 8U + 2) << json(groups);  // the last eight that failed, the world, and "well"
+  EXPECT_EQ(groups.front(), "other 2");
+  EXPECT_EQ(groups.back(), "well");
+}
+
 }  // namespace
 }  // namespace phalanx
