@@ -40,8 +40,10 @@ PinnedMemory::~PinnedMemory() {
   ::munmap(kernel_, kBytes);
 }
 
+std::size_t PinnedMemory::block_size(std::size_t bytes) { return std::bit_ceil(std::max(bytes, kPage)); }
+
 std::byte* PinnedMemory::allocate(std::size_t bytes) {
-  const std::size_t size = std::bit_ceil(std::max(bytes, kPage));
+  const std::size_t size = block_size(bytes);
   const std::lock_guard lock(mutex_);
   for (auto& entry : blocks_) {
     Block& block = entry.second;

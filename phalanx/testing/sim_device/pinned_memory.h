@@ -37,6 +37,8 @@ class PinnedMemory {
 
   /// Blocks start on a page, and share none.
   std::byte* allocate(std::size_t bytes);
+  /// How large a block for that many bytes is.
+  static std::size_t block_size(std::size_t bytes);
   void release(std::byte* block);
   bool owns(const void* address) const { return address >= host_ && address < host_ + kBytes; }
   /// REQUIRES: owns(address).

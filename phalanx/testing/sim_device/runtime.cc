@@ -174,6 +174,12 @@ void* Runtime::kernel_view(const void* address) const {
   return const_cast<void*>(address);
 }
 
+std::byte* Runtime::allocate_pinned(std::size_t bytes) {
+  std::byte* const block = pinned_.allocate(bytes);
+  forget_accesses(block, PinnedMemory::block_size(bytes));
+  return block;
+}
+
 void Runtime::forget_accesses(const void* begin, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   detector_.forget(begin, bytes);

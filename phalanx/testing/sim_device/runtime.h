@@ -99,6 +99,8 @@ class Runtime {
   void* kernel_view(const void* address) const;
   DeviceMemory& memory() { return memory_; }
   PinnedMemory& pinned() { return pinned_; }
+  /// From pinned(). What a block was used for before is over.
+  std::byte* allocate_pinned(std::size_t bytes);
   HostWaits& host_waits() { return host_waits_; }
 
   /// The race detector no longer knows earlier accesses to that range.

@@ -215,7 +215,7 @@ class SimPinned : public ::testing::Test {
 
   sim::Runtime runtime;
   std::byte* device = runtime.memory().begin(0);
-  std::byte* pinned = runtime.pinned().allocate(4);
+  std::byte* pinned = runtime.allocate_pinned(4);
 };
 
 TEST_F(SimPinned, AHostThatWaitsSeesTheCopy) {
@@ -250,13 +250,23 @@ TEST_F(SimPinned, AFreedBlockIsReusedOnlyWhenItsCopyIsDone) {
   runtime.set_delays({.longest = 20ms, .seed = 5});
   for (int i = 0; i < 3; ++i) copy("to device", device, pinned);
   runtime.pinned().release(pinned);
-  std::byte* other = runtime.pinned().allocate(4);
+  std::byte* other = runtime.allocate_pinned(4);
   EXPECT_NE(other, pinned);
   runtime.pinned().release(other);
   runtime.synchronize_device(0, "test");
-  std::byte* again = runtime.pinned().allocate(4);
+  std::byte* again = runtime.allocate_pinned(4);
   EXPECT_EQ(again, pinned);
   host_number() = 3;
+  EXPECT_THAT(runtime.races(), IsEmpty());
+}
+
+TEST_F(SimPinned, AReusedBlockHasNoPast) {
+  copy("to device", device, pinned);
+  runtime.pinned().release(pinned);
+  const sim::EventPtr end = runtime.record({0, 0});
+  while (!end->is_done()) std::this_thread::yield();
+  ASSERT_EQ(runtime.allocate_pinned(4), pinned);
+  runtime.launch({1, 0}, {"to host", {{pinned, 4, true}}, [] {}});
   EXPECT_THAT(runtime.races(), IsEmpty());
 }
 

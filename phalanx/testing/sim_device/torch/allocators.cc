@@ -67,10 +67,10 @@ class DeviceTensorAllocator final : public c10::DeviceAllocator {
 
 class PinnedTensorAllocator final : public c10::Allocator {
  public:
-  explicit PinnedTensorAllocator(PinnedMemory& memory) : memory_(memory) {}
+  explicit PinnedTensorAllocator(Runtime& runtime) : runtime_(runtime) {}
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    std::byte* block = memory_.allocate(bytes);
+    std::byte* block = runtime_.allocate_pinned(bytes);
     return {block, block, &free_pinned_block, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_pinned_block; }
@@ -79,7 +79,7 @@ class PinnedTensorAllocator final : public c10::Allocator {
  private:
   static void free_pinned_block(void* block) { sim_backend().runtime.pinned().release(static_cast<std::byte*>(block)); }
 
-  PinnedMemory& memory_;
+  Runtime& runtime_;
 };
 
 c10::Allocator* the_device_allocator = nullptr;
@@ -89,7 +89,7 @@ c10::Allocator* the_pinned_allocator = nullptr;
 
 void register_allocators(SimBackend& backend) {
   the_device_allocator = new DeviceTensorAllocator(backend);
-  the_pinned_allocator = new PinnedTensorAllocator(backend.runtime.pinned());
+  the_pinned_allocator = new PinnedTensorAllocator(backend.runtime);
   c10::SetAllocator(c10::DeviceType::PrivateUse1, the_device_allocator);
 }
 

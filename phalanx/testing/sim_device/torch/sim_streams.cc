@@ -63,7 +63,7 @@ class SimStreams final : public DeviceStreams {
                                      }});
   }
   std::shared_ptr<std::byte> make_pinned(std::size_t bytes) override {
-    return {runtime().pinned().allocate(bytes), [](std::byte* block) { runtime().pinned().release(block); }};
+    return {runtime().allocate_pinned(bytes), [](std::byte* block) { runtime().pinned().release(block); }};
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,7 @@ class TrainerOnSim : public TrainerTest {
     return sum;
   }
 
-  void expect_losses_of_the_cpu(const Layout& layout, double tolerance) {
+  void expect_losses_of_the_cpu(const Layout& layout, double tolerance = kOtherKernels) {
     const std::string on_cpu = layout.name + "_cpu";
     train(config_of(layout, on_cpu), layout.ranks);
     const std::vector<double> expected = losses(on_cpu);
@@ -49,29 +50,42 @@ class TrainerOnSim : public TrainerTest {
     }
   }
 
+  static constexpr double kOtherKernels = 1e-6;  // other kernels round in another order
   sim_device::SimBackend& sim_ = sim_device::sim_backend();
 };
 
-constexpr double kOtherKernels = 1e-6;  // other kernels round in another order
-
-TEST_F(TrainerOnSim, OneRank) { expect_losses_of_the_cpu({.name = "one"}, kOtherKernels); }
-TEST_F(TrainerOnSim, DataParallel) { expect_losses_of_the_cpu({.name = "ddp", .ranks = 2}, kOtherKernels); }
-TEST_F(TrainerOnSim, Zero3) {
-  expect_losses_of_the_cpu({.name = "zero3", .ranks = 2, .keys = sharded(3)}, kOtherKernels);
+std::vector<std::string> schedule(const std::string& name) {
+  return {"--parallelism.pipeline_parallel_schedule=" + name};
 }
-TEST_F(TrainerOnSim, TensorParallel) { expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2}, kOtherKernels); }
-TEST_F(TrainerOnSim, Pipeline) { expect_losses_of_the_cpu({.name = "pp", .ranks = 2, .pp = 2}, kOtherKernels); }
-TEST_F(TrainerOnSim, Mix) {
-  expect_losses_of_the_cpu({.name = "mix", .ranks = 4, .tp = 2, .keys = sharded(3, 2)}, kOtherKernels);
+
+TEST_F(TrainerOnSim, OneRank) { expect_losses_of_the_cpu({.name = "one"}); }
+TEST_F(TrainerOnSim, DataParallel) { expect_losses_of_the_cpu({.name = "ddp", .ranks = 2}); }
+TEST_F(TrainerOnSim, Sharded) {
+  expect_losses_of_the_cpu({.name = "zero1", .ranks = 2, .keys = sharded(1)});
+  expect_losses_of_the_cpu({.name = "zero2", .ranks = 2, .keys = sharded(2)});
+  expect_losses_of_the_cpu({.name = "zero3", .ranks = 2, .keys = sharded(3)});
+  expect_losses_of_the_cpu({.name = "hsdp", .ranks = 4, .keys = sharded(3, 2)});
+}
+TEST_F(TrainerOnSim, TensorParallel) { expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2}); }
+TEST_F(TrainerOnSim, Pipelines) {
+  expect_losses_of_the_cpu({.name = "pp", .ranks = 2, .pp = 2});
+  expect_losses_of_the_cpu({.name = "interleaved", .ranks = 2, .pp = 2, .keys = schedule("Interleaved1F1B")});
+  expect_losses_of_the_cpu({.name = "zbv", .ranks = 2, .pp = 2, .keys = schedule("ZBVZeroBubble")});
+}
+TEST_F(TrainerOnSim, Mixes) {
+  expect_losses_of_the_cpu({.name = "tp_zero3", .ranks = 4, .tp = 2, .keys = sharded(3, 2)});
+  expect_losses_of_the_cpu({.name = "all", .ranks = 8, .tp = 2, .pp = 2, .keys = sharded(3, 2)});
 }
 TEST_F(TrainerOnSim, Offloaded) {
   expect_losses_of_the_cpu({.name = "offload",
                             .ranks = 2,
-                            .keys = {"--parallelism.data_parallel_shard_degree=2", "--training.enable_cpu_offload"}},
-                           kOtherKernels);
+                            .keys = {"--parallelism.data_parallel_shard_degree=2", "--training.enable_cpu_offload"}});
 }
-TEST_F(TrainerOnSim, Recomputed) {
-  expect_losses_of_the_cpu({.name = "recomputed", .keys = {"--activation_checkpoint.mode=full"}}, kOtherKernels);
+TEST_F(TrainerOnSim, RecomputedAndAccumulated) {
+  expect_losses_of_the_cpu({.name = "recomputed", .keys = {"--activation_checkpoint.mode=full"}});
+  expect_losses_of_the_cpu({.name = "accumulated",
+                            .ranks = 2,
+                            .keys = {"--parallelism.data_parallel_shard_degree=2", "--training.local_batch_size=1"}});
 }
 TEST_F(TrainerOnSim, SixteenBits) {
   expect_losses_of_the_cpu(
@@ -79,6 +93,21 @@ TEST_F(TrainerOnSim, SixteenBits) {
        .ranks = 2,
        .keys = {"--parallelism.data_parallel_shard_degree=2", "--training.mixed_precision_param=bfloat16"}},
       1e-3);
+}
+
+// The second half of a run, from the checkpoint that was saved asynchronously in its middle, has the same losses.
+TEST_F(TrainerOnSim, AsynchronousCheckpointsResumeBitForBit) {
+  const std::vector<std::string> keys = {"--training.steps=6", "--validation.no-enable", "--checkpoint.interval=3",
+                                         "--checkpoint.async_mode=async"};
+  const auto config_for = [&](const std::string& run) {
+    return config_of({.name = run, .ranks = 2, .keys = sharded(3)}, run, keys);
+  };
+  const std::vector<double> whole = losses_on_sim(config_for("whole"), "whole", 2, /*over_nccl=*/true);
+  ASSERT_EQ(whole.size(), 6);
+  std::filesystem::create_directories(path("resumed") + "/checkpoint");
+  std::filesystem::copy(path("whole") + "/checkpoint/step-3", path("resumed") + "/checkpoint/step-3");
+  const std::vector<double> half = losses_on_sim(config_for("resumed"), "resumed", 2, /*over_nccl=*/true);
+  EXPECT_EQ(half, std::vector<double>(whole.begin() + 3, whole.end()));
 }
 
 }  // namespace
