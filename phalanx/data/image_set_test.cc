@@ -118,10 +118,10 @@ TEST_F(ImageSetTest, ReadsMnistAsPublished) {
   EXPECT_EQ(idx_labels(60'000).size(), 60'008U);
   const auto raw = folder() / "MNIST" / "raw";  // as torchvision leaves them
   std::filesystem::create_directories(raw);
-  put(raw / "train-images-idx3-ubyte.gz", gzipped(images));
-  put(raw / "train-labels-idx1-ubyte.gz", gzipped(idx_labels(60'000)));
-  put(raw / "t10k-images-idx3-ubyte", tests);
-  put(raw / "t10k-labels-idx1-ubyte", idx_labels(10'000));
+  write_file(raw / "train-images-idx3-ubyte.gz", gzipped(images));
+  write_file(raw / "train-labels-idx1-ubyte.gz", gzipped(idx_labels(60'000)));
+  write_file(raw / "t10k-images-idx3-ubyte", tests);
+  write_file(raw / "t10k-labels-idx1-ubyte", idx_labels(10'000));
   const ImageSet train = read_mnist(folder(), ImageSplit::train), test = read_mnist(raw, ImageSplit::test);
   EXPECT_EQ(train.size(), 60'000);
   EXPECT_EQ(test.size(), 10'000);
@@ -136,7 +136,7 @@ TEST_F(ImageSetTest, ReadsCifarAsPublished) {
   for (int i = 0; i < 6; ++i) {
     const std::string batch = cifar_batch(10'000 * i, 10'000);
     EXPECT_EQ(batch.size(), 30'730'000U);
-    put(inner / (i == 5 ? "test_batch.bin" : "data_batch_" + std::to_string(i + 1) + ".bin"), batch);
+    write_file(inner / (i == 5 ? "test_batch.bin" : "data_batch_" + std::to_string(i + 1) + ".bin"), batch);
   }
   const ImageSet train = read_cifar10(folder(), ImageSplit::train), test = read_cifar10(folder(), ImageSplit::test);
   EXPECT_EQ(train.size(), 50'000);
@@ -151,7 +151,7 @@ TEST_F(ImageSetTest, SaysWhatToDoWithOtherArchivesOfCifar) {
   EXPECT_THAT(error(), Not(HasSubstr("tar")));
   std::filesystem::create_directory(folder() / "cifar-10-batches-py");
   EXPECT_THAT(error(), HasSubstr("the Python version is there, and the binary version is needed"));
-  put(folder() / "cifar-10-binary.tar.gz", "");
+  write_file(folder() / "cifar-10-binary.tar.gz", "");
   EXPECT_THAT(error(), AllOf(HasSubstr("missing data_batch_1.bin"), HasSubstr("unpack cifar-10-binary.tar.gz there")));
 }
 
