@@ -66,7 +66,7 @@ const std::vector<Source>& sources() {
       {"recipes/lifecycle.cc", &kLifecycle},
       {"recipes/llama_sharded_tensor_parallel.cc", &kLlamaShardedTensorParallel},
       {"recipes/overlap.cc", &kOverlap},
-      {"recipes/pipeline_by_hand.cc", &kPipelineByHand},
+      {"recipes/pipeline_by_hand.h", &kPipelineByHand},
       {"recipes/tensor_parallel_by_hand.cc", &kTensorParallelByHand},
       {"recipes/tensor_parallel_toy.cc", &kTensorParallelToy},
       {"recipes/zero3_by_hand.cc", &kZero3ByHand},
