@@ -3,8 +3,8 @@
 // Contract
 // - Thread-safe. Keys are 1 to 1,024 bytes, values 0 to 64 MiB. Both may hold any bytes.
 // - get, get_all, wait and wait_any block until the keys exist. After the timeout (the call's, else the store's) they
-//   throw a StoreTimeout that names the missing keys. A wrong request is a StoreRequestError. All other calls return at once. Over TCP they fail with a
-//   CommError 5 s after the store's timeout, or after 20 s if that is sooner.
+//   throw a StoreTimeout that names the missing keys. All other calls return at once. Over TCP they fail with a
+//   CommError 5 s after the store's timeout, or after 20 s if that is sooner. A wrong request is a StoreRequestError.
 //
 //   PrefixStore store(base, "rendezvous");
 //   store.set(fmt::format("address/{}", rank), address);
@@ -30,6 +30,11 @@ class StoreTimeout : public CommError {
 /// A request that no store can serve: a key, a value or a number of keys out of bounds, an add() to something that is no
 /// integer. Nothing was sent, or the store has answered: its connection is as good as before.
 class StoreRequestError : public CommError {
+  using CommError::CommError;
+};
+
+/// The connection to the store has ended: the process that hosts it has ended, or the network broke it.
+class StoreConnectionError : public CommError {
   using CommError::CommError;
 };
 

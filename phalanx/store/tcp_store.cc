@@ -90,7 +90,7 @@ std::string TcpStore::ask_on(int fd, const std::string& frame, Milliseconds time
   }
   if (result == IoResult::interrupted) throw CommError(store_detail::interrupted_message(describe(), what));
   if (result == IoResult::closed)
-    throw CommError(
+    throw StoreConnectionError(
         fmt::format("{}: {}: the connection broke; the process that hosts the store has ended or is "
                     "unreachable",
                     describe(), what));

@@ -35,6 +35,7 @@ constexpr milliseconds kRollCall{1'000};     // the other ranks have this long t
 // The store has this long to record that this rank leaves. A slow store reads what it was sent a little later.
 constexpr milliseconds kGoodbye{300};
 constexpr milliseconds kRendezvousPollInterval{100};
+constexpr std::size_t kMaxEndedGroups = 256;  // whose last collective is remembered
 
 std::string heartbeat_key(int rank) { return fmt::format("pulse/{}", rank); }
 std::string lost_key(int rank) { return fmt::format("lost/{}", rank); }
@@ -112,7 +113,8 @@ class HeartbeatMonitor::World {
   std::shared_ptr<Counter> collectives_of(const std::string& group) {
     auto counter = std::make_shared<Counter>(0);
     const std::lock_guard lock(mutex_);
-    std::erase_if(collectives_, [](const auto& entry) { return entry.second.expired(); });
+    if (collectives_.size() > kMaxEndedGroups)
+      std::erase_if(collectives_, [](const auto& entry) { return entry.second.use_count() == 1; });
     collectives_[group] = counter;
     return counter;
   }
@@ -148,7 +150,7 @@ class HeartbeatMonitor::World {
   }
 
   std::vector<int> behind(const std::string& group, const std::vector<int>& ranks, std::uint64_t sequence) {
-    std::vector<int> result;
+    std::vector<int> result, gone;
     try {
       const std::string roll = fmt::format("roll/{}", store_->add("rolls", 1));
       post_event(fmt::format("roll\n{}\n{}", group, roll));
@@ -164,12 +166,16 @@ class HeartbeatMonitor::World {
       }
       for (const auto& [rank, key] : keys) {
         const auto answer = store_->try_get(key);
-        if (!answer || std::strtoull(answer->c_str(), nullptr, 10) <= sequence) result.push_back(rank);
+        if (!answer && has_left(rank))
+          gone.push_back(rank);
+        else if (!answer || std::strtoull(answer->c_str(), nullptr, 10) <= sequence)
+          result.push_back(rank);
       }
     } catch (const Error&) {
       // Without the store there are no answers: no names are better than wrong ones.
     }
-    return result;
+    // A rank that has left without an answer may have timed out in the same collective: another one kept all waiting.
+    return result.empty() ? gone : result;
   }
 
   void announce_abort(const std::string& group, const std::string& reason) {
@@ -299,15 +305,21 @@ class HeartbeatMonitor::World {
       has_result = false;
     } catch (const StoreRequestError& error) {
       if (!std::exchange(has_warned_, true)) log::warn(fmt::format("the watch over the ranks: {}", error.what()));
+      has_result = false;
+    } catch (const StoreConnectionError&) {
+      lose_store();
       return false;
     } catch (const Error&) {
-      // A broken connection is an error at once. A silent one is an error only when the time for an answer is over.
-      const bool broke = Clock::now() - begin < (wait.count() > 0 ? wait : kCall);
-      if (broke && !stopping_.load()) is_store_lost_.store(true, std::memory_order_release);
+      // Before the time for an answer is over, the store was not silent: it cannot be reached.
+      if (Clock::now() - begin < (wait.count() > 0 ? wait : kCall)) lose_store();
       return false;
     }
     unanswered_since_.store(0, std::memory_order_relaxed);
     return has_result;
+  }
+
+  void lose_store() {
+    if (!stopping_.load()) is_store_lost_.store(true, std::memory_order_release);
   }
 
   void poll_peers() {
@@ -343,6 +355,10 @@ class HeartbeatMonitor::World {
     if (!ask(wait, [&] { key = store_->wait_any(keys, wait); })) return;
     // A store that reports its own host has outlived it, so the host has left. The store may end before it says so.
     const bool is_host = options_.store_rank >= 0 && key == lost_key(options_.store_rank);
+    if (is_host) {
+      const std::lock_guard lock(mutex_);
+      left_.insert(options_.store_rank);
+    }
     if (!ask({}, [&] { value = store_->get(key, kCall); }) && !is_host) return;
     if (key == keys.front()) {
       next_event_.fetch_add(1);
@@ -367,7 +383,7 @@ class HeartbeatMonitor::World {
         aborted_.emplace(group, rest);
         return;
       }
-      if (const auto found = collectives_.find(group); found != collectives_.end()) begun = found->second.lock();
+      if (const auto found = collectives_.find(group); found != collectives_.end()) begun = found->second;
     }
     ask({}, [&] { store_->set(fmt::format("{}/{}", rest, rank_), std::to_string(begun ? begun->load() : 0)); });
   }
@@ -390,7 +406,7 @@ class HeartbeatMonitor::World {
   std::map<int, Clock::time_point> dead_;
   std::set<int> left_;
   std::map<std::string, std::string> aborted_;  // group -> the first reason
-  std::map<std::string, std::weak_ptr<Counter>> collectives_;
+  std::map<std::string, std::shared_ptr<Counter>> collectives_;  // also of groups that have ended here
 
   // Used by the thread alone.
   std::vector<int> watched_;  // the other ranks that have neither died nor left

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
+#include <unordered_map>
 
 #include "phalanx/base/error.h"
 #include "phalanx/layout/balance_stages.h"
@@ -41,6 +43,24 @@ std::vector<int> children_of_stages(const torch::nn::SequentialImpl& whole, int 
   return given;
 }
 
+// Stages on different ranks would train copies of such a parameter, each on a part of its gradient.
+void require_untied(const torch::nn::SequentialImpl& whole) {
+  std::unordered_map<const c10::TensorImpl*, std::string> names;
+  std::size_t child = 0;
+  for (const auto& module : whole.children()) {
+    for (const auto& parameter : module->named_parameters()) {
+      const std::string name = fmt::format("{}.{}", child, parameter.key());
+      const auto [first, is_new] = names.try_emplace(parameter.value().unsafeGetTensorImpl(), name);
+      if (!is_new && !first->second.starts_with(fmt::format("{}.", child)))
+        throw ConfigError(
+            fmt::format("SequentialPipeline: parameter '{}' is '{}', too: expected a parameter in one child alone; "
+                        "wrap what shares it in one module",
+                        name, first->second));
+    }
+    ++child;
+  }
+}
+
 }  // namespace
 
 SequentialPipeline::SequentialPipeline(const torch::nn::SequentialImpl& whole, const Loss& loss,
@@ -49,6 +69,7 @@ SequentialPipeline::SequentialPipeline(const torch::nn::SequentialImpl& whole, c
                                                            .ranks = comm->size(),
                                                            .stages_per_rank = options.stages_per_rank,
                                                            .micro_batches = options.chunks});
+  require_untied(whole);
   const auto parts = split_sequential(whole, children_of_stages(whole, plan.stages(), options.children));
   std::vector<PipelineStage> stages;
   for (const int s : plan.stages_of(comm->rank())) {

@@ -78,6 +78,9 @@ TEST(SequentialPipelineTest, RefusesStagesThatCannotBe) {
     }
     EXPECT_THAT(error(two, {.schedule = "GPype"}), HasSubstr("unknown pipeline schedule 'GPype'"));
     EXPECT_THAT(error(two, {.chunks = 0}), HasSubstr("0 micro-batches"));
+    const torch::nn::Linear shared(2, 2);
+    EXPECT_THAT(error(torch::nn::Sequential(shared, torch::nn::ReLU(), shared), {}),
+                HasSubstr("parameter '2.weight' is '0.weight', too: expected a parameter in one child alone"));
   });
 }
 

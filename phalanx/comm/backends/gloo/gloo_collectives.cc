@@ -37,6 +37,7 @@ class GlooCollective final : public GlooOperation {
     if (!can_go_on()) return Progress::blocked;
     if (!have_passed()) return Progress::blocked;
     if (next()) return Progress::moved;
+    if (is_given_up()) return Progress::blocked;
     backend_.collective_done();
     return Progress::done;
   }
@@ -73,15 +74,21 @@ class GlooCollective final : public GlooOperation {
     if (Pointer message = receive(peer, data, bytes)) relayed_.push_back(std::move(message));
   }
 
+  // A collective fails on all ranks if one gives up before it is through: also on those that wait for others, or whose
+  // data have all arrived.
+  bool is_given_up() {
+    const int rank = size_ > 1 ? backend_.transport().gave_up_before(index_) : -1;
+    if (rank >= 0) failure_.set(fmt::format("rank {} has given up the group", rank));
+    return rank >= 0;
+  }
+
   // True once all messages of the step are done. What fails is kept in failure_.
   bool have_passed() {
     while (!failure_ && !(messages_.empty() && relayed_.empty())) {
       pass_on();
       std::erase_if(messages_, [&](const Pointer& message) { return message->is_done() && is_good(*message); });
       if (messages_.empty()) continue;
-      // The others wait in vain for a rank that has given up, even if they do not wait for it themselves.
-      if (const int rank = backend_.transport().gave_up_before(index_); rank >= 0)
-        failure_.set(fmt::format("rank {} has given up the group", rank));
+      is_given_up();
       return false;
     }
     relay_to_.clear();

@@ -106,6 +106,18 @@ void MessageLink::close(const ErrorText& error) noexcept {
   fail_all();
 }
 
+// If something before it has not been written yet, the peer only sees that the connection ends.
+void MessageLink::give_up(std::int64_t collectives_done, const ErrorText& error) noexcept {
+  const MessageFrame frame{.count = collectives_done, .tag = kGaveUpTag};
+  if (is_open() && !wants_to_write()) send(fd(), &frame, kFrameBytes, MSG_NOSIGNAL);
+  close(error);
+}
+
+void MessageLink::take_notice(const MessageFrame& frame) noexcept {
+  gave_up_after_ = std::max<std::int64_t>(frame.count, 0);
+  has_progress_ = true;
+}
+
 void MessageLink::done(Message& message) noexcept {
   message.is_done_.store(true, std::memory_order_release);
   has_progress_ = true;
@@ -156,8 +168,7 @@ void OutgoingLink::read() {
   std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
   for (MessageFrame request; take_frame_bytes(received_, bytes, request);) {
     if (request.tag == kGaveUpTag) {
-      gave_up_after_ = std::max<std::int64_t>(request.count, 0);
-      has_progress_ = true;
+      take_notice(request);
       continue;
     }
     if (!is_valid(request)) return close(fmt::format("rank {} sends a malformed request", peer_));
@@ -227,13 +238,6 @@ void IncomingLink::write() {
   if (has_moved(sent)) requests_.erase(0, static_cast<std::size_t>(sent));
 }
 
-// If a request before it has not been written yet, the peer only sees that the connection ends.
-void IncomingLink::give_up(std::int64_t collectives_done, const ErrorText& error) noexcept {
-  const MessageFrame frame{.count = collectives_done, .tag = kGaveUpTag};
-  if (is_open() && requests_.empty()) send(fd(), &frame, kFrameBytes, MSG_NOSIGNAL);
-  close(error);
-}
-
 // Data of the current message go straight to its memory; what follows them goes through a buffer.
 void IncomingLink::read() {
   std::array<char, kReadAhead> buffer;
@@ -263,6 +267,7 @@ void IncomingLink::take(std::string_view bytes) {
 }
 
 void IncomingLink::take_frame(const MessageFrame& frame) {
+  if (frame.tag == kGaveUpTag) return take_notice(frame);
   const auto receive = receives_.find(frame.tag);
   if (receive == receives_.end() && frame.tag == kCollectiveTag && is_valid(frame)) {
     early_ = frame;

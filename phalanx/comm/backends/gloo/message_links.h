@@ -87,6 +87,10 @@ class MessageLink {
 
   int fd() const noexcept { return socket_.get(); }
   bool is_open() const noexcept { return static_cast<bool>(socket_); }
+  /// Tells the peer behind all that was sent, if the socket takes it, and closes.
+  void give_up(std::int64_t collectives_done, const ErrorText& error) noexcept;
+  /// If the peer has given up the group: the number of collectives it had done; else -1.
+  std::int64_t gave_up_after() const noexcept { return gave_up_after_; }
   /// True if a message was done, or the peer gave up, since the last call.
   bool take_progress() noexcept { return std::exchange(has_progress_, false); }
 
@@ -101,6 +105,7 @@ class MessageLink {
   void done(Message& message) noexcept;
   void fail(Message& message) noexcept;
   void fail(ByTag<Pointer>& messages) noexcept;
+  void take_notice(const MessageFrame& frame) noexcept;  // that the peer gives up
   const int self_, peer_;
   bool has_progress_ = false;
 
@@ -111,6 +116,7 @@ class MessageLink {
   std::uint64_t number_ = 0;   // the link's, in epoll
   std::uint32_t watched_ = 0;  // events that epoll waits for
   ErrorText error_;            // why it was closed
+  std::int64_t gave_up_after_ = -1;
 };
 
 /// The sender's end: writes data, reads requests.
@@ -121,8 +127,6 @@ class OutgoingLink final : public MessageLink {
   void read() override;
   void write() override;
   bool wants_to_write() const noexcept override { return !queue_.empty(); }
-  /// If the peer has given up the group: the number of collectives it had done; else -1.
-  std::int64_t gave_up_after() const noexcept { return gave_up_after_; }
   /// True if the peer's system has not confirmed yet all that was written.
   bool has_unconfirmed() const noexcept;
 
@@ -141,7 +145,6 @@ class OutgoingLink final : public MessageLink {
   ByTag<MessageFrame> requests_;  // not met by a send yet
   std::deque<Queued> queue_;      // matched
   std::size_t written_ = 0;       // of the frame and the data of the first
-  std::int64_t gave_up_after_ = -1;
   std::string received_;  // less than a frame
 };
 
@@ -154,8 +157,6 @@ class IncomingLink final : public MessageLink {
   void write() override;
   bool wants_to_read() const noexcept override { return !early_; }
   bool wants_to_write() const noexcept override { return !requests_.empty(); }
-  /// Tells the peer, if the socket takes it, and closes.
-  void give_up(std::int64_t collectives_done, const ErrorText& error) noexcept;
 
  private:
   void take(std::string_view bytes);

@@ -76,7 +76,7 @@ void MessageTransport::abort(std::int64_t collectives_done) noexcept {
   for (const Peer& peer : peers_) {
     if (!peer.to) continue;
     peer.from->give_up(collectives_done, gave_this_up_);
-    peer.to->close(gave_this_up_);
+    peer.to->give_up(collectives_done, gave_this_up_);
   }
 }
 
@@ -102,7 +102,7 @@ bool MessageTransport::has_unconfirmed() {
 bool MessageTransport::settle(std::uint64_t number) {
   link(number).update_epoll();
   const std::size_t rank = number / 2;
-  if (const std::int64_t done = number % 2 == 0 ? peers_[rank].to->gave_up_after() : -1; done >= 0)
+  if (const std::int64_t done = link(number).gave_up_after(); done >= 0)
     gave_up_ = std::min<std::uint64_t>(gave_up_, static_cast<std::uint64_t>(done) * peers_.size() + rank);
   return link(number).take_progress();
 }
