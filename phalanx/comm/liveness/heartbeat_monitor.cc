@@ -405,7 +405,7 @@ class HeartbeatMonitor::World {
   Clock::time_point silent_since_{}, silence_looked_at_{};  // of the store
   std::map<int, Clock::time_point> dead_;
   std::set<int> left_;
-  std::map<std::string, std::string> aborted_;  // group -> the first reason
+  std::map<std::string, std::string> aborted_;                   // group -> the first reason
   std::map<std::string, std::shared_ptr<Counter>> collectives_;  // also of groups that have ended here
 
   // Used by the thread alone.

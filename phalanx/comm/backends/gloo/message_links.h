@@ -145,7 +145,7 @@ class OutgoingLink final : public MessageLink {
   ByTag<MessageFrame> requests_;  // not met by a send yet
   std::deque<Queued> queue_;      // matched
   std::size_t written_ = 0;       // of the frame and the data of the first
-  std::string received_;  // less than a frame
+  std::string received_;          // less than a frame
 };
 
 /// The receiver's end: writes requests, reads data.
