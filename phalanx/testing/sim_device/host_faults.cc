@@ -45,7 +45,9 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 }  // namespace
 
 void handle_host_faults(Runtime* runtime) {
-  if (watched.exchange(runtime) != nullptr || runtime == nullptr) return;
+  watched.store(runtime);
+  static std::atomic<bool> is_installed{false};  // twice, and `before` would be on_fault itself
+  if (runtime == nullptr || is_installed.exchange(true)) return;
   struct sigaction action {};
   action.sa_sigaction = &on_fault;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;

@@ -65,9 +65,9 @@ void Runtime::launch(StreamId id, Kernel kernel) {
     }
     on.queue.put([this, &on, kernel = std::move(kernel)] { run(on, kernel); });
     if (!pinned.empty()) end = record_locked(on);
+    for (const Access& access : pinned)
+      pinned_.used(access.begin, {end->stamp_, access.is_write, name, [end] { return end->is_done(); }});
   }
-  for (const Access& access : pinned)
-    pinned_.used(access.begin, {end->stamp_, access.is_write, name, [end] { return end->is_done(); }});
 }
 
 void Runtime::run(Stream& on, const Kernel& kernel) {
@@ -116,13 +116,12 @@ void Runtime::wait(StreamId id, const EventPtr& event) {
   if (!event->is_done()) on.queue.put([this, event] { await(event); });
 }
 
-bool Runtime::is_idle(StreamId id) {
-  Stream* on = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    on = &stream(id);
-  }
-  return on->queue.is_idle();
+bool Runtime::query(StreamId id) {
+  const std::lock_guard lock(mutex_);
+  const Stream& on = stream(id);
+  if (!on.queue.is_idle()) return false;
+  host_joined(on.clock);
+  return true;
 }
 
 void Runtime::await(const EventPtr& event) {
@@ -161,9 +160,12 @@ void Runtime::synchronize_device(int device, const std::string& cause) {
 }
 
 void Runtime::joined(const EventPtr& event) {
-  if (event->host_knows_.exchange(true)) return;
   const std::lock_guard lock(mutex_);
-  host_clock_.join(event->clock_);
+  if (!event->host_knows_.exchange(true)) host_joined(event->clock_);
+}
+
+void Runtime::host_joined(const VectorClock& clock) {
+  host_clock_.join(clock);
   ++host_version_;
   pinned_.host_joined(host_clock_);
 }

@@ -4,8 +4,8 @@
 //   Launches, records and waits return at once.
 // - Kernels are host functions. They name the memory that they read and write, and use it through kernel_view().
 // - Every launch is checked for races (race_detector.h), every wait of the host is counted (host_waits.h).
-// - A kernel that throws fails its device: later kernels there do nothing, and the next host wait throws Error, until
-//   clear_failure().
+// - A kernel that throws fails its device: later kernels there do nothing, and every wait of the host on it throws
+//   Error, until clear_failure().
 // - All threads of the host count as one: what one of them has waited for is done for all.
 //
 //   Runtime runtime;
@@ -86,10 +86,11 @@ class Runtime {
   void launch(StreamId stream, Kernel kernel);
   EventPtr record(StreamId stream);
   void wait(StreamId stream, const EventPtr& event);
-  bool is_idle(StreamId stream);
 
-  /// Whether the event has come. If so, the host knows what the event covers, as if it had waited.
+  /// Whether the event has come, or the stream has nothing left to do. If so, the host knows what that covers, as if it
+  /// had waited.
   bool query(const EventPtr& event);
+  bool query(StreamId stream);
   /// The host waits, and that is counted with its cause. Throws Error if the device has failed.
   void synchronize(const EventPtr& event, const std::string& cause);
   void synchronize(StreamId stream, const std::string& cause);
@@ -126,6 +127,7 @@ class Runtime {
   void run(Stream& stream, const Kernel& kernel);
   void await(const EventPtr& event);
   void joined(const EventPtr& event);
+  void host_joined(const VectorClock& clock);  // REQUIRES: mutex_ is locked
   void throw_if_failed(int device) const;
 
   const std::function<void()> prepare_thread_;

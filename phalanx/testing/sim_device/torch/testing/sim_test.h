@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/error.h"
 #include "phalanx/testing/sim_device/torch/sim_backend.h"
 
 namespace phalanx {
@@ -43,7 +44,14 @@ class SimTest : public ::testing::Test {
  private:
   void reset() {
     sim.runtime.set_delays({});
-    for (int i = 0; i < sim_device::kDevices; ++i) sim.runtime.synchronize_device(i, "a test begins or ends");
+    for (int i = 0; i < sim_device::kDevices; ++i) {
+      try {
+        sim.runtime.synchronize_device(i, "a test begins or ends");
+      } catch (const Error& error) {
+        ADD_FAILURE() << error.what();
+        sim.runtime.clear_failure(i);
+      }
+    }
     sim.runtime.clear_races();
     sim.runtime.clear_launches();
     sim.runtime.host_waits().clear();
