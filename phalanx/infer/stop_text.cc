@@ -14,7 +14,7 @@ StopText::StopText(const data::BpeTokenizer& tokenizer, std::vector<std::string>
   }
 }
 
-std::string StopText::release(std::string text) {
+std::string StopText::release(const std::string& text) {
   if (stopped_) return "";
   held_ += text;
   std::size_t end = std::string::npos, kept = 0;

@@ -29,7 +29,7 @@ class StopText {
   std::string finish();
 
  private:
-  std::string release(std::string text);
+  std::string release(const std::string& text);
 
   data::StreamingDecoder decoder_;
   std::vector<std::string> stops_;

@@ -42,7 +42,7 @@ struct SmallNet : nn::Module {
 
 /// Rows [first, first + count) of the batch that every step uses: [count, kDim].
 inline at::Tensor batch_rows(at::Device device, std::int64_t first = 0, std::int64_t count = kBatch) {
-  const at::Tensor x = at::empty({count, kDim}, at::TensorOptions(at::kFloat).device(device));
+  at::Tensor x = at::empty({count, kDim}, at::TensorOptions(at::kFloat).device(device));
   fill(x, Init::normal(0.0, 1.0), kSeed, "x", first * kDim);
   return x;
 }

@@ -133,7 +133,7 @@ GradNorm clip_grad_norm(const std::vector<NamedTensor>& parameters, double max_n
   }
   const at::NoGradGuard no_grad;
   const Gradients gradients = gradients_of(parameters, comm);
-  const GradNorm norm = norm_of(gradients, comm);
+  GradNorm norm = norm_of(gradients, comm);
   if (gradients.device.is_cpu()) {
     const double scale = max_norm / (norm.value() + kClipEpsilon);
     if (norm.is_finite() && scale < 1) {

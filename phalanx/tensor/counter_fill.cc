@@ -66,6 +66,7 @@ float natural_log(float x) {
 
 /// sin and cos of 2 pi turn, turn in [0, 1): the quarter is taken off, then polynomials on [-pi/4, pi/4] (Cephes).
 void sin_cos_turn(float turn, float& sine, float& cosine) {
+  // NOLINTNEXTLINE(bugprone-incorrect-roundings): turn is not negative, and lround() would stop vectorisation
   const std::int32_t quarter = static_cast<std::int32_t>(turn * 4.0f + 0.5f);
   const float x = (turn - static_cast<float>(quarter) * 0.25f) * 6.28318530718f;
   const float z = x * x;

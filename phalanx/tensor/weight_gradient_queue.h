@@ -49,6 +49,7 @@ class WeightGradientQueue {
   struct Key {
     int stage = 0;
     int micro_batch = 0;
+    // NOLINTNEXTLINE(modernize-use-nullptr): takes the 0 that the generated comparison holds for a pointer
     auto operator<=>(const Key&) const = default;
   };
   /// What a layer stores; empty if it ran in no scope.
