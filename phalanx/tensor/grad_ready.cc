@@ -1,5 +1,6 @@
 #include "phalanx/tensor/grad_ready.h"
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 

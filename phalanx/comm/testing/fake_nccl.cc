@@ -317,12 +317,14 @@ NcclResult FakeNccl::split(FakeNcclComm* comm, int color, int key, NcclComm** re
       request.serial = comm->sequence++;
       request.exchange = [&](const std::string& value) { return bootstrap.all_gather_bytes(value); };
       auto transport = comm->transport->split(request);
+      comm->looks = kLooks;
       if (child) {
+        // As NCCL does: the old communicator can be ready before the new one is there.
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
         child->transport = std::move(transport);
         child->looks = kLooks;
-        *result = child->handle();
+        std::atomic_ref(*result).store(child->handle(), std::memory_order_release);
       }
-      comm->looks = kLooks;
     } catch (const std::exception&) {
       *result = nullptr;
       note("split given up");

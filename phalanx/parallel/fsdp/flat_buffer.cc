@@ -15,6 +15,27 @@ void drop_handle(void* handle) { delete static_cast<at::Tensor*>(handle); }
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
+// libtorch 2.11 can forbid access to a storage, but has no function that allows it again. The flag is private there. An
+// explicit instantiation may name a private member, so this one passes it to a function that is found by its argument.
+struct ThrowsOnAccess {
+  friend bool c10::StorageImpl::*member_of(ThrowsOnAccess);
+};
+template <bool c10::StorageImpl::*Member>
+struct PrivateMember {
+  friend bool c10::StorageImpl::*member_of(ThrowsOnAccess) { return Member; }
+};
+template struct PrivateMember<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+/// The storage's next set_data_ptr_noswap() makes it known to all checks.
+template <class Storage>
+void allow_access(Storage& storage) {
+  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
+    storage.clear_data_ptr_access_error_msg_();
+  } else {
+    storage.*member_of(ThrowsOnAccess{}) = false;
+  }
+}
+
 }  // namespace
 
 FlatBuffer::FlatBuffer(std::int64_t elements, at::TensorOptions options) : flat_(at::empty({0}, options)) {
@@ -45,8 +66,8 @@ void FlatBuffer::attach(const at::Tensor& memory) {
   memory_ = memory;
   auto handle = std::make_unique<at::Tensor>(memory);
   void* const data = handle->data_ptr();
+  allow_access(*storage_of(flat_));
   storage_of(flat_)->set_data_ptr_noswap(c10::DataPtr(data, handle.release(), &drop_handle, flat_.device()));
-  storage_of(flat_)->clear_data_ptr_access_error_msg_();
 }
 
 at::Tensor FlatBuffer::detach() {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 
+#include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backends/nccl/nccl_backend.h"
 
@@ -16,7 +17,14 @@ struct NcclPieces {
   std::shared_ptr<DeviceStreams> streams;
 };
 
-// NCCL does not accept two ranks on one device. devices[r]: rank r's DeviceStreams::device_identity().
+// NCCL knows a device by its host and its number there, and a host by NCCL_HOSTID where that is set.
+std::string identity_for_nccl(const DeviceStreams& streams) {
+  const std::string device = streams.device_identity();
+  const auto host = env_string("NCCL_HOSTID");
+  return device.empty() || !host ? device : fmt::format("{} of host {}", device, *host);
+}
+
+// NCCL does not accept two ranks on one device. devices[r]: rank r's identity_for_nccl().
 void throw_if_shared(const std::vector<std::string>& devices) {
   std::map<std::string, std::size_t> first;
   for (std::size_t rank = 0; rank < devices.size(); ++rank) {
@@ -48,7 +56,7 @@ std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, i
     const std::vector<std::string> problems = bootstrap.all_gather_bytes(mine);
     for (std::size_t rank = 0; rank < problems.size(); ++rank)
       if (!problems[rank].empty()) throw NcclUnavailable(fmt::format("rank {}: {}", rank, problems[rank]));
-    throw_if_shared(bootstrap.all_gather_bytes(pieces.streams->device_identity()));
+    throw_if_shared(bootstrap.all_gather_bytes(identity_for_nccl(*pieces.streams)));
     const std::string text = bootstrap.broadcast_bytes(std::string(id.bytes, sizeof id.bytes));
     std::memcpy(id.bytes, text.data(), sizeof id.bytes);
   }

@@ -594,6 +594,26 @@ TEST(NcclBackend, RanksThatNcclCannotConnectTimeOut) {
   EXPECT_THAT(nccl.calls(), ElementsAre("init", "abort"));
 }
 
+// NCCL takes ranks with different NCCL_HOSTID for ranks of different nodes, and so asks no more of their devices.
+TEST(NcclBackend, RanksOnOneDeviceMayBeOfDifferentHosts) {
+  const std::string same = "GPU-00";
+  const auto run = [&](bool differ) {
+    TcpStoreServer server;
+    return run_forked_ranks(2, [&](int rank) {
+      ::setenv("NCCL_HOSTID", differ && rank == 1 ? "second" : "first", /*overwrite=*/1);
+      TcpStore store(server.address());
+      const auto streams = std::make_shared<FakeStreams>();
+      streams->identify(same);
+      FakeNccl nccl(make_shm_backend(store, rank, 2, "transport", 60s, 0s));
+      const auto comm = make_nccl_communicator(make_shm_backend(store, rank, 2, "control", 60s, kDefaultHeartbeat), -1,
+                                               nccl.table(), streams, {});
+      if (comm->size() != 2) throw std::runtime_error("two ranks expected");
+    });
+  };
+  EXPECT_EQ(run(true), "");
+  EXPECT_THAT(run(false), HasSubstr("ranks 0 and 1 have the same device (GPU-00 of host first)"));
+}
+
 TEST(NcclBackend, RanksOnOneDeviceAreToldBeforeNcclIsAsked) {
   const auto control = make_local_backends(3);
   std::vector<std::thread> threads;

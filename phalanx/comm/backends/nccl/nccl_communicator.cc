@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
+
 #include "phalanx/base/error.h"
 #include "phalanx/base/start_thread.h"
 #include "phalanx/comm/wait.h"
@@ -38,13 +40,11 @@ void NcclCommunicator::throw_if_aborted(const char* what) const {
   if (is_aborted()) abort_.throw_if_set(fmt::format("NCCL: {}: ", what).c_str());
 }
 
-// For calls that make a group: complete when the communicator's state is no longer in_progress.
-void NcclCommunicator::await(const char* what, NcclResult first, NcclComm* comm,
-                             const std::function<void()>& give_up) const {
-  NcclResult state = first;
+void NcclCommunicator::poll_until(const char* what, const std::function<void()>& give_up,
+                                  const std::function<bool()>& is_done) const {
   const auto begin = Clock::now();
   SpinBackoff backoff(SpinBackoff::kBackground);
-  while (state == NcclResult::in_progress) {
+  while (!is_done()) {
     throw_if_aborted(what);
     if (give_up) give_up();
     if (Clock::now() - begin > setup_.timeout)
@@ -53,9 +53,19 @@ void NcclCommunicator::await(const char* what, NcclResult first, NcclComm* comm,
                       "connect (NCCL_DEBUG=INFO shows what it tries)",
                       what, std::chrono::duration<double>(setup_.timeout).count()));
     nccl_nap(backoff);
+  }
+}
+
+// For calls that make a group: complete when the communicator's state is no longer in_progress.
+void NcclCommunicator::await(const char* what, NcclResult first, NcclComm* comm,
+                             const std::function<void()>& give_up) const {
+  NcclResult state = first;
+  poll_until(what, give_up, [&] {
+    if (state != NcclResult::in_progress) return true;
     const NcclResult asked = setup_.table->comm_get_async_error(comm, &state);
     if (asked != NcclResult::success) state = asked;
-  }
+    return state != NcclResult::in_progress;
+  });
   if (state != NcclResult::success) throw CommError(fmt::format("NCCL: {}: {}", what, text_of(state)));
 }
 
@@ -81,16 +91,19 @@ std::shared_ptr<NcclCommunicator> NcclCommunicator::split(int color, int key, co
   std::shared_ptr<NcclCommunicator> group(new NcclCommunicator(setup_));
   NcclConfig config = this->config();
   const NcclResult result = setup_.table->comm_split(comm_, color, key, &group->comm_, &config);
-  // The old group's state shows when the call is complete, then the new group's state shows when it is usable.
+  // The old group's state shows when the call is complete. NCCL stores the new group's handle some time before or after
+  // that, from a thread of its own. Then the new group's state shows when it is usable.
   try {
     await("split", result, comm_, give_up);
+    if (color == kNcclNoColor) return nullptr;
+    poll_until("split", give_up,
+               [&] { return std::atomic_ref(group->comm_).load(std::memory_order_acquire) != nullptr; });
   } catch (...) {
     // NCCL may still be working, and will store the communicator that it made.
     left_behind_ = std::move(group);
     abort("it could not be split");
     throw;
   }
-  if (group->comm_ == nullptr) return nullptr;
   try {
     group->await("making the group by split", NcclResult::in_progress, group->comm_, give_up);
   } catch (...) {

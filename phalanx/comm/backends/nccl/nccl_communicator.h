@@ -73,6 +73,8 @@ class NcclCommunicator {
   explicit NcclCommunicator(Setup setup) : setup_(std::move(setup)) {}
   NcclConfig config() const;
   std::string text_of(NcclResult result) const;
+  // Calls is_done() until it is true. Throws after the timeout, or what `give_up` throws.
+  void poll_until(const char* what, const std::function<void()>& give_up, const std::function<bool()>& is_done) const;
   void await(const char* what, NcclResult first, NcclComm* comm, const std::function<void()>& give_up) const;
   void throw_if_aborted(const char* what) const;
   std::unique_lock<std::mutex> lock_for(const char* what);
