@@ -14,15 +14,17 @@ A step is forward, mean cross entropy, backward, clipping to norm 1 and AdamW (f
 --recompute full       a block keeps its input only and is run again in the backward
             selective  torchtitan's policy: a block keeps the results of attention and of every other matrix product
 
-Nothing waits for the device between steps unless --log-every says so. The closing line is JSON. tokens_per_s is over the
-wall time of all steps after --skip, with the device idle at both ends; step_ms_p50 is the median step between events.
-mfu is a share of the device's dense bf16 peak, whatever the precision, with the operations per token that Phalanx counts:
+Nothing waits for the device between steps unless --log-every says so. The closing line is JSON. tokens_per_s is over
+the wall time of all steps after --skip, with the device idle at both ends; step_ms_p50 is the median step between
+events. mfu is a share of the device's dense bf16 peak, whatever the precision, with the operations per token that
+Phalanx counts:
 
     6 (parameters - vocab dim) + 12 n_layers dim seq
 
 that is, without the input embedding, with both halves of the attention matrix and without what --recompute repeats.
 
---profile N traces N further steps. Their idle time is that between the first and the last kernel of all N steps.
+--profile N traces N further steps. Their idle time is that between the first and the last kernel of all N steps,
+shared out among them.
 --self-test checks this program on tiny models. It needs torch, and safetensors for --init-from.
 """
 
@@ -490,7 +492,7 @@ def matrix_flops(args, cfg):
     return counter.get_total_flops()
 
 
-def closest_agreement(a, b):
+def largest_gap(a, b):
     return max(abs(x - y) for x, y in zip(a, b))
 
 
@@ -502,19 +504,21 @@ def self_test(args):
 
     def losses_of(precision, recompute, compiled=False):
         run = argparse.Namespace(**dict(vars(args), precision=precision, recompute=recompute, compile=compiled))
+        if compiled:
+            torch.compiler.reset()  # past its limit of variants torch.compile falls back to eager
         return train(run, Trainer(run, cfg))[0]
 
     reference = losses_of("fp32", "none")
     good.append(check("fp32 learns", reference[0] > reference[-1] and abs(reference[0] - math.log(cfg.vocab)) < 0.1))
     for precision in PRECISIONS:
         plain = losses_of(precision, "none")
-        good.append(check(f"{precision} is near fp32", closest_agreement(plain, reference) < 0.03))
+        good.append(check(f"{precision} is near fp32", largest_gap(plain, reference) < 0.03))
         for recompute in RECOMPUTE:
-            gap = closest_agreement(losses_of(precision, recompute), plain)
+            gap = largest_gap(losses_of(precision, recompute), plain)
             good.append(check(f"{precision} with recompute {recompute}: losses within {gap:.1e}",
-                              gap < (1e-5 if precision == "fp32" else 1e-3)))
+                              gap < (1e-4 if precision == "fp32" else 1e-3)))
             if args.compile:
-                gap = closest_agreement(losses_of(precision, recompute, compiled=True), plain)
+                gap = largest_gap(losses_of(precision, recompute, compiled=True), plain)
                 good.append(check(f"{precision} with recompute {recompute} compiled: losses within {gap:.1e}",
                                   gap < (1e-4 if precision == "fp32" else 0.02)))
     eager = argparse.Namespace(**dict(vars(args), compile=False, precision="fp32"))
