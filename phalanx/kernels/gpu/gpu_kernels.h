@@ -6,7 +6,6 @@
 //
 // All functions are asynchronous on the stream, allocate nothing and wait for nothing. They return nullptr, or a message
 // (a string that lives forever) if the arguments are not supported or the launch failed; then nothing was written.
-// Messages start with the function's name.
 //
 // Values are stored as float, bfloat16 or float16 and computed in float; each result is rounded once, to nearest even,
 // unless stated otherwise. Results have the same bits in every run on the same device and arguments. Pointers need the
