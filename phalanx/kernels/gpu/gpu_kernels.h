@@ -1,0 +1,146 @@
+// Fused kernels for a GPU's stream, as a table of functions on raw pointers. Torch-free.
+//
+// There are two tables of the same kernels, compiled from one source. cuda_kernels() starts them on a CUDA stream.
+// host_kernels() runs them at once on the calling thread and on the host's memory: the lanes of a thread block take turns
+// between barriers, and reductions add in the same tree, so that tests need no GPU.
+//
+// All functions are asynchronous on the stream, allocate nothing and wait for nothing. They return nullptr, or a message
+// (a string that lives forever) if the arguments are not supported or the launch failed; then nothing was written.
+//
+// Values are stored as float, bfloat16 or float16 and computed in float; each result is rounded once, to nearest even,
+// unless stated otherwise. Results have the same bits in every run on the same device and arguments. Pointers need the
+// alignment of an element only, but kernels run several times as fast if pointers are multiples of 16 bytes, and
+// dimensions and strides multiples of 8 elements. Dimensions of 0 are fine.
+//
+// REQUIRES: pointers are accessible to the device, and outputs overlap nothing else unless stated otherwise. Tensors are
+// contiguous unless they have strides, which count elements. All rows of all arguments stay alive until the stream is
+// past the call; tables of tensors are read before the call returns.
+#pragma once
+
+#include <cstdint>
+
+namespace phalanx::kernels::gpu {
+
+enum class Type : std::int32_t { f32, bf16, f16 };
+
+/// A tensor to rotate: x [batch, seq, heads, head_dim], whose last dimension is contiguous, and the contiguous y.
+struct RotateJob {
+  const void* x;
+  std::int64_t batch_stride, position_stride, head_stride;
+  std::int64_t heads;
+  void* y;
+};
+
+/// The angles of rotate(): float [seq, head_dim / 2], or [batch, seq, head_dim / 2] if each row has its own.
+struct RotateAngles {
+  const float* cos;
+  const float* sin;
+  bool per_row;
+  float sin_sign;  // -1 rotates back
+};
+
+/// One parameter of adamw().
+struct AdamWTensor {
+  std::int64_t count;  // elements
+  float* parameter;
+  const void* grad;  // of AdamWSettings::grad_type
+  float* exp_avg;
+  float* exp_avg_sq;
+  void* copy;         // the new parameter, rounded to AdamWSettings::copy_type; or nullptr
+  const float* step;  // number of this step: 1, 2, ...
+};
+
+struct AdamWSettings {
+  double lr, beta1, beta2, eps, weight_decay;
+  Type grad_type;
+  Type copy_type;
+  const float* grad_scale;  // gradients are multiplied by it; or nullptr
+  const float* skip;        // not 0: nothing is written; or nullptr
+};
+
+/// Values of squares().
+struct ConstTensor {
+  std::int64_t count;  // elements
+  const void* values;
+};
+
+struct GpuKernels {
+  const char* name;  // "cuda" or "host"
+
+  /// y = round(x * inverse_rms) * weight, where the inner rounding is to x's type and
+  /// inverse_rms = 1 / sqrt(mean(x^2) + eps), which is saved. x, y: [rows, dim]; weight: [dim].
+  /// y may be wider or narrower than x: f32 with any type, or x and y the same.
+  const char* (*rms_norm)(void* stream, std::int64_t rows, std::int64_t dim, Type x_type, const void* x,
+                          Type weight_type, const void* weight, float eps, Type y_type, void* y, float* inverse_rms);
+
+  /// h = x + delta in x's type, and y and inverse_rms are rms_norm's of h. h may be x.
+  const char* (*add_rms_norm)(void* stream, std::int64_t rows, std::int64_t dim, Type x_type, const void* x,
+                              Type delta_type, const void* delta, void* h, Type weight_type, const void* weight,
+                              float eps, Type y_type, void* y, float* inverse_rms);
+
+  /// dx, in x's type, is the gradient of rms_norm's x, plus dh (in x's type too) unless that is nullptr. dx may be dh.
+  /// Block b of `blocks` writes to partial [blocks, dim] the weight's gradient of rows [b * rows / blocks,
+  /// (b + 1) * rows / blocks), in float; column_sums adds them. dy's type: as rms_norm's y.
+  /// REQUIRES: 1 <= blocks; rms_norm_backward_blocks(rows) is a good number.
+  const char* (*rms_norm_backward)(void* stream, std::int64_t rows, std::int64_t dim, Type x_type, const void* x,
+                                   Type weight_type, const void* weight, const float* inverse_rms, Type dy_type,
+                                   const void* dy, const void* dh, void* dx, float* partial, std::int64_t blocks);
+
+  /// out [dim] = sum of partial [blocks, dim] over the blocks, in a fixed order.
+  const char* (*column_sums)(void* stream, std::int64_t blocks, std::int64_t dim, const float* partial, Type out_type,
+                             void* out);
+
+  /// Rotates pairs of elements, half a head_dim apart, by the angles: y[i] = x[i] cos - x[i + half] sin and
+  /// y[i + half] = x[i + half] cos + x[i] sin. One or two tensors (queries and keys) of the same batch, seq and head_dim.
+  /// REQUIRES: batch * seq < 2^31.
+  const char* (*rotate)(void* stream, std::int64_t batch, std::int64_t seq, std::int64_t head_dim, Type type,
+                        const RotateAngles& angles, const RotateJob* jobs, int count);
+
+  /// y = silu(gate) * up. gate, up: [rows, hidden], rows their strides apart; y is contiguous, and may be gate or up
+  /// where that is contiguous.
+  const char* (*swiglu)(void* stream, std::int64_t rows, std::int64_t hidden, Type type, const void* gate,
+                        std::int64_t gate_stride, const void* up, std::int64_t up_stride, void* y);
+
+  /// dgate and dup from the contiguous dy; y too, recomputed, unless it is nullptr. dgate, dup and y may be gate, up or
+  /// dy if strides agree.
+  const char* (*swiglu_backward)(void* stream, std::int64_t rows, std::int64_t hidden, Type type, const void* gate,
+                                 std::int64_t gate_stride, const void* up, std::int64_t up_stride, const void* dy,
+                                 void* dgate, std::int64_t dgate_stride, void* dup, std::int64_t dup_stride, void* y);
+
+  /// Row by row of logits [rows, vocab]: loss[r] = log(sum(exp(logits))) - logits[label]; with `scale` != 0 the logits
+  /// become scale * (softmax(logits) - one_hot(label)), in their type.
+  /// A row whose label is kIgnoredLabel has loss 0 and gradient 0. A row whose label is otherwise outside [0, vocab) has
+  /// loss NaN and gradient 0: callers report it.
+  /// REQUIRES: vocab < 2^31.
+  const char* (*cross_entropy)(void* stream, std::int64_t rows, std::int64_t vocab, std::int64_t row_stride, Type type,
+                               void* logits, const std::int64_t* labels, float scale, float* loss);
+
+  /// One step of AdamW for all tensors, with optim/step_kernels.h's formula, operation by operation. The corrections
+  /// 1 - beta^step are computed in double on the device.
+  const char* (*adamw)(void* stream, int count, const AdamWTensor* tensors, const AdamWSettings& settings);
+
+  /// Adds 1 to each of the counters, unless *skip is not 0; skip may be nullptr.
+  const char* (*increment)(void* stream, int count, float* const* steps, const float* skip);
+
+  /// Adds the squares of all values in double: partial[b] for block b of squares_blocks(count, tensors).
+  const char* (*squares)(void* stream, int count, const ConstTensor* tensors, Type type, double* partial);
+
+  /// *total = sum of partial [count], in a fixed order.
+  const char* (*total)(void* stream, std::int64_t count, const double* partial, double* total);
+};
+
+constexpr std::int64_t kIgnoredLabel = -100;
+
+/// A number of blocks that fills a GPU and leaves column_sums little to do. It depends on no device, so that the
+/// gradients' bits do not.
+std::int64_t rms_norm_backward_blocks(std::int64_t rows);
+
+std::int64_t squares_blocks(int count, const ConstTensor* tensors);
+
+/// nullptr in a build without nvcc.
+const GpuKernels* cuda_kernels();
+
+/// The same kernels on the host's memory. `stream` is ignored.
+const GpuKernels& host_kernels();
+
+}  // namespace phalanx::kernels::gpu
