@@ -12,20 +12,24 @@
 #include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/kernels/saved_activations.h"
 #include "phalanx/kernels/skinny_gemm.h"
+#include "phalanx/kernels/weight_product.h"
 #include "phalanx/tensor/grad_ready.h"
 #include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx::kernels {
 namespace {
 
+// The weight may be wider than x, as under autocast: it is cast to x's type here, and its gradient is made in its own.
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {
-    ctx->save_for_backward({x, weight});
+    const at::Tensor used = weight.to(x.scalar_type());
+    ctx->save_for_backward({x, weight, used.is_same(weight) ? at::Tensor() : used});
     // Not saved as a variable: its values are not needed.
     if (bias) ctx->saved_data["bias"] = *bias;
     save_queue_for_backward(*ctx);
-    return computed_once(SavedOp::linear, [&] { return std::vector{at::linear(x, weight, bias)}; })[0];
+    const auto used_bias = bias ? std::optional(bias->to(x.scalar_type())) : std::nullopt;
+    return computed_once(SavedOp::linear, [&] { return std::vector{at::linear(x, used, used_bias)}; })[0];
   }
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
@@ -34,13 +38,16 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const at::Tensor &x = saved[0], &weight = saved[1];
     const at::Tensor dy = grads[0].reshape({-1, weight.size(0)}), rows = x.reshape({-1, weight.size(1)});
     at::Tensor dx, dbias;
-    if (ctx->needs_input_grad(0)) dx = at::matmul(grads[0], weight);
+    if (ctx->needs_input_grad(0)) {
+      const bool is_cast = saved[2].defined() && !at::GradMode::is_enabled();
+      dx = at::matmul(grads[0], is_cast ? saved[2] : weight.to(x.scalar_type()));
+    }
     const auto bias = ctx->saved_data.find("bias");
     const bool has_bias = bias != ctx->saved_data.end() && ctx->needs_input_grad(2);
     if (ctx->needs_input_grad(1) && !at::GradMode::is_enabled()) {
       if (const auto ref = queue_for(*ctx, weight); ref.queue) {
         ref.queue->put(ref.key, weight, [dy, rows = rows.detach()](const WeightGradient& dweight) {
-          dweight.out.addmm_(dy.t(), rows, dweight.beta);
+          add_weight_product(dy, rows, dweight);
         });
         if (has_bias && ref.queue->defers(bias->second.toTensor())) {
           ref.queue->put(ref.key, bias->second.toTensor(), [dy](const WeightGradient& dbias) {
@@ -55,7 +62,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     if (!ctx->needs_input_grad(1)) return {dx, at::Tensor(), dbias};
     if (at::GradMode::is_enabled()) return {dx, dy.t().mm(rows), dbias};  // create_graph: what autograd can follow
     const WeightGradient dweight = weight_gradient(weight);
-    dweight.out.addmm_(dy.t(), rows, dweight.beta);
+    add_weight_product(dy, rows, dweight);
     return {dx, dweight.returned, dbias};
   }
 };
@@ -68,8 +75,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   if (is_autocast &&
       ((at::GradMode::is_enabled() && weight.requires_grad()) || SavedActivations::current() != nullptr)) {
     // What autocast would do in at::linear(), by our own function, whose output may be saved.
-    return LinearFunction::apply(in_autocast_type(x), in_autocast_type(weight),
-                                 bias.defined() ? std::optional(in_autocast_type(bias)) : std::nullopt);
+    return LinearFunction::apply(in_autocast_type(x), weight, bias.defined() ? std::optional(bias) : std::nullopt);
   }
   const bool plain = x.scalar_type() == weight.scalar_type() && !is_autocast;
   const bool is_trained = at::GradMode::is_enabled() && weight.requires_grad() && plain;

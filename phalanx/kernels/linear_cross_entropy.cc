@@ -14,10 +14,13 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/row_kernels.h"
+#include "phalanx/kernels/weight_product.h"
 #include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx::kernels {
@@ -44,6 +47,10 @@ void head_weight_gradient(const at::Tensor& dlogits, const at::Tensor& x, float 
   }
   if (factor != 1.0f) made.mul_(factor);
   if (adds) dweight.out.add_(made);
+}
+
+[[noreturn]] void throw_second_backward() {
+  throw Error("linear_cross_entropy: a second backward through the same loss; compute the loss again instead");
 }
 
 struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
@@ -95,9 +102,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
     const auto found = ctx->saved_data.find("gradients");
-    if (found == ctx->saved_data.end()) {
-      throw Error("linear_cross_entropy: a second backward through the same loss; compute the loss again instead");
-    }
+    if (found == ctx->saved_data.end()) throw_second_backward();
     const auto capsule = std::move(found->second).toCapsule();
     ctx->saved_data.erase(found);
     auto& gradients = static_cast<HeadGradients&>(*capsule);
@@ -108,6 +113,92 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     if (gradients.dlogits.defined() && ctx->needs_input_grad(1)) {
       const auto write = [dlogits = std::move(gradients.dlogits), x = std::move(gradients.x),
                           factor](const WeightGradient& out) { head_weight_gradient(dlogits, x, factor, out); };
+      const at::Tensor weight = std::move(gradients.weight);
+      if (const auto later = queue_for(*ctx, weight); later.queue) {
+        later.queue->put(later.key, weight, write);
+      } else {
+        const WeightGradient now = weight_gradient(weight);
+        write(now);
+        dweight = now.returned;
+      }
+    }
+    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor()};
+  }
+};
+
+// Rows of logits on a GPU at a time: enough for its products, and at most 1 GiB in 16 bits. It depends on no device, so
+// that sums over chunks have fixed bits.
+std::int64_t gpu_chunk(std::int64_t rows, std::int64_t vocab) {
+  constexpr std::int64_t kElements = std::int64_t{1} << 29, kMultiple = 256;
+  return std::min(rows, std::max(kElements / vocab / kMultiple * kMultiple, kMultiple));
+}
+
+// As LinearCrossEntropyFunction, on a GPU and with 16-bit products under autocast. The host waits for nothing. What the
+// forward pass keeps are gradients of the sum of the losses, so that small ones are not lost in 16 bits.
+struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossEntropyFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
+                            const at::Tensor& labels_in, bool record) {
+    const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
+    const at::Tensor used = weight.to(x.scalar_type());
+    const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = gpu_chunk(rows, vocab);
+    const auto later = record && weight.requires_grad() && rows <= weight.size(1) ? WeightGradientQueue::current()
+                                                                                  : WeightGradientQueue::Ref();
+    const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());
+    const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kFloat));
+    auto gradients = c10::make_intrusive<HeadGradients>();
+    if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
+    if (record && weight.requires_grad() && !later.queue) gradients->dweight.emplace(weight);
+    for (std::int64_t from = 0; from < rows; from += chunk) {
+      const std::int64_t n = std::min(chunk, rows - from);
+      at::Tensor logits = buffer.narrow(0, later.queue ? from : 0, n);
+      const at::Tensor x_rows = x.narrow(0, from, n);
+      at::mm_out(logits, x_rows, used.t());
+      const auto launch = gpu_launch(logits);
+      launch->check("cross_entropy",
+                    launch->kernels().cross_entropy(launch->stream(), n, vocab, vocab, gpu_type(logits.scalar_type()),
+                                                    logits.mutable_data_ptr(),
+                                                    labels.const_data_ptr<std::int64_t>() + from, record ? 1.0f : 0.0f,
+                                                    losses.mutable_data_ptr<float>() + from));
+      if (gradients->dx.defined()) {
+        at::Tensor dx_rows = gradients->dx.narrow(0, from, n);
+        at::mm_out(dx_rows, logits, used);
+      }
+      if (gradients->dweight) {
+        add_weight_product(logits, x_rows, {gradients->dweight->out(), from == 0 ? 0.0 : 1.0, at::Tensor()});
+      }
+    }
+    if (gradients->dx.defined()) gradients->dx = gradients->dx.view(x_in.sizes());
+    if (later.queue) {
+      gradients->dlogits = buffer;
+      gradients->x = x.detach();
+      gradients->weight = weight;
+      save_queue_for_backward(*ctx);
+    }
+    ctx->saved_data["rows"] = rows;
+    if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
+    return losses.mean();
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto found = ctx->saved_data.find("gradients");
+    if (found == ctx->saved_data.end()) throw_second_backward();
+    const auto capsule = std::move(found->second).toCapsule();
+    ctx->saved_data.erase(found);
+    auto& gradients = static_cast<HeadGradients&>(*capsule);
+    const at::Tensor factor = grads[0] / static_cast<double>(ctx->saved_data["rows"].toInt());
+    at::Tensor dx = std::move(gradients.dx), dweight;
+    if (dx.defined()) dx.mul_(factor);
+    if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
+    if (gradients.dlogits.defined() && ctx->needs_input_grad(1)) {
+      const auto write = [dlogits = std::move(gradients.dlogits), x = std::move(gradients.x),
+                          factor](const WeightGradient& out) {
+        const bool adds = out.beta != 0.0;
+        at::Tensor made = adds ? at::empty_like(out.out) : out.out;
+        add_weight_product(dlogits, x, {made, 0.0, at::Tensor()});
+        made.mul_(factor);
+        if (adds) out.out.add_(made);
+      };
       const at::Tensor weight = std::move(gradients.weight);
       if (const auto later = queue_for(*ctx, weight); later.queue) {
         later.queue->put(later.key, weight, write);
@@ -137,12 +228,20 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels) {
   return at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, -2), labels.flatten());
 }
 
-at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels) {
+at::Tensor linear_cross_entropy(const at::Tensor& x_in, const at::Tensor& weight, const at::Tensor& labels) {
+  const bool record = at::GradMode::is_enabled() && (x_in.requires_grad() || weight.requires_grad());
+  at::Tensor x = x_in;
+  if (gpu_launch(x, weight) && x.numel() > 0) {
+    x = in_autocast_type(x);
+    const bool is_autocast = at::autocast::is_autocast_enabled(x.device().type());
+    if (is_autocast || x.scalar_type() == weight.scalar_type()) {
+      return GpuLinearCrossEntropyFunction::apply(x, weight, labels, record);
+    }
+  }
   if (!fusible(x, weight) || x.numel() == 0) {
     if (labels.device().is_cpu()) check_labels(labels.contiguous(), weight.size(0));
     return cross_entropy(kernels::linear(x, weight), labels);
   }
-  const bool record = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
   return LinearCrossEntropyFunction::apply(x, weight, labels, record);
 }
 

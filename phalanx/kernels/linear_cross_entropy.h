@@ -15,6 +15,9 @@ namespace phalanx::kernels {
 /// gradients of x and weight are computed in the forward pass and scaled in the backward pass. So backward may run only
 /// once. If the buffer offered for the weight's gradient (tensor/weight_gradient.h) is free, the gradient is computed
 /// there from the start.
+///
+/// On a GPU likewise, with products in x's dtype or autocast's, and as many rows of logits at a time as fill it. A label
+/// outside the vocabulary gives the loss NaN there, as the host does not wait to look.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels);
 
 /// The same from logits [..., vocab], by ATen ops.

@@ -6,7 +6,9 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/kernels/row_kernels.h"
 
 namespace phalanx::kernels {
@@ -55,6 +57,53 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
+struct GpuRmsNormFunction : torch::autograd::Function<GpuRmsNormFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
+                            double eps, at::ScalarType type) {
+    const at::Tensor x = x_in.contiguous();
+    const std::int64_t dim = x.size(-1), rows = x.numel() / dim;
+    const at::Tensor y = at::empty_like(x, type), inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
+    const auto launch = gpu_launch(x, weight);
+    launch->check("rms_norm", launch->kernels().rms_norm(
+                                  launch->stream(), rows, dim, gpu_type(x.scalar_type()), x.const_data_ptr(),
+                                  gpu_type(weight.scalar_type()), weight.const_data_ptr(), static_cast<float>(eps),
+                                  gpu_type(type), y.mutable_data_ptr(), inverse_rms.mutable_data_ptr<float>()));
+    ctx->save_for_backward({x, weight, inverse_rms});
+    return y;
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
+    const at::Tensor dy = grads[0].contiguous(), dx = at::empty_like(x);
+    const std::int64_t dim = x.size(-1), rows = x.numel() / dim, blocks = gpu::rms_norm_backward_blocks(rows);
+    const at::Tensor partial = at::empty({blocks, dim}, inverse_rms.options()), dweight = at::empty_like(weight);
+    const auto launch = gpu_launch(x, weight, dy);
+    launch->check("rms_norm_backward",
+                  launch->kernels().rms_norm_backward(
+                      launch->stream(), rows, dim, gpu_type(x.scalar_type()), x.const_data_ptr(),
+                      gpu_type(weight.scalar_type()), weight.const_data_ptr(), inverse_rms.const_data_ptr<float>(),
+                      gpu_type(dy.scalar_type()), dy.const_data_ptr(), /*dh=*/nullptr, dx.mutable_data_ptr(),
+                      partial.mutable_data_ptr<float>(), blocks));
+    launch->check("rms_norm_backward",
+                  launch->kernels().column_sums(launch->stream(), blocks, dim, partial.const_data_ptr<float>(),
+                                                gpu_type(dweight.scalar_type()), dweight.mutable_data_ptr()));
+    return {dx, dweight, at::Tensor(), at::Tensor()};
+  }
+};
+
+// What the consumers, which are products, would cast it to under autocast.
+at::ScalarType type_of_normalised(const at::Tensor& x, const at::Tensor& weight) {
+  const AutocastState autocast = autocast_state(x.device().type());
+  return autocast.enabled ? autocast.dtype : at::promote_types(x.scalar_type(), weight.scalar_type());
+}
+
+bool can_use_gpu_kernel(const at::Tensor& x, const at::Tensor& weight, at::ScalarType type) {
+  return gpu_kernels_on(x.device().type()) != nullptr && gpu_launch(x, weight) && x.numel() > 0 &&
+         weight.is_contiguous() && (x.scalar_type() == type || x.scalar_type() == at::kFloat || type == at::kFloat);
+}
+
 }  // namespace
 
 at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps) {
@@ -63,6 +112,9 @@ at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, dou
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  if (const at::ScalarType type = type_of_normalised(x, weight); can_use_gpu_kernel(x, weight, type)) {
+    return GpuRmsNormFunction::apply(x, weight, eps, type);
+  }
   if (!fusible(x, weight) || !weight.is_contiguous()) return rms_norm_reference(x, weight, eps);
   return RmsNormFunction::apply(x, weight, eps);
 }

@@ -5,7 +5,11 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <utility>
+#include <vector>
+
 #include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/kernels/row_kernels.h"
 
 namespace phalanx::kernels {
@@ -43,6 +47,41 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
   }
 };
 
+at::Tensor with_contiguous_pairs(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
+
+/// Both in the memory layout of rotated().
+std::vector<at::Tensor> rotated_on_gpu(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& cos,
+                                       const at::Tensor& sin, float sin_sign) {
+  const at::Tensor q = with_contiguous_pairs(q_in), k = with_contiguous_pairs(k_in);
+  std::vector<at::Tensor> turned;
+  gpu::RotateJob jobs[2];
+  for (int i = 0; i < 2; ++i) {
+    const at::Tensor& x = i == 0 ? q : k;
+    const at::Tensor y = at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options());
+    jobs[i] = {x.const_data_ptr(), x.stride(0), x.stride(2), x.stride(1), x.size(1), y.mutable_data_ptr()};
+    turned.push_back(y.transpose(1, 2));
+  }
+  const gpu::RotateAngles angles{cos.const_data_ptr<float>(), sin.const_data_ptr<float>(), cos.dim() == 3, sin_sign};
+  const auto launch = gpu_launch(q, k, cos, sin);
+  launch->check("rotate", launch->kernels().rotate(launch->stream(), q.size(0), q.size(2), q.size(3),
+                                                   gpu_type(q.scalar_type()), angles, jobs, 2));
+  return turned;
+}
+
+struct GpuRotaryFunction : torch::autograd::Function<GpuRotaryFunction> {
+  static torch::autograd::tensor_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q,
+                                              const at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin) {
+    ctx->save_for_backward({cos, sin});
+    return rotated_on_gpu(q, k, cos, sin, 1.0f);
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    auto back = rotated_on_gpu(grads[0], grads[1], saved[0], saved[1], -1.0f);
+    return {std::move(back[0]), std::move(back[1]), at::Tensor(), at::Tensor()};
+  }
+};
+
 }  // namespace
 
 at::Tensor apply_rotary_reference(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
@@ -59,6 +98,14 @@ at::Tensor apply_rotary_reference(const at::Tensor& x, const at::Tensor& cos, co
 at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   if (!fusible(x, cos, sin) || !cos.is_contiguous() || !sin.is_contiguous()) return apply_rotary_reference(x, cos, sin);
   return RotaryFunction::apply(x, cos, sin);
+}
+
+RotatedPair apply_rotary(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin) {
+  const bool fits = q.scalar_type() == k.scalar_type() && cos.scalar_type() == at::kFloat && cos.is_contiguous() &&
+                    sin.is_contiguous() && q.numel() > 0;
+  if (!fits || !gpu_launch(q, k, cos, sin)) return {apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)};
+  const auto turned = GpuRotaryFunction::apply(q, k, cos, sin);
+  return {turned[0], turned[1]};
 }
 
 }  // namespace phalanx::kernels

@@ -9,6 +9,12 @@ namespace phalanx::kernels {
 /// Returns [batch, heads, seq, head_dim] in x's dtype.
 at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
+/// Both rotated by the same angles: on a GPU by one kernel, in fp32 with one rounding. k may have fewer heads.
+struct RotatedPair {
+  at::Tensor q, k;
+};
+RotatedPair apply_rotary(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin);
+
 /// The same by ATen ops: any dtype and device, and the reference of the tests.
 at::Tensor apply_rotary_reference(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 

@@ -11,12 +11,15 @@
 
 #include <algorithm>
 
+#include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/row_kernels.h"
 #include "phalanx/kernels/saved_activations.h"
 #include "phalanx/kernels/skinny_gemm.h"
+#include "phalanx/kernels/weight_product.h"
 #include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx::kernels {
@@ -107,11 +110,134 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
   }
 };
 
+bool has_contiguous_rows(const at::Tensor& x) { return x.dim() == 2 && x.stride(1) == 1; }
+
+/// As 2-dimensional tensors with contiguous rows; contiguous ones of any shape are one row.
+struct Rows {
+  std::int64_t rows, width, stride;
+  explicit Rows(const at::Tensor& x)
+      : rows(has_contiguous_rows(x) ? x.size(0) : 1), width(x.numel() / std::max<std::int64_t>(rows, 1)),
+        stride(has_contiguous_rows(x) ? x.stride(0) : width) {}
+};
+
+void swiglu_on_gpu(const GpuLaunch& launch, const at::Tensor& gate, const at::Tensor& up, const at::Tensor& y) {
+  const Rows g(gate), u(up);
+  launch.check("swiglu",
+               launch.kernels().swiglu(launch.stream(), g.rows, g.width, gpu_type(gate.scalar_type()),
+                                       gate.const_data_ptr(), g.stride, up.const_data_ptr(), u.stride,
+                                       y.mutable_data_ptr()));
+}
+
+void swiglu_backward_on_gpu(const GpuLaunch& launch, const at::Tensor& gate, const at::Tensor& up, const at::Tensor& dy,
+                            const at::Tensor& dgate, const at::Tensor& dup, const at::Tensor& y) {
+  const Rows g(gate), u(up), dg(dgate), du(dup);
+  launch.check("swiglu_backward",
+               launch.kernels().swiglu_backward(launch.stream(), g.rows, g.width, gpu_type(gate.scalar_type()),
+                                                gate.const_data_ptr(), g.stride, up.const_data_ptr(), u.stride,
+                                                dy.const_data_ptr(), dgate.mutable_data_ptr(), dg.stride,
+                                                dup.mutable_data_ptr(), du.stride, y.mutable_data_ptr()));
+}
+
+// On a GPU. gate and up are the halves of one tensor [rows, 2 hidden], and so are their gradients. Weights that are wider
+// than the products, as under autocast, are cast into the halves of one matrix: their product is then a single one.
+struct GpuFeedForwardFunction : torch::autograd::Function<GpuFeedForwardFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& w1,
+                            const at::Tensor& w2, const at::Tensor& w3, bool record) {
+    const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous();  // [rows, dim]
+    const std::int64_t rows = x.size(0), hidden = w1.size(0);
+    const at::Tensor gate_up = at::empty({rows, 2 * hidden}, x.options());
+    at::Tensor gate = gate_up.narrow(1, 0, hidden), up = gate_up.narrow(1, hidden, hidden), w13, used_w2 = w2;
+    if (w1.scalar_type() == x.scalar_type()) {
+      at::mm_out(gate, x, w1.t());
+      at::mm_out(up, x, w3.t());
+    } else {
+      w13 = at::empty({2 * hidden, x.size(1)}, x.options());
+      w13.narrow(0, 0, hidden).copy_(w1);
+      w13.narrow(0, hidden, hidden).copy_(w3);
+      used_w2 = w2.to(x.scalar_type());
+      at::Tensor out = gate_up;
+      at::mm_out(out, x, w13.t());
+    }
+    const at::Tensor product = at::empty({rows, hidden}, x.options());
+    swiglu_on_gpu(*gpu_launch(x), gate, up, product);
+    if (record) {
+      const bool is_cast = w13.defined();
+      ctx->save_for_backward({x, w1, w2, w3, gate_up, w13, is_cast ? used_w2 : at::Tensor()});
+      save_queue_for_backward(*ctx);
+    }
+    std::vector<std::int64_t> shape = x_in.sizes().vec();
+    shape.back() = w2.size(0);
+    return at::mm(product, used_w2.t()).view(shape);
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &w1 = saved[1], &w2 = saved[2], &w3 = saved[3], &gate_up = saved[4];
+    const at::Tensor &w13 = saved[5], &used_w2 = saved[6].defined() ? saved[6] : w2;
+    const std::int64_t rows = x.size(0), hidden = w1.size(0);
+    const at::Tensor dy = grads[0].reshape({rows, -1});
+    const at::Tensor dproduct = at::mm(dy, used_w2), product = at::empty_like(dproduct);
+    const at::Tensor dgate_up = at::empty_like(gate_up);
+    const at::Tensor dgate = dgate_up.narrow(1, 0, hidden), dup = dgate_up.narrow(1, hidden, hidden);
+    swiglu_backward_on_gpu(*gpu_launch(x), gate_up.narrow(1, 0, hidden), gate_up.narrow(1, hidden, hidden), dproduct,
+                           dgate, dup, product);
+    const auto later = queue_for(*ctx, w1, w2, w3);
+    const auto weight = [&](const at::Tensor& parameter, const at::Tensor& d, const at::Tensor& input) {
+      if (later.queue) {
+        later.queue->put(later.key, parameter, [d, input = input.detach()](const WeightGradient& dweight) {
+          add_weight_product(d, input, dweight);
+        });
+        return at::Tensor();
+      }
+      const WeightGradient dweight = weight_gradient(parameter);
+      add_weight_product(d, input, dweight);
+      return dweight.returned;
+    };
+    const at::Tensor dw2 = weight(w2, dy, product), dw1 = weight(w1, dgate, x), dw3 = weight(w3, dup, x);
+    at::Tensor dx = w13.defined() ? at::mm(dgate_up, w13) : at::mm(dgate, w1);
+    if (!w13.defined()) dx.addmm_(dup, w3);
+    std::vector<std::int64_t> shape = grads[0].sizes().vec();
+    shape.back() = x.size(1);
+    return {dx.view(shape), dw1, dw2, dw3, at::Tensor()};
+  }
+};
+
+struct GpuSwigluFunction : torch::autograd::Function<GpuSwigluFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gate_in, const at::Tensor& up_in) {
+    const at::Tensor gate = gate_in.contiguous(), up = up_in.contiguous(), y = at::empty_like(gate);
+    swiglu_on_gpu(*gpu_launch(gate), gate, up, y);
+    ctx->save_for_backward({gate, up});
+    return y;
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor dgate = at::empty_like(saved[0]), dup = at::empty_like(saved[1]), dy = grads[0].contiguous();
+    const Rows rows(saved[0]);
+    const auto launch = gpu_launch(dy);
+    launch->check("swiglu_backward",
+                  launch->kernels().swiglu_backward(
+                      launch->stream(), rows.rows, rows.width, gpu_type(dy.scalar_type()), saved[0].const_data_ptr(),
+                      rows.stride, saved[1].const_data_ptr(), rows.stride, dy.const_data_ptr(),
+                      dgate.mutable_data_ptr(), rows.stride, dup.mutable_data_ptr(), rows.stride, /*y=*/nullptr));
+    return {dgate, dup};
+  }
+};
+
+bool have_one_type(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+  return a.scalar_type() == b.scalar_type() && a.scalar_type() == c.scalar_type();
+}
+
 }  // namespace
 
 at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up) { return at::silu(gate) * up; }
 
 void swiglu_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& y) {
+  if (gate.scalar_type() == up.scalar_type()) {
+    if (const auto launch = gpu_launch(gate, up, y)) return swiglu_on_gpu(*launch, gate, up, y);
+  }
   if (!fusible(gate, up, y)) {
     at::Tensor out = y;
     at::mul_out(out, at::silu(gate), up);
@@ -126,6 +252,11 @@ void swiglu_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor&
 
 void swiglu_backward_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& dy, const at::Tensor& dgate,
                           const at::Tensor& dup, const at::Tensor& y) {
+  if (have_one_type(gate, up, dy)) {
+    if (const auto launch = gpu_launch(gate, up, dy)) {
+      return swiglu_backward_on_gpu(*launch, gate, up, dy, dgate, dup, y);
+    }
+  }
   if (!fusible(gate, up, dy, dgate, dup, y)) {
     const at::Tensor activated = at::silu(gate);
     at::Tensor into_up = dup, into_gate = dgate, into_y = y;
@@ -141,19 +272,31 @@ void swiglu_backward_into(const at::Tensor& gate, const at::Tensor& up, const at
   });
 }
 
-at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3) {
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  const bool fits = gate.scalar_type() == up.scalar_type() && gate.sizes() == up.sizes() && gate.numel() > 0;
+  return fits && gpu_launch(gate, up) ? GpuSwigluFunction::apply(gate, up) : swiglu_reference(gate, up);
+}
+
+at::Tensor swiglu_feed_forward(const at::Tensor& x_in, const at::Tensor& w1, const at::Tensor& w2,
+                               const at::Tensor& w3) {
+  const bool record = at::GradMode::is_enabled() &&
+                      (x_in.requires_grad() || w1.requires_grad() || w2.requires_grad() || w3.requires_grad());
+  at::Tensor x = x_in;
+  if (gpu_launch(x, w1, w2, w3) && x.numel() > 0 && have_one_type(w1, w2, w3)) {
+    x = in_autocast_type(x);
+    const bool is_autocast = at::autocast::is_autocast_enabled(x.device().type());
+    if (is_autocast || x.scalar_type() == w1.scalar_type()) return GpuFeedForwardFunction::apply(x, w1, w2, w3, record);
+  }
   if (!fusible(x, w1, w2, w3) || x.numel() == 0) {
     // Its activations are most of a block's, so none of them is saved, as in the fused function.
     const SavedActivations::Scope nothing(nullptr, SavedActivations::Run::forward);
-    return kernels::linear(swiglu_reference(kernels::linear(x, w1), kernels::linear(x, w3)), w2);
+    return kernels::linear(swiglu(kernels::linear(x, w1), kernels::linear(x, w3)), w2);
   }
   if (can_use_skinny_gemm(x, w1) && can_use_skinny_gemm(x, w3) && w2.is_contiguous()) {
     const at::Tensor gate = skinny_gemm(x, w1);
     swiglu_into(gate, skinny_gemm(x, w3), gate);
     return skinny_gemm(gate, w2);
   }
-  const bool record = at::GradMode::is_enabled() &&
-                      (x.requires_grad() || w1.requires_grad() || w2.requires_grad() || w3.requires_grad());
   return FeedForwardFunction::apply(x, w1, w2, w3, record);
 }
 

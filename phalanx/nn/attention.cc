@@ -41,10 +41,10 @@ Attention::Heads Attention::heads(const at::Tensor& x, const RotaryTables& rope)
     const at::Tensor heads = y.view({y.size(0), y.size(1), -1, options_.head_dim});
     return (norm ? call(norm, heads) : heads).transpose(1, 2);
   };
-  const auto turned = [&](const at::Tensor& heads) {
-    return options_.rotary ? kernels::apply_rotary(heads, rope.cos, rope.sin) : heads;
-  };
-  return {turned(split(qkv[0], q_norm)), turned(split(qkv[1], k_norm)), split(qkv[2], nullptr)};
+  const at::Tensor q = split(qkv[0], q_norm), k = split(qkv[1], k_norm), v = split(qkv[2], nullptr);
+  if (!options_.rotary) return {q, k, v};
+  const kernels::RotatedPair turned = kernels::apply_rotary(q, k, rope.cos, rope.sin);
+  return {turned.q, turned.k, v};
 }
 
 at::Tensor Attention::project(const at::Tensor& y) {

@@ -65,9 +65,19 @@ EarlyWeightGradient::EarlyWeightGradient(const at::Tensor& weight)
 }
 
 at::Tensor EarlyWeightGradient::deliver(float factor) {
+  return deliver_scaled([factor](at::Tensor& made) {
+    if (factor != 1.0F) made.mul_(factor);
+  });
+}
+
+at::Tensor EarlyWeightGradient::deliver(const at::Tensor& factor) {
+  return deliver_scaled([&factor](at::Tensor& made) { made.mul_(factor); });
+}
+
+at::Tensor EarlyWeightGradient::deliver_scaled(const std::function<void(at::Tensor&)>& scale) {
   // Hand out the only reference, if it is a separate tensor: only then autograd takes over the returned tensor.
   at::Tensor made = *std::exchange(buffer_, nullptr);
-  if (factor != 1.0F) made.mul_(factor);
+  scale(made);
   const at::Tensor buffer = grad_buffer(weight_);
   if (buffer.defined() && made.is_same(buffer)) {
     if (is_only_accumulated(weight_) && !weight_.grad().defined()) {

@@ -61,7 +61,12 @@ class EarlyWeightGradient {
   /// REQUIRES: called inside a backward function, and only once.
   at::Tensor deliver(float factor);
 
+  /// The same with a factor that lies on the weight's device, a scalar: the host does not wait for it.
+  at::Tensor deliver(const at::Tensor& factor);
+
  private:
+  at::Tensor deliver_scaled(const std::function<void(at::Tensor&)>& scale);
+
   at::Tensor weight_;
   std::shared_ptr<at::Tensor> buffer_;
 };
