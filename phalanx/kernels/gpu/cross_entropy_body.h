@@ -63,70 +63,70 @@ struct CrossEntropy {
     return {before, packs, vocab - before - packs * kWidth};
   }
 
-  PHALANX_GPU_FUNCTION MaxSum sum_of(const T* row, const Parts& parts, int lane, int lanes) const {
-    MaxSum sum{MaxSum::kNone, 0.0f};
-    const T* const aligned = row + parts.before;
-    if (lane < parts.before) sum.add(load_floats<1>(row + lane));
-    if (lane < parts.behind) sum.add(load_floats<1>(aligned + parts.packs * kWidth + lane));
+  /// Calls f(pack, column) for this lane's columns of a row, each a pack of one or of kWidth logits, which are read
+  /// several packs ahead.
+  template <class F>
+  PHALANX_GPU_FUNCTION void each_pack(const T* row, int lane, int lanes, F f) const {
+    const Parts parts = parts_of(row);
+    const int behind = parts.before + parts.packs * kWidth;
+    if (lane < parts.before) f(load<T, 1>(row + lane), lane);
+    if (lane < parts.behind) f(load<T, 1>(row + behind + lane), behind + lane);
     int p = lane;
     for (; p + (kBatch - 1) * lanes < parts.packs; p += kBatch * lanes) {
       Pack<T, kWidth> packs[kBatch];
-      PHALANX_UNROLL for (int k = 0; k < kBatch; ++k) packs[k] = load<T, kWidth>(aligned + (p + k * lanes) * kWidth);
-      PHALANX_UNROLL for (int k = 0; k < kBatch; ++k) sum.add(floats<T, kWidth>(packs[k]));
+      PHALANX_UNROLL for (int k = 0; k < kBatch; ++k) {
+        packs[k] = load<T, kWidth>(row + parts.before + (p + k * lanes) * kWidth);
+      }
+      PHALANX_UNROLL for (int k = 0; k < kBatch; ++k) f(packs[k], parts.before + (p + k * lanes) * kWidth);
     }
-    for (; p < parts.packs; p += lanes) sum.add(load_floats<kWidth>(aligned + p * kWidth));
-    return sum;
+    for (; p < parts.packs; p += lanes) {
+      const int i = parts.before + p * kWidth;
+      f(load<T, kWidth>(row + i), i);
+    }
   }
 
-  /// N logits from column `i` on become gradients. factor: scale / sum.
+  /// The gradients of N logits, from column `i` on. factor: scale / sum.
   template <int N>
-  PHALANX_GPU_FUNCTION void write(T* row, int i, int label, float shift, float factor) const {
-    Floats<N> values = load_floats<N>(row + i);
+  PHALANX_GPU_FUNCTION Floats<N> gradients_of(Floats<N> values, int i, int label, float shift, float factor) const {
     PHALANX_UNROLL for (int j = 0; j < N; ++j) {
       values[j] = exponential(values[j] - shift) * factor;
       if (i + j == label) values[j] -= scale;
     }
-    store_floats<N>(row + i, values);
-  }
-  template <int N>
-  PHALANX_GPU_FUNCTION void clear(T* row, int i) const {
-    store_floats<N>(row + i, Floats<N>{});
+    return values;
   }
 
-  /// Calls f(std::integral_constant<int, N>, column) for this lane's columns of a row, N at a time.
-  template <class F>
-  PHALANX_GPU_FUNCTION void each_column(const Parts& parts, int lane, int lanes, F f) const {
-    if (lane < parts.before) f(std::integral_constant<int, 1>(), lane);
-    if (lane < parts.behind) f(std::integral_constant<int, 1>(), parts.before + parts.packs * kWidth + lane);
-    for (int p = lane; p < parts.packs; p += lanes) f(std::integral_constant<int, kWidth>(), parts.before + p * kWidth);
+  template <class Block>
+  PHALANX_GPU_FUNCTION void without_label(Block& block, T* row, float row_loss) const {
+    block.each_lane([&](int lane) {
+      if (lane == 0) loss[block.index()] = row_loss;
+      for (int i = lane; i < vocab && scale != 0.0f; i += block.lanes()) row[i] = from_float<T>(0.0f);
+    });
   }
 
   template <class Block>
   PHALANX_GPU_FUNCTION void operator()(Block& block) const {
     T* const row = logits + block.index() * row_stride;
     const std::int64_t label = labels[block.index()];
-    const Parts parts = parts_of(row);
     if (label < 0 || label >= vocab) {
-      block.each_lane([&](int lane) {
-        if (lane == 0) {
-          loss[block.index()] = label == kIgnoredLabel ? 0.0f : as_float(0x7fc00000u);
-        }
-        if (scale == 0.0f) return;
-        each_column(parts, lane, block.lanes(), [&](auto n, int i) { clear<decltype(n)::value>(row, i); });
-      });
+      without_label(block, row, label == kIgnoredLabel ? 0.0f : as_float(0x7fc00000u));
       return;
     }
     const float chosen = to_float(row[label]);
     typename Block::template PerLane<MaxSum> sums(block);
-    block.each_lane([&](int lane) { sums[lane] = sum_of(row, parts, lane, block.lanes()); });
+    block.each_lane([&](int lane) {
+      MaxSum sum{MaxSum::kNone, 0.0f};
+      each_pack(row, lane, block.lanes(), [&](const auto& pack, int) { sum.add(floats(pack)); });
+      sums[lane] = sum;
+    });
     const MaxSum sum =
         block.reduce(sums, MaxSum{MaxSum::kNone, 0.0f}, [](const MaxSum& a, const MaxSum& b) { return a + b; });
     block.each_lane([&](int lane) {
       if (lane == 0) loss[block.index()] = logarithm(sum.sum) + sum.largest - chosen;
       if (scale == 0.0f) return;
       const float shift = sum.shift(), factor = scale / sum.sum;
-      each_column(parts, lane, block.lanes(),
-                  [&](auto n, int i) { write<decltype(n)::value>(row, i, static_cast<int>(label), shift, factor); });
+      each_pack(row, lane, block.lanes(), [&](const auto& pack, int i) {
+        store_floats(row + i, gradients_of(floats(pack), i, static_cast<int>(label), shift, factor));
+      });
     });
   }
 };

@@ -16,8 +16,6 @@ __global__ __launch_bounds__(Body::kLargestBlock) void kernel(const __grid_const
 struct CudaLauncher {
   template <class Body>
   static const char* run(void* stream, std::int64_t blocks, int blocks_y, int lanes, const Body& body) {
-    static_assert(sizeof(Body) <= 4096, "larger arguments need CUDA 12.1 and compute capability 7.0");
-    if (blocks > 0x7fffffff) return "more than 2^31 - 1 thread blocks: pass fewer rows at a time";
     void* arguments[] = {const_cast<Body*>(&body)};
     const cudaError_t error =
         cudaLaunchKernel(reinterpret_cast<const void*>(&kernel<Body>),

@@ -73,6 +73,13 @@ struct RowShape {
 
 template <class Launcher>
 struct Kernels {
+  template <class Body>
+  static const char* launch(void* stream, std::int64_t blocks, int blocks_y, int lanes, const Body& body) {
+    static_assert(sizeof(Body) <= 4096, "larger arguments need CUDA 12.1 and compute capability 7.0");
+    if (blocks > 0x7fffffff) return "more than 2^31 - 1 thread blocks: pass fewer rows at a time";
+    return Launcher::run(stream, blocks, blocks_y, lanes, body);
+  }
+
   // ---------------------------------------------------------------------------------------------------------- norms
 
   static const char* norm(void* stream, std::int64_t rows, std::int64_t dim, Type x_type, const void* x,
@@ -87,10 +94,10 @@ struct Kernels {
       constexpr int kVector = 16 / static_cast<int>(sizeof(X)), kPacks = 4;
       const auto run = [&](auto shape, int lanes) {
         using S = decltype(shape);
-        return Launcher::run(stream, rows, 1, lanes,
-                             RmsNorm<X, Y, S::kWidth, S::kPacks, S::kKept>{
-                                 static_cast<int>(dim), eps, static_cast<const X*>(x), delta_type, delta,
-                                 static_cast<X*>(h), weight_type, weight, static_cast<Y*>(y), inverse_rms});
+        return launch(stream, rows, 1, lanes,
+                      RmsNorm<X, Y, S::kWidth, S::kPacks, S::kKept>{
+                          static_cast<int>(dim), eps, static_cast<const X*>(x), delta_type, delta, static_cast<X*>(h),
+                          weight_type, weight, static_cast<Y*>(y), inverse_rms});
       };
       if (dim % kVector != 0 || !aligned({x, delta, h, weight, y})) {
         return run(RowShape<1, kPacks, false>(), lanes_for(divide_up(dim, kPacks), 512));
@@ -130,7 +137,7 @@ struct Kernels {
       constexpr int kVector = 16 / static_cast<int>(sizeof(X));
       const auto run = [&](auto shape, int lanes) {
         using S = decltype(shape);
-        return Launcher::run(
+        return launch(
             stream, blocks, 1, lanes,
             RmsNormBackward<X, Dy, S::kWidth, S::kPacks, S::kKept>{
                 rows, blocks, static_cast<int>(dim), static_cast<const X*>(x), weight_type, weight, inverse_rms,
@@ -151,8 +158,8 @@ struct Kernels {
     if (dim == 0) return nullptr;
     return with_type(out_type, "column_sums: unknown type", [&](auto out1) {
       using Body = ColumnSums<decltype(out1)>;
-      return Launcher::run(stream, divide_up(dim, Body::kSide), 1, Body::kLargestBlock,
-                           Body{blocks, dim, partial, static_cast<decltype(out1)*>(out)});
+      return launch(stream, divide_up(dim, Body::kSide), 1, Body::kLargestBlock,
+                    Body{blocks, dim, partial, static_cast<decltype(out1)*>(out)});
     });
   }
 
@@ -178,12 +185,12 @@ struct Kernels {
       constexpr int kVector = 16 / static_cast<int>(sizeof(T));
       const auto run = [&](auto width) {
         using Body = Rotate<T, decltype(width)::value>;
-        return Launcher::run(stream, divide_up(batch * seq, Body::kPositions), count, Body::kLargestBlock,
-                             Body{{jobs[0], jobs[count - 1]},
-                                  angles,
-                                  static_cast<int>(batch * seq),
-                                  static_cast<int>(seq),
-                                  static_cast<int>(head_dim / 2)});
+        return launch(stream, divide_up(batch * seq, Body::kPositions), count, Body::kLargestBlock,
+                      Body{{jobs[0], jobs[count - 1]},
+                           angles,
+                           static_cast<int>(batch * seq),
+                           static_cast<int>(seq),
+                           static_cast<int>(head_dim / 2)});
       };
       bool vectors = head_dim / 2 % kVector == 0 && aligned({angles.cos, angles.sin});
       for (int j = 0; j < count; ++j) {
@@ -203,7 +210,8 @@ struct Kernels {
       constexpr int kWidth = decltype(width)::value, kPacks = Body<T, kWidth>::kPacks;
       const int lanes = lanes_for(divide_up(hidden, kWidth * kPacks), Body<T, kWidth>::kLargestBlock);
       const std::int64_t blocks = divide_up(hidden, std::int64_t{kWidth} * kPacks * lanes);
-      return Launcher::run(stream, rows * blocks, 1, lanes, make(width, RowOfBlocks<kWidth, kPacks>{hidden, blocks}));
+      return launch(stream, rows * blocks, 1, lanes,
+                    make(width, RowOfBlocks<kWidth, kPacks>{hidden, static_cast<int>(blocks)}));
     };
     constexpr int kVector = 16 / static_cast<int>(sizeof(T));
     return vectors ? run(std::integral_constant<int, kVector>()) : run(std::integral_constant<int, 1>());
@@ -269,9 +277,8 @@ struct Kernels {
     if (rows == 0) return nullptr;
     return with_type(type, "cross_entropy: unknown type", [&](auto t1) {
       using Body = CrossEntropy<decltype(t1)>;
-      return Launcher::run(
-          stream, rows, 1, lanes_for(divide_up(vocab, Body::kWidth * 2), Body::kLargestBlock),
-          Body{static_cast<int>(vocab), row_stride, static_cast<decltype(t1)*>(logits), labels, scale, loss});
+      return launch(stream, rows, 1, lanes_for(divide_up(vocab, Body::kWidth * 2), Body::kLargestBlock),
+                    Body{static_cast<int>(vocab), row_stride, static_cast<decltype(t1)*>(logits), labels, scale, loss});
     });
   }
 
@@ -298,7 +305,7 @@ struct Kernels {
         blocks += more;
       }
       if (blocks == 0) continue;
-      if (const char* error = Launcher::run(stream, blocks, 1, Body::kLargestBlock, body)) return error;
+      if (const char* error = launch(stream, blocks, 1, Body::kLargestBlock, body)) return error;
       done(blocks);
     }
     return nullptr;
@@ -327,7 +334,7 @@ struct Kernels {
     for (int from = 0; from < count; from += Increment::kCapacity) {
       Increment body{count - from < Increment::kCapacity ? count - from : Increment::kCapacity, {}, skip};
       for (int i = 0; i < body.count; ++i) body.steps[i] = steps[from + i];
-      if (const char* error = Launcher::run(stream, 1, 1, Increment::kLargestBlock, body)) return error;
+      if (const char* error = launch(stream, 1, 1, Increment::kLargestBlock, body)) return error;
     }
     return nullptr;
   }
@@ -341,7 +348,7 @@ struct Kernels {
 
   static const char* total(void* stream, std::int64_t count, const double* partial, double* total) {
     if (count < 0) return "total: count is negative";
-    return Launcher::run(stream, 1, 1, lanes_for(count, Total::kLargestBlock), Total{count, partial, total});
+    return launch(stream, 1, 1, lanes_for(count, Total::kLargestBlock), Total{count, partial, total});
   }
 
   static constexpr GpuKernels table(const char* name) {

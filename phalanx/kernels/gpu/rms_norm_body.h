@@ -95,7 +95,9 @@ struct RmsNorm {
       if (i >= dim) continue;
       Floats<kWidth> values = part[p];
       const Floats<kWidth> weights = load_floats<kWidth>(weight_type, weight, i);
-      PHALANX_UNROLL for (int j = 0; j < kWidth; ++j) values[j] = rounded_to<X>(values[j] * inverse) * weights[j];
+      PHALANX_UNROLL for (int j = 0; j < kWidth; ++j) values[j] *= inverse;
+      values = rounded_to<X>(values);
+      PHALANX_UNROLL for (int j = 0; j < kWidth; ++j) values[j] *= weights[j];
       store_floats<kWidth>(y + row + i, values);
     }
   }
@@ -182,10 +184,12 @@ struct RmsNormBackward {
       const int i = begin + p * stride;
       if (i >= dim) continue;
       const Floats<kWidth> xs = part.x[p], dys = part.dy[p], weights = part.weights[p];
-      Floats<kWidth> result;
+      Floats<kWidth> result, normalized;
+      PHALANX_UNROLL for (int j = 0; j < kWidth; ++j) normalized[j] = xs[j] * inverse;
+      normalized = rounded_to<X>(normalized);
       PHALANX_UNROLL for (int j = 0; j < kWidth; ++j) {
         result[j] = dys[j] * weights[j] * inverse - xs[j] * shrink;
-        const float dweight = dys[j] * rounded_to<X>(xs[j] * inverse);
+        const float dweight = dys[j] * normalized[j];
         if constexpr (kKept) {
           sums.packs[p][j] += dweight;
         } else {

@@ -9,15 +9,17 @@ namespace phalanx::kernels::gpu {
 /// The part of a row that a block computes: kPacks packs a lane.
 template <int kWidth, int kPacks>
 struct RowOfBlocks {
-  std::int64_t width, blocks;  // of a row
+  std::int64_t width;
+  int blocks;  // of a row
 
   template <class Block>
   PHALANX_GPU_FUNCTION std::int64_t row(const Block& block) const {
-    return block.index() / blocks;
+    return static_cast<int>(block.index()) / blocks;
   }
   template <class Block>
   PHALANX_GPU_FUNCTION std::int64_t begin(const Block& block, int lane) const {
-    return ((block.index() % blocks) * kPacks * block.lanes() + lane) * kWidth;
+    const std::int64_t in_row = static_cast<int>(block.index()) % blocks;
+    return (in_row * kPacks * block.lanes() + lane) * kWidth;
   }
 };
 
