@@ -17,16 +17,22 @@ struct MaxSum {
   /// What to subtract from values below: values of -infinity alone sum to 0, not to NaN.
   PHALANX_GPU_FUNCTION float shift() const { return largest == kNone ? 0.0f : largest; }
 
-  template <int N>
-  PHALANX_GPU_FUNCTION void add(const Floats<N>& values) {
-    float most = values[0];
-    PHALANX_UNROLL for (int j = 1; j < N; ++j) most = values[j] > most ? values[j] : most;
+  template <class T, int N, int kPacks>
+  PHALANX_GPU_FUNCTION void add(const Pack<T, N> (&packs)[kPacks]) {
+    float most = floats(packs[0])[0];
+    PHALANX_UNROLL for (int k = 0; k < kPacks; ++k) {
+      const Floats<N> values = floats(packs[k]);
+      PHALANX_UNROLL for (int j = 0; j < N; ++j) most = values[j] > most ? values[j] : most;
+    }
     if (most > largest) {
       sum *= exponential(largest - most);
       largest = most;
     }
     const float by = shift();
-    PHALANX_UNROLL for (int j = 0; j < N; ++j) sum += exponential(values[j] - by);
+    PHALANX_UNROLL for (int k = 0; k < kPacks; ++k) {
+      const Floats<N> values = floats(packs[k]);
+      PHALANX_UNROLL for (int j = 0; j < N; ++j) sum += exponential(values[j] - by);
+    }
   }
   PHALANX_GPU_FUNCTION MaxSum operator+(const MaxSum& other) const {
     MaxSum both{largest > other.largest ? largest : other.largest, 0.0f};
@@ -40,10 +46,13 @@ struct MaxSum {
   }
 };
 
-/// One row a block. Rows need not be aligned: the packs begin at a row's first multiple of 16 bytes.
+/// One row a block, and one block a multiprocessor, so that a GPU's cache holds much of the rows between the two passes
+/// over them. The second pass runs backwards and begins with what was read last.
+///
+/// Rows need not be aligned: the packs begin at a row's first multiple of 16 bytes.
 template <class T>
 struct CrossEntropy {
-  static constexpr int kLargestBlock = 512, kWidth = 16 / static_cast<int>(sizeof(T)), kBatch = 2;
+  static constexpr int kLargestBlock = 1024, kWidth = 16 / static_cast<int>(sizeof(T)), kBatch = 4;
   int vocab;
   std::int64_t row_stride;
   T* logits;
@@ -63,36 +72,60 @@ struct CrossEntropy {
     return {before, packs, vocab - before - packs * kWidth};
   }
 
-  /// Calls f(pack, column) for this lane's columns of a row, each a pack of one or of kWidth logits, which are read
-  /// several packs ahead.
-  template <class F>
-  PHALANX_GPU_FUNCTION void each_pack(const T* row, int lane, int lanes, F f) const {
+  template <int N>
+  PHALANX_GPU_FUNCTION static void add_one(MaxSum& sum, const T* from) {
+    const Pack<T, N> pack[1] = {load<T, N>(from)};
+    sum.add(pack);
+  }
+
+  PHALANX_GPU_FUNCTION MaxSum sum_of(const T* row, int lane, int lanes) const {
     const Parts parts = parts_of(row);
-    const int behind = parts.before + parts.packs * kWidth;
-    if (lane < parts.before) f(load<T, 1>(row + lane), lane);
-    if (lane < parts.behind) f(load<T, 1>(row + behind + lane), behind + lane);
+    MaxSum sum{MaxSum::kNone, 0.0f};
+    const T* const aligned = row + parts.before;
+    if (lane < parts.before) add_one<1>(sum, row + lane);
     int p = lane;
     for (; p + (kBatch - 1) * lanes < parts.packs; p += kBatch * lanes) {
       Pack<T, kWidth> packs[kBatch];
-      PHALANX_UNROLL for (int k = 0; k < kBatch; ++k) {
-        packs[k] = load<T, kWidth>(row + parts.before + (p + k * lanes) * kWidth);
-      }
-      PHALANX_UNROLL for (int k = 0; k < kBatch; ++k) f(packs[k], parts.before + (p + k * lanes) * kWidth);
+      PHALANX_UNROLL for (int k = 0; k < kBatch; ++k) packs[k] = load<T, kWidth>(aligned + (p + k * lanes) * kWidth);
+      sum.add(packs);
     }
-    for (; p < parts.packs; p += lanes) {
-      const int i = parts.before + p * kWidth;
-      f(load<T, kWidth>(row + i), i);
-    }
+    for (; p < parts.packs; p += lanes) add_one<kWidth>(sum, aligned + p * kWidth);
+    if (lane < parts.behind) add_one<1>(sum, aligned + parts.packs * kWidth + lane);
+    return sum;
   }
 
-  /// The gradients of N logits, from column `i` on. factor: scale / sum.
+  struct Gradient {
+    float shift, factor, scale;  // factor: scale / sum
+    int label;
+  };
+
+  /// Stores the gradients of N logits, from column `i` on.
   template <int N>
-  PHALANX_GPU_FUNCTION Floats<N> gradients_of(Floats<N> values, int i, int label, float shift, float factor) const {
+  PHALANX_GPU_FUNCTION static void write(T* row, int i, const Pack<T, N>& logits, const Gradient& gradient) {
+    Floats<N> values = floats(logits);
     PHALANX_UNROLL for (int j = 0; j < N; ++j) {
-      values[j] = exponential(values[j] - shift) * factor;
-      if (i + j == label) values[j] -= scale;
+      values[j] = exponential(values[j] - gradient.shift) * gradient.factor;
+      if (i + j == gradient.label) values[j] -= gradient.scale;
     }
-    return values;
+    store<T, N, Caching::streamed>(row + i, pack_of<T, N>(values));
+  }
+
+  PHALANX_GPU_FUNCTION void write_row(T* row, int lane, int lanes, const Gradient& gradient) const {
+    const Parts parts = parts_of(row);
+    const int behind = parts.before + parts.packs * kWidth;
+    if (lane < parts.behind) write(row, behind + lane, load<T, 1>(row + behind + lane), gradient);
+    int left = lane < parts.packs ? (parts.packs - lane + lanes - 1) / lanes : 0;  // packs of this lane
+    for (; left >= kBatch; left -= kBatch) {
+      Pack<T, kWidth> packs[kBatch];
+      const int last = parts.before + (lane + (left - 1) * lanes) * kWidth;
+      PHALANX_UNROLL for (int k = 0; k < kBatch; ++k) packs[k] = load<T, kWidth>(row + last - k * lanes * kWidth);
+      PHALANX_UNROLL for (int k = 0; k < kBatch; ++k) write(row, last - k * lanes * kWidth, packs[k], gradient);
+    }
+    for (; left > 0; --left) {
+      const int i = parts.before + (lane + (left - 1) * lanes) * kWidth;
+      write(row, i, load<T, kWidth>(row + i), gradient);
+    }
+    if (lane < parts.before) write(row, lane, load<T, 1>(row + lane), gradient);
   }
 
   template <class Block>
@@ -113,20 +146,14 @@ struct CrossEntropy {
     }
     const float chosen = to_float(row[label]);
     typename Block::template PerLane<MaxSum> sums(block);
-    block.each_lane([&](int lane) {
-      MaxSum sum{MaxSum::kNone, 0.0f};
-      each_pack(row, lane, block.lanes(), [&](const auto& pack, int) { sum.add(floats(pack)); });
-      sums[lane] = sum;
-    });
+    block.each_lane([&](int lane) { sums[lane] = sum_of(row, lane, block.lanes()); });
     const MaxSum sum =
         block.reduce(sums, MaxSum{MaxSum::kNone, 0.0f}, [](const MaxSum& a, const MaxSum& b) { return a + b; });
     block.each_lane([&](int lane) {
       if (lane == 0) loss[block.index()] = logarithm(sum.sum) + sum.largest - chosen;
       if (scale == 0.0f) return;
-      const float shift = sum.shift(), factor = scale / sum.sum;
-      each_pack(row, lane, block.lanes(), [&](const auto& pack, int i) {
-        store_floats(row + i, gradients_of(floats(pack), i, static_cast<int>(label), shift, factor));
-      });
+      const Gradient gradient{sum.shift(), scale / sum.sum, scale, static_cast<int>(label)};
+      write_row(row, lane, block.lanes(), gradient);
     });
   }
 };

@@ -277,7 +277,7 @@ struct Kernels {
     if (rows == 0) return nullptr;
     return with_type(type, "cross_entropy: unknown type", [&](auto t1) {
       using Body = CrossEntropy<decltype(t1)>;
-      return launch(stream, rows, 1, lanes_for(divide_up(vocab, Body::kWidth * 2), Body::kLargestBlock),
+      return launch(stream, rows, 1, lanes_for(divide_up(vocab, Body::kWidth * Body::kBatch), Body::kLargestBlock),
                     Body{static_cast<int>(vocab), row_stride, static_cast<decltype(t1)*>(logits), labels, scale, loss});
     });
   }

@@ -141,21 +141,40 @@ PHALANX_GPU_FUNCTION Pack<T, N> load(const T* from) {
   return pack;
 }
 
-/// nvcc may take an assignment of a uint4 apart; it leaves __stwb(), a plain store, alone.
-template <class T, int N>
+/// Streamed values are the first that a cache gives up.
+enum class Caching { plain, streamed };
+
+#if defined(__CUDACC__)
+// In assembly, as nvcc may take an assignment of a uint4 apart.
+template <Caching kCaching>
+PHALANX_GPU_FUNCTION void store_words(std::size_t to, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                      std::uint32_t d) {
+  if constexpr (kCaching == Caching::streamed) {
+    asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  } else {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  }
+}
+PHALANX_GPU_FUNCTION void store_words(std::size_t to, std::uint32_t a, std::uint32_t b) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(a), "r"(b) : "memory");
+}
+#endif
+
+template <class T, int N, Caching kCaching = Caching::plain>
 PHALANX_GPU_FUNCTION void store(T* to, const Pack<T, N>& pack) {
   if constexpr (N == 1) {
     *to = pack.value;
   } else {
 #if defined(__CUDACC__)
+    const std::size_t address = __cvta_generic_to_global(to);
+    const std::uint32_t* const words = pack.words;
     if constexpr (Pack<T, N>::kWords % 4 == 0) {
       PHALANX_UNROLL for (int i = 0; i < Pack<T, N>::kWords; i += 4) {
-        __stwb(reinterpret_cast<uint4*>(reinterpret_cast<std::uint32_t*>(to) + i),
-               make_uint4(pack.words[i], pack.words[i + 1], pack.words[i + 2], pack.words[i + 3]));
+        store_words<kCaching>(address + i * 4, words[i], words[i + 1], words[i + 2], words[i + 3]);
       }
     } else {
       static_assert(Pack<T, N>::kWords == 2);
-      __stwb(reinterpret_cast<uint2*>(to), make_uint2(pack.words[0], pack.words[1]));
+      store_words(address, words[0], words[1]);
     }
 #else
     std::memcpy(to, pack.words, sizeof(pack.words));
