@@ -101,6 +101,40 @@ TEST_P(GpuFunction, RmsNorm) {
   }
 }
 
+TEST_P(GpuFunction, RmsNormOfASum) {
+  for (const std::int64_t dim : {33, 256}) {
+    expect_equal(
+        [](const Tensors& in) -> Tensors {
+          const auto [h, y] = kernels::add_rms_norm(in[0], in[1], in[2], 1e-5);
+          return {h, y};
+        },
+        [](const Tensors& in) -> Tensors { return {in[0] + in[1], reference_norm(in[0] + in[1], in[2])}; },
+        {at::randn({2, 13, dim}), at::randn({2, 13, dim}), at::randn({dim})});
+  }
+}
+
+// A residual layer: what comes before the norm is used beside it.
+TEST_P(GpuFunction, RmsNormBesideItsInput) {
+  expect_equal(
+      [](const Tensors& in) -> Tensors {
+        const auto [h, y] = kernels::add_rms_norm(in[0] * 2, {}, in[1], 1e-5);
+        return {h * 3 + y, h};
+      },
+      [](const Tensors& in) -> Tensors {
+        const at::Tensor h = in[0] * 2;
+        return {h * 3 + reference_norm(h, in[1]), h};
+      },
+      {at::randn({2, 13, 40}), at::randn({40})});
+}
+
+TEST_P(GpuFunction, SeveralLinears) {
+  expect_equal([](const Tensors& in) -> Tensors { return kernels::linears(in[0], {in[1], in[2], in[3]}); },
+               [](const Tensors& in) -> Tensors {
+                 return {at::linear(in[0], in[1]), at::linear(in[0], in[2]), at::linear(in[0], in[3])};
+               },
+               {at::randn({2, 9, 6}), at::randn({8, 6}), at::randn({4, 6}), at::randn({4, 6})});
+}
+
 TEST_P(GpuFunction, RotaryOfQueriesAndKeys) {
   const at::Tensor angles = at::rand({3, 7, 5}) * 6.0;
   for (const bool per_row : {false, true}) {
@@ -208,13 +242,14 @@ TEST(GpuCrossEntropy, ASecondBackwardIsAnError) {
 // Under autocast the gradients of float32 weights go straight into the buffers that are offered for them.
 TEST(GpuAutocast, WeightGradientsAreInTheirBuffers) {
   at::manual_seed(1);
-  Buffered linear({6, 6}), w1({9, 6}), w2({6, 9}), w3({9, 6}), head({17, 6});
+  Buffered linear({6, 6}), q({4, 6}), k({2, 6}), v({2, 6}), w1({9, 6}), w2({6, 9}), w3({9, 6}), head({17, 6});
   const at::Tensor x = at::randn({5, 6}), labels = at::randint(0, 17, {5}, at::TensorOptions(at::kLong));
   const kernels::HostGpuKernels kernels;
   const kernels::AutocastScope autocast(at::kCPU, {.enabled = true, .dtype = at::kBFloat16});
   const at::Tensor h = kernels::swiglu_feed_forward(kernels::linear(x, linear.weight), w1.weight, w2.weight, w3.weight);
-  kernels::linear_cross_entropy(h, head.weight, labels).backward();
-  for (const Buffered* one : {&linear, &w1, &w2, &w3, &head}) {
+  const std::vector<at::Tensor> qkv = kernels::linears(h, {q.weight, k.weight, v.weight});
+  (kernels::linear_cross_entropy(h, head.weight, labels) + qkv[0].sum() + qkv[1].sum() + qkv[2].sum()).backward();
+  for (const Buffered* one : {&linear, &q, &k, &v, &w1, &w2, &w3, &head}) {
     EXPECT_TRUE(one->is_in_buffer());
     EXPECT_EQ(one->events, 1);
     EXPECT_TRUE(one->buffer.isfinite().all().item<bool>());

@@ -1,15 +1,19 @@
 #include "phalanx/kernels/linear.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/deferred_weights.h"
+#include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/kernels/saved_activations.h"
 #include "phalanx/kernels/skinny_gemm.h"
 #include "phalanx/kernels/weight_product.h"
@@ -67,7 +71,82 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
+// Queries, keys and values. The weights, wider than x, are cast into the rows of one matrix.
+struct GpuLinearsFunction : torch::autograd::Function<GpuLinearsFunction> {
+  static torch::autograd::tensor_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in,
+                                              const at::Tensor& w0, const at::Tensor& w1, const at::Tensor& w2) {
+    const at::Tensor weights[] = {w0, w1, w2};
+    const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous();
+    std::int64_t width = 0;
+    for (const at::Tensor& weight : weights) width += weight.size(0);
+    const at::Tensor used = at::empty({width, x.size(1)}, x.options());
+    std::int64_t first = 0;
+    for (const at::Tensor& weight : weights) {
+      used.narrow(0, first, weight.size(0)).copy_(weight);
+      first += weight.size(0);
+    }
+    ctx->save_for_backward({x, used, w0, w1, w2});
+    save_queue_for_backward(*ctx);
+    std::vector<std::int64_t> shape = x_in.sizes().vec();
+    shape.back() = width;
+    const at::Tensor all = at::mm(x, used.t()).view(shape);
+    torch::autograd::tensor_list parts;
+    first = 0;
+    for (const at::Tensor& weight : weights) {
+      parts.push_back(all.narrow(-1, first, weight.size(0)));
+      first += weight.size(0);
+    }
+    return parts;
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &used = saved[1];
+    at::Tensor dx;
+    torch::autograd::tensor_list returned(1);
+    std::int64_t first = 0;
+    for (std::size_t i = 0; i < grads.size(); ++i) {
+      const at::Tensor &weight = saved[i + 2], dy = grads[i].reshape({-1, weight.size(0)});
+      const at::Tensor own = used.narrow(0, first, weight.size(0));
+      first += weight.size(0);
+      dx = dx.defined() ? dx.addmm_(dy, own) : at::mm(dy, own);
+      at::Tensor dweight;
+      if (const auto ref = queue_for(*ctx, weight); ref.queue) {
+        ref.queue->put(ref.key, weight,
+                       [dy, rows = x.detach()](const WeightGradient& out) { add_weight_product(dy, rows, out); });
+      } else if (weight.requires_grad()) {
+        const WeightGradient out = weight_gradient(weight);
+        add_weight_product(dy, x, out);
+        dweight = out.returned;
+      }
+      returned.push_back(dweight);
+    }
+    std::vector<std::int64_t> shape = grads[0].sizes().vec();
+    shape.back() = x.size(1);
+    returned[0] = dx.view(shape);
+    return returned;
+  }
+};
+
+bool have_other_types_than(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+  return std::ranges::all_of(weights, [&](const at::Tensor& w) { return w.scalar_type() != x.scalar_type(); });
+}
+
 }  // namespace
+
+std::vector<at::Tensor> linears(const at::Tensor& x_in, const std::vector<at::Tensor>& weights) {
+  const bool is_autocast = at::autocast::is_autocast_enabled(x_in.device().type());
+  if (weights.size() == 3 && is_autocast && SavedActivations::current() == nullptr && x_in.numel() > 0 && gpu_launch(x_in)) {
+    if (const at::Tensor x = in_autocast_type(x_in); have_other_types_than(x, weights)) {
+      return GpuLinearsFunction::apply(x, weights[0], weights[1], weights[2]);
+    }
+  }
+  std::vector<at::Tensor> results;
+  results.reserve(weights.size());
+  for (const at::Tensor& weight : weights) results.push_back(kernels::linear(x_in, weight));
+  return results;
+}
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const bool is_autocast =

@@ -5,9 +5,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 namespace phalanx::kernels {
 
 /// x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+
+/// linear(x, weight) of several weights [out_i, in]. Of three weights (queries, keys, values) on a GPU under autocast it is
+/// one product, whose parts are the results: their rows are not contiguous.
+std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights);
 
 }  // namespace phalanx::kernels

@@ -126,10 +126,10 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
   }
 };
 
-// Rows of logits on a GPU at a time: enough for its products, and at most 1 GiB in 16 bits. It depends on no device, so
+// Rows of logits on a GPU at a time: enough for its products, and at most 2 GiB in 16 bits. It depends on no device, so
 // that sums over chunks have fixed bits.
 std::int64_t gpu_chunk(std::int64_t rows, std::int64_t vocab) {
-  constexpr std::int64_t kElements = std::int64_t{1} << 29, kMultiple = 256;
+  constexpr std::int64_t kElements = std::int64_t{1} << 30, kMultiple = 256;
   return std::min(rows, std::max(kElements / vocab / kMultiple * kMultiple, kMultiple));
 }
 

@@ -1,6 +1,7 @@
 #include "phalanx/kernels/rms_norm.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
@@ -57,6 +58,22 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
+void gpu_rms_norm_backward(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& inverse_rms,
+                           const at::Tensor& dy, const at::Tensor& dh, const at::Tensor& dx, const at::Tensor& dweight) {
+  const std::int64_t dim = h.size(-1), rows = h.numel() / dim, blocks = gpu::rms_norm_backward_blocks(rows);
+  const at::Tensor partial = at::empty({blocks, dim}, inverse_rms.options());
+  const auto launch = gpu_launch(h, weight, dy);
+  launch->check("rms_norm_backward",
+                launch->kernels().rms_norm_backward(
+                    launch->stream(), rows, dim, gpu_type(h.scalar_type()), h.const_data_ptr(),
+                    gpu_type(weight.scalar_type()), weight.const_data_ptr(), inverse_rms.const_data_ptr<float>(),
+                    gpu_type(dy.scalar_type()), dy.const_data_ptr(), dh.defined() ? dh.const_data_ptr() : nullptr,
+                    dx.mutable_data_ptr(), partial.mutable_data_ptr<float>(), blocks));
+  launch->check("rms_norm_backward",
+                launch->kernels().column_sums(launch->stream(), blocks, dim, partial.const_data_ptr<float>(),
+                                              gpu_type(dweight.scalar_type()), dweight.mutable_data_ptr()));
+}
+
 struct GpuRmsNormFunction : torch::autograd::Function<GpuRmsNormFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
                             double eps, at::ScalarType type) {
@@ -75,21 +92,51 @@ struct GpuRmsNormFunction : torch::autograd::Function<GpuRmsNormFunction> {
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
-    const at::Tensor dy = grads[0].contiguous(), dx = at::empty_like(x);
-    const std::int64_t dim = x.size(-1), rows = x.numel() / dim, blocks = gpu::rms_norm_backward_blocks(rows);
-    const at::Tensor partial = at::empty({blocks, dim}, inverse_rms.options()), dweight = at::empty_like(weight);
-    const auto launch = gpu_launch(x, weight, dy);
-    launch->check("rms_norm_backward",
-                  launch->kernels().rms_norm_backward(
-                      launch->stream(), rows, dim, gpu_type(x.scalar_type()), x.const_data_ptr(),
-                      gpu_type(weight.scalar_type()), weight.const_data_ptr(), inverse_rms.const_data_ptr<float>(),
-                      gpu_type(dy.scalar_type()), dy.const_data_ptr(), /*dh=*/nullptr, dx.mutable_data_ptr(),
-                      partial.mutable_data_ptr<float>(), blocks));
-    launch->check("rms_norm_backward",
-                  launch->kernels().column_sums(launch->stream(), blocks, dim, partial.const_data_ptr<float>(),
-                                                gpu_type(dweight.scalar_type()), dweight.mutable_data_ptr()));
+    const at::Tensor dx = at::empty_like(saved[0]), dweight = at::empty_like(saved[1]);
+    gpu_rms_norm_backward(saved[0], saved[1], saved[2], grads[0].contiguous(), at::Tensor(), dx, dweight);
     return {dx, dweight, at::Tensor(), at::Tensor()};
+  }
+};
+
+struct GpuAddRmsNormFunction : torch::autograd::Function<GpuAddRmsNormFunction> {
+  static torch::autograd::tensor_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in,
+                                              const at::Tensor& delta_in, const at::Tensor& weight, double eps,
+                                              at::ScalarType type) {
+    const at::Tensor x = x_in.contiguous(), delta = delta_in.contiguous();
+    const std::int64_t dim = x.size(-1), rows = x.numel() / dim;
+    const at::Tensor h = at::empty_like(x), y = at::empty_like(x, type);
+    const at::Tensor inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
+    const auto launch = gpu_launch(x, delta, weight);
+    launch->check("add_rms_norm",
+                  launch->kernels().add_rms_norm(
+                      launch->stream(), rows, dim, gpu_type(x.scalar_type()), x.const_data_ptr(),
+                      gpu_type(delta.scalar_type()), delta.const_data_ptr(), h.mutable_data_ptr(),
+                      gpu_type(weight.scalar_type()), weight.const_data_ptr(), static_cast<float>(eps), gpu_type(type),
+                      y.mutable_data_ptr(), inverse_rms.mutable_data_ptr<float>()));
+    ctx->save_for_backward({h, weight, inverse_rms});
+    return {h, y};
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor dx = at::empty_like(saved[0]), dweight = at::empty_like(saved[1]);
+    gpu_rms_norm_backward(saved[0], saved[1], saved[2], grads[1].contiguous(), grads[0].contiguous(), dx, dweight);
+    return {dx, dx, dweight, at::Tensor(), at::Tensor()};
+  }
+};
+
+// h is x itself: only the backward pass is fused.
+struct GpuResidualNormFunction : torch::autograd::Function<GpuResidualNormFunction> {
+  static torch::autograd::tensor_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                                              const at::Tensor& weight, double eps, at::ScalarType type) {
+    return {x, GpuRmsNormFunction::forward(ctx, x, weight, eps, type)};
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    auto of_sum = GpuAddRmsNormFunction::backward(ctx, grads);
+    return {of_sum[0], of_sum[2], at::Tensor(), at::Tensor()};
   }
 };
 
@@ -117,6 +164,23 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   }
   if (!fusible(x, weight) || !weight.is_contiguous()) return rms_norm_reference(x, weight, eps);
   return RmsNormFunction::apply(x, weight, eps);
+}
+
+ResidualNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps) {
+  const at::ScalarType type = type_of_normalised(x, weight);
+  if (can_use_gpu_kernel(x, weight, type)) {
+    if (!delta.defined()) {
+      const auto made = GpuResidualNormFunction::apply(x, weight, eps, type);
+      return {made[0], made[1]};
+    }
+    const bool keeps_type = at::promote_types(x.scalar_type(), delta.scalar_type()) == x.scalar_type();
+    if (keeps_type && delta.sizes() == x.sizes() && gpu_launch(x, delta)) {
+      const auto made = GpuAddRmsNormFunction::apply(x, delta, weight, eps, type);
+      return {made[0], made[1]};
+    }
+  }
+  const at::Tensor h = delta.defined() ? x + delta : x;
+  return {h, rms_norm(h, weight, eps)};
 }
 
 }  // namespace phalanx::kernels

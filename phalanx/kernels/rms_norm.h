@@ -9,6 +9,13 @@ namespace phalanx::kernels {
 /// On a GPU under autocast it is returned in autocast's dtype: the products that take it would cast it to that.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
+/// What a residual layer begins with: h = x + delta (h = x if delta is undefined), and y = rms_norm(h). On a GPU each
+/// pass is one kernel; h's gradient is added in the backward pass's.
+struct ResidualNorm {
+  at::Tensor h, y;
+};
+ResidualNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps);
+
 /// The same by ATen ops: any dtype and device, and the reference of the tests.
 at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps);
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "phalanx/kernels/causal_attention.h"
+#include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/rotary.h"
 #include "phalanx/kernels/skinny_gemm.h"
 
@@ -31,6 +32,11 @@ std::vector<at::Tensor> Attention::projections(const at::Tensor& x) {
     return qkv;
   }
   const at::Tensor all = collective_matmul_ ? collective_matmul_->gather(x) : x;
+  // Their own forward passes must happen where they have hooks, biases or an exchange.
+  const auto is_plain = [](const Linear& one) { return !one.must_be_called() && one.is_plain(); };
+  if (is_plain(*wq) && is_plain(*wk) && is_plain(*wv)) {
+    return kernels::linears(all, {wq->used_weight(), wk->used_weight(), wv->used_weight()});
+  }
   return {call(wq, all), call(wk, all), call(wv, all)};
 }
 

@@ -30,6 +30,8 @@ class Linear : public Module {
   /// The tensor that forward() uses as the weight, for a layer that multiplies with it itself.
   at::Tensor used_weight() const { return used("weight", weight); }
   at::Tensor used_bias() const { return used("bias", bias); }  // undefined without one
+  /// Whether forward() is the product with the weight and nothing else.
+  bool is_plain() const { return !bias.defined() && !gathers_ && !scatters_ && !has_runner(); }
   /// Whether this layer's own call must happen, because it has hooks.
   bool must_be_called() const { return has_forward_hooks() || has_input_hook() || has_parameter_hooks(); }
 

@@ -8,4 +8,8 @@ RMSNorm::RMSNorm(std::int64_t dim, double eps, TensorOptionsOfModule tensor) : N
 
 at::Tensor RMSNorm::forward(const at::Tensor& x) { return kernels::rms_norm(x, used("weight", weight), eps()); }
 
+kernels::ResidualNorm RMSNorm::add(const at::Tensor& x, const at::Tensor& delta) {
+  return kernels::add_rms_norm(x, delta, used("weight", weight), eps());
+}
+
 }  // namespace phalanx::nn

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "phalanx/kernels/rms_norm.h"
 #include "phalanx/nn/norm.h"
 
 namespace phalanx::nn {
@@ -12,6 +13,9 @@ class RMSNorm : public Norm {
   explicit RMSNorm(std::int64_t dim, double eps = 1e-5, TensorOptionsOfModule tensor = {});
 
   at::Tensor forward(const at::Tensor& x) override;  // [..., dim]
+
+  /// x + delta, or x if delta is undefined, and the norm of that.
+  kernels::ResidualNorm add(const at::Tensor& x, const at::Tensor& delta);
 };
 
 }  // namespace phalanx::nn

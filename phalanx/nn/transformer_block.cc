@@ -2,9 +2,12 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <utility>
+
 #include "phalanx/nn/feed_forward.h"
 #include "phalanx/nn/mixture_of_experts.h"
 #include "phalanx/nn/mlp.h"
+#include "phalanx/nn/rms_norm.h"
 
 namespace phalanx::nn {
 namespace {
@@ -22,6 +25,16 @@ std::shared_ptr<Positionwise> make_positionwise(const TransformerBlockOptions& o
     default:
       return std::make_shared<FeedForward>(dim, hidden, tensor);
   }
+}
+
+/// x + delta, or x if delta is undefined, and its norm.
+kernels::ResidualNorm add_norm(const at::Tensor& x, const at::Tensor& delta, const std::shared_ptr<Norm>& norm) {
+  const bool must_be_called = norm->has_forward_hooks() || norm->has_input_hook() || norm->has_parameter_hooks();
+  if (auto* const rms = dynamic_cast<RMSNorm*>(norm.get()); rms != nullptr && !must_be_called && !norm->has_runner()) {
+    return rms->add(x, delta);
+  }
+  const at::Tensor h = delta.defined() ? x + delta : x;
+  return {h, call(norm, h)};
 }
 
 }  // namespace
@@ -43,13 +56,24 @@ TransformerBlock::TransformerBlock(const TransformerBlockOptions& options, Tenso
 }
 
 at::Tensor TransformerBlock::forward(at::Tensor x, const RotaryTables& rope) {
-  if (attention) x = x + call(attention, call(attention_norm, x), rope);
-  return feed_forward ? x + call(feed_forward, call(ffn_norm, x)) : x;
+  return layers(std::move(x), [&](const at::Tensor& normed) { return call(attention, normed, rope); });
 }
 
 at::Tensor TransformerBlock::forward(at::Tensor x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {
-  if (attention) x = x + call(attention, call(attention_norm, x), rope, cache, layer);
-  return feed_forward ? x + call(feed_forward, call(ffn_norm, x)) : x;
+  return layers(std::move(x), [&](const at::Tensor& normed) { return call(attention, normed, rope, cache, layer); });
+}
+
+template <class Attend>
+at::Tensor TransformerBlock::layers(at::Tensor x, const Attend& attend) {
+  at::Tensor delta;
+  if (attention) {
+    const auto [h, normed] = add_norm(x, delta, attention_norm);
+    x = h;
+    delta = attend(normed);
+  }
+  if (!feed_forward) return delta.defined() ? x + delta : x;
+  const auto [h, normed] = add_norm(x, delta, ffn_norm);
+  return h + call(feed_forward, normed);
 }
 
 }  // namespace phalanx::nn

@@ -39,6 +39,10 @@ class TransformerBlock : public Module {
   std::shared_ptr<Attention> attention;
   std::shared_ptr<Positionwise> feed_forward;
   std::shared_ptr<Norm> attention_norm, ffn_norm;
+
+ private:
+  template <class Attend>
+  at::Tensor layers(at::Tensor x, const Attend& attend);
 };
 
 }  // namespace phalanx::nn
