@@ -100,6 +100,7 @@ ModelRanks start_model_ranks(const ModelArguments& options, const Arguments& arg
     }
     ranks.process = init_from_environment({.backend = options.backend,
                                            .device = options.device.empty() ? "auto" : options.device,
+                                           .loads_kernels_at_start = options.pp > 1,
                                            .communicator = {.timeout = kPatience}});
     require_same_command(*ranks.process.world, arguments);
     ranks.process.world->mark_started();

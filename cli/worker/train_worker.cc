@@ -109,6 +109,7 @@ int train_worker(const Arguments& arguments) {
   };
   const auto start = [&] {
     return init_from_environment({.backend = config.comm.backend,
+                                  .loads_kernels_at_start = config.parallelism.pipeline_parallel_degree > 1,
                                   .shared_heap = config.comm.shared_heap ? std::optional(true) : std::nullopt,
                                   .communicator = communicator_options(config)});
   };

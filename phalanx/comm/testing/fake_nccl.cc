@@ -19,7 +19,7 @@ namespace phalanx {
 namespace {
 
 constexpr int kLooks = 3;  // polls until a call has succeeded
-constexpr int kConnectTag = 1 << 20;
+constexpr int kConnectTag = 1 << 20;  // of the sender's token; + 1: of the receiver's answer
 
 DataType type_of(NcclType type) {
   switch (type) {
@@ -123,13 +123,13 @@ struct FakeNcclComm {
   std::thread splitter;
   std::thread connector;
   bool are_all_connected = false;  // for collectives
-  std::set<int> connected;         // for messages
+  std::set<std::pair<int, bool>> connected;  // for messages: to (true) or from a rank
 
   static FakeNcclComm* of(NcclComm* comm) { return reinterpret_cast<FakeNcclComm*>(comm); }
   NcclComm* handle() { return reinterpret_cast<NcclComm*>(this); }
 
-  // The connections that a group's kernels still need: a barrier of all ranks, or one token in each direction with each
-  // peer.
+  // The connections that a group's kernels still need: a barrier of all ranks, or a token and an answer for each
+  // direction in which messages go to or from a peer for the first time.
   std::vector<OperationDescription> connections_for(const std::vector<FakeKernel>& group) {
     std::vector<OperationDescription> needed;
     OperationDescription tokens;
@@ -137,9 +137,11 @@ struct FakeNcclComm {
     for (const FakeKernel& kernel : group) {
       if (kernel.description.transfers.empty() && !std::exchange(are_all_connected, true)) needed.emplace_back();
       for (const Transfer& transfer : kernel.description.transfers) {
-        if (!connected.insert(transfer.peer).second) continue;
-        tokens.transfers.push_back({true, &token_out, 1, DataType::u8, transfer.peer, kConnectTag});
-        tokens.transfers.push_back({false, &token_in, 1, DataType::u8, transfer.peer, kConnectTag});
+        if (!connected.insert({transfer.peer, transfer.is_send}).second) continue;
+        const int sent = transfer.is_send ? kConnectTag : kConnectTag + 1;
+        const int received = transfer.is_send ? kConnectTag + 1 : kConnectTag;
+        tokens.transfers.push_back({true, &token_out, 1, DataType::u8, transfer.peer, sent});
+        tokens.transfers.push_back({false, &token_in, 1, DataType::u8, transfer.peer, received});
       }
     }
     if (!tokens.transfers.empty()) needed.push_back(std::move(tokens));

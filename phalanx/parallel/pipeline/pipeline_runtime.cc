@@ -12,7 +12,9 @@
 #include <numeric>
 #include <utility>
 
+#include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/parallel/pipeline/stage_gradients.h"
 #include "phalanx/parallel/pipeline/stage_p2p.h"
@@ -100,6 +102,14 @@ const std::vector<PipelineStage>& checked(const std::vector<PipelineStage>& stag
   throw ConfigError(wrong);
 }
 
+void warn_of_lazy_loading(const Communicator& comm) {
+  const BackendTraits traits = comm.backend()->traits();
+  if (!traits.stream_ordered || traits.cuda_device < 0 || env_string("CUDA_MODULE_LOADING") == "EAGER") return;
+  log::warn_once(
+      "a pipeline over NCCL, and CUDA loads each kernel at its first use, which can wait for ever for a message that is "
+      "under way: set InitOptions::loads_kernels_at_start, or CUDA_MODULE_LOADING=EAGER in the environment");
+}
+
 std::vector<at::Tensor> cut(const at::Tensor& batch, int count, const char* what) {
   if (!batch.defined()) return {};
   if (batch.dim() == 0 || batch.size(0) % count != 0) {
@@ -154,6 +164,7 @@ struct PipelineRuntime::Impl {
   schedule::Program program, forward_program;  // this rank's
   std::map<int, Action> last_weights;          // by stage: the last B or W
   StageP2P messages, forward_messages;
+  bool is_connected = false;
 
   double gradient_scale = 1.0;
   // State of the current step.
@@ -220,6 +231,10 @@ PipelineResult PipelineRuntime::Impl::run(Mode how, const std::function<void()>&
   try {
     bring();
     check_inputs();
+    if (!std::exchange(is_connected, true)) {
+      warn_of_lazy_loading(*comm);
+      messages.connect();
+    }
     run_all();
     if (mode != Mode::forward) share_losses(result);
   } catch (const std::exception& error) {

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend.h"
@@ -43,6 +44,27 @@ int StageP2P::peer_of(const Action& action) const {
 int StageP2P::tag_of(const Action& action) const {
   if (!has_tags_) return 0;
   return (2 * producer_of(action) + (is_gradient(action) ? 1 : 0)) * schedule_.micro_batches + action.micro_batch;
+}
+
+void StageP2P::connect() {
+  if (!comm_->backend()->traits().stream_ordered) return;
+  const auto& rank_of_stage = schedule_.rank_of_stage;
+  std::set<int> peers;
+  for (std::size_t stage = 1; stage < rank_of_stage.size(); ++stage) {
+    const int a = rank_of_stage[stage - 1], b = rank_of_stage[stage];
+    if (a == comm_->rank()) peers.insert(b);
+    if (b == comm_->rank()) peers.insert(a);
+  }
+  peers.erase(comm_->rank());
+  std::vector<Communicator::P2POp> operations;
+  for (const int peer : peers) {
+    for (const bool is_send : {true, false}) {
+      operations.push_back({.is_send = is_send,
+                            .tensor = at::empty({1}, at::TensorOptions(at::kFloat).device(device_)).zero_(),
+                            .peer = peer});
+    }
+  }
+  if (!operations.empty()) comm_->batch_isend_irecv(std::move(operations));
 }
 
 void StageP2P::begin(bool forgets_shapes) {
