@@ -189,14 +189,18 @@ TEST(GpuKernels, RmsNormIsItsFormula) {
 }
 
 TEST(GpuKernels, TheNormalizedValueIsRoundedBeforeTheWeight) {
-  // A weight that no 16-bit type has, and an output that shows it.
+  // A weight that no 16-bit type has, and outputs that show it: y, and the gradient of the weight.
   Array x(Type::bf16, 8), weight(Type::f32, 8), y(Type::f32, 8), inverse(Type::f32, 1);
+  Array dx(Type::bf16, 8), partial(Type::f32, 8);
   for (int i = 0; i < 8; ++i) x.set(i, i % 2 == 0 ? 1.0 : 3.0), weight.set(i, 1.0 + 0x1p-20);
   host_kernels().rms_norm(nullptr, 1, 8, Type::bf16, x.data(), Type::f32, weight.data(), 0.0f, Type::f32, y.data(),
                           inverse.floats());
+  host_kernels().rms_norm_backward(nullptr, 1, 8, Type::bf16, x.data(), Type::f32, weight.data(), inverse.floats(),
+                                   Type::f32, weight.data(), nullptr, dx.data(), partial.floats(), 1);
   for (int i = 0; i < 8; ++i) {
     const double rounded = nearest(Type::bf16, (i % 2 == 0 ? 1.0 : 3.0) / std::sqrt(5.0));
     EXPECT_EQ(y[i], nearest(Type::f32, rounded * (1.0 + 0x1p-20)));
+    EXPECT_EQ(partial[i], y[i]);
   }
 }
 
@@ -436,6 +440,30 @@ TEST(GpuKernels, SwigluBackwardIsTheGradient) {
       }
     }
   });
+}
+
+TEST(GpuKernels, SwigluTakesAStrideForEachTensor) {
+  const std::int64_t rows = 3, hidden = 24, gate_stride = 24, up_stride = 32, dgate_stride = 40, dup_stride = 48;
+  Array gate = Array::random(Type::f32, rows * gate_stride, 30), up = Array::random(Type::f32, rows * up_stride, 31);
+  Array dy = Array::random(Type::f32, rows * hidden, 32), dgate(Type::f32, rows * dgate_stride);
+  Array dup(Type::f32, rows * dup_stride), y(Type::f32, rows * hidden), again(Type::f32, rows * hidden);
+  const GpuKernels& k = host_kernels();
+  k.swiglu(nullptr, rows, hidden, Type::f32, gate.data(), gate_stride, up.data(), up_stride, again.data());
+  k.swiglu_backward(nullptr, rows, hidden, Type::f32, gate.data(), gate_stride, up.data(), up_stride, dy.data(),
+                    dgate.data(), dgate_stride, dup.data(), dup_stride, y.data());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    Array dgate_row(Type::f32, hidden), dup_row(Type::f32, hidden), y_row(Type::f32, hidden);
+    k.swiglu_backward(nullptr, 1, hidden, Type::f32, gate.at(r * gate_stride), hidden, up.at(r * up_stride), hidden,
+                      dy.at(r * hidden), dgate_row.data(), hidden, dup_row.data(), hidden, y_row.data());
+    for (std::int64_t i = 0; i < hidden; ++i) {
+      ASSERT_EQ(dgate[r * dgate_stride + i], dgate_row[i]);
+      ASSERT_EQ(dup[r * dup_stride + i], dup_row[i]);
+      ASSERT_EQ(y[r * hidden + i], y_row[i]);
+      ASSERT_NEAR(again[r * hidden + i], y_row[i], kFloatError * std::abs(y_row[i]));
+    }
+    for (std::int64_t i = hidden; i < dgate_stride; ++i) ASSERT_EQ(dgate[r * dgate_stride + i], 0.0);
+    for (std::int64_t i = hidden; i < dup_stride; ++i) ASSERT_EQ(dup[r * dup_stride + i], 0.0);
+  }
 }
 
 TEST(GpuKernels, SwigluBackwardWorksInPlace) {
