@@ -101,8 +101,8 @@ check_headers
 
 # --------------------------------------------------------------------------------------------------- Phalanx's kernels
 
-# Kernels that work on several elements at a time, by their names: their first number is not 1, or they have none. They
-# must read, and write unless they only add up, 16 bytes at a time: nvcc sometimes takes an access apart.
+# Kernels that work on several elements at a time, by their names: the first number is not 1, or there is none. They must
+# read, and write unless they only add up, 16 bytes at a time: nvcc sometimes takes an access apart.
 readonly wide_accesses='
   function finish() {
     if (name == "") return
@@ -112,7 +112,8 @@ readonly wide_accesses='
   /^\t*\s*Function : / {
     finish()
     name = $3; reads = writes = 0
-    if (match(name, /Li[0-9]+E/) ? substr(name, RSTART, RLENGTH) == "Li1E" : name !~ /CrossEntropy|AdamW|Squares/) name = ""
+    first = match(name, /Li[0-9]+E/) ? substr(name, RSTART, RLENGTH) : ""
+    if (name ~ /ColumnSums/ || first == "Li1E" || (first == "" && name !~ /CrossEntropy|AdamW|Squares/)) name = ""
     if (name != "") ++wide
   }
   /LDG\.E[A-Z.]*\.128/ { reads = 1 }

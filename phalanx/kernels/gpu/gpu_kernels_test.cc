@@ -130,7 +130,8 @@ constexpr NormTypes kNormTypes[] = {
     {Type::bf16, Type::f32, Type::f32, Type::bf16}, {Type::f16, Type::f32, Type::f32, Type::f16},
 };
 // Rows of odd sizes; within registers in one, two and four packs; and too long for them.
-constexpr std::int64_t kDims[] = {1, 7, 64, 100, 1000, 4096 + 3, 4096, 4096 + 8, 8192, 8192 + 8, 16384 + 8};
+constexpr std::int64_t kDims[] = {1,    7,        8,    64,       100,  128,      256,
+                                  1000, 4096 + 3, 4096, 4096 + 8, 8192, 8192 + 8, 16384 + 8};
 
 struct NormCase {
   NormTypes types;
@@ -288,7 +289,7 @@ TEST(GpuKernels, RmsNormBackwardIsTheGradient) {
 
 TEST(GpuKernels, ColumnSumsAddAllBlocks) {
   for (const Type type : kTypes) {
-    for (const std::int64_t blocks : {0, 1, 5, 32, 100}) {
+    for (const std::int64_t blocks : {0, 1, 5, 32, 100, 2049}) {
       for (const std::int64_t dim : {1, 31, 64, 100}) {
         Array partial = Array::random(Type::f32, blocks * dim, 10, 1), out(type, dim, 1);
         ASSERT_EQ(host_kernels().column_sums(nullptr, blocks, dim, partial.floats(), type, out.data()), nullptr);
@@ -306,10 +307,14 @@ TEST(GpuKernels, ColumnSumsAddAllBlocks) {
 }
 
 TEST(GpuKernels, BackwardBlocksAreAtLeastOneAndLeaveRowsForEach) {
-  EXPECT_EQ(rms_norm_backward_blocks(0), 1);
-  EXPECT_EQ(rms_norm_backward_blocks(1), 1);
-  EXPECT_EQ(rms_norm_backward_blocks(9), 3);
-  EXPECT_EQ(rms_norm_backward_blocks(1 << 20), 528);
+  EXPECT_EQ(rms_norm_backward_blocks(0, 2048), 1);
+  EXPECT_EQ(rms_norm_backward_blocks(1, 64), 1);
+  EXPECT_EQ(rms_norm_backward_blocks(9, 8192), 3);
+  EXPECT_EQ(rms_norm_backward_blocks(1 << 20, 8192), 528);
+  EXPECT_EQ(rms_norm_backward_blocks(1 << 20, 1025), 528);
+  EXPECT_EQ(rms_norm_backward_blocks(1 << 20, 1024), 1056);
+  EXPECT_EQ(rms_norm_backward_blocks(1 << 20, 64), 16896);
+  EXPECT_EQ(rms_norm_backward_blocks(1 << 20, 1), 16896);
 }
 
 // ------------------------------------------------------------------------------------------------------------- rotary
@@ -713,7 +718,7 @@ TEST(GpuKernels, TotalOfManyPartialSums) {
     for (std::int64_t i = 0; i < count; ++i) partial.push_back(static_cast<double>(i));
     double total = kNan;
     ASSERT_EQ(host_kernels().total(nullptr, count, partial.data(), &total), nullptr);
-    EXPECT_EQ(total, static_cast<double>(count * (count - 1) / 2));
+    EXPECT_EQ(total, 0.5 * static_cast<double>(count * (count - 1)));
   }
 }
 
