@@ -13,7 +13,7 @@ __global__ __launch_bounds__(Body::kLargestBlock) void kernel(const __grid_const
   body(block);
 }
 
-constexpr int kGroupThreads = 256;
+constexpr int kGroupThreads = 128;
 
 template <class Body>
 __global__ __launch_bounds__(kGroupThreads) void group_kernel(const __grid_constant__ Body body, std::int64_t blocks) {

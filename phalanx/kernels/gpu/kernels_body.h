@@ -105,9 +105,8 @@ struct Kernels {
       }
       const std::int64_t packs = dim / kVector;
       if (packs > 512 * kPacks) return run(RowShape<kVector, kPacks, false>(), 512);
-      // Up to a warp's a pack each, beyond that several.
-      const std::int64_t lanes = packs < 32 ? packs : packs < 32 * kPacks ? 32 : divide_up(packs, kPacks);
-      return run(RowShape<kVector, kPacks, true>(), lanes_for(lanes, 512, kLeastLanes));
+      if (packs <= 32) return run(RowShape<kVector, 1, true>(), lanes_for(packs, 32, kLeastLanes));
+      return run(RowShape<kVector, kPacks, true>(), lanes_for(divide_up(packs, kPacks), 512));
     });
   }
 

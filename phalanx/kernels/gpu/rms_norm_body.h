@@ -227,8 +227,8 @@ struct RmsNormBackward {
     const int stride = block.lanes() * kWidth;
     float* const out = partial + block.index() * dim;
     block.each_lane([&](int lane) { begin_sums(block, lane, stride, parts[lane], sums[lane], out); });
-    const std::int64_t end = rows * (block.index() + 1) / blocks;
-    for (std::int64_t r = rows * block.index() / blocks; r < end; ++r) {
+    std::int64_t r = rows * block.index() / blocks;
+    for (int left = static_cast<int>(rows * (block.index() + 1) / blocks - r); left > 0; --left, ++r) {
       const float inverse = inverse_rms[r];
       block.each_lane([&](int lane) {
         dots[lane] = 0.0f;
