@@ -2,7 +2,8 @@
 # Checks the CUDA flavour of Phalanx on a machine without a GPU.
 #
 #   scripts/cuda_check.sh             headers, and the link if the wheels are cached: what continuous integration runs
-#   scripts/cuda_check.sh --headers   headers only: compiles what depends on CUDA against torch's own CUDA headers
+#   scripts/cuda_check.sh --headers   headers only: compiles what depends on CUDA against torch's own CUDA headers; and,
+#                                     where there is an nvcc, the kernels
 #   scripts/cuda_check.sh --full      also downloads the wheels (750 MB, once), builds and links everything against
 #                                     torch's CUDA build, starts the program, which must say that there is no GPU, and
 #                                     runs the tests of the nccl backend that need none
@@ -97,6 +98,58 @@ check_headers() {
     "${sources[*]}"
 }
 check_headers
+
+# --------------------------------------------------------------------------------------------------- Phalanx's kernels
+
+# Kernels that work on several elements at a time, by their names: the first number is not 1, or there is none. They must
+# read, and write unless they only add up, 16 bytes at a time: nvcc sometimes takes an access apart.
+readonly wide_accesses='
+  function finish() {
+    if (name == "") return
+    if (!reads) { print name ": no 16-byte load"; found = 1 }
+    if (!writes && name !~ /Squares/) { print name ": no 16-byte store"; found = 1 }
+  }
+  /^\t*\s*Function : / {
+    finish()
+    name = $3; reads = writes = 0
+    first = match(name, /Li[0-9]+E/) ? substr(name, RSTART, RLENGTH) : ""
+    if (name ~ /ColumnSums/ || first == "Li1E" || (first == "" && name !~ /CrossEntropy|AdamW|Squares/)) name = ""
+    if (name != "") ++wide
+  }
+  /LDG\.E[A-Z.]*\.128/ { reads = 1 }
+  /STG\.E[A-Z.]*\.128/ { writes = 1 }
+  END {
+    finish()
+    if (!wide) { print "no kernel is found"; found = 1 }
+    exit found
+  }'
+
+check_kernels() {
+  local nvcc top tools object file
+  nvcc=$(command -v nvcc) || { say "skipped: the kernels, as there is no nvcc"; return 0; }
+  top=$("$nvcc" -dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p' | head -n 1)
+  tools=$PATH:$top/bin
+  local -a flags
+  mapfile -t flags <cmake/nvcc_flags.txt
+  while read -r file; do
+    local begin=$SECONDS
+    object=$work/$(basename "$file").o
+    "$nvcc" -ccbin "${CXX:-g++}" "${flags[@]}" -I. -c "$file" -o "$object" >"$object.log" 2>&1 || fail "$(cat "$object.log")"
+    if grep -E 'warning|[1-9][0-9]* bytes (stack frame|spill)' "$object.log"; then
+      fail "$file: warnings, or registers that do not suffice (above)"
+    fi
+    say "$file: $(grep -c 'Compiling entry' "$object.log") kernels, of up to" \
+      "$(sed -n 's/.*Used \([0-9]*\) registers.*/\1/p' "$object.log" | sort -n | tail -n 1) registers, none spilled" \
+      "($((SECONDS - begin)) s)"
+    if PATH=$tools command -v cuobjdump nvdisasm >/dev/null; then
+      PATH=$tools cuobjdump -sass "$object" | awk "$wide_accesses" || fail "$file: see above"
+      say "$file: the wide kernels access 16 bytes at a time"
+    else
+      say "skipped: the machine code of $file, as cuobjdump and nvdisasm are missing"
+    fi
+  done < <(git ls-files --cached --others --exclude-standard '*.cu')
+}
+check_kernels
 if [[ "$mode" == --headers ]]; then exit 0; fi
 
 # --------------------------------------------------------------------------------------------- build, link and start

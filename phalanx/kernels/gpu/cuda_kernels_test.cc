@@ -176,7 +176,8 @@ constexpr NormTypes kNormTypes[] = {
     {Type::f32, Type::bf16, Type::f16, Type::f16},  {Type::bf16, Type::f32, Type::bf16, Type::f32},
     {Type::bf16, Type::f32, Type::f32, Type::bf16}, {Type::f16, Type::f32, Type::f32, Type::f16},
 };
-constexpr std::int64_t kDims[] = {1, 7, 64, 100, 1000, 2048, 4096 + 3, 4096, 4096 + 8, 8192, 8192 + 8, 16384 + 8};
+constexpr std::int64_t kDims[] = {1,    7,        8,    64,       100,  128,      256,      1000,
+                                  2048, 4096 + 3, 4096, 4096 + 8, 8192, 8192 + 8, 16384 + 8};
 
 // Square roots and divisions are correctly rounded on both sides, sums add in the same tree: equal bits.
 TEST_F(CudaKernels, Norms) {
@@ -214,8 +215,8 @@ TEST_F(CudaKernels, Norms) {
   }
 }
 
-TEST_F(CudaKernels, ManyRowsAndBlocks) {
-  const std::int64_t rows = 3000, dim = 512, blocks = rms_norm_backward_blocks(rows);
+void expect_same_with_many_rows(std::int64_t rows, std::int64_t dim) {
+  const std::int64_t blocks = rms_norm_backward_blocks(rows, dim);
   Argument x(Type::bf16, rows * dim, 0, 1), weight(Type::bf16, dim, 0, 2), dy(Type::bf16, rows * dim, 0, 3);
   Argument inverse(Type::f32, rows, 0, 0), y(Type::bf16, rows * dim, 0, 0), dx(Type::bf16, rows * dim, 0, 0);
   Argument partial(Type::f32, blocks * dim, 0, 0), dweight(Type::f32, dim, 0, 0);
@@ -230,6 +231,12 @@ TEST_F(CudaKernels, ManyRowsAndBlocks) {
   expect_same("column_sums", {&partial}, {{&dweight}}, [&](const GpuKernels& k) {
     return k.column_sums(nullptr, blocks, dim, partial.as<float>(k), Type::f32, dweight.of(k));
   });
+}
+
+TEST_F(CudaKernels, ManyRowsAndBlocks) {
+  expect_same_with_many_rows(3000, 512);
+  expect_same_with_many_rows(10001, 64);  // several rows a warp; and more blocks than 2048
+  expect_same_with_many_rows(9999, 128);
 }
 
 TEST_F(CudaKernels, Rotate) {
@@ -470,9 +477,9 @@ class Bench {
   double copy_ = 1.0;  // bytes a microsecond
 };
 
-void bench_norms(Bench& b, Type x_type, Type y_type, std::int64_t dim) {
+void bench_norms(Bench& b, Type x_type, Type y_type, std::int64_t rows, std::int64_t dim) {
   const GpuKernels& k = *cuda_kernels();
-  const std::int64_t rows = 16384, count = rows * dim, blocks = rms_norm_backward_blocks(rows);
+  const std::int64_t count = rows * dim, blocks = rms_norm_backward_blocks(rows, dim);
   const std::int64_t x_bytes = count * size_of(x_type), y_bytes = count * size_of(y_type);
   const std::string what =
       std::string(" ") + name_of(x_type) + " to " + name_of(y_type) + ", dim " + std::to_string(dim);
@@ -581,9 +588,11 @@ int bench() {
     return 0;
   }
   Bench b;
-  for (const std::int64_t dim : {2048, 4096, 8192}) bench_norms(b, Type::bf16, Type::bf16, dim);
-  bench_norms(b, Type::f32, Type::bf16, 2048);
-  bench_norms(b, Type::f32, Type::f32, 2048);
+  for (const std::int64_t dim : {2048, 4096, 8192}) bench_norms(b, Type::bf16, Type::bf16, 16384, dim);
+  bench_norms(b, Type::bf16, Type::bf16, 16384 * 32, 64);
+  bench_norms(b, Type::bf16, Type::bf16, 16384 * 32, 128);
+  bench_norms(b, Type::f32, Type::bf16, 16384, 2048);
+  bench_norms(b, Type::f32, Type::f32, 16384, 2048);
   bench_rotate(b, Type::bf16, 64);
   bench_rotate(b, Type::bf16, 128);
   bench_rotate(b, Type::f32, 64);

@@ -81,7 +81,7 @@ struct GpuKernels {
   /// dx, in x's type, is the gradient of rms_norm's x, plus dh (in x's type too) unless that is nullptr. dx may be dh.
   /// Block b of `blocks` writes to partial [blocks, dim] the weight's gradient of rows [b * rows / blocks,
   /// (b + 1) * rows / blocks), in float; column_sums adds them. dy's type: as rms_norm's y.
-  /// REQUIRES: 1 <= blocks; rms_norm_backward_blocks(rows) is a good number.
+  /// REQUIRES: 1 <= blocks; rms_norm_backward_blocks(rows, dim) is a good number.
   const char* (*rms_norm_backward)(void* stream, std::int64_t rows, std::int64_t dim, Type x_type, const void* x,
                                    Type weight_type, const void* weight, const float* inverse_rms, Type dy_type,
                                    const void* dy, const void* dh, void* dx, float* partial, std::int64_t blocks);
@@ -133,7 +133,7 @@ constexpr std::int64_t kIgnoredLabel = -100;
 
 /// A number of blocks that fills a GPU and leaves column_sums little to do. It depends on no device, so that the
 /// gradients' bits do not.
-std::int64_t rms_norm_backward_blocks(std::int64_t rows);
+std::int64_t rms_norm_backward_blocks(std::int64_t rows, std::int64_t dim);
 
 std::int64_t squares_blocks(int count, const ConstTensor* tensors);
 

@@ -130,7 +130,8 @@ constexpr NormTypes kNormTypes[] = {
     {Type::bf16, Type::f32, Type::f32, Type::bf16}, {Type::f16, Type::f32, Type::f32, Type::f16},
 };
 // Rows of odd sizes; within registers in one, two and four packs; and too long for them.
-constexpr std::int64_t kDims[] = {1, 7, 64, 100, 1000, 4096 + 3, 4096, 4096 + 8, 8192, 8192 + 8, 16384 + 8};
+constexpr std::int64_t kDims[] = {1,    7,        8,    64,       100,  128,      256,
+                                  1000, 4096 + 3, 4096, 4096 + 8, 8192, 8192 + 8, 16384 + 8};
 
 struct NormCase {
   NormTypes types;
@@ -189,14 +190,18 @@ TEST(GpuKernels, RmsNormIsItsFormula) {
 }
 
 TEST(GpuKernels, TheNormalizedValueIsRoundedBeforeTheWeight) {
-  // A weight that no 16-bit type has, and an output that shows it.
+  // A weight that no 16-bit type has, and outputs that show it: y, and the gradient of the weight.
   Array x(Type::bf16, 8), weight(Type::f32, 8), y(Type::f32, 8), inverse(Type::f32, 1);
+  Array dx(Type::bf16, 8), partial(Type::f32, 8);
   for (int i = 0; i < 8; ++i) x.set(i, i % 2 == 0 ? 1.0 : 3.0), weight.set(i, 1.0 + 0x1p-20);
   host_kernels().rms_norm(nullptr, 1, 8, Type::bf16, x.data(), Type::f32, weight.data(), 0.0f, Type::f32, y.data(),
                           inverse.floats());
+  host_kernels().rms_norm_backward(nullptr, 1, 8, Type::bf16, x.data(), Type::f32, weight.data(), inverse.floats(),
+                                   Type::f32, weight.data(), nullptr, dx.data(), partial.floats(), 1);
   for (int i = 0; i < 8; ++i) {
     const double rounded = nearest(Type::bf16, (i % 2 == 0 ? 1.0 : 3.0) / std::sqrt(5.0));
     EXPECT_EQ(y[i], nearest(Type::f32, rounded * (1.0 + 0x1p-20)));
+    EXPECT_EQ(partial[i], y[i]);
   }
 }
 
@@ -284,7 +289,7 @@ TEST(GpuKernels, RmsNormBackwardIsTheGradient) {
 
 TEST(GpuKernels, ColumnSumsAddAllBlocks) {
   for (const Type type : kTypes) {
-    for (const std::int64_t blocks : {0, 1, 5, 32, 100}) {
+    for (const std::int64_t blocks : {0, 1, 5, 32, 100, 2049}) {
       for (const std::int64_t dim : {1, 31, 64, 100}) {
         Array partial = Array::random(Type::f32, blocks * dim, 10, 1), out(type, dim, 1);
         ASSERT_EQ(host_kernels().column_sums(nullptr, blocks, dim, partial.floats(), type, out.data()), nullptr);
@@ -302,10 +307,14 @@ TEST(GpuKernels, ColumnSumsAddAllBlocks) {
 }
 
 TEST(GpuKernels, BackwardBlocksAreAtLeastOneAndLeaveRowsForEach) {
-  EXPECT_EQ(rms_norm_backward_blocks(0), 1);
-  EXPECT_EQ(rms_norm_backward_blocks(1), 1);
-  EXPECT_EQ(rms_norm_backward_blocks(9), 3);
-  EXPECT_EQ(rms_norm_backward_blocks(1 << 20), 528);
+  EXPECT_EQ(rms_norm_backward_blocks(0, 2048), 1);
+  EXPECT_EQ(rms_norm_backward_blocks(1, 64), 1);
+  EXPECT_EQ(rms_norm_backward_blocks(9, 8192), 3);
+  EXPECT_EQ(rms_norm_backward_blocks(1 << 20, 8192), 528);
+  EXPECT_EQ(rms_norm_backward_blocks(1 << 20, 1025), 528);
+  EXPECT_EQ(rms_norm_backward_blocks(1 << 20, 1024), 1056);
+  EXPECT_EQ(rms_norm_backward_blocks(1 << 20, 64), 16896);
+  EXPECT_EQ(rms_norm_backward_blocks(1 << 20, 1), 16896);
 }
 
 // ------------------------------------------------------------------------------------------------------------- rotary
@@ -436,6 +445,30 @@ TEST(GpuKernels, SwigluBackwardIsTheGradient) {
       }
     }
   });
+}
+
+TEST(GpuKernels, SwigluTakesAStrideForEachTensor) {
+  const std::int64_t rows = 3, hidden = 24, gate_stride = 24, up_stride = 32, dgate_stride = 40, dup_stride = 48;
+  Array gate = Array::random(Type::f32, rows * gate_stride, 30), up = Array::random(Type::f32, rows * up_stride, 31);
+  Array dy = Array::random(Type::f32, rows * hidden, 32), dgate(Type::f32, rows * dgate_stride);
+  Array dup(Type::f32, rows * dup_stride), y(Type::f32, rows * hidden), again(Type::f32, rows * hidden);
+  const GpuKernels& k = host_kernels();
+  k.swiglu(nullptr, rows, hidden, Type::f32, gate.data(), gate_stride, up.data(), up_stride, again.data());
+  k.swiglu_backward(nullptr, rows, hidden, Type::f32, gate.data(), gate_stride, up.data(), up_stride, dy.data(),
+                    dgate.data(), dgate_stride, dup.data(), dup_stride, y.data());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    Array dgate_row(Type::f32, hidden), dup_row(Type::f32, hidden), y_row(Type::f32, hidden);
+    k.swiglu_backward(nullptr, 1, hidden, Type::f32, gate.at(r * gate_stride), hidden, up.at(r * up_stride), hidden,
+                      dy.at(r * hidden), dgate_row.data(), hidden, dup_row.data(), hidden, y_row.data());
+    for (std::int64_t i = 0; i < hidden; ++i) {
+      ASSERT_EQ(dgate[r * dgate_stride + i], dgate_row[i]);
+      ASSERT_EQ(dup[r * dup_stride + i], dup_row[i]);
+      ASSERT_EQ(y[r * hidden + i], y_row[i]);
+      ASSERT_NEAR(again[r * hidden + i], y_row[i], kFloatError * std::abs(y_row[i]));
+    }
+    for (std::int64_t i = hidden; i < dgate_stride; ++i) ASSERT_EQ(dgate[r * dgate_stride + i], 0.0);
+    for (std::int64_t i = hidden; i < dup_stride; ++i) ASSERT_EQ(dup[r * dup_stride + i], 0.0);
+  }
 }
 
 TEST(GpuKernels, SwigluBackwardWorksInPlace) {
@@ -685,7 +718,7 @@ TEST(GpuKernels, TotalOfManyPartialSums) {
     for (std::int64_t i = 0; i < count; ++i) partial.push_back(static_cast<double>(i));
     double total = kNan;
     ASSERT_EQ(host_kernels().total(nullptr, count, partial.data(), &total), nullptr);
-    EXPECT_EQ(total, static_cast<double>(count * (count - 1) / 2));
+    EXPECT_EQ(total, 0.5 * static_cast<double>(count * (count - 1)));
   }
 }
 

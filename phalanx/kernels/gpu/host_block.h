@@ -52,7 +52,7 @@ class HostBlock {
     for (int warp = 0; warp < kWarp; ++warp) {
       T lanes[kWarp];
       for (int lane = 0; lane < kWarp; ++lane) {
-        lanes[lane] = warp * kWarp < lanes_ ? values[warp * kWarp + lane] : identity;
+        lanes[lane] = warp * kWarp + lane < lanes_ ? values[warp * kWarp + lane] : identity;
       }
       warps[warp] = warp * kWarp < lanes_ ? of_warp(lanes, combine) : identity;
     }

@@ -20,10 +20,12 @@ struct HostLauncher {
 
 }  // namespace
 
-std::int64_t rms_norm_backward_blocks(std::int64_t rows) {
-  // Four blocks for each of the 132 multiprocessors of an H100, but at least four rows a block.
+std::int64_t rms_norm_backward_blocks(std::int64_t rows, std::int64_t dim) {
+  // Four blocks of 2048 columns for each of the 132 multiprocessors of an H100, but at least four rows a block.
+  std::int64_t most = 528;
+  for (std::int64_t columns = 1024; columns >= 64 && columns >= dim; columns /= 2) most *= 2;
   const std::int64_t blocks = divide_up(rows, 4);
-  return blocks < 1 ? 1 : blocks < 528 ? blocks : 528;
+  return blocks < 1 ? 1 : blocks < most ? blocks : most;
 }
 
 std::int64_t squares_blocks(int count, const ConstTensor* tensors) {

@@ -56,13 +56,14 @@ inline bool aligned(std::initializer_list<const void*> pointers) {
 
 inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// A power of two, from a warp to `most`.
-inline int lanes_for(std::int64_t wanted, int most) {
-  int lanes = 32;
+/// A power of two, from `least` to `most`.
+inline int lanes_for(std::int64_t wanted, int most, int least = 32) {
+  int lanes = least;
   while (lanes < wanted && lanes < most) lanes *= 2;
   return lanes;
 }
 
+constexpr int kLeastLanes = 8;  // of a short row
 constexpr std::int64_t kLargestDim = std::int64_t{1} << 30;
 
 template <int kWidth_, int kPacks_, bool kKept_>
@@ -102,9 +103,10 @@ struct Kernels {
       if (dim % kVector != 0 || !aligned({x, delta, h, weight, y})) {
         return run(RowShape<1, kPacks, false>(), lanes_for(divide_up(dim, kPacks), 512));
       }
-      const std::int64_t lanes = divide_up(dim, kVector * kPacks);
-      if (lanes > 512) return run(RowShape<kVector, kPacks, false>(), 512);
-      return run(RowShape<kVector, kPacks, true>(), lanes_for(lanes, 512));
+      const std::int64_t packs = dim / kVector;
+      if (packs > 512 * kPacks) return run(RowShape<kVector, kPacks, false>(), 512);
+      if (packs <= 32) return run(RowShape<kVector, 1, true>(), lanes_for(packs, 32, kLeastLanes));
+      return run(RowShape<kVector, kPacks, true>(), lanes_for(divide_up(packs, kPacks), 512));
     });
   }
 
@@ -146,7 +148,8 @@ struct Kernels {
       if (dim % kVector != 0 || !aligned({x, weight, dy, dh, dx, partial})) {
         return run(RowShape<1, 4, false>(), lanes_for(divide_up(dim, 4), 512));
       }
-      if (dim <= 512 * 8) return run(RowShape<kVector, 8 / kVector, true>(), lanes_for(divide_up(dim, 8), 512));
+      if (dim <= 512 * 8)
+        return run(RowShape<kVector, 8 / kVector, true>(), lanes_for(divide_up(dim, 8), 512, kLeastLanes));
       if (dim <= 512 * 16) return run(RowShape<kVector, 16 / kVector, true>(), 512);
       return run(RowShape<kVector, 8 / kVector, false>(), 512);
     });
@@ -157,9 +160,13 @@ struct Kernels {
     if (blocks < 0 || dim < 0) return "column_sums: blocks or dim is negative";
     if (dim == 0) return nullptr;
     return with_type(out_type, "column_sums: unknown type", [&](auto out1) {
-      using Body = ColumnSums<decltype(out1)>;
-      return launch(stream, divide_up(dim, Body::kSide), 1, Body::kLargestBlock,
-                    Body{blocks, dim, partial, static_cast<decltype(out1)*>(out)});
+      using Out = decltype(out1);
+      const auto run = [&](auto columns) {
+        using Body = ColumnSums<Out, decltype(columns)::value>;
+        return launch(stream, divide_up(dim, Body::kColumns), 1, Body::kLargestBlock,
+                      Body{blocks, dim, partial, static_cast<Out*>(out)});
+      };
+      return blocks > 2048 ? run(std::integral_constant<int, 8>()) : run(std::integral_constant<int, 32>());
     });
   }
 

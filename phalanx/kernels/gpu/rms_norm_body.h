@@ -39,6 +39,7 @@ PHALANX_GPU_FUNCTION Floats<kWidth> load_floats(Type type, const void* from, int
 template <class X, class Y, int kWidth, int kPacks, bool kKept>
 struct RmsNorm {
   static constexpr int kLargestBlock = 512;
+  static constexpr bool kShortRows = kKept;
   int dim;
   float eps;
   const X* x;
@@ -133,6 +134,7 @@ struct RmsNorm {
 template <class X, class Dy, int kWidth, int kPacks, bool kKept>
 struct RmsNormBackward {
   static constexpr int kLargestBlock = 512;
+  static constexpr bool kShortRows = kKept && kWidth * kPacks == 8;
   std::int64_t rows, blocks;
   int dim;
   const X* x;
@@ -225,8 +227,8 @@ struct RmsNormBackward {
     const int stride = block.lanes() * kWidth;
     float* const out = partial + block.index() * dim;
     block.each_lane([&](int lane) { begin_sums(block, lane, stride, parts[lane], sums[lane], out); });
-    const std::int64_t end = rows * (block.index() + 1) / blocks;
-    for (std::int64_t r = rows * block.index() / blocks; r < end; ++r) {
+    std::int64_t r = rows * block.index() / blocks;
+    for (int left = static_cast<int>(rows * (block.index() + 1) / blocks - r); left > 0; --left, ++r) {
       const float inverse = inverse_rms[r];
       block.each_lane([&](int lane) {
         dots[lane] = 0.0f;
@@ -257,10 +259,10 @@ struct RmsNormBackward {
   }
 };
 
-/// A square of lanes a block: kSide columns, and as many lanes for each, which add every kSide-th value.
-template <class Out>
+/// A block adds kColumns columns. Of the lanes of each, every one adds each kParts-th value.
+template <class Out, int kColumns_>
 struct ColumnSums {
-  static constexpr int kSide = 32, kLargestBlock = kSide * kSide;
+  static constexpr int kLargestBlock = 1024, kColumns = kColumns_, kParts = kLargestBlock / kColumns;
   std::int64_t blocks, dim;
   const float* partial;
   Out* out;
@@ -269,22 +271,22 @@ struct ColumnSums {
   PHALANX_GPU_FUNCTION void operator()(Block& block) const {
     typename Block::template Shared<float, kLargestBlock> sums(block);
     block.each_lane([&](int lane) {
-      const std::int64_t column = block.index() * kSide + lane % kSide;
+      const std::int64_t column = block.index() * kColumns + lane % kColumns;
       float sum = 0.0f;
       if (column < dim) {
 #if defined(__CUDACC__)
 #pragma unroll 8
 #endif
-        for (std::int64_t b = lane / kSide; b < blocks; b += kSide) sum += partial[b * dim + column];
+        for (std::int64_t b = lane / kColumns; b < blocks; b += kParts) sum += partial[b * dim + column];
       }
       sums[lane] = sum;
     });
     block.barrier();
     block.each_lane([&](int lane) {
-      const std::int64_t column = block.index() * kSide + lane;
-      if (lane >= kSide || column >= dim) return;
+      const std::int64_t column = block.index() * kColumns + lane;
+      if (lane >= kColumns || column >= dim) return;
       float sum = sums[lane];
-      PHALANX_UNROLL for (int part = 1; part < kSide; ++part) sum += sums[part * kSide + lane];
+      PHALANX_UNROLL for (int part = 1; part < kParts; ++part) sum += sums[part * kColumns + lane];
       out[column] = from_float<Out>(sum);
     });
   }
