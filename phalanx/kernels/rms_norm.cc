@@ -60,7 +60,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 
 void gpu_rms_norm_backward(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& inverse_rms,
                            const at::Tensor& dy, const at::Tensor& dh, const at::Tensor& dx, const at::Tensor& dweight) {
-  const std::int64_t dim = h.size(-1), rows = h.numel() / dim, blocks = gpu::rms_norm_backward_blocks(rows);
+  const std::int64_t dim = h.size(-1), rows = h.numel() / dim, blocks = gpu::rms_norm_backward_blocks(rows, dim);
   const at::Tensor partial = at::empty({blocks, dim}, inverse_rms.options());
   const auto launch = gpu_launch(h, weight, dy);
   launch->check("rms_norm_backward",

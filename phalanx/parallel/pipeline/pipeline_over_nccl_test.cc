@@ -13,6 +13,7 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/testing/nccl_ranks.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
+#include "phalanx/parallel/pipeline/stage_p2p.h"
 #include "phalanx/parallel/pipeline/testing/pipeline_test_support.h"
 #include "phalanx/schedule/actions.h"
 #include "phalanx/schedule/deadlock_check.h"
@@ -71,7 +72,9 @@ TEST(PipelineOverNccl, TheProgramIsPostedAndNothingElse) {
                                    return schedule::post(schedule,
                                                          schedule::posting_for(false))[static_cast<std::size_t>(me)];
                                  };
-                                 std::vector<std::string> expected{"init"};
+                                 const std::string other = std::to_string(1 - me);
+                                 std::vector<std::string> expected{
+                                     "init", "group(send " + other + ", recv " + other + ")"};  // to connect
                                  const auto add = [&](const Schedule& schedule) {
                                    for (auto& call : calls_of(plan, program(schedule))) expected.push_back(call);
                                    expected.emplace_back("broadcast");  // of the losses
@@ -87,8 +90,9 @@ TEST(PipelineOverNccl, TheProgramIsPostedAndNothingElse) {
   }
 }
 
-// Only the transfers of a program, with small tensors; passes wait for their inputs.
-void run_transfers(Communicator& comm, const Schedule& plan, const Program& program) {
+// Only the transfers of a program, with small tensors, between connected ranks; passes wait for their inputs.
+void run_transfers(const std::shared_ptr<Communicator>& comm, const Schedule& plan, const Program& program) {
+  StageP2P(comm, plan, at::kCPU).connect();
   std::map<std::tuple<ActionKind, int, int>, std::pair<Work, at::Tensor>> received;
   std::vector<Work> posted;
   const auto value_of = [](const Action& send) { return 100.0F * send.stage + send.micro_batch; };
@@ -101,7 +105,7 @@ void run_transfers(Communicator& comm, const Schedule& plan, const Program& prog
                             .peer = peer_of_transfer(plan, transfer)});
     }
     if (!step.transfers.empty()) {
-      posted.push_back(comm.batch_isend_irecv(operations, {.async = true}));
+      posted.push_back(comm->batch_isend_irecv(operations, {.async = true}));
       for (std::size_t i = 0; i < operations.size(); ++i) {
         const Action& transfer = step.transfers[i];
         if (operations[i].is_send) continue;
@@ -128,7 +132,7 @@ TEST(PipelineOverNccl, ProgramsEndOnTheDoubleAndReceivesAheadHangThere) {
     const auto programs = schedule::post(plan, schedule::posting_for(/*has_tags=*/false));
     EXPECT_EQ(run_nccl_threads(4,
                                [&](const NcclRank& rank) {
-                                 run_transfers(*rank.comm, plan, programs[static_cast<std::size_t>(rank.comm->rank())]);
+                                 run_transfers(rank.comm, plan, programs[static_cast<std::size_t>(rank.comm->rank())]);
                                }),
               "");
   }
@@ -139,7 +143,7 @@ TEST(PipelineOverNccl, ProgramsEndOnTheDoubleAndReceivesAheadHangThere) {
       run_nccl_threads(2,
                        [&](const NcclRank& rank) {
                          rank.comm->mark_started();
-                         run_transfers(*rank.comm, plan, ahead[static_cast<std::size_t>(rank.comm->rank())]);
+                         run_transfers(rank.comm, plan, ahead[static_cast<std::size_t>(rank.comm->rank())]);
                        },
                        {.communicator = {.timeout = 500ms}});
   EXPECT_THAT(failures, AllOf(HasSubstr("rank 0: "), HasSubstr("rank 1: "), HasSubstr("timed out after ")));
