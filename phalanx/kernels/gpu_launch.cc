@@ -3,6 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
+#include <array>
 #include <atomic>
 
 #include "phalanx/base/error.h"
@@ -11,6 +12,7 @@ namespace phalanx::kernels {
 namespace {
 
 std::atomic<int> host_kernels_in_use{0};
+std::array<std::atomic<const gpu::GpuKernels*>, at::COMPILE_TIME_MAX_DEVICE_TYPES> registered{};  // by type
 
 }  // namespace
 
@@ -30,7 +32,11 @@ gpu::Type gpu_type(at::ScalarType type) {
 const gpu::GpuKernels* gpu_kernels_on(at::DeviceType type) noexcept {
   if (type == at::kCUDA) return gpu::cuda_kernels();
   if (type == at::kCPU && host_kernels_in_use.load(std::memory_order_relaxed) > 0) return &gpu::host_kernels();
-  return nullptr;
+  return registered[static_cast<std::size_t>(type)].load(std::memory_order_acquire);
+}
+
+void register_gpu_kernels(at::DeviceType type, const gpu::GpuKernels* kernels) noexcept {
+  registered[static_cast<std::size_t>(type)].store(kernels, std::memory_order_release);
 }
 
 GpuLaunch::GpuLaunch(const gpu::GpuKernels& kernels, at::Device device) : kernels_(&kernels) {

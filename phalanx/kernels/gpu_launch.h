@@ -39,6 +39,11 @@ class GpuLaunch {
 /// nullptr if there are no kernels for that type of device.
 const gpu::GpuKernels* gpu_kernels_on(at::DeviceType type) noexcept;
 
+/// For tests: devices of this type, neither CUDA nor CPU, use these kernels, in this process. nullptr: none. A kernel's
+/// stream is the native handle that the type's device guard gives. Any thread may call.
+/// REQUIRES: `kernels` stay alive.
+void register_gpu_kernels(at::DeviceType type, const gpu::GpuKernels* kernels) noexcept;
+
 inline bool is_gpu_type(const at::Tensor& tensor) {
   const at::ScalarType type = tensor.scalar_type();
   return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;

@@ -186,8 +186,9 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
 
 }  // namespace
 
-at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h_in, const at::Tensor& weight, const at::Tensor& labels,
                                         const VocabShard& part, const std::shared_ptr<Communicator>& group) {
+  const at::Tensor h = h_in.to(weight.scalar_type());  // under autocast a norm's output may have 16 bits
   if (labels.device().is_cpu()) kernels::check_labels(labels.contiguous(), part.count);
   if (h.numel() == 0) throw Error("vocabulary_parallel_cross_entropy: no tokens");
   const bool record = at::GradMode::is_enabled() && (h.requires_grad() || weight.requires_grad());

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "phalanx/testing/sim_device/torch/registration.h"
+#include "phalanx/testing/sim_device/torch/sim_streams.h"
 
 namespace phalanx::sim_device {
 namespace {
@@ -46,6 +47,7 @@ class SimGuard final : public c10::impl::DeviceGuardImplInterface {
     current_stream(stream.device_index()) = stream.id();
     return before;
   }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return native_handle(id_of(stream)); }
   bool queryStream(const c10::Stream& stream) const override { return runtime_.query(id_of(stream)); }
   void synchronizeStream(const c10::Stream& stream) const override {
     runtime_.synchronize(id_of(stream), "synchronize a stream");

@@ -36,10 +36,10 @@ struct Dimension {
 };
 
 // The dimensions between which there are gaps, innermost first, and in `piece` the elements without gaps.
-std::vector<Dimension> dimensions_with_gaps(const c10::TensorImpl& tensor, std::int64_t& piece) {
+std::vector<Dimension> dimensions_with_gaps(at::IntArrayRef sizes, at::IntArrayRef strides, std::int64_t& piece) {
   std::vector<Dimension> dimensions;
-  for (std::int64_t d = 0; d < tensor.dim(); ++d)
-    if (tensor.size(d) > 1 && tensor.stride(d) > 0) dimensions.push_back({tensor.stride(d), tensor.size(d)});
+  for (std::size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] > 1 && strides[d] > 0) dimensions.push_back({strides[d], sizes[d]});
   std::ranges::sort(dimensions, {}, &Dimension::stride);
   piece = 1;
   std::size_t dense = 0;
@@ -52,15 +52,22 @@ std::vector<Dimension> dimensions_with_gaps(const c10::TensorImpl& tensor, std::
 
 void add_accesses(std::vector<Access>& accesses, const at::Tensor& tensor, bool is_write) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (impl.numel() == 0) return;
+  const auto offset = static_cast<std::size_t>(impl.storage_offset()) * impl.itemsize();
+  add_accesses(accesses, static_cast<const std::byte*>(impl.storage().data()) + offset, impl.itemsize(), impl.sizes(),
+               impl.strides(), is_write);
+}
+
+void add_accesses(std::vector<Access>& accesses, const void* first, std::size_t itemsize, at::IntArrayRef sizes,
+                  at::IntArrayRef strides, bool is_write) {
+  if (c10::multiply_integers(sizes) == 0) return;
   std::int64_t piece = 1, pieces = 1, last = 0;
-  const std::vector<Dimension> gaps = dimensions_with_gaps(impl, piece);
+  const std::vector<Dimension> gaps = dimensions_with_gaps(sizes, strides, piece);
   for (const Dimension& dimension : gaps) {
     pieces *= dimension.size;
     last += dimension.stride * (dimension.size - 1);
   }
-  const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements) * impl.itemsize(); };
-  const auto* begin = static_cast<const std::byte*>(impl.storage().data()) + bytes(impl.storage_offset());
+  const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements) * itemsize; };
+  const auto* begin = static_cast<const std::byte*>(first);
   if (pieces > kMostPieces) return accesses.push_back({begin, bytes(last + piece), is_write});
   for (std::int64_t number = 0; number < pieces; ++number) {
     std::int64_t offset = 0, rest = number;

@@ -17,9 +17,11 @@ bool is_on_sim(const at::Tensor& tensor);
 /// alive. The streams' order does, and PinnedMemory.
 at::Tensor kernel_view(const at::Tensor& tensor);
 
-/// Adds the bytes of the tensor's elements: a range for each of its contiguous pieces, or, where those are more than 64,
+/// Adds the bytes of a tensor's elements: a range for each of its contiguous pieces, or, where those are more than 64,
 /// one range from the first element to the last.
 void add_accesses(std::vector<Access>& accesses, const at::Tensor& tensor, bool is_write);
+void add_accesses(std::vector<Access>& accesses, const void* first, std::size_t itemsize, at::IntArrayRef sizes,
+                  at::IntArrayRef strides, bool is_write);
 /// The accesses of a kernel that reads one tensor and writes another. Either may be undefined.
 std::vector<Access> accesses_of(const at::Tensor& read, const at::Tensor& written);
 

@@ -12,7 +12,8 @@ void register_allocators(SimBackend& backend);
 void register_device_guard(SimBackend& backend);  // current device and stream, events
 void register_hooks(SimBackend& backend);         // pinned memory, default generators, storage of another size
 void register_operators(SimBackend& backend);
-void register_autocast();  // the rules of CUDA
+void register_autocast();                        // the rules of CUDA
+void register_gpu_kernels(SimBackend& backend);  // Phalanx's own kernels
 
 c10::Allocator& device_allocator();  // on the current device and stream
 c10::Allocator& pinned_allocator();

@@ -31,6 +31,7 @@ SimBackend& sim_backend() {
     register_hooks(made);
     register_operators(made);
     register_autocast();
+    register_gpu_kernels(made);
     handle_host_faults(&made.runtime);
     return made;
   }();

@@ -15,6 +15,7 @@ namespace {
 
 // Beyond the pool's streams, which other code uses, too.
 constexpr std::int64_t kFirstOwnStream = 1000;
+constexpr int kStreamBits = 32;  // of a native handle
 
 class SimEvent final : public DeviceEvent {
  public:
@@ -79,5 +80,14 @@ class SimStreams final : public DeviceStreams {
 }  // namespace
 
 std::shared_ptr<DeviceStreams> make_sim_streams(int device) { return std::make_shared<SimStreams>(device); }
+
+void* native_handle(StreamId stream) {
+  return reinterpret_cast<void*>((std::intptr_t{stream.device} << kStreamBits) | stream.stream);  // NOLINT
+}
+
+StreamId stream_of_handle(void* handle) {
+  const auto number = reinterpret_cast<std::intptr_t>(handle);
+  return {static_cast<int>(number >> kStreamBits), number & ((std::intptr_t{1} << kStreamBits) - 1)};
+}
 
 }  // namespace phalanx::sim_device
