@@ -30,7 +30,7 @@ class Adadelta final : public Optimizer {
 
  private:
   void step_on_cpu(const std::vector<Target>& targets, double lr) override;
-  void step_by_libtorch(const std::vector<Target>& targets, double lr) override;
+  void step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) override;
 
   AdadeltaOptions options_;
   std::vector<at::Tensor> square_avg_, acc_delta_;

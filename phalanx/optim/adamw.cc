@@ -49,7 +49,7 @@ void AdamW::step_on_cpu(const std::vector<Target>& targets, double lr) {
   });
 }
 
-void AdamW::step_by_libtorch(const std::vector<Target>& targets, double lr) {
+void AdamW::step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) {
   std::vector<at::Tensor> parameters, grads, exp_avg, exp_avg_sq, steps;
   for (const auto& target : targets) {
     parameters.push_back(target.parameter);
@@ -58,9 +58,14 @@ void AdamW::step_by_libtorch(const std::vector<Target>& targets, double lr) {
     exp_avg_sq.push_back(exp_avg_sq_[target.index]);
     steps.push_back(steps_[target.index]);
   }
-  at::_foreach_add_(steps, 1);
+  if (skip) {
+    at::_foreach_add_(steps, skip->neg().add_(1));
+  } else {
+    at::_foreach_add_(steps, 1);
+  }
   at::_fused_adamw_(parameters, grads, exp_avg, exp_avg_sq, /*max_exp_avg_sqs=*/{}, steps, lr, options_.beta1,
-                    options_.beta2, targets.front().weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
+                    options_.beta2, targets.front().weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
+                    /*grad_scale=*/{}, /*found_inf=*/skip);
 }
 
 void AdamW::collect_state(TrainState& state) const {

@@ -30,7 +30,7 @@ class AdamW final : public Optimizer {
 
  private:
   void step_on_cpu(const std::vector<Target>& targets, double lr) override;
-  void step_by_libtorch(const std::vector<Target>& targets, double lr) override;
+  void step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) override;
 
   AdamWOptions options_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_, steps_;

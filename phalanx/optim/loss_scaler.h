@@ -10,6 +10,8 @@
 // - Whether a step is skipped depends only on the norm, which has the same bits on every rank of the communicator
 //   (grad_norm.h). So all ranks skip or none, and their scales stay equal without further communication.
 // - The gradients stay as backward() made them: scaled, not clipped.
+// - A scaler made for a device keeps its state there. step_on_device() then decides there, too, by the same rules in
+//   float64, and the host reads nothing. step() and scale() wait for the device.
 // - Invalid options throw ConfigError. A scale that falls below the smallest one throws Error: gradients that are not
 //   finite at any scale come from the model.
 // - The state is two tensors of one element, "loss_scaler.scale" and "loss_scaler.good_steps". Loading fills them.
@@ -40,7 +42,8 @@ struct LossScalerOptions {
 
 class LossScaler {
  public:
-  explicit LossScaler(LossScalerOptions options = {});
+  /// `device`: where the parameters are, or the CPU.
+  explicit LossScaler(LossScalerOptions options = {}, at::Device device = at::kCPU);
 
   /// The loss times the scale; differentiable.
   at::Tensor scaled(const at::Tensor& loss) const;
@@ -48,6 +51,7 @@ class LossScaler {
   struct StepOptions {
     double max_norm = std::numeric_limits<double>::infinity();  // positive; infinity: no clipping
     Communicator* comm = nullptr;                               // as in grad_norm()
+    at::Tensor skip = {};  // for step_on_device(): 0-dim bool on the device; true: skip whatever the gradients are
   };
   struct Result {
     bool stepped = false;
@@ -57,12 +61,24 @@ class LossScaler {
   /// Steps the optimizer, or skips the step, and sets the scale for the next one. Waits for the device.
   Result step(Optimizer& optimizer, double lr, StepOptions options);
 
+  /// 0-dim float64 tensors on the device, as in Result. `stepped` is 1 or 0.
+  struct DeviceResult {
+    at::Tensor stepped, norm, scale, next_scale;
+  };
+  /// As step(), without a wait. The scale stays where it is at the smallest one: check with require_scale_left().
+  /// REQUIRES: a scaler made for the device of the parameters.
+  DeviceResult step_on_device(Optimizer& optimizer, double lr, const StepOptions& options);
+  /// Throws Error if the step was skipped at a scale that cannot be lowered any more.
+  void require_scale_left(const Result& result) const;
+
   double scale() const;
   void collect_state(TrainState& state) const;
 
  private:
+  void update_on_device(const at::Tensor& skip);
+
   LossScalerOptions options_;
-  at::Tensor scale_, good_steps_;  // float64 and int64 on the CPU: what a checkpoint loads
+  at::Tensor scale_, good_steps_;  // 0-dim float64 and int64: what a checkpoint loads
 };
 
 }  // namespace phalanx

@@ -95,7 +95,21 @@ void Optimizer::set_weight_decay(const std::string& who, double weight_decay,
   for (std::size_t i = 0; i < parameters_.size(); ++i) weight_decay_[i] = exempt[i] ? 0 : weight_decay;
 }
 
-Optimizer::Target Optimizer::target_of(std::size_t index, double grad_factor) const {
+void Optimizer::check_options(const StepOptions& options) const {
+  const auto check = [&](const char* what, const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    for (const auto& [name, parameter, shard] : parameters_) {
+      if (tensor.dim() == 0 && tensor.device() == parameter.device()) continue;
+      throw Error(fmt::format("optimizer: {} is of shape [{}] on {}; expected a 0-dim tensor on {}, as parameter '{}'",
+                              what, fmt::join(tensor.sizes(), ", "), tensor.device().str(), parameter.device().str(),
+                              name));
+    }
+  };
+  check("grad_factor_tensor", options.grad_factor_tensor);
+  check("skip", options.skip);
+}
+
+Optimizer::Target Optimizer::target_of(std::size_t index, const StepOptions& options) const {
   const auto& [name, parameter, shard] = parameters_[index];
   const at::Tensor& grad = parameter.grad();
   if (grad.is_sparse()) throw Error(fmt::format("optimizer: the gradient of '{}' is sparse; expected dense", name));
@@ -106,7 +120,8 @@ Optimizer::Target Optimizer::target_of(std::size_t index, double grad_factor) co
   }
   // The kernels walk through all tensors side by side, in memory order. The state has the parameter's layout if that
   // has no gaps. A parameter with gaps, or a gradient of another layout, is updated through a copy.
-  Target target{index, parameter, grad, {}, weight_decay_[index], grad_factor};
+  Target target{index, parameter, grad, {}, weight_decay_[index], options.grad_factor,
+                options.grad_factor_tensor};
   if (masters_[index].defined()) {
     target.parameter = masters_[index];
     target.narrow = parameter;
@@ -127,9 +142,17 @@ Optimizer::Target Optimizer::target_of(std::size_t index, double grad_factor) co
 
 void Optimizer::step(double lr, StepOptions options) {
   const at::NoGradGuard no_grad;
+  check_options(options);
+  // On the CPU nobody waits for a value.
+  if (options.skip.defined() && options.skip.device().is_cpu()) {
+    if (std::exchange(options.skip, {}).item<double>() != 0) return;
+  }
+  if (options.grad_factor_tensor.defined() && options.grad_factor_tensor.device().is_cpu()) {
+    options.grad_factor *= std::exchange(options.grad_factor_tensor, {}).item<double>();
+  }
   std::vector<Target> targets;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].tensor.grad().defined()) targets.push_back(target_of(i, options.grad_factor));
+    if (parameters_[i].tensor.grad().defined()) targets.push_back(target_of(i, options));
   }
   std::vector<Target> on_cpu;
   std::map<std::tuple<int, int, double>, std::vector<Target>> by_libtorch;  // by device, dtype and weight decay
@@ -145,7 +168,8 @@ void Optimizer::step(double lr, StepOptions options) {
     }
   }
   if (!on_cpu.empty()) step_on_cpu(on_cpu, lr);
-  for (const auto& [key, group] : by_libtorch) step_group_by_libtorch(group, lr);
+  const auto skip = options.skip.defined() ? std::optional(options.skip) : std::nullopt;
+  for (const auto& [key, group] : by_libtorch) step_group_by_libtorch(group, lr, skip);
   for (const auto& target : targets) {
     const at::Tensor& parameter = parameters_[target.index].tensor;
     const at::Tensor& stepped = target.narrow.defined() ? target.narrow : target.parameter;
@@ -158,7 +182,7 @@ void Optimizer::step(double lr, StepOptions options) {
   }
 }
 
-void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, double lr) {
+void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, double lr, const std::optional<at::Tensor>& skip) {
   constexpr std::int64_t kCopied = std::int64_t{1} << 25;  // elements whose gradients are copied at a time
   std::vector<Target> batch;
   std::int64_t copied = 0;
@@ -171,10 +195,13 @@ void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, double 
     }
     if (target.grad.scalar_type() != target.parameter.scalar_type()) target.grad = target.grad.to(at::kFloat);
     if (target.grad_factor != 1) target.grad = target.grad.mul(target.grad_factor);
+    if (target.grad_factor_tensor.defined()) {
+      target.grad = target.grad.mul(target.grad_factor_tensor.to(target.grad.scalar_type()));
+    }
     if (!target.grad.is_same(parameter.grad())) copied += target.grad.numel();
     batch.push_back(std::move(target));
     if (copied < kCopied && i + 1 < group.size()) continue;
-    step_by_libtorch(batch, lr);
+    step_by_libtorch(batch, lr, skip);
     batch.clear();
     copied = 0;
   }

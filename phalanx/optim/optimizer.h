@@ -19,6 +19,7 @@
 //   step updates the master, and the parameter is the master rounded. If other code has written the parameter (loaded
 //   weights), the master takes over its values at the next step. Without masters (the options' master_weights)
 //   libtorch's kernels update such parameters in their own precision, in which small updates are lost.
+// - Whether to step may be decided on the device: StepOptions::skip. The host reads nothing then.
 // - A rank whose part is empty must step, too. Its gradient should be defined (and empty) wherever the other ranks'
 //   are, because every rank counts the steps of each parameter.
 #pragma once
@@ -26,6 +27,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +38,9 @@ namespace phalanx {
 
 struct StepOptions {
   double grad_factor = 1;  // multiplies every gradient during the step (in float32 if there is a master): loss_scaler.h
+  /// The following are 0-dim tensors on the parameters' device. The step reads them when the device is there.
+  at::Tensor grad_factor_tensor = {};  // one more factor; undefined: none
+  at::Tensor skip = {};  // float32; 1: parameters and state stay as they are; 0 or undefined: step
 };
 
 class Optimizer {
@@ -44,7 +49,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Throws Error if a gradient's shape or device is not its parameter's.
+  /// Throws Error if a gradient's shape or device is not its parameter's, or if an option's tensor is not a 0-dim
+  /// tensor on the parameters' device.
   /// ENSURES: after that Error nothing has been updated.
   void step(double lr, StepOptions options = {});
   /// Appends handles to the state under "optimizer.<fqn>.<what>".
@@ -68,11 +74,13 @@ class Optimizer {
     at::Tensor parameter, grad, narrow;
     double weight_decay = 0;
     double grad_factor = 1;
+    at::Tensor grad_factor_tensor;
   };
   /// One step of these targets, all float32 on the CPU. for_each_part() supplies their gradients.
   virtual void step_on_cpu(const std::vector<Target>& targets, double lr) = 0;
   /// One step of these targets by libtorch's fused kernel. All have one device, dtype and weight decay.
-  virtual void step_by_libtorch(const std::vector<Target>& targets, double lr) = 0;
+  /// `skip`: as StepOptions say.
+  virtual void step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) = 0;
 
   /// Calls body(target's number, first element, count, their gradient) for parts of all targets, on several threads.
   using Part = std::function<void(std::size_t number, std::int64_t first, std::size_t count, const float* grad)>;
@@ -89,10 +97,11 @@ class Optimizer {
   std::vector<NamedTensor> parameters_;
 
  private:
-  Target target_of(std::size_t index, double grad_factor) const;
+  void check_options(const StepOptions& options) const;
+  Target target_of(std::size_t index, const StepOptions& options) const;
   static void step_part(const Target& target, std::size_t number, std::int64_t first, std::int64_t count,
                         const Part& body);
-  void step_group_by_libtorch(const std::vector<Target>& group, double lr);
+  void step_group_by_libtorch(const std::vector<Target>& group, double lr, const std::optional<at::Tensor>& skip);
 
   std::vector<double> weight_decay_;                        // by parameter
   std::vector<at::Tensor> masters_;                         // by parameter; undefined if it needs none

@@ -32,7 +32,7 @@ void Sgd::step_on_cpu(const std::vector<Target>& targets, double lr) {
   });
 }
 
-void Sgd::step_by_libtorch(const std::vector<Target>& targets, double lr) {
+void Sgd::step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) {
   std::vector<at::Tensor> parameters, grads, momentum;
   for (const auto& target : targets) {
     parameters.push_back(target.parameter);
@@ -40,7 +40,7 @@ void Sgd::step_by_libtorch(const std::vector<Target>& targets, double lr) {
     if (!momentum_buffer_.empty()) momentum.push_back(momentum_buffer_[target.index]);
   }
   at::_fused_sgd_(parameters, grads, momentum, targets.front().weight_decay, options_.momentum, lr, /*dampening=*/0.0,
-                  options_.nesterov, /*maximize=*/false, /*is_first_step=*/false);
+                  options_.nesterov, /*maximize=*/false, /*is_first_step=*/false, /*grad_scale=*/{}, /*found_inf=*/skip);
 }
 
 void Sgd::collect_state(TrainState& state) const {

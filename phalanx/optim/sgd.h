@@ -27,7 +27,7 @@ class Sgd final : public Optimizer {
 
  private:
   void step_on_cpu(const std::vector<Target>& targets, double lr) override;
-  void step_by_libtorch(const std::vector<Target>& targets, double lr) override;
+  void step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) override;
 
   SgdOptions options_;
   std::vector<at::Tensor> momentum_buffer_;

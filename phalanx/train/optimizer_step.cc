@@ -1,5 +1,10 @@
 #include "phalanx/train/optimizer_step.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
 #include <limits>
 
 #include "phalanx/optim/adamw.h"
@@ -40,15 +45,23 @@ OptimizerStep::OptimizerStep(const TrainConfig& config, std::vector<NamedTensor>
                              Communicator* grad_norm_group)
     : optimizer_(make_optimizer(config.optimizer, std::move(parameters))),
       schedule_(schedule_options(config)),
+      device_(optimizer_->parameters().front().tensor.device()),
       max_norm_(config.training.max_norm > 0 ? config.training.max_norm : std::numeric_limits<double>::infinity()),
       grad_norm_group_(grad_norm_group) {
   if (scales_loss(config)) {
     scaler_.emplace(LossScalerOptions{.initial_scale = config.training.initial_loss_scale,
-                                      .growth_interval = config.training.loss_scale_window});
+                                      .growth_interval = config.training.loss_scale_window},
+                    device_);
   }
+  if (is_on_device()) has_failed_ = at::zeros({}, at::TensorOptions(at::kBool).device(device_));
 }
 
 OptimizerStep::Result OptimizerStep::apply(std::int64_t step, observe::TraceRecorder* tracing) {
+  if (is_on_device()) {
+    has_failed_.zero_();  // the caller knows of earlier steps
+    const at::Tensor numbers = queue(step, at::zeros({}, at::TensorOptions(device_)), tracing).cpu();
+    return result_of({numbers.const_data_ptr<double>(), numbers.const_data_ptr<double>() + kQueued});
+  }
   Result result;
   if (scaler_) {
     const TraceSpan span(tracing, "gradient clipping and optimizer", "compute");
@@ -71,6 +84,37 @@ OptimizerStep::Result OptimizerStep::apply(std::int64_t step, observe::TraceReco
   }
   optimizer_->zero_grad();
   return result;
+}
+
+at::Tensor OptimizerStep::queue(std::int64_t step, const at::Tensor& loss, observe::TraceRecorder* tracing) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor loss_value = loss.detach().to(at::kDouble);
+  has_failed_.logical_or_(at::isfinite(loss_value).logical_not());
+  LossScaler::DeviceResult result;
+  if (scaler_) {
+    const TraceSpan span(tracing, "gradient clipping and optimizer", "compute");
+    result = scaler_->step_on_device(*optimizer_, lr_at(step),
+                                     {.max_norm = max_norm_, .comm = grad_norm_group_, .skip = has_failed_});
+  } else {
+    {
+      const TraceSpan span(tracing, "gradient clipping", "compute");
+      result.norm = clip_grad_norm(optimizer_->parameters(), max_norm_, grad_norm_group_).on_device();
+    }
+    const TraceSpan span(tracing, "optimizer", "compute");
+    has_failed_.logical_or_(at::isfinite(result.norm).logical_not());
+    optimizer_->step(lr_at(step), {.skip = has_failed_.to(at::kFloat)});
+    result.stepped = has_failed_.logical_not().to(at::kDouble);
+    result.scale = result.next_scale = loss_value;  // in the place of nothing
+  }
+  optimizer_->zero_grad();
+  return at::stack({loss_value, result.stepped, result.norm, result.scale, result.next_scale});
+}
+
+OptimizerStep::Result OptimizerStep::result_of(const std::vector<double>& numbers) const {
+  const bool stepped = numbers[1] != 0;
+  if (!scaler_) return {.stepped = stepped, .grad_norm = numbers[2]};
+  scaler_->require_scale_left({stepped, numbers[2], numbers[3]});
+  return {.stepped = stepped, .grad_norm = numbers[2], .loss_scale = numbers[3], .next_loss_scale = numbers[4]};
 }
 
 void OptimizerStep::collect_state(TrainState& state) const {

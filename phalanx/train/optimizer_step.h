@@ -6,7 +6,13 @@
 //   const OptimizerStep::Result result = optimizer_step.apply(step);
 //   if (!result.stepped) log::warn("gradients were not finite; no weight was changed");
 //
-// apply() is collective where parameters are sharded. Its result is the same on every rank.
+// Where the parameters are on a device, queue() does the same without a wait of the host, and the result is read later:
+//
+//   const DeviceReadback readback(optimizer_step.queue(step, loss));
+//   ...                                                                    // the next step
+//   const OptimizerStep::Result result = optimizer_step.result_of(readback.read());
+//
+// apply() and queue() are collective where parameters are sharded. The result is the same on every rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,7 +53,20 @@ class OptimizerStep {
   };
   /// `step` counts from 0. Spans go to `tracing`, which may be null.
   /// ENSURES: the gradients are undefined afterwards. If the norm is not finite, only the loss scale has changed.
+  /// Waits for the device.
   Result apply(std::int64_t step, observe::TraceRecorder* tracing = nullptr);
+
+  /// Whether the parameters are on a device other than the CPU.
+  bool is_on_device() const { return !device_.is_cpu(); }
+  /// As apply(), without a wait. A step whose `loss` (of this rank, 0-dim, on the device) is not finite changes nothing
+  /// either. After it, and after a step without loss scaling whose norm is not finite, no further step changes anything,
+  /// so that the host may find out later. Returns float64 [kQueued] on the device: the loss, then what result_of() needs.
+  /// REQUIRES: is_on_device().
+  at::Tensor queue(std::int64_t step, const at::Tensor& loss, observe::TraceRecorder* tracing = nullptr);
+  static constexpr std::int64_t kQueued = 5;
+  /// Throws Error where apply() does: the loss scale cannot be lowered any more.
+  /// REQUIRES: `numbers` are those of a tensor that queue() has returned.
+  Result result_of(const std::vector<double>& numbers) const;
 
   /// Appends the optimizer's state and the loss scale. A run may be resumed in another precision. So the loss scale is
   /// named "layout...", as what depends on the layout of a run; a load that does not want it passes over it.
@@ -57,6 +76,8 @@ class OptimizerStep {
   std::unique_ptr<Optimizer> optimizer_;
   LearningRateSchedule schedule_;
   std::optional<LossScaler> scaler_;
+  at::Device device_;  // of the parameters
+  at::Tensor has_failed_;  // 0-dim bool on the device: no step may change anything any more; undefined on the CPU
   double max_norm_;
   Communicator* grad_norm_group_;
 };

@@ -38,6 +38,8 @@ class Profiler {
   bool enabled() const noexcept { return enabled_; }
   observe::TraceRecorder* recorder() noexcept { return recorder_.get(); }
 
+  /// Whether end(step) will write a file.
+  bool writes_after(std::int64_t step) const noexcept { return recorder_ != nullptr && step % every_ == 0; }
   /// Step numbers begin at 1. Validation and saving belong to the step they follow.
   void begin(std::int64_t step);
   /// Returns the path of the file, if one was written.

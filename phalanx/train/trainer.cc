@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -25,12 +24,8 @@
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
 #include "phalanx/launch/libtorch_version.h"
 #include "phalanx/nn/init.h"
-#include "phalanx/parallel/replica_check.h"
-#include "phalanx/report/log_line.h"
-#include "phalanx/train/exchange_step_metrics.h"
 #include "phalanx/train/finite_weights.h"
 #include "phalanx/train/first_rank.h"
-#include "phalanx/train/forward_backward_step.h"
 #include "phalanx/train/hf_export.h"
 #include "phalanx/train/inputs/data_resume.h"
 #include "phalanx/train/inputs/initial_weights.h"
@@ -41,14 +36,7 @@
 namespace phalanx::train {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using observe::TraceSpan;
-
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::format("{:.5g}", value); }
 
 /// Compared before any collective operation depends on it.
 TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
@@ -72,12 +60,6 @@ struct Trainer::ResumedState {
   IdentityComparison comparison;
   DataResume data;
   std::optional<double> loss;  // of the step that was saved
-};
-
-struct Trainer::StepOutcome {
-  GlobalStepMetrics totals;
-  OptimizerStep::Result optimizer_step;
-  double seconds = 0;
 };
 
 Trainer::Trainer(TrainConfig config, TrainerContext context)
@@ -260,170 +242,6 @@ void Trainer::load_state() {
   for (const std::string& line : resumed_->data.lines) log_info(line);
 }
 
-Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
-  const auto begin = Clock::now();
-  StepOutcome outcome;
-  observe::TraceRecorder* const tracing = profiler_.recorder();
-  const ForwardBackwardResult pass = forward_backward_step(*model_, *optimizer_step_, *data_.dataloader,
-                                                           {.plan = plan_,
-                                                            .rank = context_.world->rank(),
-                                                            .device = context_.device,
-                                                            .autocast = autocast_dtype(config_, plan_),
-                                                            .profiler = &profiler_},
-                                                           step);
-  observe::CommunicationTime comm = std::exchange(comm_carry_, {});
-  comm += comm_timer_->take();
-  const auto told = Clock::now();
-  const double cpu_now = process_cpu_seconds();
-  const RankStepMetrics mine{.loss = pass.loss_sum.item<double>() / static_cast<double>(plan_.accumulation_steps),
-                             .should_stop = context_.stop_requested && context_.stop_requested(),
-                             .save_ended = checkpoints_.has_ended_save(),
-                             .data_seconds = pass.data_seconds,
-                             .memory_gib = static_cast<double>(peak_device_bytes(context_.device)) / kGiB,
-                             .cpu_seconds = cpu_now - last_cpu_seconds_,
-                             .comm_seconds = comm.busy_seconds,
-                             .exposed_seconds = comm.waited_seconds,
-                             .wall_seconds = std::chrono::duration<double>(told - begin).count() + tail_seconds_};
-  last_cpu_seconds_ = cpu_now;
-  {
-    const TraceSpan span(tracing, "step metrics", "comm");
-    outcome.totals = exchange_step_metrics(mine, *context_.world);
-  }
-  const double loss = outcome.totals.loss;
-  if (!std::isfinite(loss)) fail_not_finite(step, "loss", loss, loss);
-  check_replicas_before(step);
-  outcome.optimizer_step = optimizer_step_->apply(step, tracing);
-  if (!outcome.optimizer_step.stepped && !outcome.optimizer_step.loss_scale) {
-    fail_not_finite(step, "gradient norm", outcome.optimizer_step.grad_norm, loss);
-  }
-  outcome.seconds = seconds_since(begin);
-  comm_carry_ = comm_timer_->take();
-  tail_seconds_ = seconds_since(told);
-  return outcome;
-}
-
-// Before the optimizer step, copies of tied weights are still those that this step was computed with.
-void Trainer::check_replicas_before(std::int64_t step) {
-  const std::int64_t freq = config_.debug.replica_check_freq;
-  if (freq == 0 || (step + 1) % freq != 0) return;
-  const TraceSpan span(profiler_.recorder(), "replica check", "comm");
-  TrainState state;
-  optimizer_step_->collect_state(state);
-  const auto weights = with_prefix("model.", model_->replicated_weights());
-  state.tensors.insert(state.tensors.end(), weights.begin(), weights.end());
-  const std::size_t compared =
-      check_replicas(state.tensors, *context_.world, fmt::format("before the update of step {}", step + 1));
-  if (compared == 0 && !said_no_replicas_) {
-    log::warn_once(
-        "[debug] replica_check_freq: in this layout no two ranks hold the same part of anything, so the check "
-        "compares nothing");
-    said_no_replicas_ = true;
-  }
-}
-
-void Trainer::fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const {
-  throw Error(fmt::format(
-      "step {}: the {} is {} (loss {}, learning rate {:.3g}): the weights were not changed by it; {}", step + 1, what,
-      number_text(value), number_text(loss), optimizer_step_->lr_at(step), advice_on_divergence()));
-}
-
-std::string Trainer::advice_on_divergence() const {
-  return fmt::format("try a lower [optimizer] lr, a longer warm-up or a smaller max_norm{}",
-                     checkpoints_.saved_step() >= 0
-                         ? fmt::format("; the last checkpoint is of step {}", checkpoints_.saved_step())
-                         : "");
-}
-
-void Trainer::log_step(const StepOutcome& outcome, double lr) {
-  const double device_tokens =
-      static_cast<double>(plan_.global_batch_size * config_.training.seq_len) / static_cast<double>(plan_.world_size);
-  const double flops = model_->model().flops_per_token(config_.training.seq_len);
-  const bool to_log = step_ == 1 || step_ % config_.metrics.log_freq == 0 || step_ == config_.training.steps;
-  StepMetrics metrics{.step = step_,
-                      .loss = outcome.totals.loss,
-                      .max_loss = outcome.totals.max_loss,
-                      .grad_norm = outcome.optimizer_step.grad_norm,
-                      .lr = lr,
-                      .seconds = outcome.seconds,
-                      .data_seconds = outcome.totals.data_seconds,
-                      .tokens = plan_.global_batch_size * config_.training.seq_len,
-                      .tps = device_tokens / outcome.seconds,
-                      .memory_gib = outcome.totals.memory_gib,
-                      .cpu_seconds = outcome.totals.cpu_seconds};
-  if (plan_.world_size > 1) {
-    metrics.comm_seconds = outcome.totals.comm_seconds;
-    metrics.exposed_seconds = outcome.totals.exposed_seconds;
-    metrics.exposed_percent = 100.0 * mean_of(metrics.exposed_seconds) / mean_of(outcome.totals.wall_seconds);
-  }
-  metrics.loss_scale = outcome.optimizer_step.loss_scale;
-  metrics.skipped = !outcome.optimizer_step.stepped;
-  metrics.tflops = metrics.tps * flops / 1e12;
-  if (peak_tflops_) metrics.mfu_percent = 100.0 * metrics.tflops / *peak_tflops_;
-  metrics_logger_->write_step(metrics, to_log);
-  if (metrics.skipped) {
-    log_info(fmt::format(
-        "step {} is skipped on all ranks: gradients are not finite with the loss scaled by {}; it is scaled "
-        "by {} from now on",
-        step_, *outcome.optimizer_step.loss_scale, *outcome.optimizer_step.next_loss_scale));
-  }
-  if (!to_log) return;
-
-  // The speed in a log line is that of all steps since the previous line.
-  const double tps = static_cast<double>(interval_tokens_) / plan_.world_size / interval_seconds_;
-  const double tflops = tps * flops / 1e12;
-  const double memory = outcome.totals.memory_gib[0];
-  std::optional<StepReport::Exposed> exposed;
-  if (plan_.world_size > 1) {
-    exposed =
-        StepReport::Exposed{.of_step = 100.0 * interval_exposed_ / interval_wall_,
-                            .of_communication = interval_comm_ > 0 ? 100.0 * interval_exposed_ / interval_comm_ : 0};
-  }
-  log_info(step_line(
-      {.step = step_,
-       .loss = outcome.totals.loss,
-       .grad_norm = outcome.optimizer_step.grad_norm,
-       .memory_gib = memory,
-       .memory_percent = device_.total_bytes ? 100.0 * memory * kGiB / static_cast<double>(device_.total_bytes) : 0,
-       .tokens_per_second = tps,
-       .tflops = tflops,
-       .mfu_percent = peak_tflops_ ? std::optional(100.0 * tflops / *peak_tflops_) : std::nullopt,
-       .loss_scale = outcome.optimizer_step.loss_scale,
-       .exposed = exposed}));
-  interval_seconds_ = interval_wall_ = interval_comm_ = interval_exposed_ = 0;
-  interval_tokens_ = 0;
-}
-
-// Collective. If any rank was asked to stop, all ranks stop.
-bool Trainer::any_asked_to_stop() const {
-  if (!context_.stop_requested) return false;
-  const at::Tensor asked = at::full({1}, context_.stop_requested() ? 1 : 0, at::kInt);
-  context_.world->all_reduce(asked, {.op = ReduceOp::max});
-  return asked.const_data_ptr<int>()[0] != 0;
-}
-
-bool Trainer::validate(bool is_asked_to_stop) {
-  const TraceSpan span(profiler_.recorder(), "validation", "validation");
-  std::optional<ValidationMetrics> whole;
-  if (!is_asked_to_stop)
-    whole = data_.validator->run(*model_, *context_.world, step_, [this] { return any_asked_to_stop(); });
-  if (!whole) {
-    log_info(fmt::format("the validation of step {} is left out: the run was asked to stop", step_));
-    return false;
-  }
-  const ValidationMetrics& metrics = *whole;
-  result_.validation_loss = metrics.loss;
-  if (!metrics_logger_) return true;
-  metrics_logger_->write_validation(metrics);
-  const double memory = static_cast<double>(peak_device_bytes(context_.device));
-  log_info(validation_line(
-      {.step = step_,
-       .loss = metrics.loss,
-       .memory_gib = memory / kGiB,
-       .memory_percent = device_.total_bytes ? 100.0 * memory / static_cast<double>(device_.total_bytes) : 0,
-       .tokens_per_second = static_cast<double>(metrics.tokens) / plan_.world_size / metrics.seconds}));
-  return true;
-}
-
 void Trainer::save_checkpoint() {
   if (!checkpoints_.enabled() || checkpoints_.saved_step() == step_) return;
   const TraceSpan span(profiler_.recorder(), "checkpoint save", "checkpoint");
@@ -518,37 +336,22 @@ void Trainer::run_steps() {
     return groups;
   });
   profiler_.watch(model_->communicators());
-  bool first = true, between_steps = false;
+  bool between_steps = false;
+  begin_timing();
   last_cpu_seconds_ = process_cpu_seconds();
   const auto tell_of_steps = [&](bool runs) {
     if (context_.on_steps) context_.on_steps(runs);
   };
   if (step_ < steps) tell_of_steps(true);
   while (step_ < steps && !result_.stopped) {
-    const double lr = optimizer_step_->lr_at(step_);
     profiler_.begin(step_ + 1);
-    if (between_steps) comm_timer_->take();  // of a validation or a save: it belongs to no step
+    if (between_steps) begin_timing();  // a validation or a save belongs to no step
     between_steps = false;
-    const StepOutcome outcome = train_step(step_);
-    ++step_;
-    result_.step = step_;
-    result_.loss = outcome.totals.loss;
-    interval_seconds_ += outcome.seconds;
-    interval_wall_ += mean_of(outcome.totals.wall_seconds);
-    interval_comm_ += mean_of(outcome.totals.comm_seconds);
-    interval_exposed_ += mean_of(outcome.totals.exposed_seconds);
-    interval_tokens_ += plan_.global_batch_size * config_.training.seq_len;
-    if (metrics_logger_) log_step(outcome, lr);
-    if (outcome.totals.save_ended) checkpoints_.finish();  // a failed save ends the run here
-    if (first) {
-      context_.world->mark_started();
-      first = false;
-    }
+    bool stop = do_step();
     const bool last = step_ == steps;
-    const bool validates = data_.validator && (last || step_ % config_.validation.freq == 0);
-    bool stop = outcome.totals.stop;
+    const bool validates = validates_after(step_);
     if (validates && !validate(stop)) stop = true;
-    const bool saves = last || stop || step_ % config_.checkpoint.interval == 0;
+    const bool saves = stop || saves_after(step_);
     if (saves) save_checkpoint();
     between_steps = validates || saves;
     // Both may take as long as many steps.
@@ -559,7 +362,7 @@ void Trainer::run_steps() {
     if (const std::string path = profiler_.end(step_); !path.empty()) log_info(fmt::format("trace: {}", path));
     result_.asked_to_stop = stop;
     result_.stopped = stop && !last;
-    bar.set_postfix(fmt::format("loss {:.4f}", outcome.totals.loss));
+    bar.set_postfix(fmt::format("loss {:.4f}", result_.loss));
     bar.advance();
   }
   bar.finish();

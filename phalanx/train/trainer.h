@@ -15,6 +15,10 @@
 //   fails, the rank on which it fails throws MemoryError (run_memory.h).
 // - A loss or gradient norm that is not finite is an Error on every rank, before any weight is changed. With loss
 //   scaling (float16) a step whose gradients are not finite is skipped on every rank.
+// - Where weights and optimizer are on a device, the host waits for nothing between a step's batch and its optimizer.
+//   The device decides whether to step. The host reads a step's loss and norm, and exchanges the metrics, when the next
+//   step is queued, and at once after the first step and before a validation, a save, a stop and the end of a trace. So
+//   an error of a step may come one step late, but no weight has changed since, and nothing was saved.
 // - One run at a time holds the run's folder. Another is refused with the holder's host and process (run_lock.h).
 // - Rank 0 writes the run's folder (metrics_logger.h) and the log. With profiling every rank writes traces
 //   (profiler.h).
@@ -40,6 +44,7 @@
 #include "phalanx/observe/communication_time.h"
 #include "phalanx/tensor/train_state.h"
 #include "phalanx/train/device_info.h"
+#include "phalanx/train/device_readback.h"
 #include "phalanx/train/metrics_logger.h"
 #include "phalanx/train/optimizer_step.h"
 #include "phalanx/train/parallel_model.h"
@@ -51,6 +56,10 @@
 #include "phalanx/train/training_data.h"
 
 namespace phalanx::train {
+
+struct ForwardBackwardResult;
+struct GlobalStepMetrics;
+struct RankStepMetrics;
 
 struct TrainerContext {
   std::shared_ptr<Communicator> world;  // required, also for a single rank
@@ -96,18 +105,34 @@ class Trainer {
 
  private:
   struct StepOutcome;
+  struct QueuedStep {       // on a device
+    std::int64_t step = 0;  // counted from 0
+    double data_seconds = 0;
+    DeviceReadback numbers;  // of OptimizerStep::queue()
+  };
   void run_steps();
   void make_model();
   void load_state();
   std::vector<std::string> check_new_run() const;
   void compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest);
   void say_changes();
+  void begin_timing();
+  bool do_step();  // whether some rank wants to stop
+  bool validates_after(std::int64_t step) const;
+  bool saves_after(std::int64_t step) const;
+  ForwardBackwardResult compute_gradients(std::int64_t step);
+  GlobalStepMetrics exchange(const RankStepMetrics& of_rank, const observe::CommunicationTime& comm);
   StepOutcome train_step(std::int64_t step);
+  QueuedStep queue_step(std::int64_t step);
+  StepOutcome await_step(const QueuedStep& queued);
+  bool end_step(const StepOutcome& outcome);  // whether some rank wants to stop
   void check_replicas_before(std::int64_t step);
   std::string advice_on_divergence() const;
   void require_finite() const;
+  void require_finite_loss(const StepOutcome& outcome) const;
+  void require_finite_norm(const StepOutcome& outcome) const;
   [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;
-  void log_step(const StepOutcome& outcome, double lr);
+  void log_step(const StepOutcome& outcome);
   bool validate(bool is_asked_to_stop);  // false: cut short, all ranks must stop
   bool any_asked_to_stop() const;
   void save_checkpoint();
@@ -137,7 +162,10 @@ class Trainer {
   observe::CommunicationTime comm_carry_;  // of the end of a step, counted in the next step
   double tail_seconds_ = 0;                // of that end
 
-  std::int64_t step_ = 0;  // done
+  std::int64_t step_ = 0;             // done; on a device the last one may still be queued
+  std::optional<QueuedStep> queued_;  // its numbers were not read yet
+  bool has_ended_a_step_ = false;
+  std::chrono::steady_clock::time_point timed_until_;  // on a device: up to here, time is counted in a step
   std::optional<double> peak_tflops_;
   double interval_seconds_ = 0;                                          // of steps since the last log line
   double interval_wall_ = 0, interval_comm_ = 0, interval_exposed_ = 0;  // seconds of these, means over the ranks

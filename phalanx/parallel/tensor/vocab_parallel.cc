@@ -176,10 +176,15 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
     const auto capsule = std::move(found->second).toCapsule();
     ctx->saved_data.erase(found);
     auto& gradients = static_cast<HeadParts&>(*capsule);
-    const float factor = grads[0].item<float>();
     at::Tensor dh = std::move(gradients.dh), dweight;
-    if (dh.defined() && factor != 1.0F) dh.mul_(factor);
-    if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
+    if (grads[0].device().is_cpu()) {
+      const float factor = grads[0].item<float>();
+      if (dh.defined() && factor != 1.0F) dh.mul_(factor);
+      if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
+    } else {  // the host does not wait for the factor
+      if (dh.defined()) dh.mul_(grads[0]);
+      if (gradients.dweight) dweight = gradients.dweight->deliver(grads[0]);
+    }
     return {std::move(dh), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };

@@ -1,0 +1,283 @@
+// The steps of a run: one step, its numbers, and what is done with them.
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
+#include "phalanx/base/process_stats.h"
+#include "phalanx/parallel/replica_check.h"
+#include "phalanx/report/log_line.h"
+#include "phalanx/train/exchange_step_metrics.h"
+#include "phalanx/train/forward_backward_step.h"
+#include "phalanx/train/precision.h"
+#include "phalanx/train/trainer.h"
+
+namespace phalanx::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using observe::TraceSpan;
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::format("{:.5g}", value); }
+
+}  // namespace
+
+struct Trainer::StepOutcome {
+  std::int64_t step = 0;  // counted from 1
+  GlobalStepMetrics totals;
+  OptimizerStep::Result optimizer_step;
+  double seconds = 0;
+};
+
+void Trainer::begin_timing() {
+  comm_timer_->take();
+  timed_until_ = Clock::now();
+}
+
+bool Trainer::validates_after(std::int64_t step) const {
+  return data_.validator && (step == config_.training.steps || step % config_.validation.freq == 0);
+}
+
+bool Trainer::saves_after(std::int64_t step) const {
+  return step == config_.training.steps || step % config_.checkpoint.interval == 0;
+}
+
+// On a device a step's numbers are read when the next step is queued, so that the device never waits for the host.
+bool Trainer::do_step() {
+  if (!optimizer_step_->is_on_device()) return end_step(train_step(step_++));
+  QueuedStep next = queue_step(step_++);
+  bool stop = false;
+  if (queued_) stop = end_step(await_step(*queued_));
+  queued_.emplace(std::move(next));
+  // The first step's numbers are read at once: a run that cannot work says so early.
+  if (stop || !has_ended_a_step_ || validates_after(step_) || saves_after(step_) || profiler_.writes_after(step_)) {
+    stop = end_step(await_step(*queued_)) || stop;
+    queued_.reset();
+  }
+  return stop;
+}
+
+ForwardBackwardResult Trainer::compute_gradients(std::int64_t step) {
+  return forward_backward_step(*model_, *optimizer_step_, *data_.dataloader,
+                               {.plan = plan_,
+                                .rank = context_.world->rank(),
+                                .device = context_.device,
+                                .autocast = autocast_dtype(config_, plan_),
+                                .profiler = &profiler_},
+                               step);
+}
+
+GlobalStepMetrics Trainer::exchange(const RankStepMetrics& of_rank, const observe::CommunicationTime& comm) {
+  RankStepMetrics mine = of_rank;
+  const double cpu_now = process_cpu_seconds();
+  mine.loss /= static_cast<double>(plan_.accumulation_steps);
+  mine.should_stop = context_.stop_requested && context_.stop_requested();
+  mine.save_ended = checkpoints_.has_ended_save();
+  mine.memory_gib = static_cast<double>(peak_device_bytes(context_.device)) / kGiB;
+  mine.cpu_seconds = cpu_now - std::exchange(last_cpu_seconds_, cpu_now);
+  mine.comm_seconds = comm.busy_seconds;
+  mine.exposed_seconds = comm.waited_seconds;
+  const TraceSpan span(profiler_.recorder(), "step metrics", "comm");
+  return exchange_step_metrics(mine, *context_.world);
+}
+
+Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
+  const auto begin = Clock::now();
+  StepOutcome outcome{.step = step + 1};
+  const ForwardBackwardResult pass = compute_gradients(step);
+  observe::CommunicationTime comm = std::exchange(comm_carry_, {});
+  comm += comm_timer_->take();
+  const auto told = Clock::now();
+  outcome.totals = exchange({.loss = pass.loss_sum.item<double>(),
+                             .data_seconds = pass.data_seconds,
+                             .wall_seconds = std::chrono::duration<double>(told - begin).count() + tail_seconds_},
+                            comm);
+  require_finite_loss(outcome);
+  check_replicas_before(step);
+  outcome.optimizer_step = optimizer_step_->apply(step, profiler_.recorder());
+  require_finite_norm(outcome);
+  outcome.seconds = seconds_since(begin);
+  comm_carry_ = comm_timer_->take();
+  tail_seconds_ = seconds_since(told);
+  return outcome;
+}
+
+Trainer::QueuedStep Trainer::queue_step(std::int64_t step) {
+  const ForwardBackwardResult pass = compute_gradients(step);
+  check_replicas_before(step);
+  return {step, pass.data_seconds,
+          DeviceReadback(optimizer_step_->queue(step, pass.loss_sum, profiler_.recorder()))};
+}
+
+// A step takes from the end of the step before to its own end, as the host sees them. So the steps between two log
+// lines together take the time between the lines.
+Trainer::StepOutcome Trainer::await_step(const QueuedStep& queued) {
+  StepOutcome outcome{.step = queued.step + 1};
+  const std::vector<double> numbers = queued.numbers.read();
+  const auto now = Clock::now();
+  outcome.seconds = std::chrono::duration<double>(now - std::exchange(timed_until_, now)).count();
+  outcome.totals = exchange(
+      {.loss = numbers[0], .data_seconds = queued.data_seconds, .wall_seconds = outcome.seconds}, comm_timer_->take());
+  require_finite_loss(outcome);
+  outcome.optimizer_step = optimizer_step_->result_of(numbers);
+  require_finite_norm(outcome);
+  return outcome;
+}
+
+bool Trainer::end_step(const StepOutcome& outcome) {
+  result_.step = outcome.step;
+  result_.loss = outcome.totals.loss;
+  interval_seconds_ += outcome.seconds;
+  interval_wall_ += mean_of(outcome.totals.wall_seconds);
+  interval_comm_ += mean_of(outcome.totals.comm_seconds);
+  interval_exposed_ += mean_of(outcome.totals.exposed_seconds);
+  interval_tokens_ += plan_.global_batch_size * config_.training.seq_len;
+  if (metrics_logger_) log_step(outcome);
+  if (outcome.totals.save_ended) checkpoints_.finish();  // a failed save ends the run here
+  if (!std::exchange(has_ended_a_step_, true)) context_.world->mark_started();
+  return outcome.totals.stop;
+}
+
+void Trainer::require_finite_loss(const StepOutcome& outcome) const {
+  const double loss = outcome.totals.loss;
+  if (!std::isfinite(loss)) fail_not_finite(outcome.step, "loss", loss, loss);
+}
+
+void Trainer::require_finite_norm(const StepOutcome& outcome) const {
+  const OptimizerStep::Result& result = outcome.optimizer_step;
+  if (result.stepped || result.loss_scale) return;
+  fail_not_finite(outcome.step, "gradient norm", result.grad_norm, outcome.totals.loss);
+}
+
+// Before the optimizer step, copies of tied weights are still those that this step was computed with.
+void Trainer::check_replicas_before(std::int64_t step) {
+  const std::int64_t freq = config_.debug.replica_check_freq;
+  if (freq == 0 || (step + 1) % freq != 0) return;
+  const TraceSpan span(profiler_.recorder(), "replica check", "comm");
+  TrainState state;
+  optimizer_step_->collect_state(state);
+  const auto weights = with_prefix("model.", model_->replicated_weights());
+  state.tensors.insert(state.tensors.end(), weights.begin(), weights.end());
+  const std::size_t compared =
+      check_replicas(state.tensors, *context_.world, fmt::format("before the update of step {}", step + 1));
+  if (compared == 0 && !said_no_replicas_) {
+    log::warn_once(
+        "[debug] replica_check_freq: in this layout no two ranks hold the same part of anything, so the check "
+        "compares nothing");
+    said_no_replicas_ = true;
+  }
+}
+
+void Trainer::fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const {
+  throw Error(fmt::format(
+      "step {}: the {} is {} (loss {}, learning rate {:.3g}): the weights were not changed by it; {}", step, what,
+      number_text(value), number_text(loss), optimizer_step_->lr_at(step - 1), advice_on_divergence()));
+}
+
+std::string Trainer::advice_on_divergence() const {
+  return fmt::format("try a lower [optimizer] lr, a longer warm-up or a smaller max_norm{}",
+                     checkpoints_.saved_step() >= 0
+                         ? fmt::format("; the last checkpoint is of step {}", checkpoints_.saved_step())
+                         : "");
+}
+
+void Trainer::log_step(const StepOutcome& outcome) {
+  const std::int64_t step = outcome.step;
+  const double device_tokens =
+      static_cast<double>(plan_.global_batch_size * config_.training.seq_len) / static_cast<double>(plan_.world_size);
+  const double flops = model_->model().flops_per_token(config_.training.seq_len);
+  const bool to_log = step == 1 || step % config_.metrics.log_freq == 0 || step == config_.training.steps;
+  StepMetrics metrics{.step = step,
+                      .loss = outcome.totals.loss,
+                      .max_loss = outcome.totals.max_loss,
+                      .grad_norm = outcome.optimizer_step.grad_norm,
+                      .lr = optimizer_step_->lr_at(step - 1),
+                      .seconds = outcome.seconds,
+                      .data_seconds = outcome.totals.data_seconds,
+                      .tokens = plan_.global_batch_size * config_.training.seq_len,
+                      .tps = device_tokens / outcome.seconds,
+                      .memory_gib = outcome.totals.memory_gib,
+                      .cpu_seconds = outcome.totals.cpu_seconds};
+  if (plan_.world_size > 1) {
+    metrics.comm_seconds = outcome.totals.comm_seconds;
+    metrics.exposed_seconds = outcome.totals.exposed_seconds;
+    metrics.exposed_percent = 100.0 * mean_of(metrics.exposed_seconds) / mean_of(outcome.totals.wall_seconds);
+  }
+  metrics.loss_scale = outcome.optimizer_step.loss_scale;
+  metrics.skipped = !outcome.optimizer_step.stepped;
+  metrics.tflops = metrics.tps * flops / 1e12;
+  if (peak_tflops_) metrics.mfu_percent = 100.0 * metrics.tflops / *peak_tflops_;
+  metrics_logger_->write_step(metrics, to_log);
+  if (metrics.skipped) {
+    log_info(fmt::format(
+        "step {} is skipped on all ranks: gradients are not finite with the loss scaled by {}; it is scaled "
+        "by {} from now on",
+        step, *outcome.optimizer_step.loss_scale, *outcome.optimizer_step.next_loss_scale));
+  }
+  if (!to_log) return;
+
+  // The speed in a log line is that of all steps since the previous line.
+  const double tps = static_cast<double>(interval_tokens_) / plan_.world_size / interval_seconds_;
+  const double tflops = tps * flops / 1e12;
+  const double memory = outcome.totals.memory_gib[0];
+  std::optional<StepReport::Exposed> exposed;
+  if (plan_.world_size > 1) {
+    exposed =
+        StepReport::Exposed{.of_step = 100.0 * interval_exposed_ / interval_wall_,
+                            .of_communication = interval_comm_ > 0 ? 100.0 * interval_exposed_ / interval_comm_ : 0};
+  }
+  log_info(step_line(
+      {.step = step,
+       .loss = outcome.totals.loss,
+       .grad_norm = outcome.optimizer_step.grad_norm,
+       .memory_gib = memory,
+       .memory_percent = device_.total_bytes ? 100.0 * memory * kGiB / static_cast<double>(device_.total_bytes) : 0,
+       .tokens_per_second = tps,
+       .tflops = tflops,
+       .mfu_percent = peak_tflops_ ? std::optional(100.0 * tflops / *peak_tflops_) : std::nullopt,
+       .loss_scale = outcome.optimizer_step.loss_scale,
+       .exposed = exposed}));
+  interval_seconds_ = interval_wall_ = interval_comm_ = interval_exposed_ = 0;
+  interval_tokens_ = 0;
+}
+
+// Collective. If any rank was asked to stop, all ranks stop.
+bool Trainer::any_asked_to_stop() const {
+  if (!context_.stop_requested) return false;
+  const at::Tensor asked = at::full({1}, context_.stop_requested() ? 1 : 0, at::kInt);
+  context_.world->all_reduce(asked, {.op = ReduceOp::max});
+  return asked.const_data_ptr<int>()[0] != 0;
+}
+
+bool Trainer::validate(bool is_asked_to_stop) {
+  const TraceSpan span(profiler_.recorder(), "validation", "validation");
+  std::optional<ValidationMetrics> whole;
+  if (!is_asked_to_stop)
+    whole = data_.validator->run(*model_, *context_.world, step_, [this] { return any_asked_to_stop(); });
+  if (!whole) {
+    log_info(fmt::format("the validation of step {} is left out: the run was asked to stop", step_));
+    return false;
+  }
+  const ValidationMetrics& metrics = *whole;
+  result_.validation_loss = metrics.loss;
+  if (!metrics_logger_) return true;
+  metrics_logger_->write_validation(metrics);
+  const double memory = static_cast<double>(peak_device_bytes(context_.device));
+  log_info(validation_line(
+      {.step = step_,
+       .loss = metrics.loss,
+       .memory_gib = memory / kGiB,
+       .memory_percent = device_.total_bytes ? 100.0 * memory / static_cast<double>(device_.total_bytes) : 0,
+       .tokens_per_second = static_cast<double>(metrics.tokens) / plan_.world_size / metrics.seconds}));
+  return true;
+}
+
+}  // namespace phalanx::train
