@@ -2,12 +2,16 @@
 
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <map>
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/optim/step_kernels.h"
 
 namespace phalanx {
@@ -66,6 +70,53 @@ void AdamW::step_by_libtorch(const std::vector<Target>& targets, double lr, cons
   at::_fused_adamw_(parameters, grads, exp_avg, exp_avg_sq, /*max_exp_avg_sqs=*/{}, steps, lr, options_.beta1,
                     options_.beta2, targets.front().weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
                     /*grad_scale=*/{}, /*found_inf=*/skip);
+}
+
+bool AdamW::scales_gradients_itself() const {
+  return std::ranges::all_of(parameters_, [](const NamedTensor& parameter) {
+    const at::Tensor& tensor = parameter.tensor;
+    return tensor.scalar_type() == at::kFloat && kernels::gpu_kernels_on(tensor.device().type()) != nullptr;
+  });
+}
+
+bool AdamW::step_by_gpu_kernel(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) {
+  namespace gpu = kernels::gpu;
+  const auto launch = kernels::gpu_launch(targets.front().parameter);
+  if (!launch) return false;
+  std::map<gpu::Type, std::vector<gpu::AdamWTensor>> by_grad_type;
+  std::vector<float*> steps;
+  for (const Target& target : targets) {
+    if (!kernels::is_gpu_type(target.grad)) return false;
+    float* const step = steps_[target.index].mutable_data_ptr<float>();
+    steps.push_back(step);
+    by_grad_type[kernels::gpu_type(target.grad.scalar_type())].push_back(
+        {target.parameter.numel(), target.parameter.mutable_data_ptr<float>(), target.grad.const_data_ptr(),
+         exp_avg_[target.index].mutable_data_ptr<float>(), exp_avg_sq_[target.index].mutable_data_ptr<float>(),
+         /*copy=*/nullptr, step});
+  }
+  const Target& first = targets.front();  // the factors are those of all
+  at::Tensor factor = first.grad_factor_tensor;
+  if (factor.defined()) factor = factor.to(at::kDouble).mul(first.grad_factor).to(at::kFloat);
+  if (!factor.defined() && first.grad_factor != 1) {
+    factor = at::full({}, first.grad_factor, first.parameter.options().dtype(at::kFloat));
+  }
+  const float* const skip_value = skip ? skip->const_data_ptr<float>() : nullptr;
+  launch->check("AdamW", launch->kernels().increment(launch->stream(), static_cast<int>(steps.size()), steps.data(),
+                                                     skip_value));
+  for (const auto& [type, tensors] : by_grad_type) {
+    const gpu::AdamWSettings settings = {.lr = lr,
+                                         .beta1 = options_.beta1,
+                                         .beta2 = options_.beta2,
+                                         .eps = options_.eps,
+                                         .weight_decay = first.weight_decay,
+                                         .grad_type = type,
+                                         .copy_type = gpu::Type::f32,
+                                         .grad_scale = factor.defined() ? factor.const_data_ptr<float>() : nullptr,
+                                         .skip = skip_value};
+    launch->check("AdamW", launch->kernels().adamw(launch->stream(), static_cast<int>(tensors.size()), tensors.data(),
+                                                   settings));
+  }
+  return true;
 }
 
 void AdamW::collect_state(TrainState& state) const {

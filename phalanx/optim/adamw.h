@@ -25,12 +25,15 @@ struct AdamWOptions {
 class AdamW final : public Optimizer {
  public:
   explicit AdamW(std::vector<NamedTensor> parameters, AdamWOptions options = {});
+  bool scales_gradients_itself() const override;
   void collect_state(TrainState& state) const override;
   const AdamWOptions& options() const noexcept { return options_; }
 
  private:
   void step_on_cpu(const std::vector<Target>& targets, double lr) override;
   void step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) override;
+  bool step_by_gpu_kernel(const std::vector<Target>& targets, double lr,
+                          const std::optional<at::Tensor>& skip) override;
 
   AdamWOptions options_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_, steps_;

@@ -122,6 +122,11 @@ double GradNorm::value() const { return on_device_.defined() ? on_device_.item<d
 
 bool GradNorm::is_finite() const { return std::isfinite(value()); }
 
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
+  const at::Tensor factor = norm.add(kClipEpsilon).reciprocal().mul(max_norm).clamp_max(1.0);
+  return at::where(at::isfinite(norm), factor, at::ones_like(norm));
+}
+
 GradNorm grad_norm(const std::vector<NamedTensor>& parameters, Communicator* comm) {
   const at::NoGradGuard no_grad;
   return norm_of(gradients_of(parameters, comm), comm);
@@ -142,9 +147,7 @@ GradNorm clip_grad_norm(const std::vector<NamedTensor>& parameters, double max_n
     return norm;
   }
   // On a device the scale stays there, so that the host does not wait.
-  const at::Tensor& total = norm.on_device();
-  const at::Tensor scale = at::where(
-      at::isfinite(total), total.add(kClipEpsilon).reciprocal().mul(max_norm).clamp_max(1.0), at::ones_like(total));
+  const at::Tensor scale = clip_factor(norm.on_device(), max_norm);
   for (const auto& [dtype, grads] : gradients.all) {
     at::_foreach_mul_(grads, scale.to(grads.front().scalar_type()));
   }

@@ -49,6 +49,8 @@ class GradNorm {
   double value_ = 0;
 };
 
+/// What clip_grad_norm() multiplies gradients by, on the norm's device: a 0-dim float64, 1 for a norm that is not finite.
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 GradNorm grad_norm(const std::vector<NamedTensor>& parameters, Communicator* comm = nullptr);
 /// max_norm must be positive; infinity measures only.
 GradNorm clip_grad_norm(const std::vector<NamedTensor>& parameters, double max_norm, Communicator* comm = nullptr);

@@ -169,7 +169,11 @@ void Optimizer::step(double lr, StepOptions options) {
   }
   if (!on_cpu.empty()) step_on_cpu(on_cpu, lr);
   const auto skip = options.skip.defined() ? std::optional(options.skip) : std::nullopt;
-  for (const auto& [key, group] : by_libtorch) step_group_by_libtorch(group, lr, skip);
+  for (const auto& [key, group] : by_libtorch) {
+    const bool is_float = std::get<1>(key) == static_cast<int>(at::kFloat);
+    const bool has_masters = std::ranges::any_of(group, [&](const Target& t) { return masters_[t.index].defined(); });
+    if (!is_float || has_masters || !step_by_gpu_kernel(group, lr, skip)) step_group_by_libtorch(group, lr, skip);
+  }
   for (const auto& target : targets) {
     const at::Tensor& parameter = parameters_[target.index].tensor;
     const at::Tensor& stepped = target.narrow.defined() ? target.narrow : target.parameter;

@@ -53,6 +53,8 @@ class Optimizer {
   /// tensor on the parameters' device.
   /// ENSURES: after that Error nothing has been updated.
   void step(double lr, StepOptions options = {});
+  /// Whether step() multiplies gradients by StepOptions::grad_factor_tensor in its own kernel, without a copy of them.
+  virtual bool scales_gradients_itself() const { return false; }
   /// Appends handles to the state under "optimizer.<fqn>.<what>".
   virtual void collect_state(TrainState& state) const = 0;
 
@@ -81,6 +83,13 @@ class Optimizer {
   /// One step of these targets by libtorch's fused kernel. All have one device, dtype and weight decay.
   /// `skip`: as StepOptions say.
   virtual void step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) = 0;
+
+  /// One step of these targets, all float32 without a master on one device, by Phalanx's own kernel. False, and nothing
+  /// done, if there is none.
+  virtual bool step_by_gpu_kernel(const std::vector<Target>& /*targets*/, double /*lr*/,
+                                  const std::optional<at::Tensor>& /*skip*/) {
+    return false;
+  }
 
   /// Calls body(target's number, first element, count, their gradient) for parts of all targets, on several threads.
   using Part = std::function<void(std::size_t number, std::int64_t first, std::size_t count, const float* grad)>;

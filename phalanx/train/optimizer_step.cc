@@ -5,6 +5,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
+#include <cmath>
 #include <limits>
 
 #include "phalanx/optim/adamw.h"
@@ -96,13 +97,18 @@ at::Tensor OptimizerStep::queue(std::int64_t step, const at::Tensor& loss, obser
     result = scaler_->step_on_device(*optimizer_, lr_at(step),
                                      {.max_norm = max_norm_, .comm = grad_norm_group_, .skip = has_failed_});
   } else {
+    at::Tensor factor;
     {
       const TraceSpan span(tracing, "gradient clipping", "compute");
-      result.norm = clip_grad_norm(optimizer_->parameters(), max_norm_, grad_norm_group_).on_device();
+      const bool folds = optimizer_->scales_gradients_itself();
+      result.norm = (folds ? grad_norm(optimizer_->parameters(), grad_norm_group_)
+                           : clip_grad_norm(optimizer_->parameters(), max_norm_, grad_norm_group_))
+                        .on_device();
+      if (folds && std::isfinite(max_norm_)) factor = clip_factor(result.norm, max_norm_);
     }
     const TraceSpan span(tracing, "optimizer", "compute");
     has_failed_.logical_or_(at::isfinite(result.norm).logical_not());
-    optimizer_->step(lr_at(step), {.skip = has_failed_.to(at::kFloat)});
+    optimizer_->step(lr_at(step), {.grad_factor_tensor = factor, .skip = has_failed_.to(at::kFloat)});
     result.stepped = has_failed_.logical_not().to(at::kDouble);
     result.scale = result.next_scale = loss_value;  // in the place of nothing
   }
