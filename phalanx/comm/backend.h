@@ -190,6 +190,8 @@ class Backend {
   virtual std::unique_ptr<Operation> start(const OperationDescription& description) = 0;
   /// nullptr if request.members is empty.
   virtual std::shared_ptr<Backend> split(const SplitRequest& request) = 0;
+  /// As split(), for a group that moves host memory alone. A stream-ordered backend splits what moves it there.
+  virtual std::shared_ptr<Backend> split_host(const SplitRequest& request) { return split(request); }
   /// Allocates this many bytes of host memory from which this backend moves data with fewer copies. The returned
   /// pointer owns the memory. nullptr on all ranks: the backend has no such memory; ordinary memory is as good.
   /// REQUIRES: all ranks call it, with the same number of bytes.

@@ -284,7 +284,7 @@ class Communicator::Impl {
     return {rank(), size(), [this](OperationDescription description) { issue(std::move(description), false); }};
   }
 
-  std::shared_ptr<Communicator> split(int color, int key, std::string name) {
+  std::shared_ptr<Communicator> split(int color, int key, std::string name, bool host_only = false) {
     const std::uint64_t serial = splits_++;
     const std::string mine = fmt::format("{} {} {}", color, key, name);
     SplitRequest request;
@@ -307,7 +307,7 @@ class Communicator::Impl {
     request.exchange = [this](const std::string& value) { return byte_objects().all_gather(value); };
     std::shared_ptr<Backend> backend;
     try {
-      backend = backend_->split(request);
+      backend = host_only ? backend_->split_host(request) : backend_->split(request);
     } catch (const CommError& error) {
       const std::string text = fmt::format("split(color {}, key {}), of group '{}', rank {} of {}: {}", color, key,
                                            *name_, this->rank(), size(), error.what());
@@ -515,6 +515,9 @@ std::string Communicator::scatter_bytes(const std::vector<std::string>& values, 
 }
 std::shared_ptr<Communicator> Communicator::split(int color, int key, std::string name) {
   return impl_->split(color, key, std::move(name));
+}
+std::shared_ptr<Communicator> Communicator::split_host(std::string name) {
+  return impl_->split(0, rank(), std::move(name), /*host_only=*/true);
 }
 
 at::Tensor Communicator::symmetric_empty(at::IntArrayRef sizes, at::TensorOptions options, SymmetricOptions symmetric) {

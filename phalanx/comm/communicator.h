@@ -147,6 +147,9 @@ class Communicator {
   /// Collective. Ranks with the same colour form a new communicator, ordered by key, then rank. A rank with a negative
   /// colour takes part in the call and gets nullptr. The new communicator's lifetime is independent of this one's.
   std::shared_ptr<Communicator> split(int color, int key, std::string name = "");
+  /// Collective. A communicator of the same ranks for CPU tensors, byte objects and barriers. Its operations pass those
+  /// of this one that are queued on a device. Here, CPU tensors would wait for them.
+  std::shared_ptr<Communicator> split_host(std::string name);
 
   /// An uninitialised contiguous tensor for data that are communicated repeatedly.
   /// REQUIRES: collective; sizes and dtype are the same on every rank.

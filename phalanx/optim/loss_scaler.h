@@ -72,6 +72,7 @@ class LossScaler {
   void require_scale_left(const Result& result) const;
 
   double scale() const;
+  const at::Tensor& scale_tensor() const { return scale_; }  // 0-dim float64; steps change it in place
   void collect_state(TrainState& state) const;
 
  private:

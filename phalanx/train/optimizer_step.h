@@ -42,8 +42,10 @@ class OptimizerStep {
   /// The tensor to call backward() on: the loss, in float16 times the loss scale.
   at::Tensor scaled(const at::Tensor& loss) const { return scaler_ ? scaler_->scaled(loss) : loss; }
 
-  /// 1 without loss scaling.
+  /// 1 without loss scaling. Waits for the device, if the scale is there.
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }
+  /// 0-dim float64 on the device, which queue() changes in place; undefined without loss scaling or on the CPU.
+  at::Tensor loss_scale_on_device() const { return scaler_ && is_on_device() ? scaler_->scale_tensor() : at::Tensor(); }
 
   struct Result {
     bool stepped = true;

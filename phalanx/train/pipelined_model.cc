@@ -260,14 +260,20 @@ at::Tensor PipelinedModel::on_device(double loss) const {
 at::Tensor PipelinedModel::forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) {
   observe::TraceRecorder* const tracing = pass.profiler ? pass.profiler->recorder() : nullptr;
   const observe::TraceSpan span(tracing, "pipeline", "compute");
-  return on_device(train(batch, pass.optimizer_step.loss_scale(), tracing));
+  return train(batch, pass.optimizer_step, tracing);
 }
 
-double PipelinedModel::train(const TokenBatch& batch, double loss_scale, observe::TraceRecorder* trace) {
+at::Tensor PipelinedModel::train(const TokenBatch& batch, const OptimizerStep& optimizer_step,
+                                 observe::TraceRecorder* trace) {
   copy_shared_weights();
-  runtime_->scale_gradients(loss_scale);
+  if (const at::Tensor scale = optimizer_step.loss_scale_on_device(); scale.defined()) {
+    runtime_->scale_gradients(scale);
+  } else {
+    runtime_->scale_gradients(optimizer_step.loss_scale());
+  }
   const PassSpans spans(trace, runtime_->statistics());
-  const double loss = runtime_->step(batch.inputs, batch.labels).loss();
+  at::Tensor loss = device_.is_cpu() ? on_device(runtime_->step(batch.inputs, batch.labels).loss())
+                                     : runtime_->queue_step(batch.inputs, batch.labels);
   // What other stages hold is stepped, too: of nothing.
   for (const auto& [name, tensor, shard] : weights_) {
     if (tensor.numel() == 0) tensor.mutable_grad() = at::empty_like(tensor);

@@ -43,7 +43,7 @@ class PipelinedModel final : public ParallelModel {
  private:
   std::vector<const FullyShardedDataParallel*> shardings() const override;
   std::string pipeline_text() const override;  // "pipeline over 2 (1F1B, 8 micro-batches)"
-  double train(const TokenBatch& batch, double loss_scale, observe::TraceRecorder* trace);
+  at::Tensor train(const TokenBatch& batch, const OptimizerStep& optimizer_step, observe::TraceRecorder* trace);
   at::Tensor on_device(double loss) const;
 
   /// What more than one stage holds: the last of them owns it.

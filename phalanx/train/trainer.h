@@ -121,10 +121,11 @@ class Trainer {
   bool validates_after(std::int64_t step) const;
   bool saves_after(std::int64_t step) const;
   ForwardBackwardResult compute_gradients(std::int64_t step);
-  GlobalStepMetrics exchange(const RankStepMetrics& of_rank, const observe::CommunicationTime& comm);
+  GlobalStepMetrics exchange(const RankStepMetrics& of_rank, const observe::CommunicationTime& comm,
+                             Communicator& group);
   StepOutcome train_step(std::int64_t step);
   QueuedStep queue_step(std::int64_t step);
-  StepOutcome await_step(const QueuedStep& queued);
+  StepOutcome await_step(const QueuedStep& queued, bool is_last_queued);
   bool end_step(const StepOutcome& outcome);  // whether some rank wants to stop
   void check_replicas_before(std::int64_t step);
   std::string advice_on_divergence() const;
@@ -165,6 +166,7 @@ class Trainer {
   std::int64_t step_ = 0;             // done; on a device the last one may still be queued
   std::optional<QueuedStep> queued_;  // its numbers were not read yet
   bool has_ended_a_step_ = false;
+  std::shared_ptr<Communicator> metrics_group_;  // on a device: all ranks, for metrics while a step is queued
   std::chrono::steady_clock::time_point timed_until_;  // on a device: up to here, time is counted in a step
   std::optional<double> peak_tflops_;
   double interval_seconds_ = 0;                                          // of steps since the last log line

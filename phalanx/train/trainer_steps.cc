@@ -55,11 +55,11 @@ bool Trainer::do_step() {
   if (!optimizer_step_->is_on_device()) return end_step(train_step(step_++));
   QueuedStep next = queue_step(step_++);
   bool stop = false;
-  if (queued_) stop = end_step(await_step(*queued_));
+  if (queued_) stop = end_step(await_step(*queued_, /*is_last_queued=*/false));
   queued_.emplace(std::move(next));
   // The first step's numbers are read at once: a run that cannot work says so early.
   if (stop || !has_ended_a_step_ || validates_after(step_) || saves_after(step_) || profiler_.writes_after(step_)) {
-    stop = end_step(await_step(*queued_)) || stop;
+    stop = end_step(await_step(*queued_, /*is_last_queued=*/true)) || stop;
     queued_.reset();
   }
   return stop;
@@ -75,7 +75,8 @@ ForwardBackwardResult Trainer::compute_gradients(std::int64_t step) {
                                step);
 }
 
-GlobalStepMetrics Trainer::exchange(const RankStepMetrics& of_rank, const observe::CommunicationTime& comm) {
+GlobalStepMetrics Trainer::exchange(const RankStepMetrics& of_rank, const observe::CommunicationTime& comm,
+                                    Communicator& group) {
   RankStepMetrics mine = of_rank;
   const double cpu_now = process_cpu_seconds();
   mine.loss /= static_cast<double>(plan_.accumulation_steps);
@@ -86,7 +87,7 @@ GlobalStepMetrics Trainer::exchange(const RankStepMetrics& of_rank, const observ
   mine.comm_seconds = comm.busy_seconds;
   mine.exposed_seconds = comm.waited_seconds;
   const TraceSpan span(profiler_.recorder(), "step metrics", "comm");
-  return exchange_step_metrics(mine, *context_.world);
+  return exchange_step_metrics(mine, group);
 }
 
 Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
@@ -99,7 +100,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   outcome.totals = exchange({.loss = pass.loss_sum.item<double>(),
                              .data_seconds = pass.data_seconds,
                              .wall_seconds = std::chrono::duration<double>(told - begin).count() + tail_seconds_},
-                            comm);
+                            comm, *context_.world);
   require_finite_loss(outcome);
   check_replicas_before(step);
   outcome.optimizer_step = optimizer_step_->apply(step, profiler_.recorder());
@@ -119,13 +120,16 @@ Trainer::QueuedStep Trainer::queue_step(std::int64_t step) {
 
 // A step takes from the end of the step before to its own end, as the host sees them. So the steps between two log
 // lines together take the time between the lines.
-Trainer::StepOutcome Trainer::await_step(const QueuedStep& queued) {
+Trainer::StepOutcome Trainer::await_step(const QueuedStep& queued, bool is_last_queued) {
   StepOutcome outcome{.step = queued.step + 1};
   const std::vector<double> numbers = queued.numbers.read();
   const auto now = Clock::now();
   outcome.seconds = std::chrono::duration<double>(now - std::exchange(timed_until_, now)).count();
   outcome.totals = exchange(
-      {.loss = numbers[0], .data_seconds = queued.data_seconds, .wall_seconds = outcome.seconds}, comm_timer_->take());
+      {.loss = numbers[0], .data_seconds = queued.data_seconds, .wall_seconds = outcome.seconds}, comm_timer_->take(),
+      metrics_group_ && !is_last_queued ? *metrics_group_ : *context_.world);
+  // Numbers may be garbage because the ranks' operations did not match. That is an error of the world, then.
+  if (!std::isfinite(outcome.totals.loss) || numbers[1] == 0) context_.world->barrier();
   require_finite_loss(outcome);
   outcome.optimizer_step = optimizer_step_->result_of(numbers);
   require_finite_norm(outcome);

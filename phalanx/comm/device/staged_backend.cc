@@ -35,6 +35,7 @@ class StagedBackend final : public Backend {
     auto host = host_->split(request);
     return host ? std::make_shared<StagedBackend>(std::move(host), cuda_device_, streams_) : nullptr;
   }
+  std::shared_ptr<Backend> split_host(const SplitRequest& request) override { return host_->split_host(request); }
   void abort(const std::string& reason) noexcept override {
     abort_.set(reason);
     host_->abort(reason);

@@ -111,6 +111,10 @@ std::shared_ptr<Backend> HierarchicalBackend::split(const SplitRequest& request)
   return std::make_shared<HierarchicalBackend>(std::move(flat), std::move(intra_node), layout, tuning_, device_);
 }
 
+std::shared_ptr<Backend> HierarchicalBackend::split_host(const SplitRequest& request) {
+  return has_device() ? flat_->split_host(request) : split(request);
+}
+
 void HierarchicalBackend::abort(const std::string& reason) noexcept {
   if (intra_node_) intra_node_->abort(reason);
   if (staged_flat_) staged_flat_->abort(reason);

@@ -53,6 +53,7 @@ class HierarchicalBackend final : public Backend {
   BackendTraits traits() const noexcept override;
   std::unique_ptr<Operation> start(const OperationDescription& description) override;
   std::shared_ptr<Backend> split(const SplitRequest& request) override;
+  std::shared_ptr<Backend> split_host(const SplitRequest& request) override;
   void abort(const std::string& reason) noexcept override;
   void check_ranks() override;
 

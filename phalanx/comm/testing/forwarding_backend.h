@@ -21,6 +21,7 @@ class ForwardingBackend : public Backend {
   BackendTraits traits() const noexcept override { return below_->traits(); }
   std::unique_ptr<Operation> start(const OperationDescription& asked) override { return below_->start(asked); }
   std::shared_ptr<Backend> split(const SplitRequest& request) override { return below_->split(request); }
+  std::shared_ptr<Backend> split_host(const SplitRequest& request) override { return below_->split_host(request); }
   void abort(const std::string& reason) noexcept override { below_->abort(reason); }
   void check_ranks() override { below_->check_ranks(); }
 

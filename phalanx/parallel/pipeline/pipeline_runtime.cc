@@ -1,7 +1,9 @@
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -132,7 +134,8 @@ struct PipelineRuntime::Impl {
        PipelineOptions given_options);
 
   /// `bring` sets inputs and targets. If it throws, all ranks get the error, too.
-  PipelineResult run(Mode how, const std::function<void()>& bring);
+  /// The losses go to the result, after a wait; or to `queued_losses`, if that is not null.
+  PipelineResult run(Mode how, const std::function<void()>& bring, at::Tensor* queued_losses = nullptr);
   void bring(const at::Tensor& batch, const at::Tensor& batch_targets) {
     inputs = cut(batch, schedule.micro_batches, "inputs");
     targets = cut(batch_targets, schedule.micro_batches, "targets");
@@ -146,7 +149,7 @@ struct PipelineRuntime::Impl {
   at::Tensor made_for(const Action& send);
   void shard(const Action& action);
   void ran(const Action& action, Clock::time_point start);
-  void share_losses(PipelineResult& result);
+  at::Tensor shared_losses();
   void check_inputs() const;
   void give_up(const char* why) noexcept;
 
@@ -167,6 +170,7 @@ struct PipelineRuntime::Impl {
   bool is_connected = false;
 
   double gradient_scale = 1.0;
+  at::Tensor gradient_scale_tensor;  // one more factor; undefined: none
   // State of the current step.
   Mode mode = Mode::train;
   std::vector<at::Tensor> inputs, targets;
@@ -219,7 +223,7 @@ void PipelineRuntime::Impl::check_inputs() const {
   if (is_here(last_stage()) && mode != Mode::forward) check(targets, "targets", last_stage());
 }
 
-PipelineResult PipelineRuntime::Impl::run(Mode how, const std::function<void()>& bring) {
+PipelineResult PipelineRuntime::Impl::run(Mode how, const std::function<void()>& bring, at::Tensor* queued_losses) {
   mode = how;
   begin = Clock::now();
   losses.assign(static_cast<std::size_t>(schedule.micro_batches), at::Tensor());
@@ -236,7 +240,15 @@ PipelineResult PipelineRuntime::Impl::run(Mode how, const std::function<void()>&
       messages.connect();
     }
     run_all();
-    if (mode != Mode::forward) share_losses(result);
+    if (mode != Mode::forward) {
+      const at::Tensor shared = shared_losses();
+      if (queued_losses != nullptr) {
+        *queued_losses = shared;
+      } else {
+        const at::Tensor all = shared.to(at::kCPU);
+        result.losses.assign(all.const_data_ptr<double>(), all.const_data_ptr<double>() + schedule.micro_batches);
+      }
+    }
   } catch (const std::exception& error) {
     give_up(error.what());
     throw;
@@ -353,6 +365,7 @@ void PipelineRuntime::Impl::backward_pass(const Action& action) {
     const at::Tensor& loss = losses[static_cast<std::size_t>(micro_batch)];
     const double factor = options.loss == PipelineLoss::mean ? 1.0 / static_cast<double>(schedule.micro_batches) : 1.0;
     gradient = at::full(loss.sizes(), factor * gradient_scale, loss.options());
+    if (gradient_scale_tensor.defined()) gradient.mul_(gradient_scale_tensor);
   } else if (is_here(stage + 1)) {
     gradient = dinputs.extract({stage + 1, micro_batch}).mapped();
   } else {
@@ -415,18 +428,18 @@ void PipelineRuntime::Impl::ran(const Action& action, Clock::time_point start) {
   if (mode == Mode::train) statistics.peak_live_activations = std::max(statistics.peak_live_activations, live);
 }
 
-// Broadcasts from the last stage's rank to all.
-void PipelineRuntime::Impl::share_losses(PipelineResult& result) {
-  const at::Tensor values = at::zeros({schedule.micro_batches}, at::kDouble);
-  auto* value = values.mutable_data_ptr<double>();
+// Of each micro-batch, float64 on the device. The last stage's rank broadcasts them to all.
+at::Tensor PipelineRuntime::Impl::shared_losses() {
+  at::Tensor shared;
   if (is_here(last_stage())) {
-    for (const auto& loss : losses) *value++ = loss.item<double>();
+    const at::NoGradGuard no_grad;
+    shared = at::stack(losses).to(at::kDouble).reshape({schedule.micro_batches});
+  } else {
+    shared = at::zeros({schedule.micro_batches}, at::TensorOptions(at::kDouble).device(device));
   }
-  const at::Tensor shared = values.to(device);
   comm->broadcast(shared, {.root = schedule.rank_of_stage.back()});
-  const at::Tensor all = shared.to(at::kCPU);
-  result.losses.assign(all.const_data_ptr<double>(), all.const_data_ptr<double>() + schedule.micro_batches);
   losses.clear();
+  return shared;
 }
 
 PipelineRuntime::PipelineRuntime(std::shared_ptr<Communicator> comm, schedule::Schedule schedule,
@@ -446,6 +459,12 @@ PipelineResult PipelineRuntime::step(std::vector<at::Tensor> inputs, std::vector
   });
 }
 
+at::Tensor PipelineRuntime::queue_step(const at::Tensor& inputs, const at::Tensor& targets) {
+  at::Tensor losses;
+  impl_->run(Mode::train, [&] { impl_->bring(inputs, targets); }, &losses);
+  return losses.mean();
+}
+
 PipelineResult PipelineRuntime::evaluate(const at::Tensor& inputs, const at::Tensor& targets) {
   return impl_->run(Mode::evaluate, [&] { impl_->bring(inputs, targets); });
 }
@@ -454,7 +473,15 @@ PipelineResult PipelineRuntime::forward(const at::Tensor& inputs) {
   return impl_->run(Mode::forward, [&] { impl_->bring(inputs, at::Tensor()); });
 }
 
-void PipelineRuntime::scale_gradients(double factor) { impl_->gradient_scale = factor; }
+void PipelineRuntime::scale_gradients(double factor) {
+  impl_->gradient_scale = factor;
+  impl_->gradient_scale_tensor.reset();
+}
+
+void PipelineRuntime::scale_gradients(at::Tensor factor) {
+  impl_->gradient_scale = 1.0;
+  impl_->gradient_scale_tensor = std::move(factor);
+}
 
 const schedule::Schedule& PipelineRuntime::schedule() const noexcept { return impl_->schedule; }
 const PipelineStatistics& PipelineRuntime::statistics() const noexcept { return impl_->statistics; }

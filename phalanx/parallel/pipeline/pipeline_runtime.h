@@ -94,9 +94,15 @@ class PipelineRuntime {
   PipelineResult step(const at::Tensor& inputs, const at::Tensor& targets);
   PipelineResult step(std::vector<at::Tensor> inputs, std::vector<at::Tensor> targets);
 
+  /// As step(), but the host does not wait for the losses. Returns their mean: 0-dim float64 on the stages' device, the
+  /// same on every rank.
+  at::Tensor queue_step(const at::Tensor& inputs, const at::Tensor& targets);
+
   /// Multiplies all gradients of the following steps by `factor` (loss scaling in float16). It is 1 at first.
   /// REQUIRES: the same factor on all ranks.
   void scale_gradients(double factor);
+  /// The same with a 0-dim tensor on the stages' device. Each backward pass reads its value of then, without a wait.
+  void scale_gradients(at::Tensor factor);
 
   /// Returns the losses without recording a graph. Runs only the schedule's forward passes.
   PipelineResult evaluate(const at::Tensor& inputs, const at::Tensor& targets);

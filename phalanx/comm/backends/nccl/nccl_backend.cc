@@ -41,6 +41,11 @@ std::shared_ptr<Backend> NcclBackend::split(const SplitRequest& request) {
   return std::make_shared<NcclBackend>(std::move(setup));
 }
 
+std::shared_ptr<Backend> NcclBackend::split_host(const SplitRequest& request) {
+  throw_if_aborted();
+  return setup_.control->split_host(request);
+}
+
 void NcclBackend::abort(const std::string& reason) noexcept {
   if (!abort_.set(reason)) return;
   setup_.control->abort(reason);  // the other ranks hear of it there

@@ -59,6 +59,7 @@ class NcclBackend final : public Backend {
   }
   std::unique_ptr<Operation> start(const OperationDescription& description) override;
   std::shared_ptr<Backend> split(const SplitRequest& request) override;
+  std::shared_ptr<Backend> split_host(const SplitRequest& request) override;
   void abort(const std::string& reason) noexcept override;
   void check_ranks() override { setup_.control->check_ranks(); }
 
