@@ -33,5 +33,5 @@ layouts=""
 scenario 1 --model llama3_1b --devices 4xA100 --local-batch 4
 scenario 2 --model llama3_1b --devices 2x16GiB,2x80GiB --local-batch 4
 scenario 2 --model llama3_8b --devices 8xH100 --seq 8192 --batch 64 --local-batch 1
-scenario 3 --model llama3_8b --devices 16xRTX4090 --seq 16384 --batch 64 --local-batch 1
+scenario 3 --model llama3_8b --devices 16xRTX4090 --seq 98304 --batch 64 --local-batch 1
 echo "three scenarios:$layouts"

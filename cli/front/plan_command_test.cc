@@ -43,12 +43,12 @@ TEST_F(PlanCommandTest, SaysTheScenarioWithBytes) {
                     HasSubstr("\nrecommended: dp_"), HasSubstr("  activations: ")));
   ASSERT_EQ(run({"--model=llama3_1b", "--devices=2x16GiB,2x80GiB", "--dtype=bfloat16", "--seq=512"}), 0) << error_;
   EXPECT_THAT(out_, AllOf(HasSubstr("scenario 2: "), HasSubstr("only the largest devices have that much")));
-  ASSERT_EQ(run({"--model", "llama3_8b", "--devices", "RTX4090", "--nodes", "2", "--per-node", "8", "--seq", "16384",
+  ASSERT_EQ(run({"--model", "llama3_8b", "--devices", "RTX4090", "--nodes", "2", "--per-node", "8", "--seq", "98304",
                  "--dtype", "bfloat16", "--batch", "16", "--local-batch", "1"}),
             0)
       << error_;
   EXPECT_THAT(out_, AllOf(HasSubstr("16 x RTX4090-24G (24.0 GiB) on 2 nodes of 8"), HasSubstr("scenario 3: tensor"),
-                          HasSubstr("tensor_parallel_degree = 4\n")));
+                          HasSubstr("tensor_parallel_degree = 8\n")));
 }
 
 TEST_F(PlanCommandTest, TrainTakesWhatIsRecommended) {
@@ -85,7 +85,7 @@ TEST_F(PlanCommandTest, TrainTakesWhatIsRecommended) {
 TEST_F(PlanCommandTest, GivenLayoutsAreCompared) {
   const Arguments compared = {"--model",       "llama3_1b",
                               "--devices",     "4xRTX4090",
-                              "--seq",         "2048",
+                              "--seq",         "4096",
                               "--layout",      "dp_replicate=4",
                               "--layout",      "dp_shard=4",
                               "--layout",      "tp=4",

@@ -53,7 +53,7 @@ void three_scenarios(Stage& stage) {
   constexpr double kHeadroom = 0.05;  // of a device, for its allocator
   bool as_expected = true;
   for (const Case& one : {Case{"llama3_1b", "4xA100", 4, 2048, 1}, Case{"llama3_8b", "8xH100", 1, 8192, 2},
-                          Case{"llama3_8b", "16xRTX4090", 1, 16384, 3}}) {
+                          Case{"llama3_8b", "16xRTX4090", 1, 98304, 3}}) {
     const plan::TrainingShape shape{.model = models::llama_flavor(one.model),
                                     .batch = one.batch,
                                     .seq = one.seq,

@@ -122,12 +122,80 @@ ActivationBytes fused(const TrainingShape& shape) {
   return bytes;
 }
 
-// As ATen's operators save them.
+// Rows of logits at a time on a GPU (kernels/linear_cross_entropy.cc).
+std::int64_t rows_of_logits(std::int64_t rows, std::int64_t vocab) {
+  constexpr std::int64_t kElements = std::int64_t{1} << 29, kMultiple = 256;
+  return std::min(rows, std::max(kElements / vocab / kMultiple * kMultiple, kMultiple));
+}
+
+// The types on a device: of the residual stream, and of matrix products.
+struct DeviceTypes {
+  explicit DeviceTypes(const TrainingShape& shape)
+      : wide(shape.weight_bytes == 2 || shape.gather_bytes == 2 ? 2 : kFloatBytes), narrow(shape.autocast ? 2 : wide) {}
+  std::int64_t wide, narrow;  // bytes
+};
+
+// Of the last norm, the output layer and the loss on a GPU. The forward pass makes the gradients of the hidden states
+// and of the output layer.
+void add_head_on_gpu(const TrainingShape& shape, const Sizes& n, ActivationBytes& bytes) {
+  const auto [wide, narrow] = DeviceTypes(shape);
+  const std::int64_t early = shape.weight_bytes * n.model.table();
+  const std::int64_t norm = wide * n.between + kFloatBytes * n.statistics;
+  const bool waits = !n.is_cut && shape.pipeline && n.tokens <= n.model.dim;
+  if (n.is_cut) {  // logits are in float32, in blocks of which two are there
+    const std::int64_t blocks = n.tokens > kRowsAtOnce ? 2 : 1, type = shape.weight_bytes;
+    bytes.loss = norm + (narrow + 2 * type) * n.dim +
+                 (blocks * kFloatBytes + (type == 2 ? type : 0)) * n.rows_at_once * n.model.vocab +
+                 kFloatBytes * 2 * n.tokens;
+    bytes.loss_backward = norm + 2 * type * n.dim + wide * n.between;
+    bytes.head = norm + type * n.dim + early;
+  } else {
+    const std::int64_t rows = waits ? n.tokens : rows_of_logits(n.tokens, n.model.vocab);
+    bytes.loss = norm + narrow * (2 * n.dim + rows * n.model.vocab) + (shape.autocast ? narrow * n.model.table() : 0) +
+                 kFloatBytes * 2 * n.tokens;
+    bytes.loss_backward = norm + narrow * n.dim + wide * n.between;
+    bytes.head_deferred = waits ? narrow * (n.dim + n.tokens * n.model.vocab) : 0;
+    bytes.head = norm + narrow * n.dim + (waits ? bytes.head_deferred : early);
+  }
+  const bool has_whole = shape.accumulates && (!shape.accumulates_sharded_gradients() || shape.model.tie_embeddings);
+  if ((has_whole || shape.pipeline) && !waits) bytes.loss += early;
+}
+
+// As the GPU kernels save them. Under autocast the residual stream is float32, and all else has 16 bits.
+ActivationBytes on_gpu(const TrainingShape& shape) {
+  const Sizes n(shape);
+  const auto [wide, narrow] = DeviceTypes(shape);
+  // 16-bit copies of weights, which the backward pass uses.
+  const std::int64_t copied = shape.autocast ? narrow : 0;
+  ActivationBytes bytes;
+  bytes.input = wide * n.between;
+  // A norm saves its input and the inverse RMS. Its output is the input of the products behind it.
+  const std::int64_t norm = wide * n.between + kFloatBytes * n.statistics + narrow * n.dim;
+  const std::int64_t normed = n.head_norms > 0 ? n.queries + n.keys : 0;
+  bytes.attention = norm + narrow * (2 * n.queries + 2 * n.keys + normed) +
+                    kFloatBytes * (n.heads + n.head_norms - normed) +
+                    copied * n.model.dim * (2 * n.model.queries + 2 * n.model.keys);
+  if (n.masks > 0) bytes.attention += narrow * (n.queries + n.masks);
+  bytes.feed_forward = norm + narrow * (2 * n.ffn + n.sent) + copied * n.model.feed_forward_matrices();
+  bytes.attention_deferred = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
+  bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn);
+  bytes.saved = narrow * (n.queries + n.keys);  // queries and values before the rotation
+  // At a feed-forward net: the product of gate and up; in its backward pass also that product's gradient and those of
+  // gate and up, and the gradients of the block's output, of the net's and of its input.
+  const std::int64_t product = narrow * n.ffn / n.model.nets;
+  bytes.forward = wide * n.between + narrow * n.dim + product;
+  bytes.backward = wide * n.between + narrow * n.dim + (shape.autocast ? narrow * n.dim : 0) + 4 * product;
+  if (shape.model.has_experts()) bytes.backward += narrow * n.dim;
+  if (n.is_cut) bytes.backward += narrow * 2 * n.dim;  // gradients on their way to and from other ranks
+  bytes.backward_input = bytes.backward;
+  add_head_on_gpu(shape, n, bytes);
+  return bytes;
+}
+
+// As ATen's operators save them: in 16 bits on the CPU, and GPT-2's blocks on a GPU.
 ActivationBytes by_operators(const TrainingShape& shape) {
   const Sizes n(shape);
-  const std::int64_t wide =
-      shape.weight_bytes == 2 || shape.gather_bytes == 2 ? 2 : kFloatBytes;  // of the residual stream
-  const std::int64_t narrow = shape.autocast ? 2 : wide;                     // of matrix products
+  const auto [wide, narrow] = DeviceTypes(shape);
   const std::int64_t logits = n.tokens * n.model.vocab;
   ActivationBytes bytes;
   bytes.input = wide * n.between;
@@ -155,6 +223,7 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   bytes.loss = norm + kFloatBytes * 2 * logits + (narrow == 2 ? 2 * logits : 0);
   bytes.loss_backward = norm + kFloatBytes * 3 * logits;
   bytes.head = bytes.loss;
+  if (shape.on_device) add_head_on_gpu(shape, n, bytes);
   if (shape.autocast) {
     const bool tied = shape.model.tie_embeddings;
     const std::int64_t outside = (tied ? 0 : n.model.table()) + n.model.positions;
@@ -171,6 +240,7 @@ ActivationBytes by_operators(const TrainingShape& shape) {
 
 ActivationBytes activation_sizes(const TrainingShape& shape) {
   const bool is_fused = !shape.on_device && !shape.autocast && shape.gather_bytes == kFloatBytes;
+  if (shape.on_device && !shape.model.is_gpt2()) return on_gpu(shape);
   return is_fused ? fused(shape) : by_operators(shape);
 }
 

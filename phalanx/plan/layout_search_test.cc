@@ -23,11 +23,14 @@ Devices devices_of(std::int64_t count, std::int64_t bytes, std::int64_t per_node
   return {.groups = {{.count = count, .name = "", .bytes = bytes}}, .per_node = per_node > 0 ? per_node : count};
 }
 
-SearchOptions search_of(std::int64_t count, std::int64_t bytes) {
-  return {.base = small_base(), .devices = devices_of(count, bytes), .global_batch = 16, .max_batch = 4, .headroom = 0};
+SearchOptions search_of(std::int64_t count, std::int64_t bytes, std::int64_t seq = 128) {
+  return {
+      .base = small_base(seq), .devices = devices_of(count, bytes), .global_batch = 16, .max_batch = 4, .headroom = 0};
 }
 
-std::int64_t need_of(const Layout& layout) { return predict_memory(apply_layout(small_base(), layout)).total(); }
+std::int64_t need_of(const Layout& layout, std::int64_t seq = 128) {
+  return predict_memory(apply_layout(small_base(seq), layout)).total();
+}
 
 TEST(Layout, HasAName) {
   EXPECT_EQ(name_of({.batch = 3}), "batch=3");
@@ -165,10 +168,11 @@ TEST(LayoutSearch, GoesOnAsMemoryShrinks) {
 
 TEST(LayoutSearch, TellsWhatComesBeforeAndDoesNotFit) {
   const Layout zero1{.parallel = {.dp_shard = 4, .zero_stage = 1}, .batch = 4};
-  SearchOptions options = search_of(4, need_of(zero1));
+  SearchOptions options = search_of(4, need_of(zero1, 256), 256);
   options.global_batch = 16;
   const auto found = search_layouts(options);
   ASSERT_EQ(name_of(recommended(found)->layout), "dp_replicate=4,batch=2");  // in two passes
+  options.base = small_base();
   options.global_batch = 4;
   options.max_batch = 1;
   options.devices = devices_of(4, need_of({.parallel = {.dp_shard = 4, .zero_stage = 1}}));

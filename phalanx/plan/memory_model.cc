@@ -207,6 +207,16 @@ class Prediction {
     return bytes.always + bytes.input + bytes.loss;
   }
 
+  // The optimizer on a GPU copies gradients of 16 bits to float32, some at a time, and takes over changes of 16-bit
+  // parameters, for one parameter at a time with 11 bytes an element (optim/optimizer.cc).
+  std::int64_t widened_gradients() const {
+    constexpr std::int64_t kAtATime = std::int64_t{1} << 25;
+    const bool has_narrow_gradients = s_.weight_bytes == 2 || (s_.shards > 1 && s_.reduce_bytes == 2);
+    if (!has_narrow_gradients) return 0;
+    const std::int64_t largest = model_.table() / s_.shards, others = stepped_ / s_.shards - largest;
+    return kFloatBytes * std::min(others, kAtATime) + (s_.weight_bytes == 2 ? 11 : kFloatBytes) * largest;
+  }
+
   // Everything counted so far is always there. This adds the temporary memory at the moment of the peak.
   void take_highest_moment() {
     struct Moment {
@@ -233,13 +243,18 @@ class Prediction {
       // activations of those before it are freed.
       const std::int64_t of_nets = s_.weight_bytes * model_.feed_forward_matrices();
       const std::int64_t gone = std::min(of_nets, activation_sizes(s_).feed_forward) / model_.nets * (model_.nets - 1);
+      // What is made of the current block's gradients at the moment of the peak: on a GPU all but the attention's, since
+      // that moment is at the feed-forward layer. If older gradients are there, those of one net are made beside them.
+      const std::int64_t later = s_.on_device ? model_.attention() * s_.weight_bytes : 0;
+      const std::int64_t beside = s_.on_device ? of_nets / model_.nets : 0;
       for (const std::int64_t activations : activation_memory_timeline(s_)) {
         const bool is_block = !moments.empty();
         // From the second pass on all of them are there, and those of this pass are added.
         const std::int64_t of_units = !s_.accumulates_sharded_gradients()
                                           ? averages_of(moments.size())
                                           : averages_of(averages_.size()) + on_its_way(moments.size());
-        moments.push_back({activations, of_units + made - (is_block && makes_gradients && !has_all ? gone : 0)});
+        const std::int64_t of_block = !is_block || !makes_gradients ? 0 : has_all ? beside : -gone - later;
+        moments.push_back({activations, of_units + made + of_block});
         if (makes_gradients && !has_all) made += block * s_.weight_bytes;
       }
     }
@@ -252,6 +267,7 @@ class Prediction {
       const std::int64_t of_first_units = units > 0 ? on_its_way(units) + on_its_way(units - 1) : 0;
       moments.push_back({0, all + new_buckets_ + of_first_units});
       if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
+      if (s_.on_device && !s_.offload) moments.push_back({widened_gradients(), all});
     }
     if (s_.validation_batch != 0) moments.push_back({validation_activations(), 0});
     if (s_.exports_at_end && (s_.shards > 1 || s_.uses_model_parallelism())) {

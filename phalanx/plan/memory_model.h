@@ -6,8 +6,8 @@
 // cut (layout/flat_layout.h, which also computes the real layout).
 //
 // Activations are those at the moment of the peak: what the blocks save for the backward pass, and what the loss or a
-// block's backward pass needs in addition. The counts follow the kernels: the fused ones of the CPU in float32, or
-// ATen's operators (CUDA, bfloat16).
+// block's backward pass needs in addition. The counts follow the kernels: the fused ones of the CPU in float32, those
+// of GPUs, or ATen's operators.
 //
 //   const TrainingMemory memory = predict_memory({.model = config, .batch = 8, .seq = 2048, .shards = 4});
 //   log::info(memory.peak.text());

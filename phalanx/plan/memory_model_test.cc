@@ -142,8 +142,19 @@ TEST(MemoryModel, ActivationsGrowWithTheTokensAndFallByRecomputing) {
   // The moments: the loss first, then the blocks from the last to the first.
   EXPECT_EQ(activation_memory_timeline(shape).size(), 1U + 8U);
   // Full logits if no fused kernel splits them.
-  shape.on_device = true;
+  shape.autocast = true;
   EXPECT_GT(activations(4, 0), static_cast<double>(3 * 4 * 4 * 512 * shape.model.vocab_size));
+}
+
+TEST(MemoryModel, LogitsOnAGpuTakeAGibibyteAtMost) {
+  TrainingShape shape{.model = models::llama_flavor("llama3_8b"), .batch = 16, .seq = 8192, .autocast = true};
+  shape.replicas = 8;
+  const std::int64_t logits = 2 * shape.batch * shape.seq * shape.model.vocab_size;
+  EXPECT_GT(activation_sizes(shape).loss, logits);
+  shape.on_device = true;
+  const std::int64_t hidden = shape.batch * shape.seq * shape.model.dim;
+  const std::int64_t others = 8 * hidden + 2 * shape.model.vocab_size * shape.model.dim;
+  EXPECT_LT(activation_sizes(shape).loss, others + (std::int64_t{1} << 30) + 12 * shape.batch * shape.seq);
 }
 
 TEST(MemoryModel, OneRankMakesItsGradientsInTheBackwardPass) {

@@ -94,8 +94,8 @@ Start rms_norm(Arguments& a) {
   const auto x = a.reads(a.make({kRows, kColumns}, at::kBFloat16)), w = a.reads(a.make({kColumns}));
   const auto y = a.writes(a.make({kRows, kColumns}, at::kBFloat16)), inverse = a.writes(a.make({kRows}));
   return [=](const GpuKernels& kernels, void* stream) {
-    return kernels.rms_norm(stream, kRows, kColumns, Type::bf16, x.const_data_ptr(), Type::f32, w.const_data_ptr(), 1e-5f,
-                            Type::bf16, y.mutable_data_ptr(), floats(inverse));
+    return kernels.rms_norm(stream, kRows, kColumns, Type::bf16, x.const_data_ptr(), Type::f32, w.const_data_ptr(),
+                            1e-5f, Type::bf16, y.mutable_data_ptr(), floats(inverse));
   };
 }
 
@@ -104,20 +104,21 @@ Start add_rms_norm(Arguments& a) {
   const auto w = a.reads(a.make({kColumns})), h = a.writes(a.make({kRows, kColumns}));
   const auto y = a.writes(a.make({kRows, kColumns}, at::kBFloat16)), inverse = a.writes(a.make({kRows}));
   return [=](const GpuKernels& kernels, void* stream) {
-    return kernels.add_rms_norm(stream, kRows, kColumns, Type::f32, x.const_data_ptr(), Type::bf16, delta.const_data_ptr(),
-                                h.mutable_data_ptr(), Type::f32, w.const_data_ptr(), 1e-5f, Type::bf16,
-                                y.mutable_data_ptr(), floats(inverse));
+    return kernels.add_rms_norm(stream, kRows, kColumns, Type::f32, x.const_data_ptr(), Type::bf16,
+                                delta.const_data_ptr(), h.mutable_data_ptr(), Type::f32, w.const_data_ptr(), 1e-5f,
+                                Type::bf16, y.mutable_data_ptr(), floats(inverse));
   };
 }
 
 Start rms_norm_backward(Arguments& a) {
-  const auto x = a.reads(a.make({kRows, kColumns})), w = a.reads(a.make({kColumns})), inverse = a.reads(a.make({kRows}));
+  const auto x = a.reads(a.make({kRows, kColumns})), w = a.reads(a.make({kColumns})),
+             inverse = a.reads(a.make({kRows}));
   const auto dy = a.reads(a.make({kRows, kColumns}, at::kBFloat16)), dh = a.reads(a.make({kRows, kColumns}));
   const auto dx = a.writes(a.make({kRows, kColumns})), partial = a.writes(a.make({2, kColumns}));
   return [=](const GpuKernels& kernels, void* stream) {
-    return kernels.rms_norm_backward(stream, kRows, kColumns, Type::f32, x.const_data_ptr(), Type::f32, w.const_data_ptr(),
-                                     floats(inverse), Type::bf16, dy.const_data_ptr(), dh.const_data_ptr(),
-                                     dx.mutable_data_ptr(), floats(partial), 2);
+    return kernels.rms_norm_backward(stream, kRows, kColumns, Type::f32, x.const_data_ptr(), Type::f32,
+                                     w.const_data_ptr(), floats(inverse), Type::bf16, dy.const_data_ptr(),
+                                     dh.const_data_ptr(), dx.mutable_data_ptr(), floats(partial), 2);
   };
 }
 
@@ -157,8 +158,9 @@ Start swiglu_backward(Arguments& a) {
   const auto dgate = a.writes(grads.narrow(1, 0, kColumns)), dup = a.writes(grads.narrow(1, kColumns, kColumns));
   const auto dy = a.reads(a.make({kRows, kColumns})), y = a.writes(a.make({kRows, kColumns}));
   return [=](const GpuKernels& kernels, void* stream) {
-    return kernels.swiglu_backward(stream, kRows, kColumns, Type::f32, floats(gate), 2 * kColumns, floats(up), 2 * kColumns,
-                                   floats(dy), floats(dgate), 2 * kColumns, floats(dup), 2 * kColumns, floats(y));
+    return kernels.swiglu_backward(stream, kRows, kColumns, Type::f32, floats(gate), 2 * kColumns, floats(up),
+                                   2 * kColumns, floats(dy), floats(dgate), 2 * kColumns, floats(dup), 2 * kColumns,
+                                   floats(y));
   };
 }
 
@@ -210,7 +212,8 @@ Start squares(Arguments& a) {
 
 Start total(Arguments& a) {
   const auto partial = a.reads(a.make({9}, at::kDouble)), sum = a.writes(a.make({1}, at::kDouble));
-  return [=](const GpuKernels& kernels, void* stream) { return kernels.total(stream, 9, doubles(partial), doubles(sum)); };
+  return
+      [=](const GpuKernels& kernels, void* stream) { return kernels.total(stream, 9, doubles(partial), doubles(sum)); };
 }
 
 class SimGpuKernel : public SimTest, public ::testing::WithParamInterface<KernelCase> {
@@ -276,19 +279,20 @@ TEST_P(SimGpuKernel, TouchesNothingElse) {
   EXPECT_THAT(races_of(start, write_around, write_around), IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Kernels, SimGpuKernel,
-    ::testing::Values(KernelCase{"rms_norm", rms_norm}, KernelCase{"add_rms_norm", add_rms_norm},
-                      KernelCase{"rms_norm_backward", rms_norm_backward}, KernelCase{"column_sums", column_sums},
-                      KernelCase{"rotate", rotate}, KernelCase{"swiglu", swiglu},
-                      KernelCase{"swiglu_backward", swiglu_backward}, cross_entropy("cross_entropy", 0.25f),
-                      cross_entropy("cross_entropy/loss_only", 0.0f), KernelCase{"adamw", adamw},
-                      KernelCase{"increment", increment}, KernelCase{"squares", squares}, KernelCase{"total", total}),
-    [](const auto& info) {
-      std::string name = info.param.name;
-      std::ranges::replace(name, '/', '_');
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(Kernels, SimGpuKernel,
+                         ::testing::Values(KernelCase{"rms_norm", rms_norm}, KernelCase{"add_rms_norm", add_rms_norm},
+                                           KernelCase{"rms_norm_backward", rms_norm_backward},
+                                           KernelCase{"column_sums", column_sums}, KernelCase{"rotate", rotate},
+                                           KernelCase{"swiglu", swiglu}, KernelCase{"swiglu_backward", swiglu_backward},
+                                           cross_entropy("cross_entropy", 0.25f),
+                                           cross_entropy("cross_entropy/loss_only", 0.0f), KernelCase{"adamw", adamw},
+                                           KernelCase{"increment", increment}, KernelCase{"squares", squares},
+                                           KernelCase{"total", total}),
+                         [](const auto& info) {
+                           std::string name = info.param.name;
+                           std::ranges::replace(name, '/', '_');
+                           return name;
+                         });
 
 // --- refusals ---------------------------------------------------------------------------------------------------------
 
@@ -413,7 +417,8 @@ TEST_P(SimGpuFunctions, WeightGradientsOfWideWeightsAreSumsInFloat32) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, SimGpuFunctions,
-                         ::testing::Values(Precision{"float32", at::kFloat, {}}, Precision{"bfloat16", at::kBFloat16, {}},
+                         ::testing::Values(Precision{"float32", at::kFloat, {}},
+                                           Precision{"bfloat16", at::kBFloat16, {}},
                                            Precision{"float16", at::kHalf, {}},
                                            Precision{"autocast_bfloat16", at::kFloat, at::kBFloat16},
                                            Precision{"autocast_float16", at::kFloat, at::kHalf}),

@@ -28,11 +28,10 @@ class GpuKernelsInTraining : public TrainerTest {
   }
 
   TrainConfig in_type(const std::string& type, const Layout& layout, const std::string& run) const {
-    return config_of(
-        layout, run,
-        {"--training.mixed_precision_param=" + type, "--training.steps=3", "--validation.no-enable",
-         "--optimizer.name=SGD", "--optimizer.momentum=0", "--optimizer.weight_decay=0", "--optimizer.lr=0.1",
-         "--training.max_norm=0"});
+    return config_of(layout, run,
+                     {"--training.mixed_precision_param=" + type, "--training.steps=3", "--validation.no-enable",
+                      "--optimizer.name=SGD", "--optimizer.momentum=0", "--optimizer.weight_decay=0",
+                      "--optimizer.lr=0.1", "--training.max_norm=0"});
   }
   std::vector<double> on_cpu(const std::string& type, const Layout& layout, const std::string& run) {
     train(in_type(type, layout, run), layout.ranks);
