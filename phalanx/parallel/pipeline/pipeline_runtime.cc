@@ -446,7 +446,8 @@ PipelineResult PipelineRuntime::step(std::vector<at::Tensor> inputs, std::vector
 
 at::Tensor PipelineRuntime::queue_step(const at::Tensor& inputs, const at::Tensor& targets) {
   at::Tensor losses;
-  impl_->run(Mode::train, [&] { impl_->bring(inputs, targets); }, &losses);
+  impl_->run(
+      Mode::train, [&] { impl_->bring(inputs, targets); }, &losses);
   return losses.mean();
 }
 
