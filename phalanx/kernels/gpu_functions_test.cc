@@ -40,8 +40,7 @@ struct Precision {
   const char* name;
   at::ScalarType inputs;
   bool autocast;
-  double
-      tolerance;  // of the relative error in the 2-norm; of 16 bits some roundings of 2^-9 (bfloat16), 2^-12 (float16)
+  double tolerance;  // of the relative error in the 2-norm; of 16 bits some roundings of 2^-9 (bfloat16), 2^-12 (float16)
 };
 const Precision kPrecisions[] = {{"float32", at::kFloat, false, 2e-6},
                                  {"bfloat16", at::kBFloat16, false, 8e-3},
@@ -166,11 +165,12 @@ TEST_P(GpuFunction, LinearWithBias) {
 
 TEST_P(GpuFunction, LinearCrossEntropy) {
   const at::Tensor labels = at::randint(0, 37, {3, 7}, at::TensorOptions(at::kLong));
-  expect_equal([&](const Tensors& in) -> Tensors { return {kernels::linear_cross_entropy(in[0], in[1], labels)}; },
-               [&](const Tensors& in) -> Tensors {
-                 return {at::cross_entropy_loss(at::linear(in[0], in[1]).flatten(0, 1), labels.flatten())};
-               },
-               {at::randn({3, 7, 12}), at::randn({37, 12})});
+  expect_equal(
+      [&](const Tensors& in) -> Tensors { return {kernels::linear_cross_entropy(in[0], in[1], labels)}; },
+      [&](const Tensors& in) -> Tensors {
+        return {at::cross_entropy_loss(at::linear(in[0], in[1]).flatten(0, 1), labels.flatten())};
+      },
+      {at::randn({3, 7, 12}), at::randn({37, 12})});
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, GpuFunction, testing::ValuesIn(kPrecisions),

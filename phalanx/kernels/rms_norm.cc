@@ -80,12 +80,12 @@ struct GpuRmsNormFunction : torch::autograd::Function<GpuRmsNormFunction> {
     const std::int64_t dim = x.size(-1), rows = x.numel() / dim, blocks = gpu::rms_norm_backward_blocks(rows);
     const at::Tensor partial = at::empty({blocks, dim}, inverse_rms.options()), dweight = at::empty_like(weight);
     const auto launch = gpu_launch(x, weight, dy);
-    launch->check(
-        "rms_norm_backward",
-        launch->kernels().rms_norm_backward(
-            launch->stream(), rows, dim, gpu_type(x.scalar_type()), x.const_data_ptr(), gpu_type(weight.scalar_type()),
-            weight.const_data_ptr(), inverse_rms.const_data_ptr<float>(), gpu_type(dy.scalar_type()),
-            dy.const_data_ptr(), /*dh=*/nullptr, dx.mutable_data_ptr(), partial.mutable_data_ptr<float>(), blocks));
+    launch->check("rms_norm_backward",
+                  launch->kernels().rms_norm_backward(
+                      launch->stream(), rows, dim, gpu_type(x.scalar_type()), x.const_data_ptr(),
+                      gpu_type(weight.scalar_type()), weight.const_data_ptr(), inverse_rms.const_data_ptr<float>(),
+                      gpu_type(dy.scalar_type()), dy.const_data_ptr(), /*dh=*/nullptr, dx.mutable_data_ptr(),
+                      partial.mutable_data_ptr<float>(), blocks));
     launch->check("rms_norm_backward",
                   launch->kernels().column_sums(launch->stream(), blocks, dim, partial.const_data_ptr<float>(),
                                                 gpu_type(dweight.scalar_type()), dweight.mutable_data_ptr()));
