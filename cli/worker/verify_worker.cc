@@ -78,7 +78,8 @@ int verify_worker(const Arguments& arguments) {
   const VerifyArguments parsed = parse_verify_arguments(arguments);
   std::vector<std::string> notes;
   const train::TrainConfig config = train::read_config(parsed.config, parsed.overrides, &notes);
-  const ProcessContext process = init_from_environment({.backend = config.comm.backend, .loads_kernels_at_start = true});
+  const ProcessContext process =
+      init_from_environment({.backend = config.comm.backend, .loads_kernels_at_start = true});
   for (const std::string& note : notes) log::warn_once(note);
   Verdict verdict;
   try {

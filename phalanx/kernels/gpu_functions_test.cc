@@ -40,7 +40,8 @@ struct Precision {
   const char* name;
   at::ScalarType inputs;
   bool autocast;
-  double tolerance;  // of the relative error in the 2-norm; of 16 bits some roundings of 2^-9 (bfloat16), 2^-12 (float16)
+  double
+      tolerance;  // of the relative error in the 2-norm; of 16 bits some roundings of 2^-9 (bfloat16), 2^-12 (float16)
 };
 const Precision kPrecisions[] = {{"float32", at::kFloat, false, 2e-6},
                                  {"bfloat16", at::kBFloat16, false, 8e-3},
@@ -108,7 +109,9 @@ TEST_P(GpuFunction, RmsNormOfASum) {
           const auto [h, y] = kernels::add_rms_norm(in[0], in[1], in[2], 1e-5);
           return {h, y};
         },
-        [](const Tensors& in) -> Tensors { return {in[0] + in[1], reference_norm(in[0] + in[1], in[2])}; },
+        [](const Tensors& in) -> Tensors {
+          return {in[0] + in[1], reference_norm(in[0] + in[1], in[2])};
+        },
         {at::randn({2, 13, dim}), at::randn({2, 13, dim}), at::randn({dim})});
   }
 }
@@ -128,11 +131,14 @@ TEST_P(GpuFunction, RmsNormBesideItsInput) {
 }
 
 TEST_P(GpuFunction, SeveralLinears) {
-  expect_equal([](const Tensors& in) -> Tensors { return kernels::linears(in[0], {in[1], in[2], in[3]}); },
-               [](const Tensors& in) -> Tensors {
-                 return {at::linear(in[0], in[1]), at::linear(in[0], in[2]), at::linear(in[0], in[3])};
-               },
-               {at::randn({2, 9, 6}), at::randn({8, 6}), at::randn({4, 6}), at::randn({4, 6})});
+  expect_equal(
+      [](const Tensors& in) -> Tensors {
+        return kernels::linears(in[0], {in[1], in[2], in[3]});
+      },
+      [](const Tensors& in) -> Tensors {
+        return {at::linear(in[0], in[1]), at::linear(in[0], in[2]), at::linear(in[0], in[3])};
+      },
+      {at::randn({2, 9, 6}), at::randn({8, 6}), at::randn({4, 6}), at::randn({4, 6})});
 }
 
 TEST_P(GpuFunction, RotaryOfQueriesAndKeys) {
@@ -199,12 +205,11 @@ TEST_P(GpuFunction, LinearWithBias) {
 
 TEST_P(GpuFunction, LinearCrossEntropy) {
   const at::Tensor labels = at::randint(0, 37, {3, 7}, at::TensorOptions(at::kLong));
-  expect_equal(
-      [&](const Tensors& in) -> Tensors { return {kernels::linear_cross_entropy(in[0], in[1], labels)}; },
-      [&](const Tensors& in) -> Tensors {
-        return {at::cross_entropy_loss(at::linear(in[0], in[1]).flatten(0, 1), labels.flatten())};
-      },
-      {at::randn({3, 7, 12}), at::randn({37, 12})});
+  expect_equal([&](const Tensors& in) -> Tensors { return {kernels::linear_cross_entropy(in[0], in[1], labels)}; },
+               [&](const Tensors& in) -> Tensors {
+                 return {at::cross_entropy_loss(at::linear(in[0], in[1]).flatten(0, 1), labels.flatten())};
+               },
+               {at::randn({3, 7, 12}), at::randn({37, 12})});
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, GpuFunction, testing::ValuesIn(kPrecisions),

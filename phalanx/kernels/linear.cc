@@ -137,7 +137,8 @@ bool have_other_types_than(const at::Tensor& x, const std::vector<at::Tensor>& w
 
 std::vector<at::Tensor> linears(const at::Tensor& x_in, const std::vector<at::Tensor>& weights) {
   const bool is_autocast = at::autocast::is_autocast_enabled(x_in.device().type());
-  if (weights.size() == 3 && is_autocast && SavedActivations::current() == nullptr && x_in.numel() > 0 && gpu_launch(x_in)) {
+  if (weights.size() == 3 && is_autocast && SavedActivations::current() == nullptr && x_in.numel() > 0 &&
+      gpu_launch(x_in)) {
     if (const at::Tensor x = in_autocast_type(x_in); have_other_types_than(x, weights)) {
       return GpuLinearsFunction::apply(x, weights[0], weights[1], weights[2]);
     }

@@ -154,11 +154,10 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       const at::Tensor x_rows = x.narrow(0, from, n);
       at::mm_out(logits, x_rows, used.t());
       const auto launch = gpu_launch(logits);
-      launch->check("cross_entropy",
-                    launch->kernels().cross_entropy(launch->stream(), n, vocab, vocab, gpu_type(logits.scalar_type()),
-                                                    logits.mutable_data_ptr(),
-                                                    labels.const_data_ptr<std::int64_t>() + from, record ? 1.0f : 0.0f,
-                                                    losses.mutable_data_ptr<float>() + from));
+      launch->check("cross_entropy", launch->kernels().cross_entropy(
+                                         launch->stream(), n, vocab, vocab, gpu_type(logits.scalar_type()),
+                                         logits.mutable_data_ptr(), labels.const_data_ptr<std::int64_t>() + from,
+                                         record ? 1.0f : 0.0f, losses.mutable_data_ptr<float>() + from));
       if (gradients->dx.defined()) {
         at::Tensor dx_rows = gradients->dx.narrow(0, from, n);
         at::mm_out(dx_rows, logits, used);

@@ -59,7 +59,8 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 };
 
 void gpu_rms_norm_backward(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& inverse_rms,
-                           const at::Tensor& dy, const at::Tensor& dh, const at::Tensor& dx, const at::Tensor& dweight) {
+                           const at::Tensor& dy, const at::Tensor& dh, const at::Tensor& dx,
+                           const at::Tensor& dweight) {
   const std::int64_t dim = h.size(-1), rows = h.numel() / dim, blocks = gpu::rms_norm_backward_blocks(rows, dim);
   const at::Tensor partial = at::empty({blocks, dim}, inverse_rms.options());
   const auto launch = gpu_launch(h, weight, dy);
@@ -107,12 +108,11 @@ struct GpuAddRmsNormFunction : torch::autograd::Function<GpuAddRmsNormFunction> 
     const at::Tensor h = at::empty_like(x), y = at::empty_like(x, type);
     const at::Tensor inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
     const auto launch = gpu_launch(x, delta, weight);
-    launch->check("add_rms_norm",
-                  launch->kernels().add_rms_norm(
-                      launch->stream(), rows, dim, gpu_type(x.scalar_type()), x.const_data_ptr(),
-                      gpu_type(delta.scalar_type()), delta.const_data_ptr(), h.mutable_data_ptr(),
-                      gpu_type(weight.scalar_type()), weight.const_data_ptr(), static_cast<float>(eps), gpu_type(type),
-                      y.mutable_data_ptr(), inverse_rms.mutable_data_ptr<float>()));
+    launch->check("add_rms_norm", launch->kernels().add_rms_norm(
+                                      launch->stream(), rows, dim, gpu_type(x.scalar_type()), x.const_data_ptr(),
+                                      gpu_type(delta.scalar_type()), delta.const_data_ptr(), h.mutable_data_ptr(),
+                                      gpu_type(weight.scalar_type()), weight.const_data_ptr(), static_cast<float>(eps),
+                                      gpu_type(type), y.mutable_data_ptr(), inverse_rms.mutable_data_ptr<float>()));
     ctx->save_for_backward({h, weight, inverse_rms});
     return {h, y};
   }

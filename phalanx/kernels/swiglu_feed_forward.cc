@@ -116,16 +116,16 @@ bool has_contiguous_rows(const at::Tensor& x) { return x.dim() == 2 && x.stride(
 struct Rows {
   std::int64_t rows, width, stride;
   explicit Rows(const at::Tensor& x)
-      : rows(has_contiguous_rows(x) ? x.size(0) : 1), width(x.numel() / std::max<std::int64_t>(rows, 1)),
+      : rows(has_contiguous_rows(x) ? x.size(0) : 1),
+        width(x.numel() / std::max<std::int64_t>(rows, 1)),
         stride(has_contiguous_rows(x) ? x.stride(0) : width) {}
 };
 
 void swiglu_on_gpu(const GpuLaunch& launch, const at::Tensor& gate, const at::Tensor& up, const at::Tensor& y) {
   const Rows g(gate), u(up);
-  launch.check("swiglu",
-               launch.kernels().swiglu(launch.stream(), g.rows, g.width, gpu_type(gate.scalar_type()),
-                                       gate.const_data_ptr(), g.stride, up.const_data_ptr(), u.stride,
-                                       y.mutable_data_ptr()));
+  launch.check("swiglu", launch.kernels().swiglu(launch.stream(), g.rows, g.width, gpu_type(gate.scalar_type()),
+                                                 gate.const_data_ptr(), g.stride, up.const_data_ptr(), u.stride,
+                                                 y.mutable_data_ptr()));
 }
 
 void swiglu_backward_on_gpu(const GpuLaunch& launch, const at::Tensor& gate, const at::Tensor& up, const at::Tensor& dy,
@@ -218,10 +218,10 @@ struct GpuSwigluFunction : torch::autograd::Function<GpuSwigluFunction> {
     const Rows rows(saved[0]);
     const auto launch = gpu_launch(dy);
     launch->check("swiglu_backward",
-                  launch->kernels().swiglu_backward(
-                      launch->stream(), rows.rows, rows.width, gpu_type(dy.scalar_type()), saved[0].const_data_ptr(),
-                      rows.stride, saved[1].const_data_ptr(), rows.stride, dy.const_data_ptr(),
-                      dgate.mutable_data_ptr(), rows.stride, dup.mutable_data_ptr(), rows.stride, /*y=*/nullptr));
+                  launch->kernels().swiglu_backward(launch->stream(), rows.rows, rows.width, gpu_type(dy.scalar_type()),
+                                                    saved[0].const_data_ptr(), rows.stride, saved[1].const_data_ptr(),
+                                                    rows.stride, dy.const_data_ptr(), dgate.mutable_data_ptr(),
+                                                    rows.stride, dup.mutable_data_ptr(), rows.stride, /*y=*/nullptr));
     return {dgate, dup};
   }
 };

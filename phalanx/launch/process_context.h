@@ -40,9 +40,9 @@ namespace phalanx {
 struct InitOptions {
   std::string backend = "auto";  // or shm, gloo, mpi, shm+gloo, shm+mpi, nccl, nccl+gloo, nccl+mpi, local (one process)
   std::string device = "auto";   // auto, cpu, cuda
-  std::string method = "env://";     // or tcp://HOST:PORT, file:///PATH; see init_method.h
-  int rank = -1;                     // for tcp:// and file://, if neither the method nor the environment gives it
-  int world_size = -1;               // likewise
+  std::string method = "env://";  // or tcp://HOST:PORT, file:///PATH; see init_method.h
+  int rank = -1;                  // for tcp:// and file://, if neither the method nor the environment gives it
+  int world_size = -1;            // likewise
   // CUDA loads all kernels at the start, not each at its first use, unless CUDA_MODULE_LOADING says otherwise. Loading
   // waits until no kernel runs. In a pipeline over NCCL that can be for ever: a running message may wait for a rank that
   // waits for this one. Costs some seconds and some hundred MiB of each GPU.

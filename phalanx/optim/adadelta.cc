@@ -39,15 +39,13 @@ void Adadelta::step_on_cpu(const std::vector<Target>& targets, double lr) {
 }
 
 // libtorch has no fused kernel for it. A step that may be skipped works on copies.
-void Adadelta::step_by_libtorch(const std::vector<Target>& targets, double lr,
-                                const std::optional<at::Tensor>& skip) {
+void Adadelta::step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) {
   for (const auto& target : targets) {
     const std::array<at::Tensor, 3> old = {square_avg_[target.index], acc_delta_[target.index], target.parameter};
     std::array<at::Tensor, 3> stepped = old;
     if (skip) std::ranges::transform(old, stepped.begin(), [](const at::Tensor& tensor) { return tensor.clone(); });
     const auto& [v, u, p] = stepped;
-    const at::Tensor g =
-        target.weight_decay == 0 ? target.grad : target.grad.add(p, target.weight_decay);
+    const at::Tensor g = target.weight_decay == 0 ? target.grad : target.grad.add(p, target.weight_decay);
     v.mul_(options_.rho).addcmul_(g, g, 1 - options_.rho);
     const at::Tensor d = u.add(options_.eps).sqrt_().div_(v.add(options_.eps).sqrt_()).mul_(g);
     u.mul_(options_.rho).addcmul_(d, d, 1 - options_.rho);

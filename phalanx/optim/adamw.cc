@@ -101,8 +101,8 @@ bool AdamW::step_by_gpu_kernel(const std::vector<Target>& targets, double lr, co
     factor = at::full({}, first.grad_factor, first.parameter.options().dtype(at::kFloat));
   }
   const float* const skip_value = skip ? skip->const_data_ptr<float>() : nullptr;
-  launch->check("AdamW", launch->kernels().increment(launch->stream(), static_cast<int>(steps.size()), steps.data(),
-                                                     skip_value));
+  launch->check(
+      "AdamW", launch->kernels().increment(launch->stream(), static_cast<int>(steps.size()), steps.data(), skip_value));
   for (const auto& [type, tensors] : by_grad_type) {
     const gpu::AdamWSettings settings = {.lr = lr,
                                          .beta1 = options_.beta1,
@@ -113,8 +113,8 @@ bool AdamW::step_by_gpu_kernel(const std::vector<Target>& targets, double lr, co
                                          .copy_type = gpu::Type::f32,
                                          .grad_scale = factor.defined() ? factor.const_data_ptr<float>() : nullptr,
                                          .skip = skip_value};
-    launch->check("AdamW", launch->kernels().adamw(launch->stream(), static_cast<int>(tensors.size()), tensors.data(),
-                                                   settings));
+    launch->check(
+        "AdamW", launch->kernels().adamw(launch->stream(), static_cast<int>(tensors.size()), tensors.data(), settings));
   }
   return true;
 }

@@ -120,8 +120,7 @@ Optimizer::Target Optimizer::target_of(std::size_t index, const StepOptions& opt
   }
   // The kernels walk through all tensors side by side, in memory order. The state has the parameter's layout if that
   // has no gaps. A parameter with gaps, or a gradient of another layout, is updated through a copy.
-  Target target{index, parameter, grad, {}, weight_decay_[index], options.grad_factor,
-                options.grad_factor_tensor};
+  Target target{index, parameter, grad, {}, weight_decay_[index], options.grad_factor, options.grad_factor_tensor};
   if (masters_[index].defined()) {
     target.parameter = masters_[index];
     target.narrow = parameter;
@@ -186,7 +185,8 @@ void Optimizer::step(double lr, StepOptions options) {
   }
 }
 
-void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, double lr, const std::optional<at::Tensor>& skip) {
+void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, double lr,
+                                       const std::optional<at::Tensor>& skip) {
   constexpr std::int64_t kCopied = std::int64_t{1} << 25;  // elements whose gradients are copied at a time
   std::vector<Target> batch;
   std::int64_t copied = 0;

@@ -40,7 +40,7 @@ struct StepOptions {
   double grad_factor = 1;  // multiplies every gradient during the step (in float32 if there is a master): loss_scaler.h
   /// The following are 0-dim tensors on the parameters' device. The step reads them when the device is there.
   at::Tensor grad_factor_tensor = {};  // one more factor; undefined: none
-  at::Tensor skip = {};  // float32; 1: parameters and state stay as they are; 0 or undefined: step
+  at::Tensor skip = {};                // float32; 1: parameters and state stay as they are; 0 or undefined: step
 };
 
 class Optimizer {
@@ -82,7 +82,8 @@ class Optimizer {
   virtual void step_on_cpu(const std::vector<Target>& targets, double lr) = 0;
   /// One step of these targets by libtorch's fused kernel. All have one device, dtype and weight decay.
   /// `skip`: as StepOptions say.
-  virtual void step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) = 0;
+  virtual void step_by_libtorch(const std::vector<Target>& targets, double lr,
+                                const std::optional<at::Tensor>& skip) = 0;
 
   /// One step of these targets, all float32 without a master on one device, by Phalanx's own kernel. False, and nothing
   /// done, if there is none.

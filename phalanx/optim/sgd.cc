@@ -40,7 +40,8 @@ void Sgd::step_by_libtorch(const std::vector<Target>& targets, double lr, const 
     if (!momentum_buffer_.empty()) momentum.push_back(momentum_buffer_[target.index]);
   }
   at::_fused_sgd_(parameters, grads, momentum, targets.front().weight_decay, options_.momentum, lr, /*dampening=*/0.0,
-                  options_.nesterov, /*maximize=*/false, /*is_first_step=*/false, /*grad_scale=*/{}, /*found_inf=*/skip);
+                  options_.nesterov, /*maximize=*/false, /*is_first_step=*/false, /*grad_scale=*/{},
+                  /*found_inf=*/skip);
 }
 
 void Sgd::collect_state(TrainState& state) const {

@@ -117,7 +117,7 @@ at::Tensor OptimizerStep::queue(std::int64_t step, const at::Tensor& loss, obser
 }
 
 OptimizerStep::Result OptimizerStep::result_of(const std::vector<double>& numbers) const {
-  const bool stepped = numbers[1] != 0;
+  const bool stepped = has_stepped(numbers);
   if (!scaler_) return {.stepped = stepped, .grad_norm = numbers[2]};
   scaler_->require_scale_left({stepped, numbers[2], numbers[3]});
   return {.stepped = stepped, .grad_norm = numbers[2], .loss_scale = numbers[3], .next_loss_scale = numbers[4]};

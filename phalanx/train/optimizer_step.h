@@ -66,6 +66,9 @@ class OptimizerStep {
   /// REQUIRES: is_on_device().
   at::Tensor queue(std::int64_t step, const at::Tensor& loss, observe::TraceRecorder* tracing = nullptr);
   static constexpr std::int64_t kQueued = 5;
+  /// Of these numbers, the loss, and whether the step was taken.
+  static double loss_of(const std::vector<double>& numbers) { return numbers[0]; }
+  static bool has_stepped(const std::vector<double>& numbers) { return numbers[1] != 0; }
   /// Throws Error where apply() does: the loss scale cannot be lowered any more.
   /// REQUIRES: `numbers` are those of a tensor that queue() has returned.
   Result result_of(const std::vector<double>& numbers) const;
@@ -78,7 +81,7 @@ class OptimizerStep {
   std::unique_ptr<Optimizer> optimizer_;
   LearningRateSchedule schedule_;
   std::optional<LossScaler> scaler_;
-  at::Device device_;  // of the parameters
+  at::Device device_;      // of the parameters
   at::Tensor has_failed_;  // 0-dim bool on the device: no step may change anything any more; undefined on the CPU
   double max_norm_;
   Communicator* grad_norm_group_;

@@ -166,7 +166,7 @@ class Trainer {
   std::int64_t step_ = 0;             // done; on a device the last one may still be queued
   std::optional<QueuedStep> queued_;  // its numbers were not read yet
   bool has_ended_a_step_ = false;
-  std::shared_ptr<Communicator> metrics_group_;  // on a device: all ranks, for metrics while a step is queued
+  std::shared_ptr<Communicator> metrics_group_;        // on a device: all ranks, for metrics while a step is queued
   std::chrono::steady_clock::time_point timed_until_;  // on a device: up to here, time is counted in a step
   std::optional<double> peak_tflops_;
   double interval_seconds_ = 0;                                          // of steps since the last log line

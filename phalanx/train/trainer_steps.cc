@@ -114,8 +114,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
 Trainer::QueuedStep Trainer::queue_step(std::int64_t step) {
   const ForwardBackwardResult pass = compute_gradients(step);
   check_replicas_before(step);
-  return {step, pass.data_seconds,
-          DeviceReadback(optimizer_step_->queue(step, pass.loss_sum, profiler_.recorder()))};
+  return {step, pass.data_seconds, DeviceReadback(optimizer_step_->queue(step, pass.loss_sum, profiler_.recorder()))};
 }
 
 // A step takes from the end of the step before to its own end, as the host sees them. So the steps between two log
@@ -126,10 +125,10 @@ Trainer::StepOutcome Trainer::await_step(const QueuedStep& queued, bool is_last_
   const auto now = Clock::now();
   outcome.seconds = std::chrono::duration<double>(now - std::exchange(timed_until_, now)).count();
   outcome.totals = exchange(
-      {.loss = numbers[0], .data_seconds = queued.data_seconds, .wall_seconds = outcome.seconds}, comm_timer_->take(),
-      metrics_group_ && !is_last_queued ? *metrics_group_ : *context_.world);
+      {.loss = OptimizerStep::loss_of(numbers), .data_seconds = queued.data_seconds, .wall_seconds = outcome.seconds},
+      comm_timer_->take(), metrics_group_ && !is_last_queued ? *metrics_group_ : *context_.world);
   // Numbers may be garbage because the ranks' operations did not match. That is an error of the world, then.
-  if (!std::isfinite(outcome.totals.loss) || numbers[1] == 0) context_.world->barrier();
+  if (!std::isfinite(outcome.totals.loss) || !OptimizerStep::has_stepped(numbers)) context_.world->barrier();
   require_finite_loss(outcome);
   outcome.optimizer_step = optimizer_step_->result_of(numbers);
   require_finite_norm(outcome);

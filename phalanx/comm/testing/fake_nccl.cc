@@ -18,7 +18,7 @@
 namespace phalanx {
 namespace {
 
-constexpr int kLooks = 3;  // polls until a call has succeeded
+constexpr int kLooks = 3;             // polls until a call has succeeded
 constexpr int kConnectTag = 1 << 20;  // of the sender's token; + 1: of the receiver's answer
 
 DataType type_of(NcclType type) {
@@ -122,7 +122,7 @@ struct FakeNcclComm {
   std::uint64_t sequence = 0;   // used by kernels only: one stream at a time
   std::thread splitter;
   std::thread connector;
-  bool are_all_connected = false;  // for collectives
+  bool are_all_connected = false;            // for collectives
   std::set<std::pair<int, bool>> connected;  // for messages: to (true) or from a rank
 
   static FakeNcclComm* of(NcclComm* comm) { return reinterpret_cast<FakeNcclComm*>(comm); }

@@ -92,6 +92,12 @@ void suite_split(Communicator& comm) {
   at::Tensor one = at::full({1}, 1.0F);
   nested->all_reduce(one);
   require_equal(one, at::full({1}, static_cast<float>(size)), "a group that outlives its parent");
+  const auto on_host = comm.split_host("host");
+  require(on_host->size() == comm.size() && on_host->rank() == comm.rank(), "split_host: rank and size");
+  at::Tensor all = at::full({70'000}, 1.0F);
+  on_host->all_reduce(all);
+  require_equal(all, at::full({70'000}, static_cast<float>(comm.size())), "all_reduce of a host group");
+  require(on_host->all_gather_bytes("x").size() == static_cast<std::size_t>(comm.size()), "bytes of a host group");
 }
 
 void suite_async(Communicator& comm) {

@@ -64,29 +64,29 @@ TEST(PipelineOverNccl, TheProgramIsPostedAndNothingElse) {
   for (const char* name : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble"}) {
     SCOPED_TRACE(name);
     const Schedule plan = placed(name, 2, 4);
-    EXPECT_EQ(run_nccl_threads(2,
-                               [&](const NcclRank& rank) {
-                                 const int me = rank.comm->rank();
-                                 PipelineRuntime pipeline(rank.comm, plan, stages_of(plan, me, Layers::own));
-                                 const auto program = [&](const Schedule& schedule) {
-                                   return schedule::post(schedule,
-                                                         schedule::posting_for(false))[static_cast<std::size_t>(me)];
-                                 };
-                                 const std::string other = std::to_string(1 - me);
-                                 std::vector<std::string> expected{
-                                     "init", "group(send " + other + ", recv " + other + ")"};  // to connect
-                                 const auto add = [&](const Schedule& schedule) {
-                                   for (auto& call : calls_of(plan, program(schedule))) expected.push_back(call);
-                                   expected.emplace_back("broadcast");  // of the losses
-                                 };
-                                 // Shapes are not among them, either in the first step or in an evaluation.
-                                 pipeline.step(random_rows(8, "x"), random_rows(8, "y"));
-                                 add(plan);
-                                 pipeline.evaluate(random_rows(8, "x"), random_rows(8, "y"));
-                                 add(schedule::forward_only(plan));
-                                 EXPECT_EQ(rank.nccl->calls(), expected);
-                               }),
-              "");
+    EXPECT_EQ(
+        run_nccl_threads(
+            2,
+            [&](const NcclRank& rank) {
+              const int me = rank.comm->rank();
+              PipelineRuntime pipeline(rank.comm, plan, stages_of(plan, me, Layers::own));
+              const auto program = [&](const Schedule& schedule) {
+                return schedule::post(schedule, schedule::posting_for(false))[static_cast<std::size_t>(me)];
+              };
+              const std::string other = std::to_string(1 - me);
+              std::vector<std::string> expected{"init", "group(send " + other + ", recv " + other + ")"};  // to connect
+              const auto add = [&](const Schedule& schedule) {
+                for (auto& call : calls_of(plan, program(schedule))) expected.push_back(call);
+                expected.emplace_back("broadcast");  // of the losses
+              };
+              // Shapes are not among them, either in the first step or in an evaluation.
+              pipeline.step(random_rows(8, "x"), random_rows(8, "y"));
+              add(plan);
+              pipeline.evaluate(random_rows(8, "x"), random_rows(8, "y"));
+              add(schedule::forward_only(plan));
+              EXPECT_EQ(rank.nccl->calls(), expected);
+            }),
+        "");
   }
 }
 

@@ -108,7 +108,8 @@ void warn_of_lazy_loading(const Communicator& comm) {
   const BackendTraits traits = comm.backend()->traits();
   if (!traits.stream_ordered || traits.cuda_device < 0 || env_string("CUDA_MODULE_LOADING") == "EAGER") return;
   log::warn_once(
-      "a pipeline over NCCL, and CUDA loads each kernel at its first use, which can wait for ever for a message that is "
+      "a pipeline over NCCL, and CUDA loads each kernel at its first use, which can wait for ever for a message that "
+      "is "
       "under way: set InitOptions::loads_kernels_at_start, or CUDA_MODULE_LOADING=EAGER in the environment");
 }
 
@@ -461,7 +462,8 @@ PipelineResult PipelineRuntime::step(std::vector<at::Tensor> inputs, std::vector
 
 at::Tensor PipelineRuntime::queue_step(const at::Tensor& inputs, const at::Tensor& targets) {
   at::Tensor losses;
-  impl_->run(Mode::train, [&] { impl_->bring(inputs, targets); }, &losses);
+  impl_->run(
+      Mode::train, [&] { impl_->bring(inputs, targets); }, &losses);
   return losses.mean();
 }
 

@@ -152,8 +152,8 @@ TEST_F(SkippedSteps, NoStepFollowsOneThatWasNotFinite) {
 
 // The same gradients give the same scales, and the same weights, as on the CPU.
 TEST_F(SkippedSteps, TheLossScaleIsTheCpusWithoutAWait) {
-  const LossScalerOptions options = {.initial_scale = 96, .growth_factor = 3, .backoff_factor = 0.25,
-                                     .growth_interval = 2, .smallest_scale = 2};
+  const LossScalerOptions options = {
+      .initial_scale = 96, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 2, .smallest_scale = 2};
   const at::Tensor on_cpu = at::ones({4}).requires_grad_();
   const at::Tensor on_device = at::ones({4}, on_sim()).requires_grad_();
   Sgd optimizer({{"w", on_cpu}}, {.momentum = 0.9}), device_optimizer({{"w", on_device}}, {.momentum = 0.9});

@@ -26,8 +26,8 @@ class TrainerOnSim : public TrainerTest {
     return losses(run);
   }
 
-  // A step reads the loss, the norm, and whether the norm is finite.
-  static constexpr std::uint64_t kWaitsOfAStep = 3;
+  // With offloading the host reads a step's loss. A validation may read a few numbers.
+  static constexpr std::uint64_t kWaitsOfAStep = 1;
   std::uint64_t item_waits() const {
     std::uint64_t sum = 0;
     for (const auto& [site, count] : sim_.runtime.host_waits().by_site()) sum += site.starts_with("item") ? count : 0;
@@ -44,9 +44,7 @@ class TrainerOnSim : public TrainerTest {
       const std::vector<double> found = losses_on_sim(config_of(layout, run), run, layout.ranks, over_nccl);
       ASSERT_EQ(found.size(), expected.size());
       for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], tolerance * expected[i]) << i;
-      if (layout.tp == 1 && layout.pp == 1) {
-        EXPECT_LE(item_waits(), kWaitsOfAStep * layout.ranks * found.size());
-      }
+      EXPECT_LE(item_waits(), kWaitsOfAStep * layout.ranks * found.size());
     }
   }
 

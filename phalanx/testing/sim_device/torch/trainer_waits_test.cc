@@ -108,10 +108,11 @@ TEST_P(TrainerSteadyWaits, AStepWaitsOnceAndForItsNumbersAlone) {
   std::map<int, Counts> waits, launches;
   for (const int steps : {4, 4 + kSteps}) {
     const std::string name = fmt::format("{}_{}", layout.name, steps);
-    EXPECT_EQ(run(config_of({.name = name, .ranks = layout.ranks, .tp = layout.tp, .pp = layout.pp, .keys = layout.keys},
-                            name, {fmt::format("--training.steps={}", steps), "--validation.no-enable"}),
-                  layout.ranks, {.over_nccl = layout.over_nccl}),
-              "");
+    EXPECT_EQ(
+        run(config_of({.name = name, .ranks = layout.ranks, .tp = layout.tp, .pp = layout.pp, .keys = layout.keys},
+                      name, {fmt::format("--training.steps={}", steps), "--validation.no-enable"}),
+            layout.ranks, {.over_nccl = layout.over_nccl}),
+        "");
     waits[steps] = sim_.runtime.host_waits().by_site();
     launches[steps] = sim_.runtime.launches_by_kernel();
   }
@@ -128,36 +129,30 @@ std::vector<std::string> shards(int stage, int count = -1) {
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, TrainerSteadyWaits,
-    ::testing::Values(Steady{.name = "one"},
-                      Steady{.name = "one_float16", .keys = {"--training.mixed_precision_param=float16"}},
-                      Steady{.name = "one_bfloat16", .keys = {"--training.mixed_precision_param=bfloat16"}},
-                      Steady{.name = "one_sgd", .keys = {"--optimizer.name=SGD", "--optimizer.momentum=0.9"}},
-                      Steady{.name = "ddp", .ranks = 2}, Steady{.name = "ddp_staged", .ranks = 2, .over_nccl = false},
-                      Steady{.name = "zero1", .ranks = 2, .keys = shards(1)},
-                      Steady{.name = "zero3", .ranks = 2, .keys = shards(3)},
-                      Steady{.name = "zero3_staged", .ranks = 2, .keys = shards(3), .over_nccl = false},
-                      Steady{.name = "tp", .ranks = 2, .tp = 2},
-                      Steady{.name = "tp_zero3", .ranks = 4, .tp = 2, .keys = shards(3, 2)},
-                      Steady{.name = "pp", .ranks = 2, .pp = 2},
-                      Steady{.name = "pp_float16",
-                             .ranks = 2,
-                             .pp = 2,
-                             .keys = {"--training.mixed_precision_param=float16"}},
-                      Steady{.name = "zbv",
-                             .ranks = 2,
-                             .pp = 2,
-                             .keys = {"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}},
-                      Steady{.name = "all", .ranks = 8, .tp = 2, .pp = 2, .keys = shards(3, 2)}),
+    ::testing::Values(
+        Steady{.name = "one"}, Steady{.name = "one_float16", .keys = {"--training.mixed_precision_param=float16"}},
+        Steady{.name = "one_bfloat16", .keys = {"--training.mixed_precision_param=bfloat16"}},
+        Steady{.name = "one_sgd", .keys = {"--optimizer.name=SGD", "--optimizer.momentum=0.9"}},
+        Steady{.name = "ddp", .ranks = 2}, Steady{.name = "ddp_staged", .ranks = 2, .over_nccl = false},
+        Steady{.name = "zero1", .ranks = 2, .keys = shards(1)}, Steady{.name = "zero3", .ranks = 2, .keys = shards(3)},
+        Steady{.name = "zero3_staged", .ranks = 2, .keys = shards(3), .over_nccl = false},
+        Steady{.name = "tp", .ranks = 2, .tp = 2},
+        Steady{.name = "tp_zero3", .ranks = 4, .tp = 2, .keys = shards(3, 2)},
+        Steady{.name = "pp", .ranks = 2, .pp = 2},
+        Steady{.name = "pp_float16", .ranks = 2, .pp = 2, .keys = {"--training.mixed_precision_param=float16"}},
+        Steady{.name = "zbv", .ranks = 2, .pp = 2, .keys = {"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}},
+        Steady{.name = "all", .ranks = 8, .tp = 2, .pp = 2, .keys = shards(3, 2)}),
     [](const auto& info) { return info.param.name; });
 
 // While rank 0 exchanges the metrics of step k, step k + 1 is queued. The first and the last step are awaited at once.
 TEST_F(TrainerWaits, MetricsOfAStepAreSharedWhileTheNextIsQueued) {
   std::vector<std::uint64_t> optimizer_launches;
   EXPECT_EQ(run(config("run", {"--training.steps=6", "--validation.no-enable"}), 1,
-                {.stop = [&](int) {
-                  optimizer_launches.push_back(sim_.runtime.launches_by_kernel()["adamw"]);
-                  return false;
-                }}),
+                {.stop =
+                     [&](int) {
+                       optimizer_launches.push_back(sim_.runtime.launches_by_kernel()["adamw"]);
+                       return false;
+                     }}),
             "");
   const std::uint64_t step = optimizer_launches.at(0);  // one for each weight decay
   ASSERT_GT(step, 0);
@@ -178,9 +173,8 @@ TEST_F(TrainerWaits, AGroupOfTheHostPassesWhatIsQueuedOnTheDevice) {
     world->all_reduce(x);  // connects the ranks
     const auto group = world->split_host("metrics");
     std::future_status status = std::future_status::timeout;
-    sim_.runtime.launch({world->rank(), 0}, {"a long step", {}, [&, may_end] {
-                                               status = may_end.wait_for(std::chrono::seconds(60));
-                                             }});
+    sim_.runtime.launch({world->rank(), 0},
+                        {"a long step", {}, [&, may_end] { status = may_end.wait_for(std::chrono::seconds(60)); }});
     world->all_reduce(x);
     EXPECT_DOUBLE_EQ(exchange_step_metrics({.loss = 1.0 + world->rank()}, *group).loss, 1.5);
     if (exchanged.fetch_add(1) == 1) both_have_exchanged.set_value();
@@ -203,12 +197,14 @@ TEST_F(TrainerWaits, MetricsAreSharedAndWrittenWithoutTheNextStepsResults) {
     for (int i = 0; i < 3000 && !has_it(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     if (has_it()) ++seen;
   };
-  EXPECT_EQ(run(run_config, 2, {.stop = [&](int rank) {
-                  // Asked while the metrics of step 3 are shared: step 4 is queued.
-                  if (++calls[static_cast<std::size_t>(rank)] == 3)
-                    sim_.runtime.launch({rank, 0}, {"held up", {}, wait_for_step_4});
-                  return false;
-                }}),
+  EXPECT_EQ(run(run_config, 2,
+                {.stop =
+                     [&](int rank) {
+                       // Asked while the metrics of step 3 are shared: step 4 is queued.
+                       if (++calls[static_cast<std::size_t>(rank)] == 3)
+                         sim_.runtime.launch({rank, 0}, {"held up", {}, wait_for_step_4});
+                       return false;
+                     }}),
             "");
   EXPECT_EQ(seen, 2);
   EXPECT_EQ(losses("run").size(), 8U);
@@ -241,15 +237,16 @@ TEST_F(TrainerWaits, AStepThatIsNotFiniteChangesNothingAndIsNamed) {
       // Asked while the metrics of step 5 are shared, the run stops after step 6. A save asks once more.
       EXPECT_EQ(run(config_for("stopped"), ranks,
                     {.stop = stop_at_call(6),
-                     .finish = [&](Trainer& trainer, int rank) {
-                       if (rank == 0) add_state(before, trainer, rank);
-                     }}),
+                     .finish =
+                         [&](Trainer& trainer, int rank) {
+                           if (rank == 0) add_state(before, trainer, rank);
+                         }}),
                 "");
       EXPECT_EQ(result_.step, 6);
-      const std::string error = run(config_for("spoilt"), ranks,
-                                    {.prepare = spoil(7), .finish = [&](Trainer& trainer, int rank) {
-                                       if (rank == 0) add_state(after, trainer, rank);
-                                     }});
+      const std::string error =
+          run(config_for("spoilt"), ranks, {.prepare = spoil(7), .finish = [&](Trainer& trainer, int rank) {
+                                              if (rank == 0) add_state(after, trainer, rank);
+                                            }});
       EXPECT_THAT(error, HasSubstr("step 7: the gradient norm is nan (loss "));
       EXPECT_THAT(error, HasSubstr("the weights were not changed by it; try a lower [optimizer] lr"));
       EXPECT_THAT(error, HasSubstr("the last checkpoint is of step 4"));
@@ -273,7 +270,8 @@ TEST_F(TrainerWaits, NothingIsSavedOfAStepThatIsNotFinite) {
   for (const int step : {1, 4, 6, 12}) {
     SCOPED_TRACE(step);
     const std::string name = fmt::format("run_{}", step);
-    const auto in_one_pass = config_of({.name = name}, name, {"--checkpoint.interval=4", "--checkpoint.async_mode=async"});
+    const auto in_one_pass =
+        config_of({.name = name}, name, {"--checkpoint.interval=4", "--checkpoint.async_mode=async"});
     EXPECT_THAT(run(in_one_pass, 1, {.prepare = spoil(step)}),
                 HasSubstr(fmt::format("step {}: the gradient norm is nan", step)));
     const std::string newest = fmt::format("step-{}", step);
@@ -310,8 +308,8 @@ TEST_F(TrainerWaits, AStepThatIsNotFiniteChangesNothingWhereWeightsAreCut) {
 // doubled after four steps in a row. Which scales are too high depends on the kernels, so the losses are the CPU's only
 // as long as the scales are.
 TEST_F(TrainerWaits, Float16SkipsStepsByTheRulesOfTheCpu) {
-  for (const Layout& layout :
-       {Layout{.name = "one"}, Layout{.name = "ddp", .ranks = 2}, Layout{.name = "zero3", .ranks = 2, .keys = sharded(3)}}) {
+  for (const Layout& layout : {Layout{.name = "one"}, Layout{.name = "ddp", .ranks = 2},
+                               Layout{.name = "zero3", .ranks = 2, .keys = sharded(3)}}) {
     SCOPED_TRACE(layout.name);
     const auto config_for = [&](const std::string& kind) {
       return config_of(layout, layout.name + kind,
@@ -351,12 +349,12 @@ TEST_F(TrainerWaits, Float16SkipsStepsByTheRulesOfTheCpu) {
 TEST_F(TrainerWaits, ALossScaleThatCannotFallEndsTheRunAsOnTheCpu) {
   std::vector<std::string> errors;
   for (const bool on_cpu : {true, false}) {
-    errors.push_back(run(config(on_cpu ? "cpu" : "sim", {"--training.mixed_precision_param=float16",
-                                                         "--training.steps=100", "--training.initial_loss_scale=1"}),
-                         1, {.on_cpu = on_cpu, .prepare = [](Trainer& trainer) {
-                               trainer.model().output->weight.register_hook(
-                                   [](const at::Tensor& grad) { return grad.mul(NAN); });
-                             }}));
+    errors.push_back(run(
+        config(on_cpu ? "cpu" : "sim",
+               {"--training.mixed_precision_param=float16", "--training.steps=100", "--training.initial_loss_scale=1"}),
+        1, {.on_cpu = on_cpu, .prepare = [](Trainer& trainer) {
+              trainer.model().output->weight.register_hook([](const at::Tensor& grad) { return grad.mul(NAN); });
+            }}));
   }
   EXPECT_THAT(errors[0], HasSubstr("loss scaler: the gradients are not finite"));
   EXPECT_EQ(errors[1], errors[0]);
