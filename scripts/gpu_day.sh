@@ -1,0 +1,229 @@
+#!/usr/bin/env bash
+# Runs Phalanx on a machine with a GPU and little else: no network, no package manager, but a python3 that has torch.
+#
+#   scripts/gpu_day.sh pack [--build DIR] [--into DIR]   here: collects programs and libraries that such a machine lacks
+#   DIR/gpu_day.sh check [--results DIR]                 there: own kernels, communication, losses of layouts
+#   DIR/gpu_day.sh speed [--results DIR]                 there: tokens/s beside PyTorch, eager and compiled
+#
+#   --build DIR     a CUDA build of Phalanx (default build/cuda/build, of scripts/cuda_check.sh --full). Its libtorch must
+#                   have the version of the torch there: set PHALANX_TORCH_DIR when it is configured.
+#   --into DIR      default .gpu_day; some 50 MB
+#   --results DIR   default ./gpu_results. A step that has a result there is not run again.
+#
+# Each step has its own time limit, and its result is written when it ends. The last lines are a table in Markdown
+# (summary.md in the results). One GPU is enough: two and four ranks share it over NCCL, each posing as a node of its own
+# (NCCL_HOSTID), so those steps check numbers, and their speed means nothing.
+set -euo pipefail
+
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
+fail() { echo "gpu_day: $*" >&2; exit 1; }
+
+mode=${1:-}
+[[ $# -gt 0 ]] && shift
+build=build/cuda/build into=.gpu_day results=gpu_results
+while [[ $# -gt 0 ]]; do
+  case "$1" in
+    --build) build=${2:?} && shift 2 ;;
+    --into) into=${2:?} && shift 2 ;;
+    --results) results=${2:?} && shift 2 ;;
+    *) usage >&2 && fail "unknown argument '$1'" ;;
+  esac
+done
+
+# ------------------------------------------------------------------------------------------------------------- pack
+
+readonly programs=(phalanx phalanx-worker comm_device_test kernels_gpu_cuda_test train_test)
+
+pack() {
+  cd "$(dirname "${BASH_SOURCE[0]}")/.."
+  [[ -x "$build/bin/phalanx" ]] || fail "no program in $build/bin: build the CUDA flavour first (make cuda-check)"
+  mkdir -p "$into/bin" "$into/lib"
+  local program library
+  for program in "${programs[@]}"; do
+    [[ -x "$build/bin/$program" ]] || fail "$build/bin/$program is missing: build all targets of a CUDA libtorch with nvcc"
+    strip -o "$into/bin/$program" "$build/bin/$program"
+  done
+  # Neither libtorch's and CUDA's, nor those that every system has.
+  ldd "$into"/bin/* 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
+    grep -vE '/lib(c10|torch|cu|nv|nccl|c|m|dl|rt|pthread|util|gcc_s|stdc\+\+|gomp)[^/]*\.so' |
+    while read -r library; do cp -L "$library" "$into/lib/"; done
+  cp scripts/gpu_day/torch_llama.py scripts/gpu_day.sh "$into/"
+  echo "gpu_day: $(du -sh "$into" | cut -f1) in $into; carry it to the GPU and run $into/gpu_day.sh check"
+}
+
+# -------------------------------------------------------------------------------------------------------- one step
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+prepare() {
+  mkdir -p "$results"
+  results=$(cd "$results" && pwd)
+  torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))') || fail "python3 has no torch"
+  local folder libraries=
+  for folder in "$torch/lib" "$torch"/../nvidia/*/lib; do
+    if [[ -d "$folder" ]]; then libraries+=$(cd "$folder" && pwd):; fi
+  done
+  for folder in "$here"/lib/*; do  # the system's own library, if it has one, fits its other libraries better
+    if ldconfig -p | grep -q "$(basename "$folder")"; then rm -f "$folder"; fi
+  done
+  library_path=$libraries$here/lib
+  empty=$results/empty.toml
+  : >"$empty"
+}
+
+# step NAME SECONDS COMMAND...: the output goes to NAME.log, the exit status to NAME.status.
+step() {
+  local name=$1 limit=$2 status=0 begin=$SECONDS
+  shift 2
+  if [[ "$(cat "$results/$name.status" 2>/dev/null)" == 0 ]]; then echo "$name: done before" && return; fi
+  rm -rf "${results:?}/$name"
+  LD_LIBRARY_PATH=${with_libraries:+$library_path} timeout -k 5 "$limit" "$@" >"$results/$name.log" 2>&1 || status=$?
+  echo "$status" >"$results/$name.status"
+  echo "$name: $([[ $status == 0 ]] && echo passed || echo "FAILED (status $status, see $results/$name.log)"), $((SECONDS - begin)) s"
+}
+phalanx_step() { with_libraries=yes step "$@"; }
+
+# A stream of token ids with something to learn: FILE VOCABULARY COUNT.
+tokens() {
+  [[ -s "$1" ]] || python3 - "$@" <<'PY'
+import sys
+import numpy as np
+path, vocab, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+even = (np.random.default_rng(1).random((count + 1) // 2) ** 2 * vocab).astype(np.int64)
+stream = np.empty(2 * len(even), dtype=np.int64)
+stream[0::2], stream[1::2] = even, (even * 7 + 1) % vocab
+stream[:count].astype("<u2" if vocab <= 65536 else "<u4").tofile(path)
+PY
+}
+
+train() {  # train NAME SECONDS KEYS...
+  local name=$1 limit=$2
+  shift 2
+  phalanx_step "$name" "$limit" "${launcher[@]}" "$here/bin/phalanx" train "$empty" --job.dump_folder "$results/$name" \
+    --training.no-shuffle --lr_scheduler.warmup_steps 2 --checkpoint.no-enable --metrics.no-enable_report \
+    --metrics.no-enable_tensorboard --metrics.log_freq 5 "$@"
+}
+
+# ------------------------------------------------------------------------------------------------------------ check
+
+readonly -a small=(--model.flavor debug --model.dim 256 --model.n_layers 4 --model.n_heads 8 --model.n_kv_heads 4
+  --model.ffn_hidden 704 --model.vocab_size 4096 --training.seq_len 256 --training.global_batch_size 8 --training.steps 20)
+
+run_small() {  # run_small NAME KEYS...
+  train "$1" 60 "${small[@]}" --training.dataset_path "$results/small.bin" "${@:2}"
+}
+
+check() {
+  prepare
+  tokens "$results/small.bin" 4096 400001
+  launcher=()
+  phalanx_step doctor 60 "$here/bin/phalanx" doctor
+  phalanx_step kernels 120 "$here/bin/kernels_gpu_cuda_test"
+  phalanx_step device 90 "$here/bin/comm_device_test"
+  launcher=(env CUDA_VISIBLE_DEVICES=)
+  run_small cpu
+  launcher=(env CUDA_VISIBLE_DEVICES=0)
+  run_small one
+  run_small one_accumulated --training.local_batch_size 2
+  run_small one_bf16 --training.mixed_precision_param bfloat16
+  run_small one_fp16 --training.mixed_precision_param float16
+  run_small one_bf16_full --training.mixed_precision_param bfloat16 --activation_checkpoint.mode full
+  run_small one_bf16_op --training.mixed_precision_param bfloat16 --activation_checkpoint.mode selective \
+    --activation_checkpoint.selective_ac_option op
+  local -a shared=(env CUDA_VISIBLE_DEVICES=0 NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
+    "$here/bin/phalanx" launch -n)
+  local -a node=(bash -c 'export NCCL_HOSTID=node$LOCAL_RANK; exec "$@"' node)
+  local -a bf16=(--training.mixed_precision_param bfloat16) nccl=(--comm.backend nccl --comm.init_timeout_seconds 30)
+  launcher=("${shared[@]}" 2 "${node[@]}")
+  local type
+  for type in float32 bfloat16; do
+    run_small "ddp_2_$type" "${nccl[@]}" --training.local_batch_size 4 --training.mixed_precision_param "$type"
+    run_small "fsdp_2_$type" "${nccl[@]}" --training.local_batch_size 4 --training.mixed_precision_param "$type" \
+      --parallelism.data_parallel_shard_degree 2
+    run_small "tp_2_$type" "${nccl[@]}" --training.mixed_precision_param "$type" --parallelism.tensor_parallel_degree 2
+    run_small "pp_2_$type" "${nccl[@]}" --training.mixed_precision_param "$type" --parallelism.pipeline_parallel_degree 2
+  done
+  launcher=("${shared[@]}" 4 "${node[@]}")
+  run_small fsdp_tp_4 "${nccl[@]}" --training.local_batch_size 4 --parallelism.data_parallel_shard_degree 2 \
+    --parallelism.tensor_parallel_degree 2
+  run_small fsdp_tp_4_bf16 "${nccl[@]}" "${bf16[@]}" --training.local_batch_size 4 \
+    --parallelism.data_parallel_shard_degree 2 --parallelism.tensor_parallel_degree 2
+  launcher=()
+  phalanx_step sharding 120 "$here/bin/train_test" --gtest_filter='GpuSharding*'
+}
+
+# ------------------------------------------------------------------------------------------------------------ speed
+
+speed() {
+  prepare
+  tokens "$results/big.bin" 128256 2000001
+  launcher=()
+  local -a keys=(--training.dataset_path "$results/big.bin" --training.mixed_precision_param bfloat16
+    --training.seq_len 2048 --model.no-tie_embeddings)
+  local -a peer=(python3 "$here/torch_llama.py" --vocab 128256 --seq 2048 --rope-theta 500000 --precision autocast)
+  local -a llama1b=(--dim 2048 --n-layers 16 --n-heads 32 --n-kv-heads 8 --ffn-hidden 8192 --batch 8)
+  local -a wide=(--dim 4096 --n-layers 6 --n-heads 32 --n-kv-heads 8 --ffn-hidden 14336 --batch 4)
+  phalanx_step kernel_times 60 "$here/bin/kernels_gpu_cuda_test" --bench
+  train llama1b 90 "${keys[@]}" --model.flavor llama3_1b --training.local_batch_size 8 --training.steps 20
+  step llama1b_eager 90 "${peer[@]}" "${llama1b[@]}" --steps 15 --skip 5
+  step llama1b_compile 120 "${peer[@]}" "${llama1b[@]}" --steps 20 --skip 10 --compile
+  train wide 90 "${keys[@]}" --model.flavor llama3_8b --model.n_layers 6 --training.local_batch_size 4 --training.steps 15
+  step wide_eager 90 "${peer[@]}" "${wide[@]}" --steps 12 --skip 5
+  step wide_compile 120 "${peer[@]}" "${wide[@]}" --steps 15 --skip 8 --compile
+}
+
+# --------------------------------------------------------------------------------------------------------- the table
+
+summary() {
+  python3 - "$results" <<'PY' | tee "$results/summary.md"
+import glob, json, os, statistics, sys
+folder = sys.argv[1]
+
+def lines(path):
+    with open(path) as file:
+        return [json.loads(line) for line in file if line.startswith("{")]
+
+def run(name):
+    path = os.path.join(folder, name, "metrics.jsonl")
+    return [line for line in lines(path) if "loss" in line and "step" in line] if os.path.exists(path) else []
+
+names = sorted(glob.glob(os.path.join(folder, "*.status")), key=os.path.getmtime)
+names = [os.path.basename(name)[:-len(".status")] for name in names]
+reference = [line["loss"] for line in run("cpu")]
+print("| step | status | steps | last loss | greatest difference from the CPU | tokens/s | MFU | peak GiB |")
+print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+for name in names:
+    status = open(os.path.join(folder, name + ".status")).read().strip()
+    cells = ["passed" if status == "0" else f"FAILED ({status})"] + [""] * 6
+    log = lines(os.path.join(folder, name + ".log"))
+    steps = run(name)
+    if steps:
+        losses = [line["loss"] for line in steps]
+        cells[1:3] = [str(len(losses)), f"{losses[-1]:.5f}"]
+        if reference and len(reference) == len(losses):
+            cells[3] = f"{max(abs(a - b) / b for a, b in zip(losses, reference)):.1e}"
+        later = steps[len(steps) // 4:]
+        cells[4] = f"{statistics.median(line['tps'] for line in later):,.0f}"
+        if later[0].get("mfu_percent"):
+            cells[5] = f"{statistics.median(line['mfu_percent'] for line in later):.1f} %"
+        cells[6] = f"{max(max(line['memory_gib']) if isinstance(line['memory_gib'], list) else line['memory_gib'] for line in steps):.1f}"
+    elif log and log[-1].get("peer") == "torch":
+        peer = log[-1]
+        cells[1:3] = [str(peer["steps"]), f"{peer['losses'][-1]:.5f}"]
+        cells[4] = f"{peer['batch'] * peer['seq'] * 1e3 / peer['step_ms_p50']:,.0f}"
+        cells[5] = f"{100 * peer['mfu']:.1f} %" if peer.get("mfu") else ""
+        cells[6] = f"{peer['peak_memory_gib']['reserved']:.1f}" if peer.get("peak_memory_gib") else ""
+    print(f"| {name} | " + " | ".join(cells) + " |")
+PY
+}
+
+case "$mode" in
+  pack) pack ;;
+  check | speed)
+    "$mode"
+    summary
+    ! grep -lvx 0 "$results"/*.status >/dev/null || fail "some steps failed; see $results"
+    ;;
+  -h | --help) usage ;;
+  *) usage >&2 && fail "expected pack, check or speed" ;;
+esac
