@@ -3,8 +3,9 @@
 #
 # Sets PHALANX_GPU_KERNELS: whether there is an nvcc, of libtorch's major version, that knows all architectures.
 
+option(PHALANX_NVCC_KERNELS "Compile Phalanx's GPU kernels where there is an nvcc" ON)
 set(PHALANX_GPU_KERNELS OFF)
-if(PHALANX_TORCH_CUDA)
+if(PHALANX_TORCH_CUDA AND PHALANX_NVCC_KERNELS)
   set(_phalanx_nvcc_version "")
   if(PHALANX_NVCC)
     execute_process(COMMAND ${PHALANX_NVCC} --version OUTPUT_VARIABLE _phalanx_nvcc_output ERROR_QUIET)

@@ -141,7 +141,7 @@ check_kernels() {
     say "$file: $(grep -c 'Compiling entry' "$object.log") kernels, of up to" \
       "$(sed -n 's/.*Used \([0-9]*\) registers.*/\1/p' "$object.log" | sort -n | tail -n 1) registers, none spilled" \
       "($((SECONDS - begin)) s)"
-    if PATH=$tools command -v cuobjdump nvdisasm >/dev/null; then
+    if PATH=$tools command -v cuobjdump >/dev/null && PATH=$tools command -v nvdisasm >/dev/null; then
       PATH=$tools cuobjdump -sass "$object" | awk "$wide_accesses" || fail "$file: see above"
       say "$file: the wide kernels access 16 bytes at a time"
     else

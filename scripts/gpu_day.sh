@@ -7,7 +7,7 @@
 #
 #   --build DIR     a CUDA build of Phalanx (default build/cuda/build, of scripts/cuda_check.sh --full). Its libtorch must
 #                   have the version of the torch there: set PHALANX_TORCH_DIR when it is configured.
-#   --into DIR      default .gpu_day; some 50 MB
+#   --into DIR      default .gpu_day; some 50 MB. Both are relative to the repository.
 #   --results DIR   default ./gpu_results. A step that has a result there is not run again.
 #
 # Each step has its own time limit, and its result is written when it ends. The last lines are a table in Markdown
@@ -45,7 +45,7 @@ pack() {
   done
   # Neither libtorch's and CUDA's, nor those that every system has.
   ldd "$into"/bin/* 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
-    grep -vE '/lib(c10|torch|cu|nv|nccl|c|m|dl|rt|pthread|util|gcc_s|stdc\+\+|gomp)[^/]*\.so' |
+    { grep -vE '/lib(c10|torch|cu(da|pti|dnn|blas)|nv|nccl)[^/]*\.so|/lib(c|m|dl|rt|pthread|util|gcc_s|stdc\+\+|gomp)\.so' || true; } |
     while read -r library; do cp -L "$library" "$into/lib/"; done
   cp scripts/gpu_day/torch_llama.py scripts/gpu_day.sh "$into/"
   echo "gpu_day: $(du -sh "$into" | cut -f1) in $into; carry it to the GPU and run $into/gpu_day.sh check"
@@ -56,17 +56,21 @@ pack() {
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 prepare() {
-  mkdir -p "$results"
-  results=$(cd "$results" && pwd)
+  [[ -x "$here/bin/phalanx" ]] || fail "no program in $here/bin: run the gpu_day.sh in the folder that 'pack' made"
   torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))') || fail "python3 has no torch"
-  local folder libraries=
+  python3 -c 'import numpy' || fail "python3 has no numpy"
+  python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || fail "torch sees no GPU"
+  mkdir -p "$results/lib"
+  results=$(cd "$results" && pwd)
+  local folder libraries= known
   for folder in "$torch/lib" "$torch"/../nvidia/*/lib; do
     if [[ -d "$folder" ]]; then libraries+=$(cd "$folder" && pwd):; fi
   done
+  known=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p || true)
   for folder in "$here"/lib/*; do  # the system's own library, if it has one, fits its other libraries better
-    if ldconfig -p | grep -q "$(basename "$folder")"; then rm -f "$folder"; fi
+    if [[ "$known" != *"$(basename "$folder")"* ]]; then ln -sf "$folder" "$results/lib/"; fi
   done
-  library_path=$libraries$here/lib
+  library_path=$libraries$results/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   empty=$results/empty.toml
   : >"$empty"
 }
@@ -77,7 +81,10 @@ step() {
   shift 2
   if [[ "$(cat "$results/$name.status" 2>/dev/null)" == 0 ]]; then echo "$name: done before" && return; fi
   rm -rf "${results:?}/$name"
-  LD_LIBRARY_PATH=${with_libraries:+$library_path} timeout -k 5 "$limit" "$@" >"$results/$name.log" 2>&1 || status=$?
+  (
+    if [[ -n "${with_libraries:-}" ]]; then export LD_LIBRARY_PATH=$library_path; fi
+    exec timeout -k 5 "$limit" "$@"
+  ) >"$results/$name.log" 2>&1 || status=$?
   echo "$status" >"$results/$name.status"
   echo "$name: $([[ $status == 0 ]] && echo passed || echo "FAILED (status $status, see $results/$name.log)"), $((SECONDS - begin)) s"
 }
@@ -86,13 +93,15 @@ phalanx_step() { with_libraries=yes step "$@"; }
 # A stream of token ids with something to learn: FILE VOCABULARY COUNT.
 tokens() {
   [[ -s "$1" ]] || python3 - "$@" <<'PY'
+import os
 import sys
 import numpy as np
 path, vocab, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 even = (np.random.default_rng(1).random((count + 1) // 2) ** 2 * vocab).astype(np.int64)
 stream = np.empty(2 * len(even), dtype=np.int64)
 stream[0::2], stream[1::2] = even, (even * 7 + 1) % vocab
-stream[:count].astype("<u2" if vocab <= 65536 else "<u4").tofile(path)
+stream[:count].astype("<u2" if vocab <= 65536 else "<u4").tofile(path + ".part")
+os.replace(path + ".part", path)
 PY
 }
 
@@ -160,7 +169,7 @@ speed() {
   launcher=()
   local -a keys=(--training.dataset_path "$results/big.bin" --training.mixed_precision_param bfloat16
     --training.seq_len 2048 --model.no-tie_embeddings)
-  local -a peer=(python3 "$here/torch_llama.py" --vocab 128256 --seq 2048 --rope-theta 500000 --precision autocast)
+  local -a peer=(python3 "$here/torch_llama.py" --tokens "$results/big.bin" --vocab 128256 --seq 2048 --rope-theta 500000 --precision autocast)
   local -a llama1b=(--dim 2048 --n-layers 16 --n-heads 32 --n-kv-heads 8 --ffn-hidden 8192 --batch 8)
   local -a wide=(--dim 4096 --n-layers 6 --n-heads 32 --n-kv-heads 8 --ffn-hidden 14336 --batch 4)
   phalanx_step kernel_times 60 "$here/bin/kernels_gpu_cuda_test" --bench
@@ -180,12 +189,20 @@ import glob, json, os, statistics, sys
 folder = sys.argv[1]
 
 def lines(path):
-    with open(path) as file:
-        return [json.loads(line) for line in file if line.startswith("{")]
+    found = []
+    with open(path, errors="replace") as file:
+        for line in file:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                pass  # text, or a line that a time limit has cut
+    return [line for line in found if isinstance(line, dict)]
 
 def run(name):
     path = os.path.join(folder, name, "metrics.jsonl")
-    return [line for line in lines(path) if "loss" in line and "step" in line] if os.path.exists(path) else []
+    if not os.path.exists(path):
+        return []
+    return [line for line in lines(path) if line.get("loss") is not None and line.get("tps") is not None]
 
 names = sorted(glob.glob(os.path.join(folder, "*.status")), key=os.path.getmtime)
 names = [os.path.basename(name)[:-len(".status")] for name in names]
@@ -200,7 +217,7 @@ for name in names:
     if steps:
         losses = [line["loss"] for line in steps]
         cells[1:3] = [str(len(losses)), f"{losses[-1]:.5f}"]
-        if reference and len(reference) == len(losses):
+        if len(reference) == len(losses) and not name.startswith(("llama1b", "wide")):
             cells[3] = f"{max(abs(a - b) / b for a, b in zip(losses, reference)):.1e}"
         later = steps[len(steps) // 4:]
         cells[4] = f"{statistics.median(line['tps'] for line in later):,.0f}"

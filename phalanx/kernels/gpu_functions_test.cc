@@ -3,15 +3,18 @@
 #include "phalanx/kernels/gpu_launch.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -234,6 +237,53 @@ TEST(GpuCrossEntropy, AWrongLabelGivesNan) {
     const at::Tensor labels = at::tensor({std::int64_t{0}, wrong, std::int64_t{4}});
     EXPECT_TRUE(std::isnan(kernels::linear_cross_entropy(x, weight, labels).item<float>())) << wrong;
   }
+}
+
+// libtorch's mean over the labels that count; and gradients of a wrong label spoil the step on all ranks.
+TEST(GpuCrossEntropy, IgnoredLabelsAreLeftOut) {
+  at::manual_seed(1);
+  const at::Tensor x = at::randn({5, 4}).requires_grad_(), weight = at::randn({7, 4}).requires_grad_();
+  const at::Tensor labels = at::tensor({3, -100, 0, -100, 6}, at::kLong);
+  at::cross_entropy_loss(at::linear(x, weight), labels).backward();
+  const at::Tensor dx = x.grad().clone(), dweight = weight.grad().clone();
+  x.mutable_grad().reset();
+  weight.mutable_grad().reset();
+  const kernels::HostGpuKernels kernels;
+  kernels::linear_cross_entropy(x, weight, labels).backward();
+  EXPECT_TRUE(at::allclose(x.grad(), dx, 1e-5, 1e-6));
+  EXPECT_TRUE(at::allclose(weight.grad(), dweight, 1e-5, 1e-6));
+  kernels::linear_cross_entropy(x, weight, at::tensor({3, 1, 7, 1, 6}, at::kLong)).backward();
+  EXPECT_TRUE(x.grad()[2].isnan().all().item<bool>());
+  EXPECT_TRUE(weight.grad().isnan().any().item<bool>());
+}
+
+TEST(GpuCrossEntropy, LabelsOfAnotherShapeAreAnError) {
+  const at::Tensor x = at::randn({3, 4}), weight = at::randn({5, 4});
+  const kernels::HostGpuKernels kernels;
+  EXPECT_THAT(error_text<Error>([&] {
+                kernels::linear_cross_entropy(x, weight, at::tensor({0, 1}, at::kLong));
+              }),
+              testing::HasSubstr("labels are Long [2] on cpu; expected int64, one for each row of [3, 4], on cpu"));
+}
+
+TEST(GpuFunctions, ASecondDerivativeIsAnError) {
+  const at::Tensor x = at::randn({3, 4}).requires_grad_(), weight = at::randn({4}).requires_grad_();
+  const kernels::HostGpuKernels kernels;
+  const at::Tensor y = kernels::rms_norm(x, weight, 1e-5).square().sum();
+  EXPECT_THAT(error_text<Error>([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); }),
+              testing::HasSubstr("rms_norm on the GPU has no second derivative"));
+}
+
+// Frozen weights get no gradient, and neither does an input that needs none.
+TEST(GpuFunctions, FrozenWeightsAndInputs) {
+  at::manual_seed(1);
+  const at::Tensor x = at::randn({5, 6}), w1 = at::randn({9, 6}), w2 = at::randn({6, 9}).requires_grad_(),
+                   w3 = at::randn({9, 6});
+  const kernels::HostGpuKernels kernels;
+  kernels::swiglu_feed_forward(x, w1, w2, w3).sum().backward();
+  EXPECT_TRUE(w2.grad().defined());
+  EXPECT_FALSE(w1.grad().defined());
+  EXPECT_FALSE(x.grad().defined());
 }
 
 TEST(GpuCrossEntropy, ASecondBackwardIsAnError) {

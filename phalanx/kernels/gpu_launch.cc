@@ -1,5 +1,6 @@
 #include "phalanx/kernels/gpu_launch.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
@@ -48,6 +49,11 @@ GpuLaunch::GpuLaunch(const gpu::GpuKernels& kernels, at::Device device) : kernel
 
 void GpuLaunch::check(const char* operation, const char* error) {
   if (error != nullptr) throw Error(fmt::format("{} on the GPU: {}", operation, error));
+}
+
+void require_no_graph(const char* operation) {
+  if (!at::GradMode::is_enabled()) return;
+  throw Error(fmt::format("{} on the GPU has no second derivative: run backward() without create_graph", operation));
 }
 
 HostGpuKernels::HostGpuKernels() { ++host_kernels_in_use; }

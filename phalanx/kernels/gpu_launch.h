@@ -58,6 +58,10 @@ std::optional<GpuLaunch> gpu_launch(const at::Tensor& first, const Tensors&... o
   return std::optional<GpuLaunch>(std::in_place, *kernels, first.device());
 }
 
+/// For a backward function whose result has no graph: throws an Error that names the operation if a graph is asked for
+/// (create_graph).
+void require_no_graph(const char* operation);
+
 /// For tests: while it lives, tensors in host memory use the kernels' host build, in this process.
 class [[nodiscard]] HostGpuKernels {
  public:

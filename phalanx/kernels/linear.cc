@@ -1,6 +1,7 @@
 #include "phalanx/kernels/linear.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -96,6 +97,7 @@ struct GpuLinearsFunction : torch::autograd::Function<GpuLinearsFunction> {
       parts.push_back(all.narrow(-1, first, weight.size(0)));
       first += weight.size(0);
     }
+    parts.back() = parts.back().contiguous();  // attention keeps values, and with them would keep all three
     return parts;
   }
 
@@ -103,16 +105,19 @@ struct GpuLinearsFunction : torch::autograd::Function<GpuLinearsFunction> {
                                                const torch::autograd::tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &used = saved[1];
+    const bool has_graph = at::GradMode::is_enabled();  // create_graph: what autograd can follow
     at::Tensor dx;
     torch::autograd::tensor_list returned(1);
     std::int64_t first = 0;
     for (std::size_t i = 0; i < grads.size(); ++i) {
       const at::Tensor &weight = saved[i + 2], dy = grads[i].reshape({-1, weight.size(0)});
-      const at::Tensor own = used.narrow(0, first, weight.size(0));
+      const at::Tensor own = has_graph ? weight.to(x.scalar_type()) : used.narrow(0, first, weight.size(0));
       first += weight.size(0);
-      dx = dx.defined() ? dx.addmm_(dy, own) : at::mm(dy, own);
+      if (ctx->needs_input_grad(0)) dx = dx.defined() ? at::addmm(dx, dy, own) : at::mm(dy, own);
       at::Tensor dweight;
-      if (const auto ref = queue_for(*ctx, weight); ref.queue) {
+      if (has_graph) {
+        dweight = dy.t().mm(x);
+      } else if (const auto ref = queue_for(*ctx, weight); ref.queue) {
         ref.queue->put(ref.key, weight,
                        [dy, rows = x.detach()](const WeightGradient& out) { add_weight_product(dy, rows, out); });
       } else if (weight.requires_grad()) {
@@ -124,7 +129,7 @@ struct GpuLinearsFunction : torch::autograd::Function<GpuLinearsFunction> {
     }
     std::vector<std::int64_t> shape = grads[0].sizes().vec();
     shape.back() = x.size(1);
-    returned[0] = dx.view(shape);
+    if (dx.defined()) returned[0] = dx.view(shape);
     return returned;
   }
 };

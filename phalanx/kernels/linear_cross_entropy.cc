@@ -7,6 +7,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -34,6 +35,7 @@ struct HeadGradients : torch::CustomClassHolder {
   at::Tensor dx;  // undefined if it is not needed
   std::optional<EarlyWeightGradient> dweight;
   at::Tensor dlogits, x, weight;  // in place of dweight, if that is computed later
+  at::Tensor wide;                // in place of dweight, for a float16 weight on a GPU: float32
 };
 
 // dlogits^T x, in the same chunks as in the forward pass, times the loss's own gradient.
@@ -126,28 +128,29 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
   }
 };
 
-// Rows of logits on a GPU at a time: enough for its products, and at most 2 GiB in 16 bits. It depends on no device, so
-// that sums over chunks have fixed bits.
-std::int64_t gpu_chunk(std::int64_t rows, std::int64_t vocab) {
-  constexpr std::int64_t kElements = std::int64_t{1} << 30, kMultiple = 256;
-  return std::min(rows, std::max(kElements / vocab / kMultiple * kMultiple, kMultiple));
-}
-
 // As LinearCrossEntropyFunction, on a GPU and with 16-bit products under autocast. The host waits for nothing. What the
-// forward pass keeps are gradients of the sum of the losses, so that small ones are not lost in 16 bits.
+// forward pass keeps are gradients of the sum of the losses, so that small ones are not lost in 16 bits. A float16 weight's
+// could exceed that type, and is summed in float32.
 struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
                             const at::Tensor& labels_in, bool record) {
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const at::Tensor used = weight.to(x.scalar_type());
-    const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = gpu_chunk(rows, vocab);
+    const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = gpu::rows_of_logits(rows, vocab);
     const auto later = record && weight.requires_grad() && rows <= weight.size(1) ? WeightGradientQueue::current()
                                                                                   : WeightGradientQueue::Ref();
     const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kFloat));
     auto gradients = c10::make_intrusive<HeadGradients>();
     if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
-    if (record && weight.requires_grad() && !later.queue) gradients->dweight.emplace(weight);
+    if (record && weight.requires_grad() && !later.queue) {
+      if (weight.scalar_type() == at::kHalf) {
+        gradients->wide = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
+        gradients->weight = weight;
+      } else {
+        gradients->dweight.emplace(weight);
+      }
+    }
     for (std::int64_t from = 0; from < rows; from += chunk) {
       const std::int64_t n = std::min(chunk, rows - from);
       at::Tensor logits = buffer.narrow(0, later.queue ? from : 0, n);
@@ -162,9 +165,9 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
         at::Tensor dx_rows = gradients->dx.narrow(0, from, n);
         at::mm_out(dx_rows, logits, used);
       }
-      if (gradients->dweight) {
-        add_weight_product(logits, x_rows, {gradients->dweight->out(), from == 0 ? 0.0 : 1.0, at::Tensor()});
-      }
+      const double beta = from == 0 ? 0.0 : 1.0;
+      if (gradients->dweight) add_weight_product(logits, x_rows, {gradients->dweight->out(), beta, at::Tensor()});
+      if (gradients->wide.defined()) add_weight_product(logits, x_rows, {gradients->wide, beta, at::Tensor()});
     }
     if (gradients->dx.defined()) gradients->dx = gradients->dx.view(x_in.sizes());
     if (later.queue) {
@@ -173,30 +176,39 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       gradients->weight = weight;
       save_queue_for_backward(*ctx);
     }
-    ctx->saved_data["rows"] = rows;
+    const at::Tensor counted = labels.ne(gpu::kIgnoredLabel).sum();
+    ctx->saved_data["counted"] = counted;
     if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
-    return losses.mean();
+    return losses.sum().div(counted);
   }
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
+    require_no_graph("linear_cross_entropy");
     const auto found = ctx->saved_data.find("gradients");
     if (found == ctx->saved_data.end()) throw_second_backward();
     const auto capsule = std::move(found->second).toCapsule();
     ctx->saved_data.erase(found);
     auto& gradients = static_cast<HeadGradients&>(*capsule);
-    const at::Tensor factor = grads[0] / static_cast<double>(ctx->saved_data["rows"].toInt());
+    const at::Tensor factor = grads[0] / ctx->saved_data["counted"].toTensor();
     at::Tensor dx = std::move(gradients.dx), dweight;
     if (dx.defined()) dx.mul_(factor);
     if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
+    if (gradients.wide.defined() && ctx->needs_input_grad(1)) {
+      const WeightGradient out = weight_gradient(gradients.weight);
+      gradients.wide.mul_(factor);
+      out.beta == 0.0 ? out.out.copy_(gradients.wide) : out.out.add_(gradients.wide);
+      dweight = out.returned;
+    }
     if (gradients.dlogits.defined() && ctx->needs_input_grad(1)) {
       const auto write = [dlogits = std::move(gradients.dlogits), x = std::move(gradients.x),
                           factor](const WeightGradient& out) {
-        const bool adds = out.beta != 0.0;
-        at::Tensor made = adds ? at::empty_like(out.out) : out.out;
+        const bool is_half = out.out.scalar_type() == at::kHalf;
+        const bool in_place = out.beta == 0.0 && !is_half;
+        at::Tensor made = in_place ? out.out : at::empty_like(out.out, is_half ? at::kFloat : out.out.scalar_type());
         add_weight_product(dlogits, x, {made, 0.0, at::Tensor()});
         made.mul_(factor);
-        if (adds) out.out.add_(made);
+        if (!in_place) out.beta == 0.0 ? out.out.copy_(made) : out.out.add_(made);
       };
       const at::Tensor weight = std::move(gradients.weight);
       if (const auto later = queue_for(*ctx, weight); later.queue) {
@@ -231,6 +243,13 @@ at::Tensor linear_cross_entropy(const at::Tensor& x_in, const at::Tensor& weight
   const bool record = at::GradMode::is_enabled() && (x_in.requires_grad() || weight.requires_grad());
   at::Tensor x = x_in;
   if (gpu_launch(x, weight) && x.numel() > 0) {
+    if (labels.device() != x.device() || labels.scalar_type() != at::kLong ||
+        labels.numel() != x.numel() / x.size(-1)) {
+      throw Error(
+          fmt::format("linear_cross_entropy: labels are {} [{}] on {}; expected int64, one for each row of [{}], on {}",
+                      c10::toString(labels.scalar_type()), fmt::join(labels.sizes(), ", "), labels.device().str(),
+                      fmt::join(x.sizes(), ", "), x.device().str()));
+    }
     x = in_autocast_type(x);
     const bool is_autocast = at::autocast::is_autocast_enabled(x.device().type());
     if (is_autocast || x.scalar_type() == weight.scalar_type()) {

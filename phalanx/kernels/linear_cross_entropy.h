@@ -16,8 +16,9 @@ namespace phalanx::kernels {
 /// once. If the buffer offered for the weight's gradient (tensor/weight_gradient.h) is free, the gradient is computed
 /// there from the start.
 ///
-/// On a GPU likewise, with products in x's dtype or autocast's, and as many rows of logits at a time as fill it. A label
-/// outside the vocabulary gives the loss NaN there, as the host does not wait to look.
+/// On a GPU likewise, with products in x's dtype or autocast's, and as many rows of logits at a time as fill it. There
+/// labels of -100 are left out of the mean, and any other outside the vocabulary makes the loss and all gradients NaN, as
+/// the host does not wait to look. Throws Error if labels are not int64 on x's device, one for each row.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels);
 
 /// The same from logits [..., vocab], by ATen ops.

@@ -61,6 +61,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 void gpu_rms_norm_backward(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& inverse_rms,
                            const at::Tensor& dy, const at::Tensor& dh, const at::Tensor& dx,
                            const at::Tensor& dweight) {
+  require_no_graph("rms_norm");
   const std::int64_t dim = h.size(-1), rows = h.numel() / dim, blocks = gpu::rms_norm_backward_blocks(rows, dim);
   const at::Tensor partial = at::empty({blocks, dim}, inverse_rms.options());
   const auto launch = gpu_launch(h, weight, dy);
@@ -148,7 +149,8 @@ at::ScalarType type_of_normalised(const at::Tensor& x, const at::Tensor& weight)
 
 bool can_use_gpu_kernel(const at::Tensor& x, const at::Tensor& weight, at::ScalarType type) {
   return gpu_kernels_on(x.device().type()) != nullptr && gpu_launch(x, weight) && x.numel() > 0 &&
-         weight.is_contiguous() && (x.scalar_type() == type || x.scalar_type() == at::kFloat || type == at::kFloat);
+         weight.is_contiguous() && weight.numel() == x.size(-1) &&
+         (x.scalar_type() == type || x.scalar_type() == at::kFloat || type == at::kFloat);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 namespace phalanx::kernels {
 
-/// x / sqrt(mean(x^2, -1) + eps) * weight; x [..., dim], weight [dim]. Computed in fp32, returned in x's dtype.
+/// x / sqrt(mean(x^2, -1) + eps) * weight; x [..., dim], weight [dim]. Computed in fp32, returned in x's dtype, or weight's if that is wider.
 /// On a GPU under autocast it is returned in autocast's dtype: the products that take it would cast it to that.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 

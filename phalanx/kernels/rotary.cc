@@ -76,6 +76,7 @@ struct GpuRotaryFunction : torch::autograd::Function<GpuRotaryFunction> {
   }
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
+    require_no_graph("apply_rotary");
     const auto saved = ctx->get_saved_variables();
     auto back = rotated_on_gpu(grads[0], grads[1], saved[0], saved[1], -1.0f);
     return {std::move(back[0]), std::move(back[1]), at::Tensor(), at::Tensor()};
@@ -101,9 +102,16 @@ at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Te
 }
 
 RotatedPair apply_rotary(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin) {
-  const bool fits = q.scalar_type() == k.scalar_type() && cos.scalar_type() == at::kFloat && cos.is_contiguous() &&
-                    sin.is_contiguous() && q.numel() > 0;
-  if (!fits || !gpu_launch(q, k, cos, sin)) return {apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)};
+  const auto fits = [&] {
+    if (q.scalar_type() != k.scalar_type() || cos.scalar_type() != at::kFloat || sin.scalar_type() != at::kFloat)
+      return false;
+    if (!cos.is_contiguous() || !sin.is_contiguous() || q.numel() == 0 || q.dim() != 4 || k.dim() != 4) return false;
+    if (q.size(0) != k.size(0) || q.size(2) != k.size(2) || q.size(3) != k.size(3) || q.size(3) % 2 != 0) return false;
+    const std::vector<std::int64_t> angles = {q.size(2), q.size(3) / 2},
+                                    of_rows = {q.size(0), q.size(2), q.size(3) / 2};
+    return cos.sizes() == sin.sizes() && (cos.sizes() == angles || cos.sizes() == of_rows);
+  };
+  if (!fits() || !gpu_launch(q, k, cos, sin)) return {apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)};
   const auto turned = GpuRotaryFunction::apply(q, k, cos, sin);
   return {turned[0], turned[1]};
 }

@@ -112,6 +112,16 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
 
 bool has_contiguous_rows(const at::Tensor& x) { return x.dim() == 2 && x.stride(1) == 1; }
 
+template <class... Tensors>
+bool have_rows(const Tensors&... tensors) {
+  return ((tensors.is_contiguous() || has_contiguous_rows(tensors)) && ...);
+}
+
+template <class... Tensors>
+bool are_alike(const at::Tensor& first, const Tensors&... others) {
+  return ((others.scalar_type() == first.scalar_type() && others.sizes() == first.sizes()) && ...);
+}
+
 /// As 2-dimensional tensors with contiguous rows; contiguous ones of any shape are one row.
 struct Rows {
   std::int64_t rows, width, stride;
@@ -173,6 +183,7 @@ struct GpuFeedForwardFunction : torch::autograd::Function<GpuFeedForwardFunction
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
+    require_no_graph("swiglu_feed_forward");
     const at::Tensor &x = saved[0], &w1 = saved[1], &w2 = saved[2], &w3 = saved[3], &gate_up = saved[4];
     const at::Tensor &w13 = saved[5], &used_w2 = saved[6].defined() ? saved[6] : w2;
     const std::int64_t rows = x.size(0), hidden = w1.size(0);
@@ -184,6 +195,7 @@ struct GpuFeedForwardFunction : torch::autograd::Function<GpuFeedForwardFunction
                            dgate, dup, product);
     const auto later = queue_for(*ctx, w1, w2, w3);
     const auto weight = [&](const at::Tensor& parameter, const at::Tensor& d, const at::Tensor& input) {
+      if (!parameter.requires_grad()) return at::Tensor();
       if (later.queue) {
         later.queue->put(later.key, parameter, [d, input = input.detach()](const WeightGradient& dweight) {
           add_weight_product(d, input, dweight);
@@ -195,6 +207,7 @@ struct GpuFeedForwardFunction : torch::autograd::Function<GpuFeedForwardFunction
       return dweight.returned;
     };
     const at::Tensor dw2 = weight(w2, dy, product), dw1 = weight(w1, dgate, x), dw3 = weight(w3, dup, x);
+    if (!ctx->needs_input_grad(0)) return {at::Tensor(), dw1, dw2, dw3, at::Tensor()};
     at::Tensor dx = w13.defined() ? at::mm(dgate_up, w13) : at::mm(dgate, w1);
     if (!w13.defined()) dx.addmm_(dup, w3);
     std::vector<std::int64_t> shape = grads[0].sizes().vec();
@@ -213,6 +226,7 @@ struct GpuSwigluFunction : torch::autograd::Function<GpuSwigluFunction> {
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
+    require_no_graph("swiglu");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor dgate = at::empty_like(saved[0]), dup = at::empty_like(saved[1]), dy = grads[0].contiguous();
     const Rows rows(saved[0]);
@@ -235,7 +249,7 @@ bool have_one_type(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c
 at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up) { return at::silu(gate) * up; }
 
 void swiglu_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& y) {
-  if (gate.scalar_type() == up.scalar_type()) {
+  if (are_alike(gate, up, y) && have_rows(gate, up) && y.is_contiguous()) {
     if (const auto launch = gpu_launch(gate, up, y)) return swiglu_on_gpu(*launch, gate, up, y);
   }
   if (!fusible(gate, up, y)) {
@@ -252,8 +266,9 @@ void swiglu_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor&
 
 void swiglu_backward_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& dy, const at::Tensor& dgate,
                           const at::Tensor& dup, const at::Tensor& y) {
-  if (have_one_type(gate, up, dy)) {
-    if (const auto launch = gpu_launch(gate, up, dy)) {
+  if (are_alike(gate, up, dy, dgate, dup, y) && have_rows(gate, up, dgate, dup) && dy.is_contiguous() &&
+      y.is_contiguous()) {
+    if (const auto launch = gpu_launch(gate, up, dy, dgate, dup, y)) {
       return swiglu_backward_on_gpu(*launch, gate, up, dy, dgate, dup, y);
     }
   }

@@ -185,7 +185,7 @@ ProcessContext init_from_environment(InitOptions options) {
   threads_from_environment();  // a wrong value throws before the other ranks wait for this rank
   const WorkerEnvironment environment = resolve_init_method(options.method, options.rank, options.world_size);
   check_backend_name(options, environment.world_size);
-  if (options.loads_kernels_at_start) ::setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  if (options.loads_kernels_at_start) ::setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/1);
   // The host side of a world for CUDA tensors uses the backend that "auto" would use.
   const std::string asked = options.backend;
   if (asked == "nccl") options.backend = "auto";

@@ -1,6 +1,7 @@
 #include "phalanx/nn/mixture_of_experts.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/where.h>
@@ -37,7 +38,9 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   const at::Tensor probabilities = at::softmax(call(gate, rows), -1, at::kFloat);
   const auto [largest, chosen] = at::topk(probabilities, options_.experts_per_token);  // [tokens, k]
   const at::Tensor weights = largest / largest.sum(-1, /*keepdim=*/true);
-  at::Tensor y = at::zeros_like(rows);
+  // Under autocast rows may be narrower than what this sum is added to.
+  const bool is_autocast = at::autocast::is_autocast_enabled(rows.device().type());
+  at::Tensor y = at::zeros_like(rows, is_autocast ? weights.scalar_type() : rows.scalar_type());
   for (std::int64_t e = 0; e < options_.experts; ++e) {
     const auto found = at::where(chosen == e);
     const at::Tensor &token = found[0], &place = found[1];  // in token order

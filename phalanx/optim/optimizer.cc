@@ -107,6 +107,10 @@ void Optimizer::check_options(const StepOptions& options) const {
   };
   check("grad_factor_tensor", options.grad_factor_tensor);
   check("skip", options.skip);
+  if (options.skip.defined() && options.skip.scalar_type() != at::kFloat) {
+    throw Error(
+        fmt::format("optimizer: skip is of dtype {}; expected float32", c10::toString(options.skip.scalar_type())));
+  }
 }
 
 Optimizer::Target Optimizer::target_of(std::size_t index, const StepOptions& options) const {

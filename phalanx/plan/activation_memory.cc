@@ -1,4 +1,5 @@
 #include "phalanx/plan/activation_memory.h"
+#include "phalanx/kernels/gpu/gpu_kernels.h"
 
 #include <algorithm>
 
@@ -122,12 +123,6 @@ ActivationBytes fused(const TrainingShape& shape) {
   return bytes;
 }
 
-// Rows of logits at a time on a GPU (kernels/linear_cross_entropy.cc).
-std::int64_t rows_of_logits(std::int64_t rows, std::int64_t vocab) {
-  constexpr std::int64_t kElements = std::int64_t{1} << 29, kMultiple = 256;
-  return std::min(rows, std::max(kElements / vocab / kMultiple * kMultiple, kMultiple));
-}
-
 // The types on a device: of the residual stream, and of matrix products.
 struct DeviceTypes {
   explicit DeviceTypes(const TrainingShape& shape)
@@ -150,7 +145,7 @@ void add_head_on_gpu(const TrainingShape& shape, const Sizes& n, ActivationBytes
     bytes.loss_backward = norm + 2 * type * n.dim + wide * n.between;
     bytes.head = norm + type * n.dim + early;
   } else {
-    const std::int64_t rows = waits ? n.tokens : rows_of_logits(n.tokens, n.model.vocab);
+    const std::int64_t rows = waits ? n.tokens : kernels::gpu::rows_of_logits(n.tokens, n.model.vocab);
     bytes.loss = norm + narrow * (2 * n.dim + rows * n.model.vocab) + (shape.autocast ? narrow * n.model.table() : 0) +
                  kFloatBytes * 2 * n.tokens;
     bytes.loss_backward = norm + narrow * n.dim + wide * n.between;
@@ -177,6 +172,9 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
                     copied * n.model.dim * (2 * n.model.queries + 2 * n.model.keys);
   if (n.masks > 0) bytes.attention += narrow * (n.queries + n.masks);
   bytes.feed_forward = norm + narrow * (2 * n.ffn + n.sent) + copied * n.model.feed_forward_matrices();
+  if (shape.model.has_experts() && shape.autocast) {  // weighted outputs are summed in float32
+    bytes.feed_forward += (kFloatBytes - narrow) * n.tokens * n.model.routed * n.model.dim;
+  }
   bytes.attention_deferred = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
   bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn);
   bytes.saved = narrow * (n.queries + n.keys);  // queries and values before the rotation

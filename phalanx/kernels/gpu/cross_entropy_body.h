@@ -132,7 +132,7 @@ struct CrossEntropy {
   PHALANX_GPU_FUNCTION void without_label(Block& block, T* row, float row_loss) const {
     block.each_lane([&](int lane) {
       if (lane == 0) loss[block.index()] = row_loss;
-      for (int i = lane; i < vocab && scale != 0.0f; i += block.lanes()) row[i] = from_float<T>(0.0f);
+      for (int i = lane; i < vocab && scale != 0.0f; i += block.lanes()) row[i] = from_float<T>(row_loss);
     });
   }
 

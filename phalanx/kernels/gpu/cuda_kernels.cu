@@ -55,9 +55,26 @@ struct CudaLauncher {
 
 }  // namespace
 
+namespace {
+
+// The code in this file is for compute capability 8.0 and later.
+bool fits_all_devices() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) return false;
+  for (int device = 0; device < count; ++device) {
+    int major = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major < 8)
+      return false;
+  }
+  return count > 0;
+}
+
+}  // namespace
+
 const GpuKernels* cuda_kernels() {
   static constexpr GpuKernels kernels = Kernels<CudaLauncher>::table("cuda");
-  return &kernels;
+  static const bool fits = fits_all_devices();
+  return fits ? &kernels : nullptr;
 }
 
 }  // namespace phalanx::kernels::gpu

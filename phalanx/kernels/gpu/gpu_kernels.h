@@ -110,7 +110,7 @@ struct GpuKernels {
   /// Row by row of logits [rows, vocab]: loss[r] = log(sum(exp(logits))) - logits[label]; with `scale` != 0 the logits
   /// become scale * (softmax(logits) - one_hot(label)), in their type.
   /// A row whose label is kIgnoredLabel has loss 0 and gradient 0. A row whose label is otherwise outside [0, vocab) has
-  /// loss NaN and gradient 0: callers report it.
+  /// loss and gradient NaN.
   /// REQUIRES: vocab < 2^31.
   const char* (*cross_entropy)(void* stream, std::int64_t rows, std::int64_t vocab, std::int64_t row_stride, Type type,
                                void* logits, const std::int64_t* labels, float scale, float* loss);
@@ -131,13 +131,21 @@ struct GpuKernels {
 
 constexpr std::int64_t kIgnoredLabel = -100;
 
+/// Rows of logits [rows, vocab] that a loss makes at a time: as many as fill a GPU's products, and at most 2 GiB of them
+/// in 16 bits. It depends on no device, so that sums over parts have fixed bits.
+constexpr std::int64_t rows_of_logits(std::int64_t rows, std::int64_t vocab) {
+  constexpr std::int64_t kElements = std::int64_t{1} << 30, kMultiple = 256;
+  const std::int64_t most = kElements / vocab / kMultiple * kMultiple;
+  return rows < kMultiple || rows < most ? rows : most < kMultiple ? kMultiple : most;
+}
+
 /// A number of blocks that fills a GPU and leaves column_sums little to do. It depends on no device, so that the
 /// gradients' bits do not.
 std::int64_t rms_norm_backward_blocks(std::int64_t rows, std::int64_t dim);
 
 std::int64_t squares_blocks(int count, const ConstTensor* tensors);
 
-/// nullptr in a build without nvcc.
+/// nullptr in a build without nvcc, and if a GPU that this process sees is older than compute capability 8.0 (A100).
 const GpuKernels* cuda_kernels();
 
 /// The same kernels on the host's memory. `stream` is ignored.

@@ -95,9 +95,15 @@ std::shared_ptr<NcclCommunicator> NcclCommunicator::split(int color, int key, co
   // that, from a thread of its own. Then the new group's state shows when it is usable.
   try {
     await("split", result, comm_, give_up);
-    if (color == kNcclNoColor) return nullptr;
-    poll_until("split", give_up,
-               [&] { return std::atomic_ref(group->comm_).load(std::memory_order_acquire) != nullptr; });
+    if (color == kNcclNoColor) {
+      no_groups_.push_back(std::move(group));  // NCCL may still store that there is none
+      return nullptr;
+    }
+    poll_until("split", give_up, [&] {
+      if (std::atomic_ref(group->comm_).load(std::memory_order_acquire) != nullptr) return true;
+      await("split", NcclResult::in_progress, comm_, give_up);  // throws if it has failed since
+      return false;
+    });
   } catch (...) {
     // NCCL may still be working, and will store the communicator that it made.
     left_behind_ = std::move(group);

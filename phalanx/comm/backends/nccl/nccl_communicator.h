@@ -22,6 +22,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "phalanx/comm/abort_state.h"
 #include "phalanx/comm/backends/nccl/nccl_table.h"
@@ -88,6 +89,7 @@ class NcclCommunicator {
   std::atomic<bool> ended_{false};
   // Of a split that failed: NCCL may write to its communicator until this group's abort is through.
   std::shared_ptr<NcclCommunicator> left_behind_;
+  std::vector<std::shared_ptr<NcclCommunicator>> no_groups_;  // of splits in which this rank took no part
   std::thread aborter_;
 };
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
@@ -423,6 +424,17 @@ INSTANTIATE_TEST_SUITE_P(Precisions, SimGpuFunctions,
                                            Precision{"autocast_bfloat16", at::kFloat, at::kBFloat16},
                                            Precision{"autocast_float16", at::kFloat, at::kHalf}),
                          [](const auto& info) { return info.param.name; });
+
+// The gradient of the sum of the losses would not fit float16.
+TEST(OutDtype, TheHeadsGradientOfAFrequentTokenFitsFloat16) {
+  const auto out_dtype = sim_device::register_out_dtype_on_cpu();
+  const kernels::HostGpuKernels host_kernels;
+  constexpr std::int64_t kRows = 4096;
+  const at::Tensor x = at::full({kRows, 4}, 50.0, at::kHalf).requires_grad_();
+  const at::Tensor weight = at::zeros({8, 4}, at::kHalf).requires_grad_();
+  kernels::linear_cross_entropy(x, weight, at::full({kRows}, 3, at::kLong)).backward();
+  EXPECT_NEAR(weight.grad()[3][0].item<double>(), -50.0 * 7 / 8, 0.1);
+}
 
 TEST(OutDtype, IsOnDevicesAndOnTheCpuOnlyWhileRegistered) {
   sim_device::sim_backend();
