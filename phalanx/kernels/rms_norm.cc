@@ -81,7 +81,8 @@ struct GpuRmsNormFunction : torch::autograd::Function<GpuRmsNormFunction> {
                             double eps, at::ScalarType type) {
     const at::Tensor x = x_in.contiguous();
     const std::int64_t dim = x.size(-1), rows = x.numel() / dim;
-    const at::Tensor y = at::empty_like(x, type), inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
+    at::Tensor y = at::empty_like(x, type);
+    const at::Tensor inverse_rms = at::empty({rows}, x.options().dtype(at::kFloat));
     const auto launch = gpu_launch(x, weight);
     launch->check("rms_norm", launch->kernels().rms_norm(
                                   launch->stream(), rows, dim, gpu_type(x.scalar_type()), x.const_data_ptr(),

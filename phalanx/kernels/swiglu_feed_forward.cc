@@ -218,7 +218,8 @@ struct GpuFeedForwardFunction : torch::autograd::Function<GpuFeedForwardFunction
 
 struct GpuSwigluFunction : torch::autograd::Function<GpuSwigluFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gate_in, const at::Tensor& up_in) {
-    const at::Tensor gate = gate_in.contiguous(), up = up_in.contiguous(), y = at::empty_like(gate);
+    const at::Tensor gate = gate_in.contiguous(), up = up_in.contiguous();
+    at::Tensor y = at::empty_like(gate);
     swiglu_on_gpu(*gpu_launch(gate), gate, up, y);
     ctx->save_for_backward({gate, up});
     return y;

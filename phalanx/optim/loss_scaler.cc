@@ -58,7 +58,7 @@ void LossScaler::require_scale_left(const Result& result) const {
                   result.norm, result.scale, options_.smallest_scale));
 }
 
-LossScaler::Result LossScaler::step(Optimizer& optimizer, double lr, StepOptions options) {
+LossScaler::Result LossScaler::step(Optimizer& optimizer, double lr, const StepOptions& options) {
   require_max_norm(options.max_norm);
   if (!scale_.device().is_cpu()) {
     const DeviceResult found = step_on_device(optimizer, lr, options);

@@ -59,7 +59,7 @@ class LossScaler {
     double scale = 0;  // the scale of these gradients
   };
   /// Steps the optimizer, or skips the step, and sets the scale for the next one. Waits for the device.
-  Result step(Optimizer& optimizer, double lr, StepOptions options);
+  Result step(Optimizer& optimizer, double lr, const StepOptions& options);
 
   /// 0-dim float64 tensors on the device, as in Result. `stepped` is 1 or 0.
   struct DeviceResult {
