@@ -94,6 +94,7 @@ bool compare(const phalanx::ProcessContext& context, bool per_rank) {
 
 int main(int argc, char** argv) {
   recipe::Program program;
+  program.init().loads_kernels_at_start = true;  // a pipeline over NCCL needs it
   const bool& per_rank = program.add_per_rank_flag();
   return program.run(argc, argv, [&](const auto& context) { return compare(context, per_rank); });
 }

@@ -116,6 +116,7 @@ bool train(const phalanx::ProcessContext& context, const Options& options, bool 
 int main(int argc, char** argv) {
   Options options;
   recipe::Program program;
+  program.init().loads_kernels_at_start = true;  // a pipeline over NCCL needs it
   const bool& per_rank = program.add_per_rank_flag();
   program.add_option("--net", options.net)->check(CLI::IsMember({"cnn", "toy"}));
   program.add_option("--data", options.data, "folder with CIFAR-10's binary files, or synthetic");

@@ -51,8 +51,43 @@ void head_weight_gradient(const at::Tensor& dlogits, const at::Tensor& x, float 
   if (adds) dweight.out.add_(made);
 }
 
-[[noreturn]] void throw_second_backward() {
-  throw Error("linear_cross_entropy: a second backward through the same loss; compute the loss again instead");
+// For backward(): what forward() has kept. It is there once.
+c10::intrusive_ptr<c10::intrusive_ptr_target> taken_gradients(torch::autograd::AutogradContext& ctx) {
+  const auto found = ctx.saved_data.find("gradients");
+  if (found == ctx.saved_data.end()) {
+    throw Error("linear_cross_entropy: a second backward through the same loss; compute the loss again instead");
+  }
+  auto capsule = std::move(found->second).toCapsule();
+  ctx.saved_data.erase(found);
+  return capsule;
+}
+
+// For forward(): if the weight gradient may be deferred, the logits' gradients are saved, unless they are larger than the
+// weight's, which would be saved instead.
+WeightGradientQueue::Ref queue_of_head(const at::Tensor& weight, std::int64_t rows, bool record) {
+  const bool may_wait = record && weight.requires_grad() && rows <= weight.size(1);
+  return may_wait ? WeightGradientQueue::current() : WeightGradientQueue::Ref();
+}
+
+void keep_for_later(torch::autograd::AutogradContext& ctx, HeadGradients& gradients, const at::Tensor& dlogits,
+                    const at::Tensor& x, const at::Tensor& weight) {
+  gradients.dlogits = dlogits;
+  gradients.x = x.detach();
+  gradients.weight = weight;
+  save_queue_for_backward(ctx);
+}
+
+// For backward(): writes the weight gradient now, or leaves that to the queue. Returns what backward() returns for the
+// weight.
+at::Tensor write_or_defer(const torch::autograd::AutogradContext& ctx, const at::Tensor& weight,
+                          const WeightGradientQueue::Write& write) {
+  if (const auto later = queue_for(ctx, weight); later.queue) {
+    later.queue->put(later.key, weight, write);
+    return {};
+  }
+  const WeightGradient now = weight_gradient(weight);
+  write(now);
+  return now.returned;
 }
 
 struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
@@ -61,10 +96,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = std::min(rows, kLogitsChunk);
     check_labels(labels, vocab);
-    // If the weight gradient may be deferred, the logits' gradients are saved, unless they are larger than the
-    // weight's, which would be saved instead.
-    const auto later = record && weight.requires_grad() && rows <= weight.size(1) ? WeightGradientQueue::current()
-                                                                                  : WeightGradientQueue::Ref();
+    const auto later = queue_of_head(weight, rows, record);
     const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options());
     auto gradients = c10::make_intrusive<HeadGradients>();
@@ -88,12 +120,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
       if (gradients->dweight) gradients->dweight->out().addmm_(logits.t(), x_rows, from == 0 ? 0.0 : 1.0);
     }
     if (gradients->dx.defined()) gradients->dx = gradients->dx.view(x_in.sizes());
-    if (later.queue) {
-      gradients->dlogits = buffer;
-      gradients->x = x.detach();
-      gradients->weight = weight;
-      save_queue_for_backward(*ctx);
-    }
+    if (later.queue) keep_for_later(*ctx, *gradients, buffer, x, weight);
     if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
     double sum = 0.0;
     const float* loss = losses.const_data_ptr<float>();
@@ -103,10 +130,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
-    const auto found = ctx->saved_data.find("gradients");
-    if (found == ctx->saved_data.end()) throw_second_backward();
-    const auto capsule = std::move(found->second).toCapsule();
-    ctx->saved_data.erase(found);
+    const auto capsule = taken_gradients(*ctx);
     auto& gradients = static_cast<HeadGradients&>(*capsule);
     const float factor = grads[0].item<float>();
     at::Tensor dx = std::move(gradients.dx), dweight;
@@ -115,14 +139,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     if (gradients.dlogits.defined() && ctx->needs_input_grad(1)) {
       const auto write = [dlogits = std::move(gradients.dlogits), x = std::move(gradients.x),
                           factor](const WeightGradient& out) { head_weight_gradient(dlogits, x, factor, out); };
-      const at::Tensor weight = std::move(gradients.weight);
-      if (const auto later = queue_for(*ctx, weight); later.queue) {
-        later.queue->put(later.key, weight, write);
-      } else {
-        const WeightGradient now = weight_gradient(weight);
-        write(now);
-        dweight = now.returned;
-      }
+      dweight = write_or_defer(*ctx, gradients.weight, write);
     }
     return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor()};
   }
@@ -137,8 +154,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const at::Tensor used = weight.to(x.scalar_type());
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = gpu::rows_of_logits(rows, vocab);
-    const auto later = record && weight.requires_grad() && rows <= weight.size(1) ? WeightGradientQueue::current()
-                                                                                  : WeightGradientQueue::Ref();
+    const auto later = queue_of_head(weight, rows, record);
     const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kFloat));
     auto gradients = c10::make_intrusive<HeadGradients>();
@@ -170,12 +186,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       if (gradients->wide.defined()) add_weight_product(logits, x_rows, {gradients->wide, beta, at::Tensor()});
     }
     if (gradients->dx.defined()) gradients->dx = gradients->dx.view(x_in.sizes());
-    if (later.queue) {
-      gradients->dlogits = buffer;
-      gradients->x = x.detach();
-      gradients->weight = weight;
-      save_queue_for_backward(*ctx);
-    }
+    if (later.queue) keep_for_later(*ctx, *gradients, buffer, x, weight);
     const at::Tensor counted = labels.ne(gpu::kIgnoredLabel).sum();
     ctx->saved_data["counted"] = counted;
     if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
@@ -185,10 +196,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
     require_no_graph("linear_cross_entropy");
-    const auto found = ctx->saved_data.find("gradients");
-    if (found == ctx->saved_data.end()) throw_second_backward();
-    const auto capsule = std::move(found->second).toCapsule();
-    ctx->saved_data.erase(found);
+    const auto capsule = taken_gradients(*ctx);
     auto& gradients = static_cast<HeadGradients&>(*capsule);
     const at::Tensor factor = grads[0] / ctx->saved_data["counted"].toTensor();
     at::Tensor dx = std::move(gradients.dx), dweight;
@@ -210,14 +218,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
         made.mul_(factor);
         if (!in_place) out.beta == 0.0 ? out.out.copy_(made) : out.out.add_(made);
       };
-      const at::Tensor weight = std::move(gradients.weight);
-      if (const auto later = queue_for(*ctx, weight); later.queue) {
-        later.queue->put(later.key, weight, write);
-      } else {
-        const WeightGradient now = weight_gradient(weight);
-        write(now);
-        dweight = now.returned;
-      }
+      dweight = write_or_defer(*ctx, gradients.weight, write);
     }
     return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor()};
   }

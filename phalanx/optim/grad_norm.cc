@@ -17,6 +17,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/communicator.h"
+#include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/optim/exact_sum.h"
 #include "phalanx/optim/row_squares.h"
 
@@ -101,13 +102,32 @@ GradNorm norm_on_cpu(const Gradients& gradients, Communicator* comm) {
   return GradNorm(std::sqrt(sum.value()));
 }
 
+/// The sum of the squares of gradients of one dtype, a 0-dim float64 tensor on their device.
+at::Tensor squares_on_device(const std::vector<at::Tensor>& grads) {
+  const auto launch = kernels::gpu_launch(grads.front());
+  if (!launch) return at::stack(at::_foreach_norm(grads, 2, at::kDouble)).square().sum();
+  std::vector<at::Tensor> dense;
+  std::vector<kernels::gpu::ConstTensor> table;
+  for (const at::Tensor& grad : grads) {
+    dense.push_back(grad.is_non_overlapping_and_dense() ? grad : grad.contiguous());
+    table.push_back({grad.numel(), dense.back().const_data_ptr()});
+  }
+  const int count = static_cast<int>(table.size());
+  const std::int64_t blocks = kernels::gpu::squares_blocks(count, table.data());
+  const auto numbers = grads.front().options().dtype(at::kDouble);
+  const at::Tensor partial = at::empty({blocks}, numbers), total = at::empty({}, numbers);
+  auto* const sums = partial.mutable_data_ptr<double>();
+  launch->check("grad_norm", launch->kernels().squares(launch->stream(), count, table.data(),
+                                                       kernels::gpu_type(grads.front().scalar_type()), sums));
+  launch->check("grad_norm", launch->kernels().total(launch->stream(), blocks, sums, total.mutable_data_ptr<double>()));
+  return total;
+}
+
 GradNorm norm_on_device(const Gradients& gradients, Communicator* comm) {
   at::Tensor sum = at::zeros({}, at::TensorOptions(at::kDouble).device(gradients.device));
   std::map<int, std::vector<at::Tensor>> by_dtype;
   for (const auto& grad : gradients.counted) by_dtype[static_cast<int>(grad.scalar_type())].push_back(grad);
-  for (const auto& [dtype, grads] : by_dtype) {
-    sum.add_(at::stack(at::_foreach_norm(grads, 2, at::kDouble)).square().sum());
-  }
+  for (const auto& [dtype, grads] : by_dtype) sum.add_(squares_on_device(grads));
   if (comm != nullptr && comm->size() > 1) comm->all_reduce(sum);
   return GradNorm(sum.sqrt());
 }
