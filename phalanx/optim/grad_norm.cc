@@ -115,7 +115,8 @@ at::Tensor squares_on_device(const std::vector<at::Tensor>& grads) {
   const int count = static_cast<int>(table.size());
   const std::int64_t blocks = kernels::gpu::squares_blocks(count, table.data());
   const auto numbers = grads.front().options().dtype(at::kDouble);
-  const at::Tensor partial = at::empty({blocks}, numbers), total = at::empty({}, numbers);
+  const at::Tensor partial = at::empty({blocks}, numbers);
+  at::Tensor total = at::empty({}, numbers);
   auto* const sums = partial.mutable_data_ptr<double>();
   launch->check("grad_norm", launch->kernels().squares(launch->stream(), count, table.data(),
                                                        kernels::gpu_type(grads.front().scalar_type()), sums));
