@@ -53,10 +53,6 @@ struct CudaLauncher {
   }
 };
 
-}  // namespace
-
-namespace {
-
 // The code in this file is for compute capability 8.0 and later.
 bool fits_all_devices() {
   int count = 0;

@@ -108,9 +108,8 @@ void warn_of_lazy_loading(const Communicator& comm) {
   const BackendTraits traits = comm.backend()->traits();
   if (!traits.stream_ordered || traits.cuda_device < 0 || env_string("CUDA_MODULE_LOADING") == "EAGER") return;
   log::warn_once(
-      "a pipeline over NCCL, and CUDA loads each kernel at its first use, which can wait for ever for a message that "
-      "is "
-      "under way: set InitOptions::loads_kernels_at_start, or CUDA_MODULE_LOADING=EAGER in the environment");
+      "a pipeline over NCCL: CUDA loads each kernel at its first use here, which can wait for ever for a message that "
+      "is under way. Set InitOptions::loads_kernels_at_start, or CUDA_MODULE_LOADING=EAGER in the environment");
 }
 
 std::vector<at::Tensor> cut(const at::Tensor& batch, int count, const char* what) {
