@@ -72,6 +72,8 @@ struct TrainConfig {
     double max_norm = 1.0;
     std::int64_t steps = 10000;
     bool shuffle = true;
+    std::string attn_mask_type = "causal";
+    std::string packing = "none";
     std::string mixed_precision_param = "float32";
     std::string mixed_precision_reduce = "float32";
     double initial_loss_scale = 65536;

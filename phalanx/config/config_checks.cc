@@ -147,6 +147,13 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
     throw ConfigError(
         "[metrics] sample_prompt is set, but [model] hf_assets_path (the folder of tokenizer.json) is not");
   });
+  check({"training.packing", "training.attn_mask_type"}, [&] {
+    if (config.training.packing == "none" || config.training.attn_mask_type == "block_causal") return;
+    throw ConfigError(
+        "[training] packing is \"best_fit\", but attn_mask_type is \"causal\": documents that share a sequence would "
+        "see "
+        "each other; set attn_mask_type = \"block_causal\"");
+  });
   check({"validation.dataset_path", "validation.fraction"}, [&] {
     if (!validation.enable || !validation.dataset_path.empty() || validation.fraction != 0) return;
     throw ConfigError("[validation] is enabled, but fraction is 0 and dataset_path is not set: nothing is held out");

@@ -159,6 +159,24 @@ const std::vector<Key>& known_keys() {
       {"training", "shuffle", at<&C::training, &C::Training::shuffle>,
        "Take the sequences in an order drawn from debug.seed; off: in the file's order."},
       {"training",
+       "attn_mask_type",
+       at<&C::training, &C::Training::attn_mask_type>,
+       "What a token attends to. causal: all tokens before it in its sequence. block_causal: those of its own "
+       "document; "
+       "positions count from its start, and its first token is no label. Needs token files that list their documents "
+       "(`phalanx tokenize`).",
+       -kAny,
+       kAny,
+       {"causal", "block_causal"}},
+      {"training",
+       "packing",
+       at<&C::training, &C::Training::packing>,
+       "How sequences are filled. none: consecutive tokens, cut every seq_len. best_fit: whole documents, as many as "
+       "fit, and padding without a loss; only a document longer than seq_len is cut. Needs block_causal.",
+       -kAny,
+       kAny,
+       {"none", "best_fit"}},
+      {"training",
        "mixed_precision_param",
        at<&C::training, &C::Training::mixed_precision_param>,
        "Type of the matrix products. Without sharding by autocast; under sharding units are gathered in it. Weights "

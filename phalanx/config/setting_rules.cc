@@ -54,6 +54,8 @@ const std::vector<SettingRule>& setting_rules() {
       {"training", "max_norm", said},
       {"training", "steps", said},
       {"training", "shuffle", said},
+      {"training", "attn_mask_type", said},
+      {"training", "packing", said},
       {"training", "mixed_precision_param", said},
       {"training", "mixed_precision_reduce", said},
       {"training", "initial_loss_scale", said},

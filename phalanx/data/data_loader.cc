@@ -46,6 +46,21 @@ DataLoader::DataLoader(TokenFile tokens, DataLoaderOptions options) : tokens_(st
     throw DataError(fmt::format("{}: token range [{}, {}) is outside the file's {} tokens", tokens_.path(),
                                 range_.begin, range_.end, tokens_.size()));
   }
+  if (options_.separate_documents && tokens_.format() != TokenFormat::megatron) {
+    throw DataError(
+        fmt::format("{}: {} file, which does not list its documents; expected a Megatron file (.bin with "
+                    ".idx), as `phalanx tokenize` writes it, to keep documents apart",
+                    tokens_.path(), to_string(tokens_.format())));
+  }
+  if (options_.pack) {
+    if (!options_.separate_documents) throw ConfigError("packed rows hold several documents: keep them separate");
+    packed_ = std::make_shared<const PackedRows>(
+        tokens_, PackedRowsOptions{
+                     .seq_len = options_.seq_len, .range = range_, .shuffle = options_.shuffle, .seed = options_.seed});
+    sample_count_ = packed_->row_count();
+    begin_at(0, {});
+    return;
+  }
   sample_count_ = (range_.size() - 1) / options_.seq_len;
   if (range_.size() < 1 || sample_count_ < 1) {
     throw DataError(
@@ -70,17 +85,18 @@ RowRange DataLoader::rows_of(const BatchShare& share) const {
 
 void DataLoader::begin_at(std::int64_t step, StreamPosition position) {
   const std::int64_t seq = options_.seq_len;
-  if (position.epoch < 0 || position.token < 0 || position.token >= range_.size()) {
+  const std::int64_t tokens = packed_ ? epoch_tokens() : range_.size();
+  if (position.epoch < 0 || position.token < 0 || position.token >= tokens) {
     throw ConfigError(fmt::format("epoch {}, token {}: expected a place among the {} tokens of {}", position.epoch,
-                                  position.token, range_.size(), tokens_.path()));
+                                  position.token, tokens, tokens_.path()));
   }
-  if (options_.shuffle && position.token % seq != 0) {
-    throw ConfigError(fmt::format("epoch {}, token {}: shuffled samples of seq_len {} begin at its multiples",
-                                  position.epoch, position.token, seq));
+  if ((options_.shuffle || packed_) && position.token % seq != 0) {
+    throw ConfigError(fmt::format("epoch {}, token {}: {} samples of seq_len {} begin at its multiples", position.epoch,
+                                  position.token, packed_ ? "packed" : "shuffled", seq));
   }
   first_step_ = step;
   first_ = position;
-  rest_of_epoch_ = (range_.size() - 1 - position.token) / seq;
+  rest_of_epoch_ = packed_ ? sample_count_ - position.token / seq : (range_.size() - 1 - position.token) / seq;
 }
 
 StreamPosition DataLoader::place_of(std::int64_t step, std::int64_t row) const {
@@ -94,44 +110,120 @@ StreamPosition DataLoader::place_of(std::int64_t step, std::int64_t row) const {
   return {first_.epoch + 1 + after / sample_count_, after % sample_count_ * seq};
 }
 
-std::int64_t DataLoader::token_at(std::int64_t step, std::int64_t row) const {
-  const StreamPosition place = place_of(step, row);
+std::int64_t DataLoader::first_token(StreamPosition place) const {
   if (!options_.shuffle) return place.token;
   const Permutation order(sample_count_, {options_.seed, static_cast<std::uint64_t>(place.epoch)});
   return order(place.token / options_.seq_len) * options_.seq_len;
 }
 
-void DataLoader::read_tokens(std::int64_t first, std::span<std::int64_t> out) const {
-  tokens_.read(range_.begin + first, out);
+std::int64_t DataLoader::token_at(std::int64_t step, std::int64_t row) const {
+  return first_token(place_of(step, row));
 }
 
-void DataLoader::read_sample(std::int64_t sample, std::span<std::int64_t> out) const {
-  if (sample < 0 || sample >= sample_count_ || static_cast<std::int64_t>(out.size()) != options_.seq_len + 1) {
-    throw ConfigError(fmt::format("sample {} into {} places: expected a sample below {} and {} places", sample,
-                                  out.size(), sample_count_, options_.seq_len + 1));
+std::vector<std::int64_t> DataLoader::document_starts(std::int64_t after, std::int64_t last) const {
+  std::int64_t low = 0, high = tokens_.document_count();
+  while (low < high) {
+    const std::int64_t middle = low + (high - low) / 2;
+    tokens_.document(middle).begin <= after ? low = middle + 1 : high = middle;
   }
-  read_tokens(sample * options_.seq_len, out);
+  std::vector<std::int64_t> starts;
+  for (; low < tokens_.document_count(); ++low) {
+    const std::int64_t start = tokens_.document(low).begin;
+    if (start > last) break;
+    if (starts.empty() || starts.back() != start) starts.push_back(start);  // once where a document is empty
+  }
+  return starts;
 }
 
-void DataLoader::fill(std::int64_t step, RowRange rows, std::span<std::int64_t> inputs,
-                      std::span<std::int64_t> labels) const {
+std::int64_t DataLoader::label_count(std::int64_t step) const {
   const std::int64_t seq = options_.seq_len;
+  if (!options_.separate_documents) return options_.global_batch_size * seq;
+  std::int64_t sum = 0;
+  for (std::int64_t row = 0; row < options_.global_batch_size; ++row) {
+    const StreamPosition place = place_of(step, row);
+    if (packed_) {
+      sum += packed_->label_count(place.epoch, place.token / seq);
+    } else {
+      const std::int64_t first = range_.begin + first_token(place);
+      sum += seq - std::ssize(document_starts(first, first + seq));
+    }
+  }
+  return sum;
+}
+
+void DataLoader::check_buffers(std::int64_t rows, std::size_t inputs, std::size_t labels) const {
+  const std::int64_t seq = options_.seq_len;
+  if (static_cast<std::int64_t>(inputs) == rows * seq && inputs == labels) return;
+  throw ConfigError(fmt::format("batch buffers hold {} and {} ids: expected {} ({} rows of {})", inputs, labels,
+                                rows * seq, rows, seq));
+}
+
+void DataLoader::fill_row(StreamPosition place, const Row& row) const {
+  const std::int64_t seq = options_.seq_len, first = range_.begin + first_token(place);
+  std::vector<std::int64_t> sample(static_cast<std::size_t>(seq + 1));
+  tokens_.read(first, sample);
+  std::copy(sample.begin(), sample.end() - 1, row.inputs.begin());
+  std::copy(sample.begin() + 1, sample.end(), row.labels.begin());
+  if (!options_.separate_documents) return;
+  for (const std::int64_t start : document_starts(first, first + seq)) {
+    row.labels[static_cast<std::size_t>(start - first - 1)] = kIgnoredLabel;
+    if (start < first + seq) row.ends.push_back(static_cast<std::int32_t>(row.at + start - first));
+  }
+  row.ends.push_back(static_cast<std::int32_t>(row.at + seq));
+}
+
+void DataLoader::fill_packed_row(StreamPosition place, const Row& row) const {
+  const std::int64_t seq = options_.seq_len;
+  std::int64_t filled = 0;
+  std::vector<std::int64_t> tokens;
+  for (const PackedRows::Piece& piece : packed_->row(place.epoch, place.token / seq)) {
+    tokens.resize(static_cast<std::size_t>(piece.count + 1));
+    tokens_.read(piece.begin, tokens);
+    std::copy(tokens.begin(), tokens.end() - 1, row.inputs.begin() + filled);
+    std::copy(tokens.begin() + 1, tokens.end(), row.labels.begin() + filled);
+    filled += piece.count;
+    row.ends.push_back(static_cast<std::int32_t>(row.at + filled));
+  }
+  if (filled == seq) return;
+  std::fill(row.inputs.begin() + filled, row.inputs.end(), 0);
+  std::fill(row.labels.begin() + filled, row.labels.end(), kIgnoredLabel);
+  row.ends.push_back(static_cast<std::int32_t>(row.at + seq));
+}
+
+template <class PlaceOf>
+std::vector<std::int32_t> DataLoader::fill_rows(std::int64_t rows, std::span<std::int64_t> inputs,
+                                                std::span<std::int64_t> labels, const PlaceOf& place_of_row) const {
+  check_buffers(rows, inputs.size(), labels.size());
+  const auto seq = static_cast<std::size_t>(options_.seq_len);
+  std::vector<std::int32_t> ends;
+  if (options_.separate_documents) ends.push_back(0);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const std::size_t at = static_cast<std::size_t>(i) * seq;
+    const Row row{inputs.subspan(at, seq), labels.subspan(at, seq), ends, static_cast<std::int64_t>(at)};
+    packed_ ? fill_packed_row(place_of_row(i), row) : fill_row(place_of_row(i), row);
+  }
+  return ends;
+}
+
+std::vector<std::int32_t> DataLoader::fill_samples(std::int64_t first, std::int64_t count,
+                                                   std::span<std::int64_t> inputs,
+                                                   std::span<std::int64_t> labels) const {
+  if (first < 0 || count < 1 || first + count > sample_count_) {
+    throw ConfigError(
+        fmt::format("samples [{}, {}): expected some of the {} of an epoch", first, first + count, sample_count_));
+  }
+  return fill_rows(count, inputs, labels,
+                   [&](std::int64_t i) { return StreamPosition{.epoch = 0, .token = (first + i) * options_.seq_len}; });
+}
+
+std::vector<std::int32_t> DataLoader::fill(std::int64_t step, RowRange rows, std::span<std::int64_t> inputs,
+                                           std::span<std::int64_t> labels) const {
   if (step < 0 || rows.begin < 0 || rows.end < rows.begin || rows.end > options_.global_batch_size) {
     throw ConfigError(
         fmt::format("step {}, rows [{}, {}): expected a step of 0 or more and rows within the batch of {}", step,
                     rows.begin, rows.end, options_.global_batch_size));
   }
-  if (static_cast<std::int64_t>(inputs.size()) != rows.size() * seq || inputs.size() != labels.size()) {
-    throw ConfigError(fmt::format("batch buffers hold {} and {} ids: expected {} ({} rows of {})", inputs.size(),
-                                  labels.size(), rows.size() * seq, rows.size(), seq));
-  }
-  std::vector<std::int64_t> sample(static_cast<std::size_t>(seq + 1));
-  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-    read_tokens(token_at(step, row), sample);
-    const std::int64_t at = (row - rows.begin) * seq;
-    std::copy(sample.begin(), sample.end() - 1, inputs.begin() + at);
-    std::copy(sample.begin() + 1, sample.end(), labels.begin() + at);
-  }
+  return fill_rows(rows.size(), inputs, labels, [&](std::int64_t i) { return place_of(step, rows.begin + i); });
 }
 
 }  // namespace phalanx::data

@@ -1,10 +1,14 @@
 // DataLoader: which tokens a training step reads, as a pure function of (seed, step).
 //
-// Sample k is tokens [k*seq_len, k*seq_len + seq_len] of the range: seq_len inputs and, one token further, seq_len
+// Without packing, sample k is tokens [k*seq_len, k*seq_len + seq_len] of the range: seq_len inputs and, one token further, seq_len
 // labels. Adjacent samples share one token: the last label of one is the first input of the next. The global batch of
 // step s (from 0) has rows 0 .. B-1; row i holds sample number g = s*B + i of the run. Epoch g / N (N samples in the
 // range) visits every sample exactly once. The order is sample g mod N (shuffle = false) or a function of (seed,
 // epoch).
+//
+// With packing, sample k is a row of whole documents and padding (packed_rows.h). With or without it, documents may be
+// kept apart (separate_documents): the first token of a document is then no label, and fill() says where documents end,
+// for attention and positions. A place without a label has the label kIgnoredLabel.
 //
 // Nothing depends on the number of ranks, so a resumed run may have another number. If a resumed run changes B or,
 // without shuffling, seq_len, begin_at() lets the samples continue after the tokens that have been read: no token is
@@ -20,9 +24,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
+#include "phalanx/base/ignored_label.h"
+#include "phalanx/data/packed_rows.h"
 #include "phalanx/data/token_file.h"
 
 namespace phalanx::data {
@@ -33,10 +41,12 @@ struct DataLoaderOptions {
   bool shuffle = true;
   std::uint64_t seed = 0;
   std::optional<TokenRange> range;  // part of the file to use; unset: all of it
+  bool separate_documents = false;  // the file must list its documents
+  bool pack = false;                // rows of whole documents; REQUIRES: separate_documents
 };
 
 /// A position in the stream of tokens that a run reads: the number of tokens of this epoch that have been read. In a
-/// shuffled epoch these are the tokens of its first token / seq_len samples.
+/// shuffled or packed epoch these are the tokens of its first token / seq_len samples, padding included.
 struct StreamPosition {
   std::int64_t epoch = 0;
   std::int64_t token = 0;
@@ -65,7 +75,8 @@ void check_batch(std::int64_t global_batch_size, std::int64_t ranks, std::int64_
 
 class DataLoader {
  public:
-  /// Throws DataError if the range holds no whole sample or reaches outside the file.
+  /// Throws DataError if the range holds no whole sample or reaches outside the file, or if documents are to be separated
+  /// and the file does not list them.
   DataLoader(TokenFile tokens, DataLoaderOptions options);
 
   std::int64_t seq_len() const { return options_.seq_len; }
@@ -89,15 +100,37 @@ class DataLoader {
   std::int64_t token_at(std::int64_t step, std::int64_t row) const;
 
   /// Writes the inputs and labels of the given rows, row-major [rows, seq_len] each. Throws ConfigError if sizes do not
-  /// match.
-  void fill(std::int64_t step, RowRange rows, std::span<std::int64_t> inputs, std::span<std::int64_t> labels) const;
+  /// match. Returns cumulative lengths of the documents: 0, then the end of each, counted over all rows; empty if they
+  /// are not separated.
+  std::vector<std::int32_t> fill(std::int64_t step, RowRange rows, std::span<std::int64_t> inputs,
+                                 std::span<std::int64_t> labels) const;
 
-  /// Reads the seq_len + 1 tokens of one sample of an epoch in order.
-  void read_sample(std::int64_t sample, std::span<std::int64_t> out) const;
+  /// How many tokens of the global batch of `step` have a label.
+  std::int64_t label_count(std::int64_t step) const;
+
+  /// The same for samples [first, first + count) of the first epoch, which are in the file's order without shuffling.
+  std::vector<std::int32_t> fill_samples(std::int64_t first, std::int64_t count, std::span<std::int64_t> inputs,
+                                         std::span<std::int64_t> labels) const;
+
+  /// Null without packing.
+  const PackedRows* packed_rows() const { return packed_.get(); }
 
  private:
+  /// Of a sample: its inputs, its labels, and the ends of its documents, counted from `at`.
+  struct Row {
+    std::span<std::int64_t> inputs, labels;
+    std::vector<std::int32_t>& ends;
+    std::int64_t at;
+  };
   StreamPosition place_of(std::int64_t step, std::int64_t row) const;
-  void read_tokens(std::int64_t first, std::span<std::int64_t> out) const;
+  std::int64_t first_token(StreamPosition place) const;
+  void check_buffers(std::int64_t rows, std::size_t inputs, std::size_t labels) const;
+  template <class PlaceOf>
+  std::vector<std::int32_t> fill_rows(std::int64_t rows, std::span<std::int64_t> inputs, std::span<std::int64_t> labels,
+                                      const PlaceOf& place_of_row) const;
+  void fill_row(StreamPosition place, const Row& row) const;
+  void fill_packed_row(StreamPosition place, const Row& row) const;
+  std::vector<std::int64_t> document_starts(std::int64_t after, std::int64_t last) const;
 
   TokenFile tokens_;
   DataLoaderOptions options_;
@@ -106,6 +139,7 @@ class DataLoader {
   std::int64_t first_step_ = 0;  // the arguments of begin_at()
   StreamPosition first_;
   std::int64_t rest_of_epoch_ = 0;  // samples from there to the end of its epoch
+  std::shared_ptr<const PackedRows> packed_;
 };
 
 }  // namespace phalanx::data

@@ -138,9 +138,10 @@ TEST_F(DataLoaderTest, ValidationAndTrainingShareNoToken) {
     const DataLoader dataloader(tokens, {.seq_len = 16, .global_batch_size = 1, .range = range});
     std::set<std::int64_t> seen;
     for (std::int64_t k = 0; k < dataloader.sample_count(); ++k) {
-      std::vector<std::int64_t> sample(17);
-      dataloader.read_sample(k, sample);
-      seen.insert(sample.begin(), sample.end());
+      std::vector<std::int64_t> inputs(16), labels(16);
+      dataloader.fill_samples(k, 1, inputs, labels);
+      seen.insert(inputs.begin(), inputs.end());
+      seen.insert(labels.begin(), labels.end());
     }
     return seen;
   };

@@ -11,7 +11,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kStreamVersion = 1;
+// 2: packed, which readers of version 1 do not know.
+constexpr std::int64_t kStreamVersion = 1, kPackedStreamVersion = 2;
 
 /// The values of a description. Throws DataError if it is malformed.
 struct StreamValues {
@@ -21,6 +22,7 @@ struct StreamValues {
   std::int64_t seq_len = 0;
   bool shuffle = false;
   std::uint64_t seed = 0;
+  std::int64_t packed_rows = 0;  // of an epoch; 0: not packed
 };
 
 StreamValues values_of(const json& saved) {
@@ -28,9 +30,10 @@ StreamValues values_of(const json& saved) {
     throw DataError("the checkpoint's description of its data " + what);
   };
   if (!saved.is_object()) fail("is no JSON object");
-  if (const auto version = saved.find("version"); version == saved.end() || *version != kStreamVersion) {
-    fail(fmt::format("is of version {}: expected {}; a later version of Phalanx wrote it",
-                     version == saved.end() ? "none" : version->dump(), kStreamVersion));
+  if (const auto version = saved.find("version");
+      version == saved.end() || (*version != kStreamVersion && *version != kPackedStreamVersion)) {
+    fail(fmt::format("is of version {}: expected {} or {}; a later version of Phalanx wrote it",
+                     version == saved.end() ? "none" : version->dump(), kStreamVersion, kPackedStreamVersion));
   }
   try {
     StreamValues values{.name = saved.at("name"),
@@ -42,7 +45,13 @@ StreamValues values_of(const json& saved) {
                         .seq_len = saved.at("seq_len"),
                         .shuffle = saved.at("shuffle"),
                         .seed = saved.at("seed")};
-    if (values.seq_len < 1 || values.range.begin < 0 || values.range.size() <= values.seq_len) fail("is of no stream");
+    if (const auto packing = saved.find("packing"); packing != saved.end()) {
+      if (packing->at("kind") != "best_fit") fail(fmt::format("has an unknown packing {}", packing->at("kind").dump()));
+      values.packed_rows = packing->at("rows");
+      if (values.packed_rows < 1) fail("is of no packed row");
+    }
+    const bool is_too_short = values.packed_rows == 0 && values.range.size() <= values.seq_len;
+    if (values.seq_len < 1 || values.range.begin < 0 || is_too_short) fail("is of no stream");
     return values;
   } catch (const json::exception&) {
     fail("is malformed: expected name, type, content, index, tokens, range, seq_len, shuffle and seed");
@@ -51,6 +60,7 @@ StreamValues values_of(const json& saved) {
 }
 
 std::int64_t epoch_tokens(const StreamValues& values) {
+  if (values.packed_rows > 0) return values.packed_rows * values.seq_len;
   return (values.range.size() - 1) / values.seq_len * values.seq_len;
 }
 
@@ -77,6 +87,10 @@ std::vector<std::string> differences_of(const StreamValues& saved, const StreamV
     const auto text = [](TokenRange range) { return fmt::format("tokens [{}, {})", range.begin, range.end); };
     add("[validation] enable, fraction or dataset_path", text(saved.range), text(now.range));
   }
+  const auto packing = [](const StreamValues& values) {
+    return values.packed_rows > 0 ? "whole documents, packed by best fit" : "consecutive tokens";
+  };
+  if ((saved.packed_rows > 0) != (now.packed_rows > 0)) add("[training] packing", packing(saved), packing(now));
   if (saved.shuffle != now.shuffle) {
     add("[training] shuffle", order_text(saved), order_text(now));
   } else if (saved.shuffle && saved.seed != now.seed) {
@@ -89,17 +103,20 @@ std::vector<std::string> differences_of(const StreamValues& saved, const StreamV
 
 json describe_stream(const DataLoader& dataloader) {
   const TokenFile& tokens = dataloader.tokens();
-  return {{"version", kStreamVersion},
-          {"name", std::filesystem::path(tokens.path()).filename().string()},
-          {"format", to_string(tokens.format())},
-          {"type", to_string(tokens.type())},
-          {"tokens", tokens.size()},
-          {"content", tokens.content_hash()},
-          {"index", tokens.index_hash()},
-          {"range", {dataloader.range().begin, dataloader.range().end}},
-          {"seq_len", dataloader.seq_len()},
-          {"shuffle", dataloader.options().shuffle},
-          {"seed", dataloader.options().seed}};
+  const PackedRows* const packed = dataloader.packed_rows();
+  json description = {{"version", packed != nullptr ? kPackedStreamVersion : kStreamVersion},
+                      {"name", std::filesystem::path(tokens.path()).filename().string()},
+                      {"format", to_string(tokens.format())},
+                      {"type", to_string(tokens.type())},
+                      {"tokens", tokens.size()},
+                      {"content", tokens.content_hash()},
+                      {"index", tokens.index_hash()},
+                      {"range", {dataloader.range().begin, dataloader.range().end}},
+                      {"seq_len", dataloader.seq_len()},
+                      {"shuffle", dataloader.options().shuffle},
+                      {"seed", dataloader.options().seed}};
+  if (packed != nullptr) description["packing"] = {{"kind", "best_fit"}, {"rows", packed->row_count()}};
+  return description;
 }
 
 json describe_range(const TokenFile& tokens, TokenRange range) {
@@ -124,16 +141,17 @@ StreamResume resume_stream(const json& saved, std::int64_t tokens, const DataLoa
     const std::string lengths =
         fmt::format("[training] seq_len: the checkpoint's run read {} tokens a sequence; this one reads {}",
                     before.seq_len, now.seq_len);
-    if (now.shuffle && position.token != 0) {
-      resume.differences.push_back(fmt::format(
-          "{}, and epoch {} is shuffled in sequences of {}, of which {} of {} have been read", lengths,
-          position.epoch + 1, before.seq_len, position.token / before.seq_len, epoch_tokens(before) / before.seq_len));
+    if ((now.shuffle || now.packed_rows > 0) && position.token != 0) {
+      resume.differences.push_back(
+          fmt::format("{}, and epoch {} is {} in sequences of {}, of which {} of {} have been read", lengths,
+                      position.epoch + 1, now.packed_rows > 0 ? "packed" : "shuffled", before.seq_len,
+                      position.token / before.seq_len, epoch_tokens(before) / before.seq_len));
       return resume;
     }
     resume.notes.push_back(
         fmt::format("{}: it goes on at token {} of epoch {}", lengths, position.token, position.epoch + 1));
   }
-  if (now.shuffle && position.token % now.seq_len != 0) {
+  if ((now.shuffle || now.packed_rows > 0) && position.token % now.seq_len != 0) {
     throw DataError(
         fmt::format("the checkpoint's data position of {} tokens is inside a sequence of {}", tokens, now.seq_len));
   }

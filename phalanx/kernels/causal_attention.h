@@ -4,6 +4,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+
+#include "phalanx/tensor/document_boundaries.h"
 
 namespace phalanx::kernels {
 
@@ -19,9 +22,16 @@ namespace phalanx::kernels {
 /// `window` > 0: a query sees its own key and window - 1 before it. If that is less than the sequence, blocks of
 /// queries are multiplied with the keys of their windows by at::scaled_dot_product_attention: seq (window + block)
 /// products and a mask of one block.
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window = 0);
+///
+/// `documents`: a query sees only keys of its own document, as if each document were a sequence of its own. So the time
+/// falls with the sum of the squared lengths. On a GPU one kernel of variable lengths takes all documents: flash
+/// attention in 16 bits, memory-efficient attention in fp32. There a window in fp32 and other types take one call for
+/// each document. Null: each row is one document. Throws Error if they do not have q's rows.
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window = 0,
+                            const std::shared_ptr<const DocumentBoundaries>& documents = nullptr);
 
-/// The same by at::scaled_dot_product_attention.
-at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+/// The same by at::scaled_dot_product_attention with a mask of all pairs of positions.
+at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      std::int64_t window = 0, const DocumentBoundaries* documents = nullptr);
 
 }  // namespace phalanx::kernels

@@ -92,17 +92,18 @@ at::Tensor write_or_defer(const torch::autograd::AutogradContext& ctx, const at:
 
 struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
-                            const at::Tensor& labels_in, bool record) {
+                            const at::Tensor& labels_in, std::optional<double> given, bool record) {
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = std::min(rows, kLogitsChunk);
     check_labels(labels, vocab);
+    const double divisor = given ? *given : static_cast<double>(counted_labels(labels));
     const auto later = queue_of_head(weight, rows, record);
     const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options());
     auto gradients = c10::make_intrusive<HeadGradients>();
     if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
     if (record && weight.requires_grad() && !later.queue) gradients->dweight.emplace(weight);
-    const float scale = record ? 1.0f / static_cast<float>(rows) : 0.0f;
+    const float scale = record ? static_cast<float>(1.0 / divisor) : 0.0f;
     for (std::int64_t from = 0; from < rows; from += chunk) {
       const std::int64_t n = std::min(chunk, rows - from);
       at::Tensor logits = buffer.narrow(0, later.queue ? from : 0, n);
@@ -125,7 +126,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     double sum = 0.0;
     const float* loss = losses.const_data_ptr<float>();
     for (std::int64_t r = 0; r < rows; ++r) sum += static_cast<double>(loss[r]);
-    return at::full({}, sum / static_cast<double>(rows), x.options());
+    return at::full({}, sum / divisor, x.options());
   }
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
@@ -141,7 +142,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
                           factor](const WeightGradient& out) { head_weight_gradient(dlogits, x, factor, out); };
       dweight = write_or_defer(*ctx, gradients.weight, write);
     }
-    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor()};
+    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -150,7 +151,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
 // could exceed that type, and is summed in float32.
 struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
-                            const at::Tensor& labels_in, bool record) {
+                            const at::Tensor& labels_in, std::optional<double> divisor, bool record) {
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const at::Tensor used = weight.to(x.scalar_type());
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = gpu::rows_of_logits(rows, vocab);
@@ -187,9 +188,13 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
     }
     if (gradients->dx.defined()) gradients->dx = gradients->dx.view(x_in.sizes());
     if (later.queue) keep_for_later(*ctx, *gradients, buffer, x, weight);
-    const at::Tensor counted = labels.ne(gpu::kIgnoredLabel).sum();
-    ctx->saved_data["counted"] = counted;
     if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
+    if (divisor) {
+      ctx->saved_data["divisor"] = *divisor;
+      return losses.sum().div(*divisor);
+    }
+    const at::Tensor counted = labels.ne(kIgnoredLabel).sum();
+    ctx->saved_data["counted"] = counted;
     return losses.sum().div(counted);
   }
 
@@ -198,7 +203,9 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
     require_no_graph("linear_cross_entropy");
     const auto capsule = taken_gradients(*ctx);
     auto& gradients = static_cast<HeadGradients&>(*capsule);
-    const at::Tensor factor = grads[0] / ctx->saved_data["counted"].toTensor();
+    const auto counted = ctx->saved_data.find("counted");
+    const at::Tensor factor = counted == ctx->saved_data.end() ? grads[0] / ctx->saved_data["divisor"].toDouble()
+                                                               : grads[0] / counted->second.toTensor();
     at::Tensor dx = std::move(gradients.dx), dweight;
     if (dx.defined()) dx.mul_(factor);
     if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
@@ -220,27 +227,49 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       };
       dweight = write_or_defer(*ctx, gradients.weight, write);
     }
-    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor()};
+    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
+static_assert(kIgnoredLabel == gpu::kIgnoredLabel);
+
+void require_divisor(std::optional<double> divisor) {
+  if (!divisor || *divisor > 0) return;
+  throw Error(
+      fmt::format("cross entropy: a divisor of {}; expected the number of tokens that count, 1 or more", *divisor));
+}
+
 }  // namespace
+
+std::int64_t counted_labels(const at::Tensor& labels) {
+  const std::int64_t* label = labels.const_data_ptr<std::int64_t>();
+  return labels.numel() - std::count(label, label + labels.numel(), kIgnoredLabel);
+}
 
 void check_labels(const at::Tensor& labels, std::int64_t vocab) {
   const std::int64_t* label = labels.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < labels.numel(); ++i) {
-    if (label[i] < 0 || label[i] >= vocab) {
-      throw DataError(fmt::format("label {} (the {}th of the batch) is outside the vocabulary: expected 0 to {}",
-                                  label[i], i, vocab - 1));
+    if (label[i] != kIgnoredLabel && (label[i] < 0 || label[i] >= vocab)) {
+      throw DataError(
+          fmt::format("label {} (the {}th of the batch) is outside the vocabulary: expected 0 to {}, or {} for a token "
+                      "without loss",
+                      label[i], i, vocab - 1, kIgnoredLabel));
     }
   }
 }
 
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels) {
-  return at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, -2), labels.flatten());
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, std::optional<double> divisor) {
+  require_divisor(divisor);
+  const at::Tensor rows = logits.to(at::kFloat).flatten(0, -2);
+  const auto reduced = [&](at::Reduction::Reduction reduction) {
+    return at::cross_entropy_loss(rows, labels.flatten(), /*weight=*/{}, reduction, kIgnoredLabel);
+  };
+  return divisor ? reduced(at::Reduction::Sum) / *divisor : reduced(at::Reduction::Mean);
 }
 
-at::Tensor linear_cross_entropy(const at::Tensor& x_in, const at::Tensor& weight, const at::Tensor& labels) {
+at::Tensor linear_cross_entropy(const at::Tensor& x_in, const at::Tensor& weight, const at::Tensor& labels,
+                                std::optional<double> divisor) {
+  require_divisor(divisor);
   const bool record = at::GradMode::is_enabled() && (x_in.requires_grad() || weight.requires_grad());
   at::Tensor x = x_in;
   if (gpu_launch(x, weight) && x.numel() > 0) {
@@ -254,14 +283,14 @@ at::Tensor linear_cross_entropy(const at::Tensor& x_in, const at::Tensor& weight
     x = in_autocast_type(x);
     const bool is_autocast = at::autocast::is_autocast_enabled(x.device().type());
     if (is_autocast || x.scalar_type() == weight.scalar_type()) {
-      return GpuLinearCrossEntropyFunction::apply(x, weight, labels, record);
+      return GpuLinearCrossEntropyFunction::apply(x, weight, labels, divisor, record);
     }
   }
   if (!fusible(x, weight) || x.numel() == 0) {
     if (labels.device().is_cpu()) check_labels(labels.contiguous(), weight.size(0));
-    return cross_entropy(kernels::linear(x, weight), labels);
+    return cross_entropy(kernels::linear(x, weight), labels, divisor);
   }
-  return LinearCrossEntropyFunction::apply(x, weight, labels, record);
+  return LinearCrossEntropyFunction::apply(x, weight, labels, divisor, record);
 }
 
 }  // namespace phalanx::kernels

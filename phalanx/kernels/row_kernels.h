@@ -39,7 +39,7 @@ struct RowKernels {
                                   const float* dout, std::int64_t dout_stride, float* p, float* dp);
 
   /// Row by row: loss[r] = log(sum(exp(logits))) - logits[label]; with `scale` != 0 the logits become
-  /// scale * (softmax(logits) - one_hot(label)). Labels must be in range.
+  /// scale * (softmax(logits) - one_hot(label)). A negative label gives zeros. Other labels must be in range.
   void (*cross_entropy)(std::int64_t rows, std::int64_t vocab, float* logits, const std::int64_t* labels, float scale,
                         float* loss);
 

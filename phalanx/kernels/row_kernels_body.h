@@ -142,6 +142,11 @@ void causal_softmax_backward(std::int64_t rows, std::int64_t width, std::int64_t
 void cross_entropy(std::int64_t rows, std::int64_t vocab, float* logits, const std::int64_t* labels,
                    float gradient_scale, float* loss) {
   for (std::int64_t r = 0; r < rows; ++r, logits += vocab) {
+    if (labels[r] < 0) {  // not counted
+      for (std::int64_t i = 0; i < vocab; ++i) logits[i] = 0.0f;
+      loss[r] = 0.0f;
+      continue;
+    }
     const float largest = largest_of(vocab, logits);
     const float chosen = logits[labels[r]];
     float sum = 0.0f;

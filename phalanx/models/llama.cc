@@ -126,27 +126,51 @@ void Llama::check_hidden(const at::Tensor& input) const {
   }
 }
 
+void Llama::check_documents(const DocumentBoundaries& documents, const at::Tensor& input, std::int64_t seq) const {
+  const std::int64_t rows = input.size(0) * (!part_.embedding && head_.parts_dim == 0 ? head_.parts : 1);
+  if (documents.rows() == rows && documents.seq_len() == seq) return;
+  throw Error(fmt::format("Llama: document boundaries of {} rows of {} tokens; expected those of the batch, {} of {}",
+                          documents.rows(), documents.seq_len(), rows, seq));
+}
+
 at::Tensor Llama::embed(const at::Tensor& tokens, const at::Tensor& positions) {
   const at::Tensor x = call(tok_embeddings, tokens);  // [batch, seq, dim]
   return pos_embeddings ? x + call(pos_embeddings, positions) : x;
 }
 
-at::Tensor Llama::hidden(const at::Tensor& input) {
+nn::RotaryTables Llama::rope_of(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) {
+  if (documents == nullptr) return rope(seq, seq, device).narrow(0, seq);
+  const std::int64_t longest = documents->longest();
+  if (config_.rope_scaling.type == RopeScalingType::dynamic && longest > config_.rope_scaling.original_max_seq_len) {
+    throw Error(
+        fmt::format("Llama: a document of {} tokens among others, and rotary angles that depend on each one's "
+                    "length beyond {} (rope_scaling dynamic); expected shorter documents, or one in a row",
+                    longest, config_.rope_scaling.original_max_seq_len));
+  }
+  return rope(longest, longest, device).at_positions(documents->positions());
+}
+
+at::Tensor Llama::learnt_positions(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) const {
+  const at::Tensor all =
+      documents != nullptr ? documents->positions() : at::arange(seq, at::TensorOptions(at::kLong).device(device));
+  const std::int64_t dim = head_.parts_dim == 1 ? all.dim() - 1 : 0;
+  if (head_.parts_dim == 0 && documents == nullptr) return all;  // the same for every sequence
+  const std::int64_t count = all.size(dim) / head_.parts;
+  return all.narrow(dim, count * head_.part, count);
+}
+
+at::Tensor Llama::hidden(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents) {
   part_.embedding ? check_tokens(input) : check_hidden(input);
   const std::int64_t seq = input.size(1) * (part_.embedding || head_.parts_dim == 0 ? 1 : head_.parts);
   if (seq > config_.max_seq_len) {
     throw Error(fmt::format("Llama: sequences of {} tokens, but max_seq_len is {}", seq, config_.max_seq_len));
   }
+  if (documents) check_documents(*documents, input, seq);
   const nn::RotaryTables tables =
-      config_.is_gpt2() ? nn::RotaryTables() : rope(seq, seq, input.device()).narrow(0, seq);
-  at::Tensor positions;
-  if (pos_embeddings) {
-    const std::int64_t count = head_.parts_dim == 1 ? seq / head_.parts : seq;  // of this rank
-    const std::int64_t first = head_.parts_dim == 1 ? count * head_.part : 0;
-    positions = at::arange(first, first + count, at::TensorOptions(at::kLong).device(input.device()));
-  }
+      config_.is_gpt2() ? nn::RotaryTables() : rope_of(seq, documents.get(), input.device());
+  const at::Tensor positions = pos_embeddings ? learnt_positions(seq, documents.get(), input.device()) : at::Tensor();
   at::Tensor x = part_.embedding ? embed(input, positions) : input;  // [batch, seq, dim]
-  for (const auto& layer : layers) x = call(layer, x, tables);
+  for (const auto& layer : layers) x = call(layer, x, tables, documents);
   return norm ? call(norm, x) : x;
 }
 
@@ -157,8 +181,8 @@ at::Tensor Llama::logits(const at::Tensor& hidden) {
       [&] { return output->around_forward([&] { return head_.logits(hidden, output->weight); }); });
 }
 
-at::Tensor Llama::forward(const at::Tensor& input) {
-  const at::Tensor h = hidden(input);
+at::Tensor Llama::forward(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents) {
+  const at::Tensor h = hidden(input, documents);
   return part_.head ? logits(h) : h;
 }
 
@@ -172,23 +196,24 @@ std::vector<std::vector<nn::Module*>> Llama::shard_units() {
   return units;
 }
 
-at::Tensor Llama::loss(const at::Tensor& input, const at::Tensor& labels) {
+at::Tensor Llama::loss(const at::Tensor& input, const at::Tensor& labels, const LlamaLossOptions& options) {
   if (!part_.head) throw Error("Llama: a part without the output has no loss: " + part_.text());
   std::vector<std::int64_t> positions = input.sizes().slice(0, std::min<std::int64_t>(input.dim(), 2)).vec();
   if (!part_.embedding && positions.size() == 2) positions[head_.parts_dim] *= head_.parts;
   if (positions.size() != 2 || labels.sizes() != at::IntArrayRef(positions) || labels.scalar_type() != at::kLong) {
     throw Error("Llama: labels must be int64 and of the tokens' shape: one next token for each token");
   }
-  return around_use([&] { return loss_of(hidden(input), labels); });
+  return around_use([&] { return loss_of(hidden(input, options.documents), labels, options.divisor); });
 }
 
-at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels) {
+at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels, std::optional<double> divisor) {
   const auto fused = [&](const at::Tensor& weight) {
-    return head_.loss ? head_.loss(h, weight, labels) : kernels::linear_cross_entropy(h, weight, labels);
+    return head_.loss ? head_.loss(h, weight, labels, divisor)
+                      : kernels::linear_cross_entropy(h, weight, labels, divisor);
   };
   if (!output) return fused(tok_embeddings->weight);
   // A hook on the output layer must see its call, so the layer is not fused with the loss then.
-  if (output->has_forward_hooks()) return kernels::cross_entropy(logits(h), labels);
+  if (output->has_forward_hooks()) return kernels::cross_entropy(logits(h), labels, divisor);
   return output->around_use([&] { return fused(output->weight); });
 }
 
@@ -201,7 +226,8 @@ at::Tensor Llama::log_likelihoods(const at::Tensor& input, const at::Tensor& lab
   }
   const at::NoGradGuard no_grad;
   const auto likelihoods_of = [&] {
-    const at::Tensor h = hidden(input).flatten(0, 1), wanted = labels.flatten();  // [batch * seq, dim], [batch * seq]
+    const at::Tensor h = hidden(input, nullptr).flatten(0, 1),
+                     wanted = labels.flatten();  // [batch * seq, dim], [batch * seq]
     const at::Tensor places = (wanted >= 0).nonzero().squeeze(1);
     const at::Tensor result = at::zeros({wanted.size(0)}, h.options().dtype(at::kFloat));
     for (const at::Tensor& some : places.split(kLikelihoodRows)) {

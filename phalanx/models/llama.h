@@ -15,6 +15,10 @@
 //   at::Tensor h = stage.forward(input);              // tokens or hidden states in, hidden states or logits out
 //   at::Tensor loss = last_stage.loss(h, labels);
 //
+// Rows may hold several documents (DocumentBoundaries), and tokens may be without a loss (label kIgnoredLabel):
+//
+//   model->loss(tokens, labels, {.documents = documents, .divisor = tokens_that_count_in_the_global_batch});
+//
 // The constructor leaves the parameters without values: nn::initialise(*model, seed) or a checkpoint fills them.
 // Tokens and labels are int64 [batch, seq] on the parameters' device, seq at most max_seq_len (Error otherwise).
 //
@@ -30,6 +34,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +44,7 @@
 #include "phalanx/nn/embedding.h"
 #include "phalanx/nn/kv_cache.h"
 #include "phalanx/nn/transformer_block.h"
+#include "phalanx/tensor/document_boundaries.h"
 
 namespace phalanx::models {
 
@@ -46,12 +52,21 @@ namespace phalanx::models {
 /// of the final norm, `weight` what this rank holds of the output matrix.
 struct LlamaHead {
   std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight)> logits;
-  std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels)> loss;
+  std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                           std::optional<double> divisor)>
+      loss;
   // The activations between the layers are one of `parts` parts along `parts_dim`: 0 (sequences) or 1 (positions).
   // Labels are those of all parts.
   std::int64_t parts = 1;
   std::size_t parts_dim = 1;
   std::int64_t part = 0;  // this rank's part
+};
+
+struct LlamaLossOptions {
+  /// Of the tokens' rows. Null: each row is one document.
+  std::shared_ptr<const DocumentBoundaries> documents = nullptr;
+  /// The loss is the sum over the tokens that count, divided by this; unset: by their number.
+  std::optional<double> divisor = {};
 };
 
 class Llama : public nn::Module {
@@ -60,13 +75,14 @@ class Llama : public nn::Module {
   Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptionsOfModule tensor = {});
 
   /// Maps tokens to logits [batch, seq, vocab]. A part without the embedding takes hidden states [batch, seq, dim]. A
-  /// part without the output returns them.
-  at::Tensor forward(const at::Tensor& input);
+  /// part without the output returns them. `documents` are of the tokens' rows; null: each row is one document.
+  at::Tensor forward(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents = nullptr);
 
-  /// Mean cross entropy over the batch * seq tokens given, an fp32 scalar. The logits are never held as a whole. If
-  /// ranks have equal shares of a global batch, the average of their losses and gradients is that of the global batch.
+  /// Mean cross entropy over the tokens whose label is not kIgnoredLabel, an fp32 scalar. The logits are never
+  /// held as a whole. If each rank divides by the number of such tokens in the global batch (LlamaLossOptions::divisor),
+  /// the sum of the ranks' losses and gradients is that of the global batch.
   /// REQUIRES: the part has the output.
-  at::Tensor loss(const at::Tensor& input, const at::Tensor& labels);
+  at::Tensor loss(const at::Tensor& input, const at::Tensor& labels, const LlamaLossOptions& options = {});
 
   /// log p(label | tokens up to it), fp32 [batch, seq]. It is 0 where the label is -1; the logits of these positions
   /// are not computed. Records no gradient. Logits of at most 512 positions are held at once.
@@ -102,15 +118,21 @@ class Llama : public nn::Module {
   /// Vectors of the tokens, which are at int64 `positions` [positions] or [batch, positions]. `positions` is undefined
   /// without pos_embeddings.
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions);
-  at::Tensor hidden(const at::Tensor& input);  // after the final norm, if the part has it: [batch, seq, dim]
+  /// After the final norm, if the part has it: [batch, seq, dim].
+  at::Tensor hidden(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents);
+  /// int64 positions of this rank's tokens, for pos_embeddings.
+  at::Tensor learnt_positions(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) const;
   at::Tensor logits(const at::Tensor& hidden);
-  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels);
+  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels, std::optional<double> divisor);
   at::Tensor forward_cached(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts,
                             std::int64_t first_row);
   /// Tables of at least `positions` positions, for a pass in which the longest sequence has `longest` tokens.
   nn::RotaryTables rope(std::int64_t positions, std::int64_t longest, at::Device device);
+  /// The tables of each token's position: [seq, head_dim / 2], or with documents [batch, seq, head_dim / 2].
+  nn::RotaryTables rope_of(std::int64_t seq, const DocumentBoundaries* documents, at::Device device);
   void check_tokens(const at::Tensor& tokens) const;
   void check_hidden(const at::Tensor& input) const;
+  void check_documents(const DocumentBoundaries& documents, const at::Tensor& input, std::int64_t seq) const;
 
   LlamaConfig config_;
   LlamaPart part_;

@@ -102,8 +102,9 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
   if (!splits_vocabulary(config, ranks)) {
     const auto whole = [=](const at::Tensor& h) { return convert(h, between, ActivationLayout::replicated(), group); };
     head.logits = [=](const at::Tensor& h, const at::Tensor& weight) { return kernels::linear(whole(h), weight); };
-    head.loss = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
-      return kernels::linear_cross_entropy(whole(h), weight, labels);
+    head.loss = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
+                    std::optional<double> divisor) {
+      return kernels::linear_cross_entropy(whole(h), weight, labels, divisor);
     };
     model.set_head(std::move(head));
     return;
@@ -114,9 +115,10 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
     const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
     return gather_from_group(kernels::linear(shared, weight), -1, group);
   };
-  head.loss = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
+  head.loss = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
+                  std::optional<double> divisor) {
     const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
-    return vocab_parallel_cross_entropy(shared, weight, labels, part, group);
+    return vocab_parallel_cross_entropy(shared, weight, labels, part, group, divisor);
   };
   model.set_head(std::move(head));
 }

@@ -60,9 +60,10 @@ at::Tensor Attention::project(const at::Tensor& y) {
                               : collective_matmul_->matmul_reduce_scatter(rows, wo->used_weight());
 }
 
-at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope) {
+at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope,
+                              const std::shared_ptr<const DocumentBoundaries>& documents) {
   const auto [q, k, v] = heads(x, rope);
-  return project(kernels::causal_attention(q, k, v, options_.window));
+  return project(kernels::causal_attention(q, k, v, options_.window, documents));
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {

@@ -16,6 +16,7 @@
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/rms_norm.h"
 #include "phalanx/nn/rotary.h"
+#include "phalanx/tensor/document_boundaries.h"
 
 namespace phalanx::nn {
 
@@ -36,8 +37,10 @@ class Attention : public Module {
  public:
   explicit Attention(const AttentionOptions& options, TensorOptionsOfModule tensor = {});
 
-  /// x [batch, seq, dim] -> [batch, seq, dim]; `rope` holds the tables of these seq positions.
-  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope);
+  /// x [batch, seq, dim] -> [batch, seq, dim]; `rope` holds the tables of these seq positions. `documents` of x's rows;
+  /// null: each row is one document.
+  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope,
+                     const std::shared_ptr<const DocumentBoundaries>& documents = nullptr);
   /// Inference: x's tokens follow those of `cache`. `rope` holds the tables of their positions.
   /// REQUIRES: the caller has begun the cache's pass.
   at::Tensor forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer);

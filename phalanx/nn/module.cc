@@ -48,6 +48,12 @@ void Module::set_parameter_use(const std::string& parameter, ParameterUse use) {
   uses_[parameter] = std::move(use);
 }
 
+void detail::throw_cannot_run_again(const std::string& module) {
+  throw Error(module +
+              " is checkpointed, and called with an input that cannot be kept until it runs again: expected a tensor "
+              "first, and the others by value or const reference");
+}
+
 at::Tensor Module::substituted(const char* parameter, const at::Tensor& tensor) const {
   const auto found = uses_.find(parameter);
   return found == uses_.end() ? tensor : found->second(tensor);

@@ -88,7 +88,8 @@ class Module : public torch::nn::Module {
   bool has_parameter_hooks() const noexcept { return !before_use_.empty(); }
 
   /// From now on call() gives forward() to the runner, as a function of its first input that may be rerun later. For
-  /// activation checkpointing (parallel/activation_checkpoint.h).
+  /// activation checkpointing (parallel/activation_checkpoint.h). While gradients are recorded, call() throws Error for
+  /// inputs that cannot be kept until then: a first one that is no tensor, others by non-const reference.
   using Forward = std::function<at::Tensor(const at::Tensor& input)>;
   using Runner = std::function<at::Tensor(Forward forward, const at::Tensor& input)>;
   void set_runner(Runner runner) { runner_ = std::move(runner); }
@@ -135,6 +136,9 @@ class Module : public torch::nn::Module {
 
 namespace detail {
 
+/// A checkpointed module is called with what cannot be kept until it runs again.
+[[noreturn]] void throw_cannot_run_again(const std::string& module);
+
 template <class T>
 inline constexpr bool kMayBeSaved = !std::is_lvalue_reference_v<T> || std::is_const_v<std::remove_reference_t<T>>;
 
@@ -156,6 +160,7 @@ at::Tensor call_between_hooks(M& module, First&& first, Rest&&... rest) {
           [&] { return run_again_later(module, std::forward<First>(first), std::forward<Rest>(rest)...); });
     }
   }
+  if (module.has_runner() && at::GradMode::is_enabled()) throw_cannot_run_again(module.name());
   const auto forward = [&] { return module.forward(std::forward<First>(first), std::forward<Rest>(rest)...); };
   if (!module.has_forward_hooks() && !module.has_parameter_hooks()) return forward();
   return module.around_use([&] { return module.around_forward(forward); });

@@ -55,8 +55,9 @@ TransformerBlock::TransformerBlock(const TransformerBlockOptions& options, Tenso
   if (feed_forward) ffn_norm = norm("ffn_norm");
 }
 
-at::Tensor TransformerBlock::forward(at::Tensor x, const RotaryTables& rope) {
-  return layers(std::move(x), [&](const at::Tensor& normed) { return call(attention, normed, rope); });
+at::Tensor TransformerBlock::forward(at::Tensor x, const RotaryTables& rope,
+                                     const std::shared_ptr<const DocumentBoundaries>& documents) {
+  return layers(std::move(x), [&](const at::Tensor& normed) { return call(attention, normed, rope, documents); });
 }
 
 at::Tensor TransformerBlock::forward(at::Tensor x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {

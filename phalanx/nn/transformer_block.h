@@ -32,7 +32,9 @@ class TransformerBlock : public Module {
  public:
   explicit TransformerBlock(const TransformerBlockOptions& options, TensorOptionsOfModule tensor = {});
 
-  at::Tensor forward(at::Tensor x, const RotaryTables& rope);  // [batch, seq, dim]
+  /// x: [batch, seq, dim]. `documents` of its rows; null: each row is one document.
+  at::Tensor forward(at::Tensor x, const RotaryTables& rope,
+                     const std::shared_ptr<const DocumentBoundaries>& documents = nullptr);
   at::Tensor forward(at::Tensor x, const RotaryTables& rope, KvCache& cache, std::int64_t layer);
 
   // Null if this block is only the other half.

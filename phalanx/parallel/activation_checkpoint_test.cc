@@ -65,6 +65,25 @@ void expect_same_grads(const torch::nn::Module& a, const torch::nn::Module& b) {
   for (std::size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(at::equal(first[i], second[i])) << i;
 }
 
+// It would run without being checkpointed.
+TEST(ActivationCheckpoint, AnInputThatCannotBeKeptIsAnErrorWhileGradientsAreRecorded) {
+  struct Counts : nn::Module {
+    Counts() : nn::Module("Counts") {}
+    at::Tensor forward(const at::Tensor& x, int& calls) {
+      ++calls;
+      return x * 2;
+    }
+  };
+  Counts counts;
+  checkpoint_activations(counts);
+  int calls = 0;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  EXPECT_THAT(message_of([&] { nn::call(counts, x, calls); }), ::testing::HasSubstr("Counts is checkpointed"));
+  const at::NoGradGuard no_grad;
+  nn::call(counts, x, calls);
+  EXPECT_EQ(calls, 1);
+}
+
 TEST(ActivationCheckpoint, TheBitsAreThoseWithoutIt) {
   Net plain(false), checkpointed(true);
   for (const bool input_needs_grad : {true, false}) {

@@ -9,7 +9,7 @@
 
 namespace phalanx::train {
 
-GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicator& world) {
+GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicator& world, std::int64_t data_ranks) {
   const double fields[] = {mine.loss,
                            mine.should_stop ? 1.0 : 0.0,
                            mine.data_seconds,
@@ -18,7 +18,8 @@ GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicato
                            mine.comm_seconds,
                            mine.exposed_seconds,
                            mine.wall_seconds,
-                           mine.save_ended ? 1.0 : 0.0};
+                           mine.save_ended ? 1.0 : 0.0,
+                           mine.mean_loss};
   constexpr std::int64_t kFields = std::ssize(fields);
   const int size = world.size();
   // On the host, even if the device is a GPU. So an error between the ranks in this step is thrown here, before
@@ -28,8 +29,8 @@ GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicato
   GlobalStepMetrics totals{.max_loss = -std::numeric_limits<double>::infinity()};
   const auto* values = host.const_data_ptr<double>();
   for (int r = 0; r < size; ++r, values += kFields) {
-    totals.loss += values[0] / size;
-    totals.max_loss = std::max(totals.max_loss, values[0]);
+    totals.loss += values[0] * static_cast<double>(data_ranks) / size;
+    if (values[9] > totals.max_loss) totals.max_loss = values[9];  // not NaN
     totals.stop = totals.stop || values[1] != 0;
     totals.data_seconds = std::max(totals.data_seconds, values[2]);
     totals.memory_gib.push_back(values[3]);

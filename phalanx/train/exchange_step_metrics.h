@@ -1,11 +1,12 @@
 // Exchanges the metrics of a step between the ranks, in one small collective, and combines them.
 //
-//   const GlobalStepMetrics totals = exchange_step_metrics({.loss = loss, .should_stop = stop_asked}, *world);
+//   const GlobalStepMetrics totals = exchange_step_metrics({.loss = loss, .should_stop = stop_asked}, *world, data_ranks);
 //   if (totals.stop) return;
 //
 // Collective.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
@@ -14,7 +15,8 @@ namespace phalanx::train {
 
 /// The metrics of one rank.
 struct RankStepMetrics {
-  double loss = 0;
+  double loss = 0;       // its part of the loss of the global batch
+  double mean_loss = 0;  // over its own tokens; NaN: it has none
   bool should_stop = false;
   bool save_ended = false;  // this rank's part of an asynchronous checkpoint is written, or has failed
   double data_seconds = 0;
@@ -28,14 +30,16 @@ struct RankStepMetrics {
 
 /// The same on every rank.
 struct GlobalStepMetrics {
-  double loss = 0;                                                                           // mean over the ranks
-  double max_loss = 0;                                                                       // over the ranks
+  double loss = 0;                                                                           // of the global batch
+  double max_loss = 0;                                                                       // largest mean of a rank
   bool stop = false;                                                                         // some rank wants to stop
   bool save_ended = true;                                                                    // on all ranks
   double data_seconds = 0;                                                                   // of the slowest rank
   std::vector<double> memory_gib, cpu_seconds, comm_seconds, exposed_seconds, wall_seconds;  // by rank
 };
 
-GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicator& world);
+/// `data_ranks`: how many different parts of the batch the ranks have. As many ranks have each of them, and the same
+/// loss.
+GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicator& world, std::int64_t data_ranks);
 
 }  // namespace phalanx::train

@@ -1,7 +1,5 @@
 #include "phalanx/train/forward_backward_step.h"
 
-#include <ATen/ops/full.h>
-
 #include <chrono>
 
 #include "phalanx/train/token_batch.h"
@@ -16,8 +14,7 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
   const ParallelPlan& parallel = options.plan.parallel;
   const std::int64_t parts = options.plan.accumulation_steps;
   observe::TraceRecorder* const tracing = options.profiler ? options.profiler->recorder() : nullptr;
-  const at::Tensor share = at::full({}, 1.0 / static_cast<double>(parts), at::TensorOptions(options.device));
-  ForwardBackwardResult pass;
+  ForwardBackwardResult pass{.global_label_count = dataloader.label_count(step)};
   for (std::int64_t part = 0; part < parts; ++part) {
     TokenBatch batch;
     {
@@ -32,11 +29,12 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
     }
 
     const at::Tensor loss = model.forward_backward(batch, {.optimizer_step = optimizer_step,
-                                                           .share = share,
+                                                           .divisor = static_cast<double>(pass.global_label_count),
                                                            .is_last = part + 1 == parts,
                                                            .autocast = options.autocast,
                                                            .profiler = options.profiler});
-    pass.loss_sum = pass.loss_sum.defined() ? pass.loss_sum + loss : loss;
+    pass.loss = pass.loss.defined() ? pass.loss + loss : loss;
+    pass.label_count += batch.label_count;
   }
   return pass;
 }

@@ -1,9 +1,13 @@
 // Computes the gradients of one step: forward and backward passes over this rank's share of the global batch. Gradients
-// are accumulated over the passes; the last pass averages them over the ranks.
+// are accumulated over the passes; the last pass sums them over the ranks.
+//
+// The loss of a step is the sum of the losses of all tokens that have a label, divided by the number of these tokens in
+// the global batch, whatever share of them each rank and micro-batch has. The number is a function of the step, so that
+// every rank knows it without asking the others.
 //
 //   const ForwardBackwardResult result =
 //       forward_backward_step(model, optimizer_step, dataloader, {.plan = plan, .rank = world->rank()}, step);
-//   // Now the parameters' gradients are those of the mean loss over the global batch (float16: times the loss scale).
+//   // Now the parameters' gradients are those of the loss of the global batch (float16: times the loss scale).
 //
 // Collective over the ranks of the model. The loss stays on the device: this function does not wait for it.
 #pragma once
@@ -29,7 +33,9 @@ struct ForwardBackwardOptions {
 };
 
 struct ForwardBackwardResult {
-  at::Tensor loss_sum;  // 0-dim, sum over the accumulated passes of this rank
+  at::Tensor loss;               // 0-dim, this rank's part of the loss: the ranks' sum is that of the global batch
+  std::int64_t label_count = 0;  // tokens of this rank that have a label
+  std::int64_t global_label_count = 0;  // of the global batch
   double data_seconds = 0;
 };
 

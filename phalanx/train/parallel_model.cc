@@ -45,14 +45,18 @@ at::Tensor ParallelModel::run_whole_model(const TokenBatch& batch, const Forward
   {
     const TraceSpan span(tracing, "forward", "compute");
     const AutocastGuard autocast(device_.type(), pass.autocast);
-    loss = model_->loss(batch.inputs, batch.labels);
+    loss = model_->loss(batch.inputs, batch.labels, {.documents = batch.documents, .divisor = pass.divisor});
   }
   {
     const TraceSpan span(tracing, "backward", "compute");
-    pass.optimizer_step.scaled(loss).backward(pass.share);
+    pass.optimizer_step.scaled(loss).backward();
     if (tracing && sync) pass.profiler->backward_done();
   }
   return loss.detach();
+}
+
+at::Tensor ParallelModel::loss_sum_of_whole_model(const TokenBatch& batch) {
+  return model_->loss(batch.inputs, batch.labels, {.documents = batch.documents, .divisor = 1.0});
 }
 
 std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const {

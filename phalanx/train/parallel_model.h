@@ -38,7 +38,7 @@ namespace phalanx::train {
 /// How one batch of a step is run.
 struct ForwardBackwardPass {
   const OptimizerStep& optimizer_step;  // knows the loss scale
-  at::Tensor share;                     // 0-dim: the weight of this batch's gradients in the step's
+  double divisor = 1;                   // of the sum of the tokens' losses: how many the global batch has
   bool is_last = true;                  // of the step
   std::optional<at::ScalarType> autocast;
   Profiler* profiler = nullptr;
@@ -54,12 +54,12 @@ class ParallelModel {
   /// Collective. Call it before the first step, and whenever weights() have been written to since.
   virtual void values_were_loaded() = 0;
 
-  /// Forward and backward pass of this data rank's batch: the mean loss, 0-dim, on the device, detached. Gradients are
-  /// accumulated; in the step's last pass they are averaged over the data ranks, or in every pass where a sharded model
-  /// reduces each.
+  /// Forward and backward pass of this data rank's batch: the sum of its tokens' losses divided by the divisor, 0-dim,
+  /// on the device, detached. Gradients are accumulated; in the step's last pass they are summed over the data ranks, or
+  /// in every pass where a sharded model reduces each.
   virtual at::Tensor forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) = 0;
-  /// The mean loss of a forward pass without gradients, 0-dim.
-  virtual at::Tensor loss(const at::Tensor& inputs, const at::Tensor& labels) = 0;
+  /// The sum of the tokens' losses in a forward pass without gradients, 0-dim.
+  virtual at::Tensor loss_sum(const TokenBatch& batch) = 0;
 
   /// What this rank runs: the model, or its stages of a pipeline.
   virtual std::vector<nn::Module*> modules() const = 0;
@@ -97,8 +97,9 @@ class ParallelModel {
   /// What shards the model, or this rank's stages.
   virtual std::vector<const FullyShardedDataParallel*> shardings() const { return {}; }
   virtual std::string pipeline_text() const { return ""; }
-  /// Of a model that this rank has a whole forward pass of. `sync`: gradients are averaged in this backward pass.
+  /// Of a model that this rank has a whole forward pass of. `sync`: gradients are summed in this backward pass.
   at::Tensor run_whole_model(const TokenBatch& batch, const ForwardBackwardPass& pass, bool sync);
+  at::Tensor loss_sum_of_whole_model(const TokenBatch& batch);
 
   const std::shared_ptr<Communicator> world_;
   const DeviceMesh mesh_;

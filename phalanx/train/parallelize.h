@@ -10,6 +10,7 @@
 #include "phalanx/config/run_plan.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/parallel/ddp/ddp.h"
 #include "phalanx/parallel/fsdp/fully_shard.h"
 
 namespace phalanx::train {
@@ -17,10 +18,13 @@ namespace phalanx::train {
 /// How the ranks that hold the same model, or the same stage, share their batches.
 struct Parallelized {
   std::unique_ptr<FullyShardedDataParallel> sharded;  // null: replicated
-  /// The ranks whose gradients DistributedDataParallel averages, once the parameters have values. Null: sharded, or a
-  /// stage that no other rank holds.
+  /// The ranks whose gradients DistributedDataParallel sums, once the parameters have values. Null: sharded, or a stage
+  /// that no other rank holds.
   std::shared_ptr<Communicator> replicas;
 };
+
+/// For these ranks. Every loss is divided by what the global batch has, so that gradients are summed.
+inline DdpOptions ddp_options() { return {.gradient_reduction = ReduceOp::sum}; }
 
 /// In this order: tensor parallelism cuts the matrices, layers are marked for recomputation, and data parallelism
 /// shards the parameters or gives a replica its memory.

@@ -126,15 +126,26 @@ PipelinedModel::PipelinedModel(const TrainConfig& config, const RunPlan& plan, s
     replicas_ = std::move(parallelized.replicas);
   }
   weights_ = list_weights();
-  runtime_ = std::make_unique<PipelineRuntime>(ranks_, schedule_, stages());
+  runtime_ = std::make_unique<PipelineRuntime>(ranks_, schedule_, stages(), PipelineOptions{.loss = PipelineLoss::sum});
 }
 
-std::vector<PipelineStage> PipelinedModel::stages() const {
+std::vector<PipelineStage> PipelinedModel::stages() {
   std::vector<PipelineStage> stages;
   for (std::size_t i = 0; i < models_.size(); ++i) {
     const bool has_loss = models_[i]->part().head;
-    stages.push_back(has_loss ? make_loss_stage(numbers_[i], models_[i]) : make_stage(numbers_[i], models_[i]));
+    models::Llama* const model = models_[i].get();
+    stages.push_back(make_stage(numbers_[i], models_[i]));
     PipelineStage& stage = stages.back();
+    stage.begin_micro_batch = [this](int micro_batch) {
+      documents_ =
+          micro_batch_documents_.empty() ? nullptr : micro_batch_documents_.at(static_cast<std::size_t>(micro_batch));
+    };
+    stage.forward = [this, model](const at::Tensor& input) { return nn::call(*model, input, documents_); };
+    if (has_loss) {
+      stage.loss = [this, model](const at::Tensor& input, const at::Tensor& target) {
+        return model->loss(input, target, {.documents = documents_, .divisor = divisor_});
+      };
+    }
     if (!sharded_.empty()) stage.sharding = sharded_[i]->in_pipeline();
     if (!autocast_) continue;
     // Only around forward passes: the backward pass takes each operation's types from them.
@@ -213,7 +224,9 @@ void PipelinedModel::values_were_loaded() {
   for (const auto& sharded : sharded_) sharded->invalidate_unsharded();
   copies_are_old_ = true;
   if (!replicas_ || !ddp_.empty()) return;
-  for (const auto& model : models_) ddp_.push_back(std::make_unique<DistributedDataParallel>(*model, replicas_));
+  for (const auto& model : models_) {
+    ddp_.push_back(std::make_unique<DistributedDataParallel>(*model, replicas_, ddp_options()));
+  }
 }
 
 std::vector<nn::Module*> PipelinedModel::modules() const {
@@ -260,12 +273,24 @@ at::Tensor PipelinedModel::on_device(double loss) const {
 at::Tensor PipelinedModel::forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) {
   observe::TraceRecorder* const tracing = pass.profiler ? pass.profiler->recorder() : nullptr;
   const observe::TraceSpan span(tracing, "pipeline", "compute");
-  return train(batch, pass.optimizer_step, tracing);
+  return train(batch, pass, tracing);
 }
 
-at::Tensor PipelinedModel::train(const TokenBatch& batch, const OptimizerStep& optimizer_step,
+void PipelinedModel::describe_batch(const TokenBatch& batch, std::int64_t micro_batches, double divisor) {
+  divisor_ = divisor;
+  micro_batch_documents_.clear();
+  if (!batch.documents) return;
+  const std::int64_t rows = batch.documents->rows() / micro_batches;
+  for (std::int64_t i = 0; i < micro_batches; ++i) {
+    micro_batch_documents_.push_back(batch.documents->narrow(i * rows, rows));
+  }
+}
+
+at::Tensor PipelinedModel::train(const TokenBatch& batch, const ForwardBackwardPass& pass,
                                  observe::TraceRecorder* trace) {
+  const OptimizerStep& optimizer_step = pass.optimizer_step;
   copy_shared_weights();
+  describe_batch(batch, schedule_.micro_batches, pass.divisor);
   if (const at::Tensor scale = optimizer_step.loss_scale_on_device(); scale.defined()) {
     runtime_->scale_gradients(scale);
   } else {
@@ -286,10 +311,11 @@ at::Tensor PipelinedModel::train(const TokenBatch& batch, const OptimizerStep& o
   return loss;
 }
 
-at::Tensor PipelinedModel::loss(const at::Tensor& inputs, const at::Tensor& labels) {
+at::Tensor PipelinedModel::loss_sum(const TokenBatch& batch) {
   copy_shared_weights();
   if (!evaluation_) evaluation_ = std::make_unique<PipelineRuntime>(ranks_, forward_schedule(schedule_), stages());
-  return on_device(evaluation_->evaluate(inputs, labels).loss());
+  describe_batch(batch, /*micro_batches=*/1, /*divisor=*/1);
+  return on_device(evaluation_->evaluate(batch.inputs, batch.labels).loss());
 }
 
 std::string PipelinedModel::pipeline_text() const {

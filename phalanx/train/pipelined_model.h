@@ -30,11 +30,11 @@ class PipelinedModel final : public ParallelModel {
 
   void initialise(std::uint64_t seed) override;
   void values_were_loaded() override;
-  /// All micro-batches of a step: `pass.share` and `pass.is_last` are ignored here. With a recorder each pass becomes a
+  /// All micro-batches of a step: `pass.is_last` is ignored here. With a recorder each pass becomes a
   /// span "2F0" of the category "pass", also where one of them throws.
   at::Tensor forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) override;
   /// Of any number of sequences, as one micro-batch.
-  at::Tensor loss(const at::Tensor& inputs, const at::Tensor& labels) override;
+  at::Tensor loss_sum(const TokenBatch& batch) override;
   std::vector<nn::Module*> modules() const override;
   std::vector<NamedTensor> weights() const override { return weights_; }
   std::vector<NamedTensor> replicated_weights() const override;
@@ -43,7 +43,9 @@ class PipelinedModel final : public ParallelModel {
  private:
   std::vector<const FullyShardedDataParallel*> shardings() const override;
   std::string pipeline_text() const override;  // "pipeline over 2 (1F1B, 8 micro-batches)"
-  at::Tensor train(const TokenBatch& batch, const OptimizerStep& optimizer_step, observe::TraceRecorder* trace);
+  at::Tensor train(const TokenBatch& batch, const ForwardBackwardPass& pass, observe::TraceRecorder* trace);
+  /// Gives the stages what they need of a batch that is cut into `micro_batches`, beside tokens and labels.
+  void describe_batch(const TokenBatch& batch, std::int64_t micro_batches, double divisor);
   at::Tensor on_device(double loss) const;
 
   /// What more than one stage holds: the last of them owns it.
@@ -53,7 +55,7 @@ class PipelinedModel final : public ParallelModel {
   };
   std::vector<NamedTensor> list_weights();
   std::vector<NamedTensor> held_by(std::size_t model) const;
-  std::vector<PipelineStage> stages() const;
+  std::vector<PipelineStage> stages();
   void copy_shared_weights();
 
   schedule::Schedule schedule_;
@@ -67,6 +69,11 @@ class PipelinedModel final : public ParallelModel {
   std::vector<Copied> copied_;
   std::vector<NamedTensor> copies_;
   bool copies_are_old_ = true;
+  // Of the batch that the stages run: by micro-batch, empty if each row is one document; of the micro-batch in progress;
+  // and what divides the sum of its losses.
+  std::vector<std::shared_ptr<const DocumentBoundaries>> micro_batch_documents_;
+  std::shared_ptr<const DocumentBoundaries> documents_;
+  double divisor_ = 1;
   std::optional<at::ScalarType> autocast_;
   std::shared_ptr<Communicator> replicas_;  // null: no stage is replicated
   std::vector<std::unique_ptr<DistributedDataParallel>> ddp_;

@@ -13,17 +13,13 @@ ReplicatedModel::ReplicatedModel(const TrainConfig& config, const RunPlan& plan,
 void ReplicatedModel::initialise(std::uint64_t seed) { nn::initialise(*model_, seed); }
 
 void ReplicatedModel::values_were_loaded() {
-  if (!ddp_) ddp_ = std::make_unique<DistributedDataParallel>(*model_, replicas_);
+  if (!ddp_) ddp_ = std::make_unique<DistributedDataParallel>(*model_, replicas_, ddp_options());
 }
 
 at::Tensor ReplicatedModel::forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) {
   std::optional<DistributedDataParallel::NoSync> local_only;
   if (!pass.is_last) local_only.emplace(ddp_->no_sync());
   return run_whole_model(batch, pass, pass.is_last);
-}
-
-at::Tensor ReplicatedModel::loss(const at::Tensor& inputs, const at::Tensor& labels) {
-  return model_->loss(inputs, labels);
 }
 
 std::vector<NamedTensor> ReplicatedModel::weights() const { return nn::named_parameters(*model_); }

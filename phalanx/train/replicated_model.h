@@ -1,4 +1,4 @@
-// ReplicatedModel: every data rank holds the whole model, or its tensor-parallel part; DistributedDataParallel averages
+// ReplicatedModel: every data rank holds the whole model, or its tensor-parallel part; DistributedDataParallel sums
 // the gradients in the last backward pass of a step.
 #pragma once
 
@@ -18,7 +18,7 @@ class ReplicatedModel final : public ParallelModel {
   void initialise(std::uint64_t seed) override;
   void values_were_loaded() override;
   at::Tensor forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) override;
-  at::Tensor loss(const at::Tensor& inputs, const at::Tensor& labels) override;
+  at::Tensor loss_sum(const TokenBatch& batch) override { return loss_sum_of_whole_model(batch); }
   std::vector<nn::Module*> modules() const override { return {model_.get()}; }
   std::vector<NamedTensor> weights() const override;
   const std::vector<NamedTensor>& parameters() const override { return ddp_->parameters(); }

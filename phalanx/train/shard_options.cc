@@ -13,7 +13,8 @@ FullyShardOptions shard_options(const TrainConfig& config) {
           .offload = config.training.enable_cpu_offload,
           .param_dtype = sharded_param_dtype(config),
           .reduce_dtype = sharded_reduce_dtype(config),
-          .output_dtype = at::kFloat};
+          .output_dtype = at::kFloat,
+          .gradient_reduction = ReduceOp::sum};
 }
 
 std::string sharding_text(const TrainConfig& config) {

@@ -18,8 +18,4 @@ at::Tensor ShardedModel::forward_backward(const TokenBatch& batch, const Forward
   return run_whole_model(batch, pass, pass.is_last);
 }
 
-at::Tensor ShardedModel::loss(const at::Tensor& inputs, const at::Tensor& labels) {
-  return model_->loss(inputs, labels);
-}
-
 }  // namespace phalanx::train

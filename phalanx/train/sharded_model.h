@@ -15,7 +15,7 @@ class ShardedModel final : public ParallelModel {
   void initialise(std::uint64_t seed) override { sharded_->initialise(seed); }
   void values_were_loaded() override { sharded_->invalidate_unsharded(); }
   at::Tensor forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) override;
-  at::Tensor loss(const at::Tensor& inputs, const at::Tensor& labels) override;
+  at::Tensor loss_sum(const TokenBatch& batch) override { return loss_sum_of_whole_model(batch); }
   std::vector<nn::Module*> modules() const override { return {model_.get()}; }
   std::vector<NamedTensor> weights() const override { return sharded_->parameters(); }
   const std::vector<NamedTensor>& parameters() const override { return sharded_->parameters(); }

@@ -2,9 +2,11 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <span>
+#include <utility>
 #include <vector>
+
+#include "phalanx/kernels/linear_cross_entropy.h"
 
 namespace phalanx::train {
 namespace {
@@ -12,12 +14,19 @@ namespace {
 TokenBatch on_host(std::int64_t rows, std::int64_t seq_len, at::Device device) {
   // Pinned, so that the copy to a GPU need not wait for the previous step.
   const auto options = at::TensorOptions(at::kLong).pinned_memory(!device.is_cpu());
-  return {at::empty({rows, seq_len}, options), at::empty({rows, seq_len}, options)};
+  return {.inputs = at::empty({rows, seq_len}, options), .labels = at::empty({rows, seq_len}, options)};
 }
 
-TokenBatch moved(TokenBatch batch, at::Device device) {
+TokenBatch moved(TokenBatch batch, std::vector<std::int32_t> document_ends, at::Device device) {
+  if (!document_ends.empty()) {
+    batch.documents =
+        std::make_shared<const DocumentBoundaries>(batch.inputs.size(1), std::move(document_ends), device);
+  }
+  batch.label_count = kernels::counted_labels(batch.labels);
   if (device.is_cpu()) return batch;
-  return {batch.inputs.to(device, /*non_blocking=*/true), batch.labels.to(device, /*non_blocking=*/true)};
+  batch.inputs = batch.inputs.to(device, /*non_blocking=*/true);
+  batch.labels = batch.labels.to(device, /*non_blocking=*/true);
+  return batch;
 }
 
 std::span<std::int64_t> values(const at::Tensor& tensor) {
@@ -28,20 +37,14 @@ std::span<std::int64_t> values(const at::Tensor& tensor) {
 
 TokenBatch load_batch(const data::DataLoader& dataloader, std::int64_t step, data::RowRange rows, at::Device device) {
   TokenBatch batch = on_host(rows.size(), dataloader.seq_len(), device);
-  dataloader.fill(step, rows, values(batch.inputs), values(batch.labels));
-  return moved(std::move(batch), device);
+  auto ends = dataloader.fill(step, rows, values(batch.inputs), values(batch.labels));
+  return moved(std::move(batch), std::move(ends), device);
 }
 
 TokenBatch load_samples(const data::DataLoader& dataloader, std::int64_t first, std::int64_t rows, at::Device device) {
-  const std::int64_t seq_len = dataloader.seq_len();
-  TokenBatch batch = on_host(rows, seq_len, device);
-  std::vector<std::int64_t> sample(static_cast<std::size_t>(seq_len) + 1);
-  for (std::int64_t row = 0; row < rows; ++row) {
-    dataloader.read_sample(first + row, sample);
-    std::copy(sample.begin(), sample.end() - 1, batch.inputs.mutable_data_ptr<std::int64_t>() + row * seq_len);
-    std::copy(sample.begin() + 1, sample.end(), batch.labels.mutable_data_ptr<std::int64_t>() + row * seq_len);
-  }
-  return moved(std::move(batch), device);
+  TokenBatch batch = on_host(rows, dataloader.seq_len(), device);
+  auto ends = dataloader.fill_samples(first, rows, values(batch.inputs), values(batch.labels));
+  return moved(std::move(batch), std::move(ends), device);
 }
 
 }  // namespace phalanx::train

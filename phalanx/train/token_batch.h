@@ -3,13 +3,19 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <memory>
+
 #include "phalanx/data/data_loader.h"
+#include "phalanx/tensor/document_boundaries.h"
 
 namespace phalanx::train {
 
 struct TokenBatch {
   at::Tensor inputs;  // int64 [rows, seq_len]
-  at::Tensor labels;  // same type and shape, one token further
+  at::Tensor labels;  // same type and shape, one token further; kIgnoredLabel: no loss
+  std::shared_ptr<const DocumentBoundaries> documents = nullptr;  // null: each row is one document
+  std::int64_t label_count = 0;                                   // tokens with a loss
 };
 
 TokenBatch load_batch(const data::DataLoader& dataloader, std::int64_t step, data::RowRange rows, at::Device device);

@@ -108,6 +108,7 @@ class Trainer {
   struct QueuedStep {       // on a device
     std::int64_t step = 0;  // counted from 0
     double data_seconds = 0;
+    std::int64_t label_count = 0, global_label_count = 0;
     DeviceReadback numbers;  // of OptimizerStep::queue()
   };
   void run_steps();

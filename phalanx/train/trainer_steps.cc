@@ -26,6 +26,11 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
+/// Of a rank with `labels` of the `global_labels` by which its part of the loss was divided; NaN without labels.
+double mean_loss(double part, std::int64_t labels, std::int64_t global_labels) {
+  return part * static_cast<double>(global_labels) / static_cast<double>(labels);
+}
+
 std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::format("{:.5g}", value); }
 
 }  // namespace
@@ -79,7 +84,6 @@ GlobalStepMetrics Trainer::exchange(const RankStepMetrics& of_rank, const observ
                                     Communicator& group) {
   RankStepMetrics mine = of_rank;
   const double cpu_now = process_cpu_seconds();
-  mine.loss /= static_cast<double>(plan_.accumulation_steps);
   mine.should_stop = context_.stop_requested && context_.stop_requested();
   mine.save_ended = checkpoints_.has_ended_save();
   mine.memory_gib = static_cast<double>(peak_device_bytes(context_.device)) / kGiB;
@@ -87,7 +91,7 @@ GlobalStepMetrics Trainer::exchange(const RankStepMetrics& of_rank, const observ
   mine.comm_seconds = comm.busy_seconds;
   mine.exposed_seconds = comm.waited_seconds;
   const TraceSpan span(profiler_.recorder(), "step metrics", "comm");
-  return exchange_step_metrics(mine, group);
+  return exchange_step_metrics(mine, group, plan_.parallel.data_parallel_size());
 }
 
 Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
@@ -97,7 +101,9 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   observe::CommunicationTime comm = std::exchange(comm_carry_, {});
   comm += comm_timer_->take();
   const auto told = Clock::now();
-  outcome.totals = exchange({.loss = pass.loss_sum.item<double>(),
+  const auto loss = pass.loss.item<double>();
+  outcome.totals = exchange({.loss = loss,
+                             .mean_loss = mean_loss(loss, pass.label_count, pass.global_label_count),
                              .data_seconds = pass.data_seconds,
                              .wall_seconds = std::chrono::duration<double>(told - begin).count() + tail_seconds_},
                             comm, *context_.world);
@@ -114,7 +120,11 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
 Trainer::QueuedStep Trainer::queue_step(std::int64_t step) {
   const ForwardBackwardResult pass = compute_gradients(step);
   check_replicas_before(step);
-  return {step, pass.data_seconds, DeviceReadback(optimizer_step_->queue(step, pass.loss_sum, profiler_.recorder()))};
+  return {.step = step,
+          .data_seconds = pass.data_seconds,
+          .label_count = pass.label_count,
+          .global_label_count = pass.global_label_count,
+          .numbers = DeviceReadback(optimizer_step_->queue(step, pass.loss, profiler_.recorder()))};
 }
 
 // A step takes from the end of the step before to its own end, as the host sees them. So the steps between two log
@@ -124,9 +134,12 @@ Trainer::StepOutcome Trainer::await_step(const QueuedStep& queued, bool is_last_
   const std::vector<double> numbers = queued.numbers.read();
   const auto now = Clock::now();
   outcome.seconds = std::chrono::duration<double>(now - std::exchange(timed_until_, now)).count();
-  outcome.totals = exchange(
-      {.loss = OptimizerStep::loss_of(numbers), .data_seconds = queued.data_seconds, .wall_seconds = outcome.seconds},
-      comm_timer_->take(), metrics_group_ && !is_last_queued ? *metrics_group_ : *context_.world);
+  const double loss = OptimizerStep::loss_of(numbers);
+  outcome.totals = exchange({.loss = loss,
+                             .mean_loss = mean_loss(loss, queued.label_count, queued.global_label_count),
+                             .data_seconds = queued.data_seconds,
+                             .wall_seconds = outcome.seconds},
+                            comm_timer_->take(), metrics_group_ && !is_last_queued ? *metrics_group_ : *context_.world);
   // Numbers may be garbage because the ranks' operations did not match. That is an error of the world, then.
   if (!std::isfinite(outcome.totals.loss) || !OptimizerStep::has_stepped(numbers)) context_.world->barrier();
   require_finite_loss(outcome);

@@ -29,7 +29,7 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
 
   const std::int64_t samples = sample_count();
   const std::int64_t round = options_.local_batch_size * options_.data_parallel_size;
-  // [sum of losses, samples], in float64 on the device: nothing waits for it inside the loop.
+  // [sum of losses, tokens that have one], in float64 on the device: nothing waits for it inside the loop.
   at::Tensor sums = at::zeros({2}, at::TensorOptions(at::kDouble).device(options_.device));
   for (std::int64_t first = 0; first < samples; first += round) {
     if (is_cut_short && is_cut_short()) {
@@ -40,14 +40,13 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
     const std::int64_t rows = std::min(options_.local_batch_size, samples - mine);
     if (rows <= 0) {
       // This rank has no samples left, but other ranks still need its part of the model.
-      const TokenBatch any = load_samples(dataloader_, 0, 1, options_.device);
-      if (model.is_model_sharded()) model.loss(any.inputs, any.labels);
+      if (model.is_model_sharded()) model.loss_sum(load_samples(dataloader_, 0, 1, options_.device));
       continue;
     }
     const TokenBatch batch = load_samples(dataloader_, mine, rows, options_.device);
     const AutocastGuard autocast(options_.device.type(), options_.autocast);
-    sums[0].add_(model.loss(batch.inputs, batch.labels).to(at::kDouble), static_cast<double>(rows));
-    sums[1].add_(static_cast<double>(rows));
+    sums[0].add_(model.loss_sum(batch).to(at::kDouble));
+    sums[1].add_(static_cast<double>(batch.label_count));
   }
   model.model().train(was_training);
 

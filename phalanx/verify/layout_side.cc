@@ -51,14 +51,15 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
     for (const NamedTensor& copy : copies) copy.tensor.copy_(weights.at(copy.name));
   }
   const std::int64_t parts = plan.accumulation_steps;
-  const at::Tensor share = at::full({}, 1.0 / static_cast<double>(parts), at::TensorOptions(options.device));
+  const auto divisor = static_cast<double>(data.dataloader->label_count(step));
   double loss_sum = 0;
   for (std::int64_t part = 0; part < parts; ++part) {
     const TokenBatch batch =
         load_batch(*data.dataloader, step, data.dataloader->rows_of({.micro_batch = part, .micro_batches = parts}),
                    options.device);
-    const at::Tensor loss = cast_->loss(batch.inputs, batch.labels).to(at::kFloat);
-    optimizer_step->scaled(loss).backward(share);
+    const at::Tensor loss =
+        cast_->loss(batch.inputs, batch.labels, {.documents = batch.documents, .divisor = divisor}).to(at::kFloat);
+    optimizer_step->scaled(loss).backward();
     loss_sum += loss.item<double>();
     for (const NamedTensor& copy : copies) {
       at::Tensor gradient = std::exchange(copy.tensor.mutable_grad(), at::Tensor()).to(at::kFloat);
@@ -66,13 +67,13 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
       sum = sum.defined() ? sum + gradient : std::move(gradient);
     }
   }
-  return loss_sum / static_cast<double>(parts);
+  return loss_sum;
 }
 
 double LayoutSide::forward_backward(std::int64_t step) {
   if (cast_) return forward_backward_in_cast(step);
-  return forward_backward_step(*model, *optimizer_step, *data.dataloader, options, step).loss_sum.item<double>() /
-         static_cast<double>(plan.accumulation_steps);
+  return forward_backward_step(*model, *optimizer_step, *data.dataloader, options, step).loss.item<double>() *
+         static_cast<double>(plan.parallel.data_parallel_size());
 }
 
 void LayoutSide::drop_gradients() {

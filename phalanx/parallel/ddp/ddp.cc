@@ -19,8 +19,12 @@ DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, std:
   if (!comm_) throw Error("DistributedDataParallel: the communicator is null; pass the one of init_from_environment()");
   const std::vector<NamedTensor> all = nn::named_parameters(module);
   std::vector<std::string> lines = {
-      fmt::format("first_bucket_bytes = {}, bucket_bytes = {}, find_unused_parameters = {}",
-                  options_.first_bucket_bytes, options_.bucket_bytes, options_.find_unused_parameters)};
+      fmt::format("first_bucket_bytes = {}, bucket_bytes = {}, find_unused_parameters = {}, gradient_reduction = {}",
+                  options_.first_bucket_bytes, options_.bucket_bytes, options_.find_unused_parameters,
+                  options_.gradient_reduction == ReduceOp::sum ? "sum" : "avg")};
+  if (options_.gradient_reduction != ReduceOp::avg && options_.gradient_reduction != ReduceOp::sum) {
+    throw ConfigError("DistributedDataParallel: gradient_reduction: expected ReduceOp::avg or ReduceOp::sum");
+  }
   for (const auto& [name, tensor, shard] : all)
     lines.push_back(fmt::format("parameter '{}' {}", name, describe(tensor)));
   for (const auto& [name, tensor, shard] : buffers_)

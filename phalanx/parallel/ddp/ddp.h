@@ -59,6 +59,9 @@ struct DdpOptions {
   std::size_t first_bucket_bytes = 1 << 20;
   std::size_t bucket_bytes = 25 << 20;
   bool find_unused_parameters = false;  // costs one more small collective per backward pass
+  /// What the ranks' gradients become: their average, or their sum where each loss is divided by what the global batch
+  /// has. avg or sum.
+  ReduceOp gradient_reduction = ReduceOp::avg;
 };
 
 struct DdpStatistics {

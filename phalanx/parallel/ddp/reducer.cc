@@ -219,7 +219,7 @@ void Reducer::all_reduce_bucket(std::size_t bucket) {
   if (alone()) return;
   Bucket& b = buckets_[bucket];
   b.launched = Clock::now();
-  b.work = comm_->all_reduce(b.flat, {.op = ReduceOp::avg, .async = true});
+  b.work = comm_->all_reduce(b.flat, {.op = options_.gradient_reduction, .async = true});
   statistics_.bytes += static_cast<std::int64_t>(b.flat.nbytes());
 }
 

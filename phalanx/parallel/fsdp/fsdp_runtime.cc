@@ -434,7 +434,7 @@ void FsdpRuntime::finish_oldest_reduce_scatter() {
 
 void FsdpRuntime::start_averaging(std::size_t group) {
   const bool replicated = replicas_ && replicas_->size() > 1;
-  if (replicated) averaging_.push_back(param_groups_[group]->average_over(*replicas_));
+  if (replicated) averaging_.push_back(param_groups_[group]->reduce_over(*replicas_));
   if (!param_groups_[group]->offloads()) return;
   finish_averaging();  // what is copied next must be complete, and its memory then goes to another unit
   param_groups_[group]->copy_to_host();

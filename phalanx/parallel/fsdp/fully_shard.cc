@@ -31,6 +31,9 @@ void check_options(const DeviceMesh& mesh, const FullyShardOptions& options) {
   if (options.stage < 1 || options.stage > 3) {
     throw ConfigError(fmt::format("fully_shard: stage is {}: expected 1, 2 or 3", options.stage));
   }
+  if (options.gradient_reduction != ReduceOp::avg && options.gradient_reduction != ReduceOp::sum) {
+    throw ConfigError("fully_shard: gradient_reduction: expected ReduceOp::avg or ReduceOp::sum");
+  }
   const int group = options.reshard_group, ranks = mesh.size(kShardAxis);
   if (group != 0 && (options.stage < 3 || !options.reshard_after_forward)) {
     throw ConfigError(
@@ -128,9 +131,10 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   const std::vector<NamedTensor> all = nn::named_parameters(module);
   std::vector<std::string> lines = {fmt::format(
       "stage = {}, reshard_after_forward = {}, reshard_group = {}, prefetch = {}, offload = {}, "
-      "smallest_unit = {}, gather_on_use = {}, param_dtype = {}, reduce_dtype = {}",
+      "smallest_unit = {}, gather_on_use = {}, param_dtype = {}, reduce_dtype = {}, gradient_reduction = {}",
       options.stage, options.reshard_after_forward, options.reshard_group, options.prefetch, options.offload,
-      options.smallest_unit, options.gather_on_use, text_of(options.param_dtype), text_of(options.reduce_dtype))};
+      options.smallest_unit, options.gather_on_use, text_of(options.param_dtype), text_of(options.reduce_dtype),
+      options.gradient_reduction == ReduceOp::sum ? "sum" : "avg")};
   for (const auto& [name, tensor, shard] : all)
     lines.push_back(fmt::format("parameter '{}' {}", name, describe(tensor)));
   if (replicas) require_same_on_all_ranks(*replicas, lines);
@@ -170,6 +174,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
                                 .offload = options.offload,
                                 .param_dtype = options.param_dtype,
                                 .reduce_dtype = options.reduce_dtype,
+                                .gradient_reduction = options.gradient_reduction,
                                 .post_forward_group = resident ? nullptr : post_forward_group}));
     if (plan.is_root && plan.uses.empty() && !plan.on_use) root_ = units.size() - 1;
     if (plan.is_root && plans.size() == 1 && !alone) {

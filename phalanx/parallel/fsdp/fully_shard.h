@@ -105,6 +105,9 @@ struct FullyShardOptions {
   std::optional<at::ScalarType> param_dtype;  // unset: the module's
   std::optional<at::ScalarType> reduce_dtype;  // unset: that of the parameters when used
   std::optional<at::ScalarType> output_dtype;  // of the module's output if floating-point; unset: unchanged
+  /// What the ranks' gradients become: their average, or their sum where each loss is divided by what the global batch
+  /// has. avg or sum.
+  ReduceOp gradient_reduction = ReduceOp::avg;
 };
 
 struct FullyShardStatistics {

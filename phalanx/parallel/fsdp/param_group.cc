@@ -45,6 +45,7 @@ ParamGroup::ParamGroup(std::string name, std::vector<NamedTensor> parameters, st
     : name_(std::move(name)),
       comm_(std::move(comm)),
       post_forward_group_(options.post_forward_group),
+      gradient_reduction_(options.gradient_reduction),
       resident_(options.resident),
       own_grads_(options.own_grads),
       offload_(options.offload),
@@ -318,7 +319,7 @@ void ParamGroup::start_reduce_scatter() {
   const bool in_grads = own_grads_ || offload_;
   reduced_ = in_grads ? slice_of(grads_.tensor()) : at::empty({layout_.shard_elements}, grad_options_);
   if (comm_->size() > 1) {
-    reduce_scatter_ = comm_->reduce_scatter(reduced_, grads_.tensor(), {.op = ReduceOp::avg, .async = true});
+    reduce_scatter_ = comm_->reduce_scatter(reduced_, grads_.tensor(), {.op = gradient_reduction_, .async = true});
   }
 }
 
@@ -346,9 +347,9 @@ void ParamGroup::take_partial_reduce_output() {
   reduced_ = sum.add_(reduced_);
 }
 
-Work ParamGroup::average_over(Communicator& replicas) {
+Work ParamGroup::reduce_over(Communicator& replicas) {
   reduced_ = reduced_.to(c10::typeMetaToScalarType(grad_options_.dtype()));
-  return replicas.all_reduce(reduced_, {.op = ReduceOp::avg, .async = true});
+  return replicas.all_reduce(reduced_, {.op = gradient_reduction_, .async = true});
 }
 
 void ParamGroup::copy_to_host() {

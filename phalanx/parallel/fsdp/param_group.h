@@ -47,6 +47,7 @@ struct ParamGroupOptions {
   bool gathered_on_use = false;                             // the first such operator gathers it
   bool offload = false;                                     // shards and their gradients are kept on the host
   std::optional<at::ScalarType> param_dtype, reduce_dtype;  // unset: unchanged; same as the parameters
+  ReduceOp gradient_reduction = ReduceOp::avg;
   std::shared_ptr<Communicator>
       post_forward_group;  // the neighbours that keep the group from forward to backward; null: none
 };
@@ -118,8 +119,8 @@ class ParamGroup {
   void add_to_partial_reduce_output();
   /// Sets `reduced` to the accumulated sum, including itself.
   void take_partial_reduce_output();
-  /// Averages `reduced` over the replicas of the shards, in the reduction's dtype.
-  Work average_over(Communicator& replicas);
+  /// Reduces `reduced` over the replicas of the shards, in the reduction's dtype.
+  Work reduce_over(Communicator& replicas);
   /// Whether `reduced` has to be copied to the host before `grads` may go.
   bool offloads() const noexcept { return offload_; }
   /// Copies it to the host, ordered after the work on the current stream. Synchronise before reading.
@@ -152,6 +153,7 @@ class ParamGroup {
   std::vector<Parameter> parameters_;
   FlatBuffer full_, grads_;
   at::Tensor shard_, sharded_post_forward_, reduced_, partial_reduce_output_;
+  ReduceOp gradient_reduction_ = ReduceOp::avg;
   bool resident_ = false, own_grads_ = false, offload_ = false, gathered_on_use_ = false;
   bool direct_ = true;  // `full` holds the shards' own values, not a cast of them
   bool keeps_grads_ = false, unsharded_ = false, is_sharded_post_forward_ = false;

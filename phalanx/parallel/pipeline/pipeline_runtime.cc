@@ -126,7 +126,8 @@ std::vector<at::Tensor> cut(const at::Tensor& batch, int count, const char* what
 }  // namespace
 
 double PipelineResult::loss() const {
-  return losses.empty() ? 0.0 : std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
+  const double sum = std::accumulate(losses.begin(), losses.end(), 0.0);
+  return losses.empty() || reduction == PipelineLoss::sum ? sum : sum / static_cast<double>(losses.size());
 }
 
 struct PipelineRuntime::Impl {
@@ -463,7 +464,7 @@ at::Tensor PipelineRuntime::queue_step(const at::Tensor& inputs, const at::Tenso
   at::Tensor losses;
   impl_->run(
       Mode::train, [&] { impl_->bring(inputs, targets); }, &losses);
-  return losses.mean();
+  return impl_->options.loss == PipelineLoss::mean ? losses.mean() : losses.sum();
 }
 
 PipelineResult PipelineRuntime::evaluate(const at::Tensor& inputs, const at::Tensor& targets) {

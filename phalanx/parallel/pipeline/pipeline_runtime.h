@@ -70,7 +70,8 @@ struct PipelineOptions {
 struct PipelineResult {
   std::vector<double> losses;       // of each micro-batch, on every rank; empty if there was no target
   std::vector<at::Tensor> outputs;  // of forward(), by micro-batch, on the last stage's rank
-  double loss() const;              // their mean
+  PipelineLoss reduction = PipelineLoss::mean;
+  double loss() const;  // their mean or sum
 };
 
 using schedule::ExecutedPass;  // in seconds since the step began on this rank
@@ -94,8 +95,8 @@ class PipelineRuntime {
   PipelineResult step(const at::Tensor& inputs, const at::Tensor& targets);
   PipelineResult step(std::vector<at::Tensor> inputs, std::vector<at::Tensor> targets);
 
-  /// As step(), but the host does not wait for the losses. Returns their mean: 0-dim float64 on the stages' device, the
-  /// same on every rank.
+  /// As step(), but the host does not wait for the losses. Returns their mean or sum: 0-dim float64 on the stages'
+  /// device, the same on every rank.
   at::Tensor queue_step(const at::Tensor& inputs, const at::Tensor& targets);
 
   /// Multiplies all gradients of the following steps by `factor` (loss scaling in float16). It is 1 at first.

@@ -31,7 +31,10 @@ struct PipelineStage {
   int index = 0;                              // of the stage, in the model's order
   std::shared_ptr<torch::nn::Module> module;  // its parameters are the stage's
   Forward forward;
-  Loss loss;                                          // last stage only: from its input to the loss
+  Loss loss;  // last stage only: from its input to the loss
+  /// Called before each forward pass, for what the pass needs beside its input, such as document boundaries. Unset:
+  /// nothing.
+  std::function<void(int micro_batch)> begin_micro_batch = nullptr;
   std::shared_ptr<StageSharding> sharding = nullptr;  // FullyShardedDataParallel::in_pipeline()
 };
 
@@ -44,7 +47,7 @@ PipelineStage make_stage(int index, std::shared_ptr<M> module) {
       return m->forward(x);
     }
   };
-  return {index, std::move(module), std::move(forward), nullptr};
+  return {.index = index, .module = std::move(module), .forward = std::move(forward), .loss = nullptr};
 }
 
 /// A last stage whose loss is loss_of(output, target).

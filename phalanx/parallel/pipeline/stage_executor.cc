@@ -52,6 +52,7 @@ StageExecutor::StageExecutor(PipelineStage stage, WeightSplit split)
 
 at::Tensor StageExecutor::forward(int micro_batch, const at::Tensor& input, const at::Tensor& target, bool trains) {
   const auto run = [&](const at::Tensor& x) {
+    if (stage_.begin_micro_batch) stage_.begin_micro_batch(micro_batch);
     at::Tensor y = target.defined() ? stage_.loss(x, target) : stage_.forward(x);
     if (!y.defined()) throw Error("forward() returned no tensor");
     if (target.defined() && y.numel() != 1) {

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -34,6 +35,7 @@ struct HeadParts : torch::CustomClassHolder {
 struct Block {
   std::int64_t from = 0, count = 0;
   at::Tensor logits;     // fp32 [count, rows]
+  at::Tensor ignored;    // [count], whether the token has no loss
   at::Tensor owned;      // [count], whether the label is one of this rank's ids
   at::Tensor column;     // [count], which column; 0 if it is not
   at::Tensor mine, all;  // [3, count] and [ranks, 3, count]: largest, sum of exponentials, label's logit
@@ -43,7 +45,7 @@ struct Block {
 class Head {
  public:
   Head(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels, const VocabShard& part,
-       Communicator& comm, HeadParts& gradients, double scale)
+       Communicator& comm, HeadParts& gradients, const at::Tensor& scale)
       : h_(h),
         weight_(weight),
         labels_(labels),
@@ -51,6 +53,7 @@ class Head {
         comm_(comm),
         gradients_(gradients),
         scale_(scale),
+        gradient_scale_(scale.to(at::kFloat)),
         fused_(kernels::fusible(h, weight)),
         losses_(at::empty({h.size(0)}, h.options().dtype(at::kFloat))) {
     const std::int64_t tokens = std::min(h.size(0), kTokens);
@@ -67,13 +70,14 @@ class Head {
       before = std::move(block);
     }
     if (before) finish(*before);
-    return losses_.to(at::kDouble).mean().to(at::kFloat);
+    return losses_.to(at::kDouble).sum().mul_(scale_).to(at::kFloat);
   }
 
  private:
   Block begin(std::int64_t from, std::int64_t count, const at::Tensor& room) {
     Block block{.from = from, .count = count};
     const at::Tensor rows = h_.narrow(0, from, count), label = labels_.narrow(0, from, count) - part_.first;
+    block.ignored = labels_.narrow(0, from, count).eq(kIgnoredLabel);
     block.owned = label.ge(0).logical_and_(label.lt(weight_.size(0)));
     block.column = label.masked_fill(block.owned.logical_not(), 0);
     if (fused_) {
@@ -113,9 +117,11 @@ class Head {
     const at::Tensor largest = block.all.select(1, 0).amax(0);             // [count]
     const at::Tensor shares = block.all.select(1, 0).sub(largest).exp_();  // [ranks, count]
     const at::Tensor sum = shares.mul(block.all.select(1, 1)).sum(0);      // [count]
-    losses_.narrow(0, block.from, block.count).copy_(largest.sub(block.all.select(1, 2).sum(0)).add_(sum.log()));
+    losses_.narrow(0, block.from, block.count)
+        .copy_(largest.sub(block.all.select(1, 2).sum(0)).add_(sum.log()).masked_fill_(block.ignored, 0.0));
     if (!gradients_.dh.defined() && !gradients_.dweight) return;
-    const at::Tensor factor = shares[comm_.rank()].div(sum).mul_(scale_).contiguous();
+    const at::Tensor factor =
+        shares[comm_.rank()].div(sum).mul_(gradient_scale_).masked_fill_(block.ignored, 0.0).contiguous();
     to_gradients(block, factor);
     const at::Tensor dlogits = fused_ ? block.logits : block.logits.to(weight_.scalar_type());
     if (gradients_.dh.defined()) {
@@ -138,29 +144,36 @@ class Head {
         kernels::row_kernels().scale_rows(last - first, width, factors + first, values + first * width);
       });
     }
-    block.logits.scatter_add_(1, block.column.unsqueeze(1), block.owned.to(at::kFloat).mul_(-scale_).unsqueeze(1));
+    block.logits.scatter_add_(1, block.column.unsqueeze(1),
+                              block.owned.to(at::kFloat).mul_(gradient_scale_).neg_().unsqueeze(1));
   }
 
   const at::Tensor &h_, &weight_, &labels_;
   const VocabShard& part_;
   Communicator& comm_;
   HeadParts& gradients_;
-  double scale_;
+  at::Tensor scale_, gradient_scale_;  // 0-dim, float64 and fp32: 1 / divisor
   bool fused_;
   at::Tensor losses_;
   std::array<at::Tensor, 2> room_;
 };
 
+/// 1 / divisor, float64 on the labels' device. The host waits for nothing.
+at::Tensor inverse(const std::optional<double>& divisor, const at::Tensor& labels) {
+  const auto options = at::TensorOptions(at::kDouble).device(labels.device());
+  return divisor ? at::full({}, 1.0 / *divisor, options) : labels.ne(kIgnoredLabel).sum().to(at::kDouble).reciprocal_();
+}
+
 struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& h_in, const at::Tensor& weight,
                             const at::Tensor& labels, const VocabShard& part, const std::shared_ptr<Communicator>& comm,
-                            bool record) {
+                            std::optional<double> divisor, bool record) {
     const at::Tensor h = h_in.reshape({-1, h_in.size(-1)}).contiguous();
     auto gradients = c10::make_intrusive<HeadParts>();
     if (record && h_in.requires_grad()) gradients->dh = at::empty_like(h);
     if (record && weight.requires_grad()) gradients->dweight.emplace(weight);
     const at::Tensor flat_labels = labels.reshape({-1}).contiguous();
-    at::Tensor loss = Head(h, weight, flat_labels, part, *comm, *gradients, 1.0 / static_cast<double>(h.size(0))).run();
+    at::Tensor loss = Head(h, weight, flat_labels, part, *comm, *gradients, inverse(divisor, flat_labels)).run();
     if (gradients->dh.defined()) gradients->dh = gradients->dh.view(h_in.sizes());
     if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
     return loss;
@@ -185,19 +198,20 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
       if (dh.defined()) dh.mul_(grads[0]);
       if (gradients.dweight) dweight = gradients.dweight->deliver(grads[0]);
     }
-    return {std::move(dh), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {std::move(dh), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h_in, const at::Tensor& weight, const at::Tensor& labels,
-                                        const VocabShard& part, const std::shared_ptr<Communicator>& group) {
+                                        const VocabShard& part, const std::shared_ptr<Communicator>& group,
+                                        std::optional<double> divisor) {
   const at::Tensor h = h_in.to(weight.scalar_type());  // under autocast a norm's output may have 16 bits
   if (labels.device().is_cpu()) kernels::check_labels(labels.contiguous(), part.count);
   if (h.numel() == 0) throw Error("vocabulary_parallel_cross_entropy: no tokens");
   const bool record = at::GradMode::is_enabled() && (h.requires_grad() || weight.requires_grad());
-  return VocabParallelCrossEntropy::apply(h, weight, labels, part, group, record);
+  return VocabParallelCrossEntropy::apply(h, weight, labels, part, group, divisor, record);
 }
 
 }  // namespace phalanx

@@ -5,14 +5,14 @@
 //   at::Tensor loss = vocab_parallel_cross_entropy(h, weight, labels, part, group);
 //
 // Contract
-// - h [..., dim] and labels int64 [...] are the same on all ranks. So is the loss, an fp32 scalar: the mean over all
-//   tokens. Each rank's gradient of h is an addend: h has the layout `shared` of layout.h (convert() it first).
+// - h [..., dim] and labels int64 [...] are the same on all ranks. So is the loss, an fp32 scalar: the sum over all
+//   tokens whose label is not kIgnoredLabel, divided by `divisor`; unset: by their number. Each rank's gradient of h is an addend: h has the layout `shared` of layout.h (convert() it first).
 // - Collective in the forward pass: it gathers three floats per token and rank (the largest logit, the sum of their
 //   exponentials, the label's logit). Nothing is sent in the backward pass.
 // - As in kernels::linear_cross_entropy, logits exist for 512 tokens at a time (twice: one block is computed while the
 //   other is summed) and become their gradient in place. The gradients of h and weight are computed in the forward
-//   pass, so backward may run only once. Every label counts and must be in 0 .. count - 1 (DataError on all ranks,
-//   checked on the CPU).
+//   pass, so backward may run only once. Other labels must be in 0 .. count - 1 (DataError on all ranks, checked on the
+//   CPU).
 // - Any floating dtype and device. Exponentials are computed in fp32.
 #pragma once
 
@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 namespace phalanx {
 
@@ -31,6 +32,7 @@ struct VocabShard {
 };
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
-                                        const VocabShard& part, const std::shared_ptr<Communicator>& group);
+                                        const VocabShard& part, const std::shared_ptr<Communicator>& group,
+                                        std::optional<double> divisor = std::nullopt);
 
 }  // namespace phalanx

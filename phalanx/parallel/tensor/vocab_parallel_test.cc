@@ -12,8 +12,10 @@
 
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/ignored_label.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
@@ -76,6 +78,34 @@ TEST_P(VocabParallel, LossAndGradientsAreThoseOfOneRank) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Worlds, VocabParallel, ::testing::Values(1, 2, 4));
+
+TEST(VocabParallelLabels, IgnoredOnesHaveNoLossAndADivisorIsTheCallers) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    for (const std::optional<double> divisor : {std::optional<double>(), std::optional<double>(17.0)}) {
+      const auto make = [&] {
+        HeadCase made = head_case(1300, dtype);
+        made.labels.masked_fill_(at::arange(1300, at::kLong).view({650, 2}).remainder(3) == 1, kIgnoredLabel);
+        made.h.set_requires_grad(true);
+        made.weight.set_requires_grad(true);
+        return made;
+      };
+      const HeadCase one = make();
+      const at::Tensor expected = kernels::linear_cross_entropy(one.h, one.weight, one.labels, divisor);
+      expected.backward();
+      run_local_ranks(2, [&](const Ranks& comm) {
+        const HeadCase all = make();
+        const std::int64_t first = comm->rank() * kIds / 2;
+        const at::Tensor weight = all.weight.detach().narrow(0, first, kIds / 2).clone().requires_grad_();
+        const at::Tensor loss = vocab_parallel_cross_entropy(copy_to_group(all.h, comm), weight, all.labels,
+                                                             {.first = first, .count = kIds}, comm, divisor);
+        EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 2e-6 * expected.item<double>());
+        loss.backward();
+        EXPECT_LT(relative_distance(all.h.grad(), one.h.grad()), 2e-6);
+        EXPECT_LT(relative_distance(weight.grad(), one.weight.grad().narrow(0, first, kIds / 2)), 2e-6);
+      });
+    }
+  }
+}
 
 TEST(VocabParallelExtremes, LargeLogitsOnOneRankAlone) {
   run_local_ranks(2, [](const Ranks& comm) {

@@ -19,7 +19,9 @@ TrainingFiles open_training_files(const TrainConfig& config, const RunPlan& plan
   data::DataLoaderOptions train{.seq_len = training.seq_len,
                                 .global_batch_size = plan.global_batch_size,
                                 .shuffle = training.shuffle,
-                                .seed = static_cast<std::uint64_t>(config.debug.seed)};
+                                .seed = static_cast<std::uint64_t>(config.debug.seed),
+                                .separate_documents = training.attn_mask_type == "block_causal",
+                                .pack = training.packing == "best_fit"};
   data::TokenFile held_out = tokens;
   std::optional<TrainingFiles::HeldOut> part;
   if (validation.enable) {
@@ -38,7 +40,9 @@ TrainingFiles open_training_files(const TrainConfig& config, const RunPlan& plan
     part = {.dataloader = data::DataLoader(held_out, {.seq_len = training.seq_len,
                                                       .global_batch_size = local * plan.parallel.data_parallel_size(),
                                                       .shuffle = false,
-                                                      .range = range}),
+                                                      .range = range,
+                                                      .separate_documents = train.separate_documents,
+                                                      .pack = train.pack}),
             .range = range,
             .local_batch_size = local};
   }

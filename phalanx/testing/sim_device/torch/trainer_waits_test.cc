@@ -176,7 +176,7 @@ TEST_F(TrainerWaits, AGroupOfTheHostPassesWhatIsQueuedOnTheDevice) {
     sim_.runtime.launch({world->rank(), 0},
                         {"a long step", {}, [&, may_end] { status = may_end.wait_for(std::chrono::seconds(60)); }});
     world->all_reduce(x);
-    EXPECT_DOUBLE_EQ(exchange_step_metrics({.loss = 1.0 + world->rank()}, *group).loss, 1.5);
+    EXPECT_DOUBLE_EQ(exchange_step_metrics({.loss = 1.0 + world->rank()}, *group, /*data_ranks=*/1).loss, 1.5);
     if (exchanged.fetch_add(1) == 1) both_have_exchanged.set_value();
     EXPECT_EQ(x.cpu()[0].item<float>(), 4);
     EXPECT_EQ(status, std::future_status::ready);

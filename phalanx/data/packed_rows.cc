@@ -1,0 +1,157 @@
+#include "phalanx/data/packed_rows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <list>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/data/permutation.h"
+
+namespace phalanx::data {
+namespace {
+
+constexpr std::size_t kCachedWindows = 4;
+/// Keys of permutations, beside the seed: an epoch's number is at least 0.
+constexpr auto kOrderOfDocuments = static_cast<std::uint64_t>(-1);
+
+std::uint64_t key_of(std::int64_t epoch, std::int64_t window) {
+  return (static_cast<std::uint64_t>(window + 1) << 32U) ^ static_cast<std::uint64_t>(epoch);
+}
+
+}  // namespace
+
+/// The rows of one window, in no epoch's order.
+struct PackedRows::Window {
+  std::vector<std::vector<Piece>> rows;
+};
+
+struct PackedRows::Cache {
+  std::mutex mutex;
+  std::list<std::pair<std::int64_t, std::shared_ptr<const Window>>> windows;  // the last used one first
+  std::int64_t epoch = -1;
+  std::vector<std::pair<std::int64_t, std::int64_t>> order;  // of that epoch: (first row, window)
+};
+
+PackedRows::PackedRows(TokenFile tokens, PackedRowsOptions options)
+    : tokens_(std::move(tokens)), options_(options), cache_(std::make_unique<Cache>()) {
+  const auto begins_before = [&](std::int64_t token) {
+    std::int64_t low = 0, high = tokens_.document_count();
+    while (low < high) {
+      const std::int64_t middle = low + (high - low) / 2;
+      tokens_.document(middle).begin < token ? low = middle + 1 : high = middle;
+    }
+    return low;
+  };
+  first_document_ = std::max<std::int64_t>(begins_before(options_.range.begin + 1) - 1, 0);
+  document_count_ = begins_before(options_.range.end) - first_document_;
+  for (std::int64_t number = 0; number < windows(); ++number) {
+    rows_of_window_.push_back(std::ssize(pack(number, &statistics_).rows));
+    statistics_.rows += rows_of_window_.back();
+  }
+  if (statistics_.rows > 0) return;
+  throw DataError(fmt::format("{}: no document of two tokens among the {} of tokens [{}, {}): nothing to pack",
+                              tokens_.path(), document_count_, options_.range.begin, options_.range.end));
+}
+
+PackedRows::~PackedRows() = default;
+
+std::int64_t PackedRows::windows() const { return (document_count_ + options_.window - 1) / options_.window; }
+
+PackedRows::Window PackedRows::pack(std::int64_t window, Statistics* statistics) const {
+  const Permutation order(document_count_, {options_.seed, kOrderOfDocuments});
+  const std::int64_t first = window * options_.window, end = std::min(first + options_.window, document_count_);
+  std::vector<Piece> pieces;
+  for (std::int64_t i = first; i < end; ++i) {
+    const TokenRange whole = tokens_.document(first_document_ + (options_.shuffle ? order(i) : i));
+    const TokenRange used{std::max(whole.begin, options_.range.begin), std::min(whole.end, options_.range.end)};
+    const std::int64_t places = used.size() - 1;
+    if (statistics != nullptr) {
+      places < 1 ? ++statistics->skipped : ++statistics->documents;
+      if (places > options_.seq_len) ++statistics->cut;
+      statistics->labels += std::max<std::int64_t>(places, 0);
+    }
+    for (std::int64_t at = 0; at < places; at += options_.seq_len) {
+      pieces.push_back({used.begin + at, std::min(options_.seq_len, places - at)});
+    }
+  }
+
+  std::vector<std::size_t> longest_first(pieces.size());
+  std::iota(longest_first.begin(), longest_first.end(), std::size_t{0});
+  std::ranges::stable_sort(longest_first, std::greater{}, [&](std::size_t i) { return pieces[i].count; });
+  std::vector<std::vector<std::size_t>> rows;              // of numbers of pieces
+  std::map<std::int64_t, std::vector<std::size_t>> rooms;  // rows by the places that they have left
+  for (const std::size_t piece : longest_first) {
+    std::int64_t left = options_.seq_len;
+    std::size_t row = rows.size();
+    if (const auto fullest = rooms.lower_bound(pieces[piece].count); fullest != rooms.end()) {
+      left = fullest->first;
+      row = fullest->second.back();
+      fullest->second.pop_back();
+      if (fullest->second.empty()) rooms.erase(fullest);
+    } else {
+      rows.emplace_back();
+    }
+    rows[row].push_back(piece);
+    if (left > pieces[piece].count) rooms[left - pieces[piece].count].push_back(row);
+  }
+  for (auto& row : rows) std::ranges::sort(row);
+  std::ranges::sort(rows);
+
+  Window result;
+  for (const auto& row : rows) {
+    auto& of_row = result.rows.emplace_back();
+    for (const std::size_t piece : row) of_row.push_back(pieces[piece]);
+  }
+  return result;
+}
+
+std::shared_ptr<const PackedRows::Window> PackedRows::window(std::int64_t number) const {
+  const std::lock_guard lock(cache_->mutex);
+  auto& kept = cache_->windows;
+  const auto found = std::ranges::find(kept, number, [](const auto& one) { return one.first; });
+  if (found != kept.end()) {
+    kept.splice(kept.begin(), kept, found);
+  } else {
+    kept.emplace_front(number, std::make_shared<const Window>(pack(number, nullptr)));
+    if (kept.size() > kCachedWindows) kept.pop_back();
+  }
+  return kept.front().second;
+}
+
+PackedRows::Place PackedRows::place_of(std::int64_t epoch, std::int64_t row) const {
+  const std::lock_guard lock(cache_->mutex);
+  if (cache_->epoch != epoch) {
+    const Permutation order(windows(), {options_.seed, key_of(epoch, -1)});
+    cache_->order.clear();
+    std::int64_t first = 0;
+    for (std::int64_t i = 0; i < windows(); ++i) {
+      const std::int64_t number = options_.shuffle ? order(i) : i;
+      cache_->order.emplace_back(first, number);
+      first += rows_of_window_[static_cast<std::size_t>(number)];
+    }
+    cache_->epoch = epoch;
+  }
+  const auto after = std::ranges::upper_bound(cache_->order, row, {}, [](const auto& one) { return one.first; });
+  const auto [first, number] = *(after - 1);
+  if (!options_.shuffle) return {number, row - first};
+  const Permutation order(rows_of_window_[static_cast<std::size_t>(number)], {options_.seed, key_of(epoch, number)});
+  return {number, order(row - first)};
+}
+
+std::vector<PackedRows::Piece> PackedRows::row(std::int64_t epoch, std::int64_t row) const {
+  const Place place = place_of(epoch, row);
+  return window(place.window)->rows[static_cast<std::size_t>(place.row)];
+}
+
+std::int64_t PackedRows::label_count(std::int64_t epoch, std::int64_t row) const {
+  std::int64_t sum = 0;
+  for (const Piece& piece : this->row(epoch, row)) sum += piece.count;
+  return sum;
+}
+
+}  // namespace phalanx::data

@@ -1,0 +1,84 @@
+// PackedRows: which documents each row of a packed data set holds.
+//
+// A document of n tokens takes n - 1 places of a row: each token but the last is an input, and its label is the next one.
+// So the first token of a document is never a label. Rows have seq_len places; what is left over is padding.
+//
+// Documents are taken in windows of 65,536. A window's documents are put into rows by best fit, the longest first: each
+// into the fullest row that still has room, else into a new row. No document is cut, unless it is longer than a row. Then
+// it is cut every seq_len places; each part but the first begins with the last label of the part before, and sees none of
+// the tokens before that. A document of a single token has no place and is left out. All this is counted.
+//
+// With `shuffle` the documents are in an order drawn from the seed, and each epoch takes windows, and rows within a
+// window, in an order drawn from (seed, epoch). Otherwise rows are in the order of their first documents. Which
+// documents share a row depends on nothing else: not on epochs, ranks or steps.
+//
+//   const PackedRows rows(tokens, {.seq_len = 2048, .shuffle = true, .seed = 1});
+//   for (const PackedRows::Piece& piece : rows.row(/*epoch=*/0, 17)) tokens.read(piece.begin, ...);   // count + 1 tokens
+//
+// The constructor looks at every document's length, not at tokens: about a second for 10 million documents. Memory is
+// that of a few windows. Any number of threads may call the const methods.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "phalanx/data/token_file.h"
+
+namespace phalanx::data {
+
+struct PackedRowsOptions {
+  std::int64_t seq_len = 0;
+  TokenRange range;  // of the file; a document that crosses its ends is cut there
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+  std::int64_t window = 65536;  // documents
+};
+
+class PackedRows {
+ public:
+  /// `count` places of a row: inputs are tokens [begin, begin + count) of the file, labels one token further.
+  struct Piece {
+    std::int64_t begin = 0;
+    std::int64_t count = 0;
+    friend bool operator==(const Piece&, const Piece&) = default;
+  };
+  struct Statistics {
+    std::int64_t documents = 0;  // that have a place
+    std::int64_t skipped = 0;    // of a single token
+    std::int64_t cut = 0;        // longer than a row
+    std::int64_t labels = 0;     // places that are no padding
+    std::int64_t rows = 0;
+  };
+
+  /// Throws DataError if the range has no document of two tokens.
+  PackedRows(TokenFile tokens, PackedRowsOptions options);
+  ~PackedRows();
+
+  std::int64_t row_count() const { return statistics_.rows; }  // of an epoch
+  const Statistics& statistics() const { return statistics_; }
+  /// The pieces of a row, in their order in it. REQUIRES: 0 <= row < row_count().
+  std::vector<Piece> row(std::int64_t epoch, std::int64_t row) const;
+  std::int64_t label_count(std::int64_t epoch, std::int64_t row) const;
+
+ private:
+  struct Window;
+  struct Place {
+    std::int64_t window, row;
+  };
+  std::int64_t windows() const;
+  Window pack(std::int64_t window, Statistics* statistics) const;
+  std::shared_ptr<const Window> window(std::int64_t number) const;
+  Place place_of(std::int64_t epoch, std::int64_t row) const;
+
+  TokenFile tokens_;
+  PackedRowsOptions options_;
+  std::int64_t first_document_ = 0, document_count_ = 0;  // that the range touches
+  std::vector<std::int64_t> rows_of_window_;
+  Statistics statistics_;
+  struct Cache;
+  std::unique_ptr<Cache> cache_;
+};
+
+}  // namespace phalanx::data

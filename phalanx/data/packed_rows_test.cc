@@ -1,0 +1,229 @@
+// Which documents share a row, and what a loader makes of them.
+#include "phalanx/data/packed_rows.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/data/data_loader.h"
+#include "phalanx/data/stream_description.h"
+#include "phalanx/data/testing/small_data.h"
+
+namespace phalanx::data::packed_rows_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Piece = PackedRows::Piece;
+
+class PackedRowsTest : public ::testing::Test {
+ protected:
+  /// Documents of these lengths; the ids count from 0 over the whole file.
+  TokenFile documents(const std::vector<std::int64_t>& lengths) {
+    const std::string prefix = (folder_.path() / std::to_string(files_++)).string();
+    TokenFileWriter writer(prefix, {.vocab_size = 1 << 20});
+    std::int32_t next = 0;
+    for (const std::int64_t length : lengths) {
+      std::vector<std::int32_t> ids(static_cast<std::size_t>(length));
+      std::iota(ids.begin(), ids.end(), next);
+      next += static_cast<std::int32_t>(length);
+      writer.add_document(ids);
+    }
+    writer.finish();
+    return TokenFile(prefix);
+  }
+  static PackedRowsOptions whole(const TokenFile& tokens, std::int64_t seq_len, bool shuffle = false) {
+    return {.seq_len = seq_len, .range = {0, tokens.size()}, .shuffle = shuffle, .seed = 3};
+  }
+  static std::vector<std::int64_t> many_lengths() {
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t i = 0; i < 500; ++i) lengths.push_back(1 + i * i * 7 % 61);
+    return lengths;
+  }
+
+  TempDirectory folder_{"packed"};
+  int files_ = 0;
+};
+
+TEST_F(PackedRowsTest, BestFitPutsTheLongestFirstIntoTheFullestRow) {
+  // Places: 6, 3, 4, 1, 2. Rows of 7: 6 + 1, 4 + 3, 2.
+  const TokenFile tokens = documents({7, 4, 5, 2, 3});
+  const PackedRows rows(tokens, whole(tokens, 7));
+  ASSERT_EQ(rows.row_count(), 3);
+  EXPECT_THAT(rows.row(0, 0), ElementsAre(Piece{0, 6}, Piece{16, 1}));
+  EXPECT_THAT(rows.row(0, 1), ElementsAre(Piece{7, 3}, Piece{11, 4}));
+  EXPECT_THAT(rows.row(0, 2), ElementsAre(Piece{18, 2}));
+  EXPECT_EQ(rows.statistics().documents, 5);
+  EXPECT_EQ(rows.statistics().labels, 16);
+  EXPECT_EQ(rows.label_count(0, 1), 7);
+}
+
+TEST_F(PackedRowsTest, CutsOnlyWhatIsLongerThanARowAndSkipsSingleTokens) {
+  // 11 places: parts of 4, 4 and 3, whose labels follow each other without a gap.
+  const TokenFile tokens = documents({1, 12, 0, 2});
+  const PackedRows rows(tokens, whole(tokens, 4));
+  ASSERT_EQ(rows.row_count(), 3);
+  EXPECT_THAT(rows.row(0, 0), ElementsAre(Piece{1, 4}));
+  EXPECT_THAT(rows.row(0, 1), ElementsAre(Piece{5, 4}));
+  EXPECT_THAT(rows.row(0, 2), ElementsAre(Piece{9, 3}, Piece{13, 1}));
+  EXPECT_EQ(rows.statistics().documents, 2);
+  EXPECT_EQ(rows.statistics().skipped, 2);
+  EXPECT_EQ(rows.statistics().cut, 1);
+}
+
+TEST_F(PackedRowsTest, EveryTokenButTheFirstIsALabelOnceAnEpoch) {
+  const std::vector<std::int64_t> lengths = many_lengths();
+  const TokenFile tokens = documents(lengths);
+  std::set<std::int64_t> expected;
+  for (std::int64_t begin = 0; const std::int64_t length : lengths) {
+    for (std::int64_t i = 1; i < length; ++i) expected.insert(begin + i);
+    begin += length;
+  }
+  for (const bool shuffle : {false, true}) {
+    PackedRowsOptions options = whole(tokens, 50, shuffle);
+    options.window = 64;
+    const PackedRows rows(tokens, options);
+    for (const std::int64_t epoch : {0, 1}) {
+      std::multiset<std::int64_t> labels;
+      for (std::int64_t row = 0; row < rows.row_count(); ++row) {
+        std::int64_t filled = 0;
+        for (const Piece& piece : rows.row(epoch, row)) {
+          for (std::int64_t i = 1; i <= piece.count; ++i) labels.insert(piece.begin + i);
+          filled += piece.count;
+        }
+        EXPECT_LE(filled, 50);
+        EXPECT_GT(filled, 0);
+        EXPECT_EQ(filled, rows.label_count(epoch, row));
+      }
+      EXPECT_TRUE(std::ranges::equal(labels, expected));
+      EXPECT_EQ(rows.statistics().labels, std::ssize(expected));
+    }
+    // Best fit wastes little: at most a row of each of the 8 windows, and some.
+    EXPECT_LT(rows.row_count() * 50, rows.statistics().labels * 11 / 10 + 8 * 50);
+  }
+}
+
+TEST_F(PackedRowsTest, EpochsHaveTheSameRowsInAnotherOrder) {
+  const TokenFile tokens = documents(many_lengths());
+  PackedRowsOptions options = whole(tokens, 50, true);
+  options.window = 64;
+  const PackedRows rows(tokens, options), again(tokens, options);
+  const auto epoch = [](const PackedRows& of, std::int64_t number) {
+    std::vector<std::int64_t> first;
+    for (std::int64_t row = 0; row < of.row_count(); ++row) first.push_back(of.row(number, row).front().begin);
+    return first;
+  };
+  std::vector<std::int64_t> one = epoch(rows, 0), two = epoch(rows, 1);
+  EXPECT_EQ(one, epoch(again, 0));
+  EXPECT_NE(one, two);
+  std::ranges::sort(one);
+  std::ranges::sort(two);
+  EXPECT_EQ(one, two);
+}
+
+TEST_F(PackedRowsTest, ARangeCutsTheDocumentAtItsEnd) {
+  const TokenFile tokens = documents({5, 6, 5});
+  const PackedRows front(tokens, {.seq_len = 8, .range = {0, 8}, .shuffle = false});
+  const PackedRows back(tokens, {.seq_len = 8, .range = {8, 16}, .shuffle = false});
+  EXPECT_THAT(front.row(0, 0), ElementsAre(Piece{0, 4}, Piece{5, 2}));
+  EXPECT_THAT(back.row(0, 0), ElementsAre(Piece{8, 2}, Piece{11, 4}));
+  EXPECT_THAT(error_text<DataError>([&] {
+                PackedRows(tokens, {.seq_len = 8, .range = {4, 6}});
+              }),
+              HasSubstr("no document of two tokens"));
+}
+
+struct Loaded {
+  std::vector<std::int64_t> inputs, labels;
+  std::vector<std::int32_t> ends;
+};
+
+Loaded load(const DataLoader& loader, std::int64_t step, RowRange rows) {
+  const auto size = static_cast<std::size_t>(rows.size() * loader.seq_len());
+  Loaded loaded{std::vector<std::int64_t>(size), std::vector<std::int64_t>(size), {}};
+  loaded.ends = loader.fill(step, rows, loaded.inputs, loaded.labels);
+  return loaded;
+}
+
+TEST_F(PackedRowsTest, ALoaderPadsRowsAndSaysWhereDocumentsEnd) {
+  const TokenFile tokens = documents({7, 4, 5, 2, 3});
+  const DataLoader loader(
+      tokens, {.seq_len = 7, .global_batch_size = 3, .shuffle = false, .separate_documents = true, .pack = true});
+  const Loaded all = load(loader, 0, {0, 3});
+  constexpr std::int64_t kNone = kIgnoredLabel;
+  EXPECT_THAT(all.inputs, ElementsAre(0, 1, 2, 3, 4, 5, 16, /**/ 7, 8, 9, 11, 12, 13, 14, /**/ 18, 19, 0, 0, 0, 0, 0));
+  EXPECT_THAT(all.labels, ElementsAre(1, 2, 3, 4, 5, 6, 17, /**/ 8, 9, 10, 12, 13, 14, 15, /**/ 19, 20, kNone, kNone,
+                                      kNone, kNone, kNone));
+  EXPECT_THAT(all.ends, ElementsAre(0, 6, 7, 10, 14, 16, 21));
+  EXPECT_EQ(loader.label_count(0), 16);
+  // Each rank's part has its own boundaries, and the second step is the second epoch.
+  const Loaded last = load(loader, 1, {2, 3});
+  EXPECT_THAT(last.ends, ElementsAre(0, 2, 7));
+  EXPECT_EQ(loader.position_of(1), (StreamPosition{.epoch = 1, .token = 0}));
+}
+
+TEST_F(PackedRowsTest, WithoutPackingASequenceIsCutWhereADocumentEnds) {
+  const TokenFile tokens = documents({3, 6, 0, 2, 4});
+  const DataLoader loader(tokens, {.seq_len = 5, .global_batch_size = 2, .shuffle = false, .separate_documents = true});
+  const Loaded all = load(loader, 0, {0, 2});
+  constexpr std::int64_t kNone = kIgnoredLabel;
+  EXPECT_THAT(all.inputs, ElementsAre(0, 1, 2, 3, 4, /**/ 5, 6, 7, 8, 9));
+  EXPECT_THAT(all.labels, ElementsAre(1, 2, kNone, 4, 5, /**/ 6, 7, 8, kNone, 10));
+  EXPECT_THAT(all.ends, ElementsAre(0, 3, 5, 9, 10));
+  EXPECT_EQ(loader.label_count(0), 8);
+}
+
+TEST_F(PackedRowsTest, AStreamGoesOnWhereItWasWhateverTheBatchSize) {
+  const TokenFile tokens = documents(many_lengths());
+  const DataLoaderOptions options{
+      .seq_len = 50, .global_batch_size = 12, .seed = 3, .separate_documents = true, .pack = true};
+  const DataLoader before(tokens, options);
+  DataLoaderOptions smaller = options;
+  smaller.global_batch_size = 4;
+  DataLoader after(tokens, smaller);
+  const StreamResume resume = resume_stream(describe_stream(before), tokens_read(before, 40), after);
+  EXPECT_TRUE(resume.differences.empty());
+  after.begin_at(100, resume.position);
+  EXPECT_EQ(load(before, 40, {0, 12}).inputs, [&] {
+    std::vector<std::int64_t> inputs;
+    for (std::int64_t step = 100; step < 103; ++step) {
+      const Loaded part = load(after, step, {0, 4});
+      inputs.insert(inputs.end(), part.inputs.begin(), part.inputs.end());
+    }
+    return inputs;
+  }());
+
+  // Neither without packing nor, in the middle of an epoch, with other rows.
+  const DataLoader unpacked(tokens, {.seq_len = 50, .global_batch_size = 12, .seed = 3, .separate_documents = true});
+  EXPECT_THAT(
+      resume_stream(describe_stream(before), tokens_read(before, 40), unpacked).differences,
+      ElementsAre(AllOf(HasSubstr("[training] packing"), HasSubstr("whole documents, packed by best fit; this one "
+                                                                   "reads consecutive tokens"))));
+  DataLoaderOptions longer = options;
+  longer.seq_len = 64;
+  EXPECT_THAT(resume_stream(describe_stream(before), tokens_read(before, 40), DataLoader(tokens, longer)).differences,
+              ElementsAre(HasSubstr("is packed in sequences of 50")));
+}
+
+TEST_F(PackedRowsTest, AFileThatListsNoDocumentsIsRefused) {
+  const TokenFile raw = counting_file(folder_.path() / "raw.bin", 100);
+  EXPECT_THAT(error_text<DataError>(
+                  [&] { DataLoader(raw, {.seq_len = 5, .global_batch_size = 1, .separate_documents = true}); }),
+              AllOf(HasSubstr("does not list its documents"), HasSubstr("phalanx tokenize")));
+  const TokenFile tokens = documents({5, 6});
+  EXPECT_THROW(DataLoader(tokens, {.seq_len = 5, .global_batch_size = 1, .pack = true}), ConfigError);
+}
+
+}  // namespace
+}  // namespace phalanx::data::packed_rows_test

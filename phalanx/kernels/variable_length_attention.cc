@@ -1,0 +1,67 @@
+#include "phalanx/kernels/variable_length_attention.h"
+
+#include <ATen/ops/_efficient_attention_forward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+
+#include <optional>
+
+#include "phalanx/kernels/autocast.h"
+
+namespace phalanx::kernels {
+namespace {
+
+constexpr std::int64_t kCausalFromTopLeft = 1;  // ATen's custom_mask_type
+
+bool is_16_bits(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
+
+/// [batch, heads, seq, head_dim] as [batch * seq, heads, head_dim].
+at::Tensor as_tokens(const at::Tensor& t) { return t.transpose(1, 2).flatten(0, 1); }
+
+at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window,
+                           const DocumentBoundaries& documents) {
+  const at::Tensor& lengths = documents.cumulative_lengths_on_device();
+  std::optional<std::int64_t> before, after;
+  if (window > 0) {
+    before = window - 1;
+    after = 0;
+  }
+  return std::get<0>(at::_flash_attention_forward(q, k, v, lengths, lengths, documents.longest(), documents.longest(),
+                                                  /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false,
+                                                  /*scale=*/std::nullopt, before, after));
+}
+
+at::Tensor efficient_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const DocumentBoundaries& documents) {
+  const at::Tensor& lengths = documents.cumulative_lengths_on_device();
+  const std::int64_t group = q.size(1) / k.size(1);
+  // It knows no groups of heads.
+  const auto for_each_head = [&](const at::Tensor& t) {
+    return (group == 1 ? t : t.repeat_interleave(group, 1)).unsqueeze(0);
+  };
+  return std::get<0>(at::_efficient_attention_forward(
+                         q.unsqueeze(0), for_each_head(k), for_each_head(v), /*bias=*/{}, lengths, lengths,
+                         documents.longest(), documents.longest(), /*dropout_p=*/0.0, kCausalFromTopLeft,
+                         /*compute_log_sumexp=*/q.requires_grad() || k.requires_grad() || v.requires_grad()))
+      .squeeze(0);
+}
+
+}  // namespace
+
+bool can_use_variable_lengths(const at::Tensor& q, bool is_windowed) {
+  if (q.device().is_cpu() || q.numel() == 0) return false;
+  const at::ScalarType type = in_autocast_type(q).scalar_type();
+  if (is_16_bits(type)) return q.size(3) % 8 == 0 && q.size(3) <= 256;
+  return type == at::kFloat && !is_windowed && q.size(3) % 4 == 0;
+}
+
+at::Tensor variable_length_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
+                                     std::int64_t window, const DocumentBoundaries& documents) {
+  const at::Tensor q = in_autocast_type(q_in);
+  const at::Tensor tokens_q = as_tokens(q), tokens_k = as_tokens(in_autocast_type(k_in)),
+                   tokens_v = as_tokens(in_autocast_type(v_in));
+  const at::Tensor y = is_16_bits(q.scalar_type()) ? flash_attention(tokens_q, tokens_k, tokens_v, window, documents)
+                                                   : efficient_attention(tokens_q, tokens_k, tokens_v, documents);
+  return y.view({q.size(0), q.size(2), q.size(1), -1}).transpose(1, 2);
+}
+
+}  // namespace phalanx::kernels
