@@ -8,8 +8,8 @@ the new one. What the folder's headers declare in it is then qualified in every 
 that one keeps is qualified in the folder. `old::name` becomes `new::name` everywhere, in comments and documents too. A bare
 name in a comment stays: it is prose, or an example within its own folder. String literals stay as they are.
 
-A function is a name before "(" that no type precedes. A name that several of the namespaces declare stays bare: calls find
-it by their arguments.
+A function is a name before "(" that no type precedes. It stays bare where several of the namespaces declare it, or the
+file itself: calls find it by their arguments.
 """
 import argparse
 import os
@@ -68,16 +68,18 @@ class Namespaces:
         pattern = rf"(?<![\w]){last}::({'|'.join(map(re.escape, self.home))})\b"
         return re.sub(pattern, lambda m: f"{self.outer(self.home[m[1]])}::{m[1]}", text)
 
-    def bare(self, text, own):
+    def bare(self, text, own, own_functions):
         names = [name for name, home in self.home.items() if home != own]
         pattern = re.compile(rf"(?<![\w.:])(?<!->)({'|'.join(map(re.escape, names))})\b")
 
+        def is_call(match):
+            word = re.search(r"\w+$", text[: match.start()].rstrip())
+            return text[match.end():].startswith("(") and not (word and word[0] not in BEFORE_CALL)
+
         def change(match):
-            name, before = match[1], text[: match.start()].rstrip()
-            if name not in self.values:
-                word = re.search(r"\w+$", before)
-                if not text[match.end():].startswith("(") or (word and word[0] not in BEFORE_CALL):
-                    return name
+            name = match[1]
+            if name in own_functions or name not in self.values and not is_call(match):
+                return name
             return f"{self.outer(self.home[name])}::{name}"
 
         return pattern.sub(change, text)
@@ -91,10 +93,12 @@ class Namespaces:
             text = self.qualified(text)
             return text.replace(f"NAMESPACE {self.old} ", f"NAMESPACE {own} ") if path.name == "CMakeLists.txt" else text
         within = re.search(rf"^namespace {self.old}\b", text, re.M)
+        # Such as a helper of one file whose name another folder has too.
+        own_functions = {m[2] for m in re.finditer(r"^(?!using)[\w:<>,]*[\w>&*] (\w+::)?(\w+)\(", text, re.M) if m[0].split()[0] not in BEFORE_CALL}
 
         def code(part):
             part = self.qualified(part)
-            return self.bare(self.opened(part, own), own) if within else part
+            return self.bare(self.opened(part, own), own, own_functions) if within else part
 
         return rename.over_code(text, code, lambda part: self.opened(self.qualified(part), own))
 
