@@ -114,7 +114,7 @@ class SortedWords {
   /// of a boolean key: --checkpoint.enable -n2.
   bool is_value_of_key(const std::string& word) const {
     if (rest.empty() || !is_bare_key(rest.back())) return false;
-    if (train::is_boolean_flag(rest.back())) return train::is_boolean_text(word);
+    if (config::is_boolean_flag(rest.back())) return config::is_boolean_text(word);
     return option_named(app_, word.substr(0, word.find('='))) == nullptr;
   }
 
@@ -239,7 +239,7 @@ std::string dtype_option(const std::string& name, const std::string& text) {
 }
 
 void check_backend_option(const std::string& name) {
-  for (const train::Key& key : train::known_keys()) {
+  for (const config::Key& key : config::known_keys()) {
     if (key.section != "comm" || key.name != "backend" || std::ranges::find(key.choices, name) != key.choices.end()) {
       continue;
     }

@@ -33,14 +33,14 @@ VerifyArguments parse_verify_arguments(const Arguments& arguments) {
   return parsed;
 }
 
-std::vector<train::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks) {
+std::vector<config::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks) {
   std::vector<std::string> notes;  // reported before
-  const train::TrainConfig config = train::read_config(arguments.config, arguments.overrides, &notes);
-  if (arguments.all) return train::all_layouts(config, ranks);
-  std::vector<train::NamedLayout> layouts;
-  for (const std::string& name : arguments.layouts) layouts.push_back(train::with_layout(config, name, ranks));
+  const config::TrainConfig config = config::read_config(arguments.config, arguments.overrides, &notes);
+  if (arguments.all) return config::all_layouts(config, ranks);
+  std::vector<config::NamedLayout> layouts;
+  for (const std::string& name : arguments.layouts) layouts.push_back(config::with_layout(config, name, ranks));
   if (layouts.empty()) {
-    train::plan_run(config, ranks);
+    config::plan_run(config, ranks);
     layouts.push_back({.name = "the configuration's", .config = config, .ranks = ranks});
   }
   return layouts;

@@ -27,6 +27,6 @@ struct VerifyArguments {
 VerifyArguments parse_verify_arguments(const Arguments& arguments);
 
 /// The layouts to check on `ranks` ranks: the configuration's own layout, the named ones, or all. Throws ConfigError.
-std::vector<train::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks);
+std::vector<config::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks);
 
 }  // namespace phalanx::cli

@@ -50,15 +50,15 @@ Ends with status 1 if a layout failed: its row says why.
 
 namespace {
 
+using config::BenchLayout;
+using config::BenchMetrics;
 using nlohmann::json;
-using train::BenchLayout;
-using train::BenchMetrics;
 
 struct BenchTrainArguments {
-  train::TrainConfig config;
+  config::TrainConfig config;
   int ranks = 2;
   std::int64_t rounds = 1;
-  train::BenchSteps steps;
+  config::BenchSteps steps;
   std::string layouts = "auto", json;
   plan::Devices devices;
 };
@@ -82,7 +82,7 @@ BenchTrainArguments parse(const Arguments& arguments) {
   if (!ranks.empty()) parsed.ranks = parse_rank_count("-n", ranks);
   parsed.devices = plan::parse_devices(fmt::format("{}x{}", parsed.ranks, device), {});
   const std::string path = take_config_path(overrides, "bench train");
-  parsed.config = train::read_config(path, overrides);
+  parsed.config = config::read_config(path, overrides);
   return parsed;
 }
 
@@ -104,7 +104,7 @@ std::string first_line_of(const std::string& text) {
 bool run_once(Row& row, const BenchTrainArguments& arguments, int threads) {
   const TempDirectory folder("bench-train");
   const std::string config = folder.path() / "run.toml", run = folder.path() / "run";
-  write_file(config, train::print_config(train::bench_config(row.layout.layout.config, run, arguments.steps)));
+  write_file(config, config::print_config(config::bench_config(row.layout.layout.config, run, arguments.steps)));
   SupervisorOptions options;
   options.command = {worker_program(), "train", config};
   options.ranks = static_cast<int>(row.layout.layout.ranks);
@@ -117,7 +117,7 @@ bool run_once(Row& row, const BenchTrainArguments& arguments, int threads) {
     return !result.error.empty();
   }
   try {
-    row.runs.push_back(train::read_bench_run(run, arguments.steps));
+    row.runs.push_back(config::read_bench_run(run, arguments.steps));
     return true;
   } catch (const DataError& error) {  // Ctrl-C ends training early without an error
     row.failure = "it was stopped";
@@ -128,7 +128,7 @@ bool run_once(Row& row, const BenchTrainArguments& arguments, int threads) {
 json to_json(const Row& row, const BenchMetrics* strong, const BenchMetrics* weak) {
   json object = {{"layout", row.layout.layout.name}, {"ranks", row.layout.layout.ranks}, {"failure", row.failure}};
   if (row.runs.empty()) return object;
-  const BenchMetrics metrics = train::median_run(row.runs);
+  const BenchMetrics metrics = config::median_run(row.runs);
   object.update({{"tokens_per_second", metrics.tokens_per_second},
                  {"step_seconds", metrics.step_seconds},
                  {"exposed_percent_of_step", metrics.exposed_percent},
@@ -138,10 +138,10 @@ json to_json(const Row& row, const BenchMetrics* strong, const BenchMetrics* wea
                  {"pss_bytes", metrics.proportional}});
   for (const BenchMetrics& run : row.runs) object["runs_step_seconds"].push_back(run.step_seconds);
   if (!row.is_base && strong != nullptr) {
-    object["strong_scaling"] = train::scaling(metrics, row.layout.layout.ranks, *strong);
+    object["strong_scaling"] = config::scaling(metrics, row.layout.layout.ranks, *strong);
   }
   if (!row.is_base && weak != nullptr) {
-    object["weak_scaling"] = train::scaling(metrics, row.layout.layout.ranks, *weak);
+    object["weak_scaling"] = config::scaling(metrics, row.layout.layout.ranks, *weak);
   }
   return object;
 }
@@ -199,12 +199,12 @@ int bench_train_command(const Arguments& words) {
     left_out.push_back(fmt::format("{} needs {} a rank of {}", layout.layout.name,
                                    plan::bytes_text(layout.predicted.total()), plan::bytes_text(layout.available)));
   };
-  train::ScalingBaseline base = train::scaling_baseline(arguments.config, arguments.ranks, arguments.devices);
+  config::ScalingBaseline base = config::scaling_baseline(arguments.config, arguments.ranks, arguments.devices);
   const std::int64_t step = base.strong_scaling.layout.config.training.global_batch_size;
   add(base.strong_scaling, true);
   if (base.weak_scaling) add(*base.weak_scaling, true);
   for (BenchLayout& layout :
-       train::layouts_to_bench(arguments.config, arguments.ranks, arguments.layouts, arguments.devices)) {
+       config::layouts_to_bench(arguments.config, arguments.ranks, arguments.layouts, arguments.devices)) {
     add(std::move(layout), false);
   }
   fmt::print("{} sequences of {} tokens a step, {} measured steps a run, {} ranks of {} thread{}\n", step,
@@ -227,7 +227,7 @@ int bench_train_command(const Arguments& words) {
   const auto metrics_of = [&](const std::string& name) -> std::optional<BenchMetrics> {
     const auto row = std::ranges::find_if(
         rows, [&](const Row& one) { return one.is_base && one.layout.layout.name == name && !one.runs.empty(); });
-    return row == rows.end() ? std::nullopt : std::optional(train::median_run(row->runs));
+    return row == rows.end() ? std::nullopt : std::optional(config::median_run(row->runs));
   };
   const auto strong = metrics_of(base.strong_scaling.layout.name);
   const auto weak = base.weak_scaling ? metrics_of(base.weak_scaling->layout.name) : std::nullopt;

@@ -111,7 +111,7 @@ CompletedCommand completed_command(std::string_view name, std::string_view help,
   command.options.emplace_back("--help");
   command.words = matches_of(text, std::regex(fmt::format(R"((?:usage: | {{7}})phalanx {} ([a-z]+)\b)", name)));
   if (takes_keys)
-    for (const train::Key& key : train::known_keys())
+    for (const config::Key& key : config::known_keys())
       command.options.push_back(fmt::format("--{}.{}", key.section, key.name));
   sort_once(command.options);
   sort_once(command.words);

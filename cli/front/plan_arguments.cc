@@ -22,7 +22,7 @@ namespace {
 /// --model: a flavor, or the directory of a Hugging Face model.
 void add_model_keys(const std::string& model, std::vector<std::string>& keys) {
   if (std::filesystem::is_directory(model)) {
-    keys.push_back(fmt::format("--model.flavor={}", train::kFlavorOfDirectory));
+    keys.push_back(fmt::format("--model.flavor={}", config::kFlavorOfDirectory));
     keys.push_back("--model.hf_assets_path=" + model);
     return;
   }
@@ -31,7 +31,7 @@ void add_model_keys(const std::string& model, std::vector<std::string>& keys) {
         fmt::format("--model '{}' is no directory{}; or name a model such as llama3_8b", model,
                     hub_hint(model).empty() ? ": expected a Hugging Face model's, with config.json" : hub_hint(model)));
   }
-  models::llama_flavor(train::meant_value("model", "flavor", model));  // throws and names the nearest
+  models::llama_flavor(config::meant_value("model", "flavor", model));  // throws and names the nearest
   keys.push_back("--model.flavor=" + model);
 }
 
@@ -95,10 +95,10 @@ PlanArguments parse_plan_arguments(const Arguments& arguments) {
   parsed.overrides.insert(parsed.overrides.begin(), keys.begin(), keys.end());
 
   if (parsed.config_path.empty()) {
-    parsed.config = train::parse_config("", "command line", parsed.overrides);
+    parsed.config = config::parse_config("", "command line", parsed.overrides);
   } else {
-    parsed.config = train::read_config(parsed.config_path, parsed.overrides);
-    parsed.reference = train::read_config(parsed.config_path, {});
+    parsed.config = config::read_config(parsed.config_path, parsed.overrides);
+    parsed.reference = config::read_config(parsed.config_path, {});
   }
   schedule::schedule_name(parsed.config.parallelism.pipeline_parallel_schedule);  // throws and names the nearest
   return parsed;
@@ -107,22 +107,22 @@ PlanArguments parse_plan_arguments(const Arguments& arguments) {
 std::vector<plan::Candidate> given_layouts(const PlanArguments& arguments, const plan::SearchOptions& options) {
   std::vector<plan::Candidate> candidates;
   for (const std::string& name : arguments.layouts) {
-    const train::NamedLayout named = train::with_layout(arguments.config, name, options.devices.count());
-    const plan::Layout layout = train::layout_of(named.config, train::plan_run(named.config, named.ranks));
+    const config::NamedLayout named = config::with_layout(arguments.config, name, options.devices.count());
+    const plan::Layout layout = config::layout_of(named.config, config::plan_run(named.config, named.ranks));
     candidates.push_back(plan::evaluate(options, layout));
   }
   return candidates;
 }
 
-train::TrainConfig with_settings(const PlanArguments& arguments, const plan::Layout& layout) {
+config::TrainConfig with_settings(const PlanArguments& arguments, const plan::Layout& layout) {
   std::vector<std::string> words = arguments.overrides;
   for (const plan::Setting& setting : plan::settings_of(layout)) {
     std::string value = setting.value;
     std::erase(value, '"');
     words.push_back(fmt::format("--{}.{}={}", setting.section, setting.key, value));
   }
-  return arguments.config_path.empty() ? train::parse_config("", "command line", words)
-                                       : train::read_config(arguments.config_path, words);
+  return arguments.config_path.empty() ? config::parse_config("", "command line", words)
+                                       : config::read_config(arguments.config_path, words);
 }
 
 }  // namespace phalanx::cli

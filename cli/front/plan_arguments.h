@@ -12,9 +12,9 @@
 namespace phalanx::cli {
 
 struct PlanArguments {
-  train::TrainConfig config;     // the training to plan for; its own layout is ignored
-  train::TrainConfig reference;  // the recommended section is added to this: the file, or nothing
-  std::string config_path;       // empty: the model comes without a file
+  config::TrainConfig config;     // the training to plan for; its own layout is ignored
+  config::TrainConfig reference;  // the recommended section is added to this: the file, or nothing
+  std::string config_path;        // empty: the model comes without a file
   std::vector<std::string> overrides;
   plan::Devices devices;
   double headroom = 0.05;
@@ -30,6 +30,6 @@ PlanArguments parse_plan_arguments(const Arguments& arguments);
 std::vector<plan::Candidate> given_layouts(const PlanArguments& arguments, const plan::SearchOptions& options);
 
 /// The configuration with the settings of a layout.
-train::TrainConfig with_settings(const PlanArguments& arguments, const plan::Layout& layout);
+config::TrainConfig with_settings(const PlanArguments& arguments, const plan::Layout& layout);
 
 }  // namespace phalanx::cli

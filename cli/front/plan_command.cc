@@ -64,8 +64,8 @@ std::string recommended_toml(const PlanArguments& arguments, const plan::Layout&
   for (const plan::Setting& setting : plan::settings_of(layout)) wanted.emplace(setting.section, setting.key);
   if (arguments.config_path.empty()) wanted.insert({{"model", "flavor"}, {"training", "seq_len"}});
   std::set<std::string> known;  // the existing entries as "[section] line"
-  const auto each_line = [](const train::TrainConfig& config, const auto& visit) {
-    std::istringstream text(train::print_config(config));
+  const auto each_line = [](const config::TrainConfig& config, const auto& visit) {
+    std::istringstream text(config::print_config(config));
     std::string section;
     for (std::string line; std::getline(text, line);) {
       if (line.starts_with('[')) section = line.substr(1, line.find(']') - 1);
@@ -121,11 +121,11 @@ void print_memory(const char* name, const plan::TrainingMemory& memory) {
   fmt::print(" {:>11} {:>11}\n", bytes_text(memory.runtime), bytes_text(memory.total()));
 }
 
-std::string model_text(const train::TrainConfig& config) {
-  return config.model.flavor == train::kFlavorOfDirectory ? config.model.hf_assets_path : config.model.flavor;
+std::string model_text(const config::TrainConfig& config) {
+  return config.model.flavor == config::kFlavorOfDirectory ? config.model.hf_assets_path : config.model.flavor;
 }
 
-std::string step_text(const train::TrainConfig& config) {
+std::string step_text(const config::TrainConfig& config) {
   return fmt::format("sequences of {} tokens, {}, {}", config.training.seq_len, config.training.mixed_precision_param,
                      config.optimizer.name);
 }
@@ -218,7 +218,7 @@ std::string picture(const PlanArguments& arguments, const std::vector<plan::Cand
 int plan_command(const Arguments& words) {
   const PlanArguments arguments = parse_plan_arguments(words);
   const auto& training = arguments.config.training;
-  plan::TrainingShape base = train::shape_without_layout(arguments.config);
+  plan::TrainingShape base = config::shape_without_layout(arguments.config);
   base.on_device = !arguments.devices.is_host;
   base.shares_memory = arguments.devices.is_host;
   const std::int64_t count = arguments.devices.count();

@@ -57,15 +57,15 @@ TEST_F(PlanCommandTest, TrainTakesWhatIsRecommended) {
             0)
       << error_;
   EXPECT_THAT(out_, EndsWith(read_file(path("layout.toml"))));
-  const auto config = train::read_config(path("layout.toml"), {});
+  const auto config = config::read_config(path("layout.toml"), {});
   EXPECT_EQ(config.model.flavor, "llama3_8b");
-  const train::RunPlan plan = train::plan_run(config, 8);
+  const config::RunPlan plan = config::plan_run(config, 8);
   EXPECT_EQ(plan.global_batch_size, 64);
   EXPECT_EQ(phalanx("train " + path("layout.toml") + " --print-config"), 0) << read_file(path("err"));
   EXPECT_THAT(read_file(path("out")), HasSubstr("flavor = \"llama3_8b\""));
 
   ASSERT_EQ(run({"--model", "8B", "--devices", "8xH100", "--batch", "64", "--toml", path("alias.toml")}), 0) << error_;
-  EXPECT_EQ(train::read_config(path("alias.toml"), {}).model.flavor, "llama3_8b");
+  EXPECT_EQ(config::read_config(path("alias.toml"), {}).model.flavor, "llama3_8b");
 
   const auto json = nlohmann::json::parse(read_file(path("plan.json")));
   EXPECT_EQ(json["scenario"], 2);

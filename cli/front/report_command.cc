@@ -33,12 +33,12 @@ int report_command(const Arguments& arguments) {
   parse_options(app, arguments);
   if (folders.empty()) throw UsageError("expected the run's folder (job.dump_folder of its configuration)");
   if (folders.size() == 1 && !output) {
-    fmt::print("{}\n", train::write_report(folders[0]));
+    fmt::print("{}\n", report::write_report(folders[0]));
     return 0;
   }
   if (output && output->empty()) throw UsageError("--output is empty: expected the path of a file");
   const std::string path = output.value_or("comparison.html");
-  train::write_comparison(folders, path);
+  report::write_comparison(folders, path);
   fmt::print("{}\n", path);
   return 0;
 }

@@ -37,16 +37,16 @@ int train_command(const Arguments& arguments) {
   const TrainArguments parsed = parse_train_arguments(arguments);
   const RankCount count = rank_count(parsed.ranks);
   if (parsed.print_config_reference) {
-    fmt::print("{}", train::config_reference());
+    fmt::print("{}", config::config_reference());
     return 0;
   }
   std::vector<int> stop_signals;
   if (!count.launched) {
     std::vector<std::string> notes;  // the ranks print them
-    const train::TrainConfig config =
-        parsed.print_config ? train::read_config(parsed.config, parsed.overrides, &notes)
+    const config::TrainConfig config =
+        parsed.print_config ? config::read_config(parsed.config, parsed.overrides, &notes)
                             : train::read_run_config(parsed.config, parsed.overrides, {.ranks = count.world}, &notes);
-    stop_signals = train::stop_signals(config);
+    stop_signals = config::stop_signals(config);
   }
   if (parsed.print_config) become_worker("train", arguments);
   return run_ranks("train", arguments, count, stop_signals);

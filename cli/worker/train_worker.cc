@@ -30,7 +30,7 @@ namespace {
 constexpr std::chrono::seconds kStopInSteps{3'600};
 constexpr std::chrono::seconds kStopElsewhere{4};
 
-CommunicatorOptions communicator_options(const train::TrainConfig& config) {
+CommunicatorOptions communicator_options(const config::TrainConfig& config) {
   CommunicatorOptions options{.first_timeout = std::chrono::seconds(config.comm.init_timeout_seconds),
                               .timeout = std::chrono::seconds(config.comm.train_timeout_seconds),
                               .heartbeat = std::chrono::seconds(config.comm.heartbeat_seconds),
@@ -40,12 +40,12 @@ CommunicatorOptions communicator_options(const train::TrainConfig& config) {
   if (options.trace_files) {
     options.trace_capacity = static_cast<std::size_t>(config.comm.trace_buf_size);
     options.trace_folder =
-        env_string("PHALANX_COMM_TRACE_DIR").value_or(train::in_dump_folder(config, config.comm.save_traces_folder));
+        env_string("PHALANX_COMM_TRACE_DIR").value_or(config::in_dump_folder(config, config.comm.save_traces_folder));
   }
   return options;
 }
 
-void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
+void conclude(const config::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
   // All ranks run a sharded model together. They have the same values and so choose the same tokens.
   const bool writes_sample = !result.asked_to_stop && !config.metrics.sample_prompt.empty() &&
                              (trainer.metrics_logger() || trainer.is_model_sharded());
@@ -65,7 +65,7 @@ void conclude(const train::TrainConfig& config, train::Trainer& trainer, const t
   }
   log::info(fmt::format("run: {}", trainer.metrics_logger()->folder()));
   if (config.metrics.enable_report) {
-    log::info(fmt::format("report: {}", train::write_report(trainer.metrics_logger()->folder())));
+    log::info(fmt::format("report: {}", report::write_report(trainer.metrics_logger()->folder())));
   }
 }
 
@@ -75,15 +75,15 @@ int train_worker(const Arguments& arguments) {
   const TrainArguments parsed = parse_train_arguments(arguments);
   std::vector<std::string> notes;
   const WorkerEnvironment environment = read_worker_environment();
-  const train::TrainConfig config =
-      parsed.print_config ? train::read_config(parsed.config, parsed.overrides, &notes)
+  const config::TrainConfig config =
+      parsed.print_config ? config::read_config(parsed.config, parsed.overrides, &notes)
                           : train::read_run_config(parsed.config, parsed.overrides,
                                                    {.ranks = environment.world_size, .look_at_files = false}, &notes);
   if (environment.rank == 0) {
     for (const std::string& note : notes) log::warn_once(note);
   }
   if (parsed.print_config) {
-    fmt::print("{}", train::print_config(train::with_model_numbers(config)));
+    fmt::print("{}", config::print_config(config::with_model_numbers(config)));
     return 0;
   }
 
@@ -96,7 +96,7 @@ int train_worker(const Arguments& arguments) {
   // Kept until the process ends: a rank that fails at the same time as another must end with its own status, not by the
   // signal that the launcher then sends.
   static const train::StopSignal stop(
-      {.signals = train::stop_signals(config),
+      {.signals = config::stop_signals(config),
        .in_steps = false,
        // Our launcher prints it for its ranks.
        .exit_message = env_string("PHALANX_REPORT_DIR") ? "" : "phalanx train: ended by a signal "});

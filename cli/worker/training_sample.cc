@@ -17,7 +17,7 @@ namespace phalanx::cli {
 
 namespace {
 
-data::BpeTokenizer sample_tokenizer(const train::TrainConfig& config, std::int64_t vocab_size) {
+data::BpeTokenizer sample_tokenizer(const config::TrainConfig& config, std::int64_t vocab_size) {
   const std::filesystem::path path = std::filesystem::path(config.model.hf_assets_path) / "tokenizer.json";
   train::require_sample_tokenizer(config);
   data::BpeTokenizer tokenizer = data::BpeTokenizer::load(path.string());
@@ -30,11 +30,11 @@ data::BpeTokenizer sample_tokenizer(const train::TrainConfig& config, std::int64
 
 }  // namespace
 
-void check_sample_tokenizer(const train::TrainConfig& config) {
-  sample_tokenizer(config, train::model_config(config).vocab_size);
+void check_sample_tokenizer(const config::TrainConfig& config) {
+  sample_tokenizer(config, config::model_config(config).vocab_size);
 }
 
-std::string training_sample(const train::TrainConfig& config, models::Llama& model) {
+std::string training_sample(const config::TrainConfig& config, models::Llama& model) {
   const data::BpeTokenizer tokenizer = sample_tokenizer(config, model.config().vocab_size);
   // Tokens that the tokenizer puts after a text would end the prompt.
   std::vector<data::TokenId> prompt = tokenizer.model().prefix;

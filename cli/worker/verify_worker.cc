@@ -24,23 +24,23 @@ struct Verdict {
   std::string first;
 };
 
-std::optional<train::LayoutTolerance> tolerance_of(const VerifyArguments& arguments) {
+std::optional<verify::LayoutTolerance> tolerance_of(const VerifyArguments& arguments) {
   if (!arguments.tolerance) return std::nullopt;
   const double gradient = *arguments.tolerance;
-  return train::LayoutTolerance{.loss = 2 * gradient,
-                                .gradient = gradient,
-                                .weight = 2 * gradient,
-                                .weight_in_use = 2 * gradient,
-                                .activation = 20 * gradient};
+  return verify::LayoutTolerance{.loss = 2 * gradient,
+                                 .gradient = gradient,
+                                 .weight = 2 * gradient,
+                                 .weight_in_use = 2 * gradient,
+                                 .activation = 20 * gradient};
 }
 
 /// Prints the allowed differences of the layouts, one line per kind.
-void print_expected(const std::vector<train::NamedLayout>& layouts, const VerifyArguments& arguments,
+void print_expected(const std::vector<config::NamedLayout>& layouts, const VerifyArguments& arguments,
                     at::Device device) {
   std::vector<std::string> lines;
   for (const auto& [name, config, ranks] : layouts) {
-    const auto tolerance = tolerance_of(arguments).value_or(train::tolerance_for(config, ranks, device));
-    const std::string line = train::tolerance_text(config, ranks, tolerance);
+    const auto tolerance = tolerance_of(arguments).value_or(verify::tolerance_for(config, ranks, device));
+    const std::string line = verify::tolerance_text(config, ranks, tolerance);
     if (std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
   }
   for (const std::string& line : lines) fmt::print("{}\n", line);
@@ -48,23 +48,23 @@ void print_expected(const std::vector<train::NamedLayout>& layouts, const Verify
 }
 
 /// Collective over the world. Ranks that the layout does not need do nothing. Prints on rank 0.
-void verify(const train::NamedLayout& layout, const VerifyArguments& arguments, bool in_detail,
+void verify(const config::NamedLayout& layout, const VerifyArguments& arguments, bool in_detail,
             const ProcessContext& process, Verdict& verdict, nlohmann::json& record) {
   const auto begin = std::chrono::steady_clock::now();
   const int rank = process.world->rank();
   const auto group = process.world->split(rank < layout.ranks ? 0 : -1, rank);
   std::string finding;
   if (group) {
-    const train::LayoutCheck check =
-        train::check_layout(layout.config, {.world = group, .device = process.device},
-                            {.steps = arguments.steps, .tolerance = tolerance_of(arguments)});
+    const verify::LayoutCheck check =
+        verify::check_layout(layout.config, {.world = group, .device = process.device},
+                             {.steps = arguments.steps, .tolerance = tolerance_of(arguments)});
     if (check.finding) finding = check.finding->text();
     if (rank == 0) {
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      if (in_detail) fmt::print("{}", train::layout_table(check));
-      fmt::print("{}\n", train::layout_line(layout.name, check, seconds));
+      if (in_detail) fmt::print("{}", verify::layout_table(check));
+      fmt::print("{}\n", verify::layout_line(layout.name, check, seconds));
       std::fflush(stdout);
-      record.push_back(train::layout_record(layout.name, check));
+      record.push_back(verify::layout_record(layout.name, check));
     }
   }
   finding = process.world->broadcast_bytes(finding);
@@ -77,13 +77,13 @@ void verify(const train::NamedLayout& layout, const VerifyArguments& arguments, 
 int verify_worker(const Arguments& arguments) {
   const VerifyArguments parsed = parse_verify_arguments(arguments);
   std::vector<std::string> notes;
-  const train::TrainConfig config = train::read_config(parsed.config, parsed.overrides, &notes);
+  const config::TrainConfig config = config::read_config(parsed.config, parsed.overrides, &notes);
   const ProcessContext process =
       init_from_environment({.backend = config.comm.backend, .loads_kernels_at_start = true});
   for (const std::string& note : notes) log::warn_once(note);
   Verdict verdict;
   try {
-    train::require_same_on_ranks(*process.world, "configuration", train::settings_of_all_ranks(config),
+    train::require_same_on_ranks(*process.world, "configuration", config::settings_of_all_ranks(config),
                                  "start every rank with the same configuration");
     const auto layouts = layouts_to_verify(parsed, process.world->size());
     const bool in_detail = parsed.table || layouts.size() == 1;

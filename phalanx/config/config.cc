@@ -22,7 +22,7 @@
 #include "phalanx/config/config_reader.h"
 #include "phalanx/config/config_schema.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 int stop_signal(const std::string& name) {
@@ -141,4 +141,4 @@ std::string print_config(const TrainConfig& config) {
   return text;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 /// Value of model.flavor: the shape is that of config.json in model.hf_assets_path.
 inline constexpr const char* kFlavorOfDirectory = "hf";
@@ -204,4 +204,4 @@ bool reduces_each_microbatch(const TrainConfig& config);
 /// number.
 std::int64_t reshard_group(const TrainConfig& config);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -10,7 +10,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/config/config_schema.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 void take_token_budget(std::string_view tokens_name, std::int64_t& tokens, std::int64_t& sequences,
@@ -170,4 +170,4 @@ void require_dataset(const TrainConfig& config) {
   throw ConfigError("[training] dataset_path is not set: expected a token file; `phalanx tokenize` makes one");
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -10,7 +10,7 @@
 #include "phalanx/config/config.h"
 #include "phalanx/config/config_problems.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 /// Checks that involve one of `wrong_keys` (from read_keys()) are skipped: they would see the keys' defaults.
 void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong_keys, ConfigProblems& problems);
@@ -19,4 +19,4 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
 void require_dump_folder(const TrainConfig& config);
 void require_dataset(const TrainConfig& config);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

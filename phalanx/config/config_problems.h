@@ -15,7 +15,7 @@
 
 #include "phalanx/base/error.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 class ConfigProblems {
  public:
@@ -58,4 +58,4 @@ class ConfigProblems {
   std::exception_ptr first_;
 };
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -21,7 +21,7 @@
 #include "phalanx/base/parse_text.h"
 #include "phalanx/config/config_schema.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 // A value as it was written, in the file or on the command line.
@@ -536,4 +536,4 @@ std::set<std::string> read_keys(TrainConfig& config, std::string_view toml, cons
   return reader.wrong_keys();
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -13,7 +13,7 @@
 #include "phalanx/config/config.h"
 #include "phalanx/config/config_problems.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 /// Applies the preset of `--like`, then the file, then the other flags. Wrong keys and values become `problems`. Throws
 /// ConfigError for text that is not TOML, and UsageError for flags that are not `--section.key value`. Returns the keys
@@ -45,4 +45,4 @@ void take_notes(const std::vector<std::string>& found, std::vector<std::string>*
 /// Returns the text of a configuration file. Throws ConfigError if it cannot be read.
 std::string config_text(const std::string& path);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

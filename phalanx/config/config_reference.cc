@@ -5,7 +5,7 @@
 
 #include "phalanx/config/config_schema.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 std::string cell(std::string_view text) {
@@ -95,4 +95,4 @@ std::string config_reference() {
   return text;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 using C = TrainConfig;
@@ -654,4 +654,4 @@ std::string expectation(const Key& key, Slot slot) {
   return text;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

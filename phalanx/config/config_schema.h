@@ -11,7 +11,7 @@
 
 #include "phalanx/config/config.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 /// Points to a key's value in a TrainConfig. The alternative is the key's type.
 using Slot = std::variant<bool*, std::int64_t*, double*, std::string*, std::optional<bool>*, std::optional<double>*,
@@ -85,4 +85,4 @@ std::string_view type_name(const Slot& slot);        // "boolean", "integer", "n
 std::string toml_value(const Slot& slot);            // as in a file; empty for an unset optional
 std::string expectation(const Key& key, Slot slot);  // "an integer, 1 or more"
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -14,7 +14,7 @@
 #include "phalanx/config/config_reader.h"
 #include "phalanx/config/config_schema.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 TrainConfig parse(std::string_view text, const std::vector<std::string>& overrides = {}) {
@@ -552,4 +552,4 @@ TEST(ConfigReference, HasEveryKey) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::config

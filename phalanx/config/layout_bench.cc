@@ -12,7 +12,7 @@
 #include "phalanx/base/file.h"
 #include "phalanx/config/training_shape.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 using nlohmann::json;
@@ -141,4 +141,4 @@ double scaling(const BenchMetrics& metrics, std::int64_t ranks, const BenchMetri
   return metrics.tokens_per_second / (static_cast<double>(ranks) * one_rank.tokens_per_second);
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -19,7 +19,7 @@
 #include "phalanx/plan/devices.h"
 #include "phalanx/plan/memory_model.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 struct BenchSteps {
   std::int64_t steps = 8;    // measured steps
@@ -68,4 +68,4 @@ BenchMetrics median_run(std::vector<BenchMetrics> runs);
 /// Tokens per second as a share of `ranks` times one rank's.
 double scaling(const BenchMetrics& metrics, std::int64_t ranks, const BenchMetrics& one_rank);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -11,7 +11,7 @@
 #include "phalanx/config/training_shape.h"
 #include "phalanx/plan/layout.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 TrainConfig bench_run_config() {
@@ -150,4 +150,4 @@ TEST(LayoutBench, SettingsOfALayoutMakeThatLayout) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::config

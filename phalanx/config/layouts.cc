@@ -12,7 +12,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 using Parts = std::map<std::string, std::string>;
@@ -200,4 +200,4 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
   return layouts;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -14,7 +14,7 @@
 
 #include "phalanx/config/run_plan.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 struct NamedLayout {
   std::string name;  // dp_replicate=2,dp_shard=2,zero=3,tp=2
@@ -34,4 +34,4 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
 /// recomputation in both 16-bit types.
 std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

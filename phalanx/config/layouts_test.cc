@@ -6,7 +6,7 @@
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 TrainConfig small_config(std::int64_t global_batch = -1) {
@@ -116,4 +116,4 @@ TEST(Layouts, AllOfThemAreThoseThatDivide) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -12,7 +12,7 @@
 #include "phalanx/base/hub_name.h"
 #include "phalanx/models/config/hf_config.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 namespace {
 
@@ -69,4 +69,4 @@ TrainConfig with_model_numbers(TrainConfig config) {
   return config;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

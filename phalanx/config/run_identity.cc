@@ -19,7 +19,7 @@
 #include "phalanx/models/config/llama_json.h"
 #include "phalanx/models/config/model_identity.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 constexpr int kIdentityVersion = 1;
@@ -333,4 +333,4 @@ nlohmann::json settings_of_all_ranks(const TrainConfig& config) {
   return settings;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

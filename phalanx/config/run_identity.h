@@ -24,7 +24,7 @@
 #include "phalanx/config/run_plan.h"
 #include "phalanx/models/config/llama_config.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 struct RunIdentityParts {
   const TrainConfig& config;
@@ -80,4 +80,4 @@ nlohmann::json settings_that_count(const TrainConfig& config);
 /// All keys that must have the same value on every rank, as {"optimizer": {"lr": 0.001}, ...}.
 nlohmann::json settings_of_all_ranks(const TrainConfig& config);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

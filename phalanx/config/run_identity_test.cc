@@ -12,7 +12,7 @@
 #include "phalanx/config/setting_rules.h"
 #include "phalanx/models/config/llama_json.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 using nlohmann::json;
@@ -292,4 +292,4 @@ TEST(RunIdentity, RanksMayDifferInPlacesOfTheirOwn) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -11,7 +11,7 @@
 #include "phalanx/models/config/llama_part.h"
 #include "phalanx/models/config/model_dimensions.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 std::string ranks_text(std::int64_t count) { return fmt::format("{} rank{}", count, count == 1 ? "" : "s"); }
@@ -187,4 +187,4 @@ schedule::ScheduleOptions schedule_options(const TrainConfig& config, const RunP
           .micro_batches = static_cast<int>(plan.micro_batches)};
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

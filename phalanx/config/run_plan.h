@@ -19,7 +19,7 @@
 #include "phalanx/layout/parallel_plan.h"
 #include "phalanx/schedule/generators.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 struct RunPlan {
   std::int64_t world_size = 1;
@@ -41,4 +41,4 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
 /// The options of the pipeline schedule of such a run.
 schedule::ScheduleOptions schedule_options(const TrainConfig& config, const RunPlan& plan);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

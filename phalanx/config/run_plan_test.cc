@@ -6,7 +6,7 @@
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 namespace {
 
 TrainConfig config_of(const std::string& text) { return parse_config(text, "run.toml", {}); }
@@ -124,4 +124,4 @@ TEST(RunPlan, ShardingIsForSeveralRanks) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::config

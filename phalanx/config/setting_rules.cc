@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace phalanx::train {
+namespace phalanx::config {
 const std::vector<SettingRule>& setting_rules() {
   using enum OnResume;
   constexpr std::string_view place = "a place or a name";
@@ -142,4 +142,4 @@ const SettingRule* setting_rule(std::string_view section, std::string_view name)
   return found == setting_rules().end() ? nullptr : &*found;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 enum class OnResume : std::uint8_t {
   refused,    // the saved state would be meaningless: an error that names both values
@@ -37,4 +37,4 @@ const std::vector<SettingRule>& setting_rules();
 /// Null for a key without a rule.
 const SettingRule* setting_rule(std::string_view section, std::string_view name);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -2,7 +2,7 @@
 
 #include "phalanx/config/model_config.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 plan::TrainingShape shape_without_layout(const TrainConfig& config) {
   const auto bytes_of = [](const std::string& type) { return type == "float32" ? 4 : 2; };
@@ -38,4 +38,4 @@ plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& pla
   return plan::apply_layout(shape_without_layout(config), layout_of(config, plan));
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

@@ -10,7 +10,7 @@
 #include "phalanx/config/run_plan.h"
 #include "phalanx/plan/layout.h"
 
-namespace phalanx::train {
+namespace phalanx::config {
 
 /// What all layouts of a run share: model, sequence length, optimizer, types.
 plan::TrainingShape shape_without_layout(const TrainConfig& config);
@@ -19,4 +19,4 @@ plan::Layout layout_of(const TrainConfig& config, const RunPlan& plan);
 
 plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& plan);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::config

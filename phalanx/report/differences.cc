@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 /// "steps" of "# steps is not set"; "" of another line.
@@ -55,4 +55,4 @@ std::vector<ComparedValues> differences(const std::vector<NamedValues>& lists) {
   return all;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
@@ -28,4 +28,4 @@ std::vector<ComparedValues> side_by_side(const std::vector<NamedValues>& lists);
 /// Those of them that do not have the same value in each list.
 std::vector<ComparedValues> differences(const std::vector<NamedValues>& lists);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -4,7 +4,7 @@
 
 #include "phalanx/base/testing/matchers.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 TEST(ConfigValues, AreReadLineByLine) {
@@ -29,4 +29,4 @@ TEST(Differences, AreTheValuesThatAreNotTheSameInEachList) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 /// Marks the lowest, the highest and the first non-finite value of [begin, end).
@@ -83,4 +83,4 @@ Curve moving_mean(const Curve& curve, std::size_t window) {
   return means;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

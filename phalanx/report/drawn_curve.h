@@ -10,7 +10,7 @@
 
 #include "phalanx/report/metrics_file.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 constexpr std::size_t kGroups = 1000;  // of a chart 1300 pixels wide, each is about one pixel
 
@@ -29,4 +29,4 @@ DrawnCurve drawn_curve(const Curve& curve, std::size_t groups = kGroups);
 /// count for nothing. REQUIRES: window is odd.
 Curve moving_mean(const Curve& curve, std::size_t window);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -8,7 +8,7 @@
 
 #include "phalanx/base/testing/matchers.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 Curve curve_of(const std::vector<double>& values) {
@@ -102,4 +102,4 @@ TEST(MovingMean, AHugeValueDoesNotSpoilTheMeansAfterIt) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -10,7 +10,7 @@
 #include "phalanx/base/human.h"
 #include "phalanx/report/run_json.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 double sum_of(const Curve& curve) {
@@ -82,4 +82,4 @@ std::string utc_text(double seconds_since_epoch) {
   return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(static_cast<std::time_t>(seconds_since_epoch)));
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

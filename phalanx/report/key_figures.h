@@ -4,7 +4,7 @@
 #include "phalanx/report/differences.h"
 #include "phalanx/report/run_folder.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 /// Names, with their units, and values. What the run's files do not tell is left out.
 NamedValues key_figures(const RunFolder& run);
@@ -12,4 +12,4 @@ NamedValues key_figures(const RunFolder& run);
 /// "2026-11-26 18:52:21 UTC"; "" for 0, the unknown time, and for times that no calendar has.
 std::string utc_text(double seconds_since_epoch);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

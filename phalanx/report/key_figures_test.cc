@@ -4,7 +4,7 @@
 
 #include "phalanx/base/testing/matchers.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 TEST(KeyFigures, NumbersBeyondAllMeasureStayShort) {
@@ -37,4 +37,4 @@ TEST(UtcText, IsEmptyForTimesThatNoCalendarHas) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::report

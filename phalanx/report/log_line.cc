@@ -7,7 +7,7 @@
 
 #include "phalanx/base/human.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 std::string tokens_per_second(double value) { return with_commas(std::llround(std::max(0.0, value))); }
@@ -52,4 +52,4 @@ std::optional<double> gpu_peak_tflops(std::string_view name) {
   return std::nullopt;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

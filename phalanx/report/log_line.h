@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 struct StepReport {
   std::int64_t step = 0;
@@ -40,4 +40,4 @@ std::string validation_line(const StepReport& report);
 /// Dense bf16 peak of a GPU in TFLOP/s, by its product name ("NVIDIA H100 80GB HBM3"); nothing for an unknown GPU.
 std::optional<double> gpu_peak_tflops(std::string_view device_name);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

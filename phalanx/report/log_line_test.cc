@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 TEST(LogLine, IsTorchtitans) {
@@ -45,4 +45,4 @@ TEST(LogLine, GpuPeaksByName) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -17,7 +17,7 @@
 
 #include "phalanx/base/error.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 constexpr double kNotFinite = std::numeric_limits<double>::quiet_NaN();
@@ -262,4 +262,4 @@ MetricsFile read_metrics(const std::string& path) {
   return metrics;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 /// A value by step, by rising steps. NaN is a value that the file holds as null, NaN or an infinity.
 struct Curve {
@@ -48,4 +48,4 @@ struct MetricsFile {
 /// object with an integer "step", or if the file cannot be read.
 MetricsFile read_metrics(const std::string& path);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

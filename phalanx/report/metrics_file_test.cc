@@ -11,7 +11,7 @@
 #include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 using ::testing::DoubleEq;
@@ -114,4 +114,4 @@ TEST_F(MetricsFileTest, AnotherLineIsRefusedByItsNumber) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::report

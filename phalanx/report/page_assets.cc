@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 std::uint32_t hex_digit(char digit) {
@@ -44,4 +44,4 @@ std::string json_for_script(std::string json) {
   return json;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

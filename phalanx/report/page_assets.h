@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 struct EmbeddedText {
   std::string_view text;
@@ -25,4 +25,4 @@ std::string policy_hash(std::string_view hexadecimal);
 /// Text for a <script> block that holds JSON: no "<", so nothing in it ends the block or begins a comment.
 std::string json_for_script(std::string json);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

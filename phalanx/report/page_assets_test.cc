@@ -9,7 +9,7 @@
 
 #include "phalanx/base/testing/matchers.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 std::string sha256(std::string_view text) {
@@ -50,4 +50,4 @@ TEST(PageAssets, JsonInAScriptBlockCannotEndIt) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::report

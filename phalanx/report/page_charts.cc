@@ -10,7 +10,7 @@
 #include "phalanx/base/human.h"
 #include "phalanx/base/svg.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 constexpr std::size_t kFewPoints = 60;  // up to here a curve is not smoothed, and shows its points
@@ -219,4 +219,4 @@ std::string chart_figure(const PageChart& chart, std::size_t index) {
   return html + "</figure>";
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -15,7 +15,7 @@
 #include "phalanx/report/drawn_curve.h"
 #include "phalanx/report/run_folder.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 struct ChartSeries {
   std::size_t run = 0;    // whose curve this is
@@ -48,4 +48,4 @@ nlohmann::json page_data(const std::vector<RunFolder>& runs, const std::vector<P
 
 std::string chart_figure(const PageChart& chart, std::size_t index);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

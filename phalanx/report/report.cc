@@ -19,7 +19,7 @@
 #include "phalanx/report/run_folder.h"
 #include "phalanx/report/run_json.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 using nlohmann::json;
@@ -255,4 +255,4 @@ void write_comparison(const std::vector<std::string>& run_folders, const std::st
   replace_file(path, render_comparison(run_folders));
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

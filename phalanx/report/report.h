@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 constexpr std::size_t kMaxRunsOfReport = 16;
 
@@ -31,4 +31,4 @@ std::string write_report(const std::string& run_folder);
 std::string render_comparison(const std::vector<std::string>& run_folders);
 void write_comparison(const std::vector<std::string>& run_folders, const std::string& path);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

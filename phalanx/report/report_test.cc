@@ -15,7 +15,7 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/report/page_assets.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 using nlohmann::json;
@@ -310,4 +310,4 @@ TEST_F(ComparisonTest, WrongFoldersAreRefused) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -11,7 +11,7 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/json_depth.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 namespace fs = std::filesystem;
@@ -104,4 +104,4 @@ void name_by_folder(std::vector<RunFolder>& runs) {
   }
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

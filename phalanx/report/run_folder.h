@@ -10,7 +10,7 @@
 #include "phalanx/report/metrics_file.h"
 #include "phalanx/report/run_marks.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 struct RunFolder {
   std::string folder;
@@ -31,4 +31,4 @@ RunFolder read_run(const std::string& folder);
 /// Names each run after its folder, as short as they differ: "a" and "b" of outputs/a and outputs/b.
 void name_by_folder(std::vector<RunFolder>& runs);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

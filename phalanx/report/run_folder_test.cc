@@ -10,7 +10,7 @@
 #include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 class RunFolderTest : public FolderTest {
@@ -65,4 +65,4 @@ TEST_F(RunFolderTest, NamesAreAsShortAsTheyDiffer) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::report

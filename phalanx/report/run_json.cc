@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 std::optional<double> json_number(const nlohmann::json& object, const char* key) {
   const auto at = object.find(key);
@@ -17,4 +17,4 @@ std::string json_text(const nlohmann::json& object, const char* key) {
   return at->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -5,10 +5,10 @@
 #include <optional>
 #include <string>
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 std::optional<double> json_number(const nlohmann::json& object, const char* key);
 /// A string as it is, any other value as JSON; "" for null and for a missing key.
 std::string json_text(const nlohmann::json& object, const char* key);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -13,7 +13,7 @@
 #include "phalanx/base/json_number.h"
 #include "phalanx/report/run_json.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 using nlohmann::json;
@@ -148,4 +148,4 @@ RunMarks run_marks(const json& run, const MetricsFile& metrics) {
   return found;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -15,7 +15,7 @@
 
 #include "phalanx/report/metrics_file.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 
 struct RunMark {
   std::int64_t step = 0;  // the last one before
@@ -37,4 +37,4 @@ struct RunMarks {
 
 RunMarks run_marks(const nlohmann::json& run, const MetricsFile& metrics);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::report

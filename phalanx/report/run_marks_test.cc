@@ -6,7 +6,7 @@
 
 #include "phalanx/base/testing/matchers.h"
 
-namespace phalanx::train {
+namespace phalanx::report {
 namespace {
 
 using nlohmann::json;
@@ -131,4 +131,4 @@ TEST(RunMarks, UnreadableEntriesAreNoted) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::report

@@ -83,7 +83,7 @@ std::uint64_t peak_device_bytes(c10::Device device) {
 }
 
 std::optional<double> device_peak_tflops(c10::Device device, const std::string& name) {
-  if (!device.is_cpu()) return gpu_peak_tflops(name);
+  if (!device.is_cpu()) return report::gpu_peak_tflops(name);
   return measured_matmul_tflops();
 }
 

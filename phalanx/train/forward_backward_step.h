@@ -25,7 +25,7 @@
 namespace phalanx::train {
 
 struct ForwardBackwardOptions {
-  RunPlan plan;
+  config::RunPlan plan;
   int rank = 0;  // in the world
   at::Device device = at::kCPU;
   std::optional<at::ScalarType> autocast;

@@ -34,7 +34,7 @@ class GpuShardingTest : public TrainerTest {
     if (!std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "this machine has no GPU";
   }
 
-  std::vector<double> losses_of(const TrainConfig& run, const std::string& name, int ranks, at::Device device) {
+  std::vector<double> losses_of(const config::TrainConfig& run, const std::string& name, int ranks, at::Device device) {
     TcpStoreServer server;
     EXPECT_EQ(run_forked_ranks(ranks,
                                [&](int rank) {

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kRuns = 5;
 
-double seconds_of(const TrainConfig& config, const models::LlamaConfig& model, const models::LlamaPart& part,
+double seconds_of(const config::TrainConfig& config, const models::LlamaConfig& model, const models::LlamaPart& part,
                   std::int64_t sequences, at::Device device) {
   models::Llama built(model, part, nn::TensorOptionsOfModule{.device = device});
   recompute_layers(built, config);
@@ -55,11 +55,11 @@ double seconds_of(const TrainConfig& config, const models::LlamaConfig& model, c
 
 }  // namespace
 
-std::vector<double> measure_layer_costs(const TrainConfig& config, const models::LlamaConfig& model,
+std::vector<double> measure_layer_costs(const config::TrainConfig& config, const models::LlamaConfig& model,
                                         std::int64_t sequences, c10::Device device, Communicator& world) {
   std::vector<double> costs(static_cast<std::size_t>(2 * model.n_layers + 1));
   on_first_rank(world, [&] {
-    const std::int64_t every = recompute_every(config);
+    const std::int64_t every = config::recompute_every(config);
     std::map<std::pair<bool, std::int64_t>, double> known;  // whether it is recomputed, and which half
     for (std::int64_t half = 0; half < 2 * model.n_layers; ++half) {
       const auto [entry, is_new] = known.try_emplace({every > 0 && half / 2 % every == 0, half % 2}, 0.0);

@@ -18,7 +18,7 @@ namespace phalanx::train {
 /// same numbers and cut the model alike. Half-layers that are built alike are measured once.
 /// Collective. It runs one half-layer at a time, with its own random values, and leaves nothing behind. Matrices that
 /// tensor parallelism would cut are measured whole.
-std::vector<double> measure_layer_costs(const TrainConfig& config, const models::LlamaConfig& model,
+std::vector<double> measure_layer_costs(const config::TrainConfig& config, const models::LlamaConfig& model,
                                         std::int64_t sequences, c10::Device device, Communicator& world);
 
 }  // namespace phalanx::train

@@ -52,7 +52,7 @@ class MeasuredRunTest : public TrainerTest {
                                      "--validation.no-enable",
                                      "--checkpoint.no-enable"};
     keys.insert(keys.end(), one.keys.begin(), one.keys.end());
-    const TrainConfig run = config(one.name, keys);
+    const config::TrainConfig run = config(one.name, keys);
     TcpStoreServer server;
     ASSERT_EQ(run_forked_ranks(one.ranks,
                                [&](int rank) {
@@ -62,8 +62,8 @@ class MeasuredRunTest : public TrainerTest {
                                  Trainer(run, {.world = world, .quiet = true}).run();
                                }),
               "");
-    const RunPlan plan = plan_run(run, one.ranks);
-    const plan::TrainingShape shape = training_shape(run, plan);
+    const config::RunPlan plan = config::plan_run(run, one.ranks);
+    const plan::TrainingShape shape = config::training_shape(run, plan);
     const auto record = nlohmann::json::parse(std::ifstream(path(one.name) + "/run.json"));
     const auto& measured = record["memory"]["measured"];
     ASSERT_EQ(measured.size(), static_cast<std::size_t>(one.ranks));

@@ -18,7 +18,8 @@ namespace {
 
 using observe::TraceSpan;
 
-std::unique_ptr<Optimizer> make_optimizer(const TrainConfig::Optimizer& config, std::vector<NamedTensor> parameters) {
+std::unique_ptr<Optimizer> make_optimizer(const config::TrainConfig::Optimizer& config,
+                                          std::vector<NamedTensor> parameters) {
   if (config.name == "SGD") {
     return std::make_unique<Sgd>(
         std::move(parameters),
@@ -31,7 +32,7 @@ std::unique_ptr<Optimizer> make_optimizer(const TrainConfig::Optimizer& config, 
                                                                      .no_decay = config.no_decay});
 }
 
-LearningRateScheduleOptions schedule_options(const TrainConfig& config) {
+LearningRateScheduleOptions schedule_options(const config::TrainConfig& config) {
   return {.base_lr = config.optimizer.lr,
           .total_steps = config.training.steps,
           .warmup_steps = config.lr_scheduler.warmup_steps,
@@ -42,7 +43,7 @@ LearningRateScheduleOptions schedule_options(const TrainConfig& config) {
 
 }  // namespace
 
-OptimizerStep::OptimizerStep(const TrainConfig& config, std::vector<NamedTensor> parameters,
+OptimizerStep::OptimizerStep(const config::TrainConfig& config, std::vector<NamedTensor> parameters,
                              Communicator* grad_norm_group)
     : optimizer_(make_optimizer(config.optimizer, std::move(parameters))),
       schedule_(schedule_options(config)),

@@ -36,7 +36,7 @@ class OptimizerStep {
  public:
   /// `grad_norm_group`: the group that sums the gradient norm; null: each rank has all gradients.
   /// REQUIRES: `grad_norm_group` outlives this object.
-  OptimizerStep(const TrainConfig& config, std::vector<NamedTensor> parameters, Communicator* grad_norm_group);
+  OptimizerStep(const config::TrainConfig& config, std::vector<NamedTensor> parameters, Communicator* grad_norm_group);
 
   double lr_at(std::int64_t step) const { return schedule_.lr_at(step); }
   /// The tensor to call backward() on: the loss, in float16 times the loss scale.

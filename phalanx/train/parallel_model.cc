@@ -17,21 +17,21 @@ namespace phalanx::train {
 
 using observe::TraceSpan;
 
-std::unique_ptr<ParallelModel> make_parallel_model(const TrainConfig& config, const RunPlan& plan,
+std::unique_ptr<ParallelModel> make_parallel_model(const config::TrainConfig& config, const config::RunPlan& plan,
                                                    std::shared_ptr<Communicator> world, at::Device device) {
   if (plan.parallel.pp > 1) return std::make_unique<PipelinedModel>(config, plan, std::move(world), device);
   if (plan.parallel.dp_shard > 1) return std::make_unique<ShardedModel>(config, plan, std::move(world), device);
   return std::make_unique<ReplicatedModel>(config, plan, std::move(world), device);
 }
 
-ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
-                             at::Device device)
+ParallelModel::ParallelModel(const config::TrainConfig& config, const config::RunPlan& plan,
+                             std::shared_ptr<Communicator> world, at::Device device)
     : world_(std::move(world)),
       mesh_(world_, plan.parallel.axes(), c10::DeviceTypeName(device.type(), /*lower_case=*/true)),
       plan_(plan),
       device_(device),
       model_(std::make_shared<models::Llama>(
-          model_config(config),
+          config::model_config(config),
           nn::TensorOptionsOfModule{.device = device, .without_memory = ParallelModel::is_model_sharded()})),
       optimizer_copies_(config.optimizer.name == "AdamW" ? 2
                         : config.optimizer.momentum > 0  ? 1

@@ -93,7 +93,8 @@ class ParallelModel {
   std::string memory_text() const;  // bytes of weights, gradients and optimizer state on this rank
 
  protected:
-  ParallelModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world, at::Device device);
+  ParallelModel(const config::TrainConfig& config, const config::RunPlan& plan, std::shared_ptr<Communicator> world,
+                at::Device device);
   /// What shards the model, or this rank's stages.
   virtual std::vector<const FullyShardedDataParallel*> shardings() const { return {}; }
   virtual std::string pipeline_text() const { return ""; }
@@ -103,7 +104,7 @@ class ParallelModel {
 
   const std::shared_ptr<Communicator> world_;
   const DeviceMesh mesh_;
-  const RunPlan plan_;
+  const config::RunPlan plan_;
   const at::Device device_;
   std::shared_ptr<models::Llama> model_;  // has no memory where it is cut in any way
 
@@ -113,7 +114,7 @@ class ParallelModel {
   const bool keeps_full_gradients_;
 };
 
-std::unique_ptr<ParallelModel> make_parallel_model(const TrainConfig& config, const RunPlan& plan,
+std::unique_ptr<ParallelModel> make_parallel_model(const config::TrainConfig& config, const config::RunPlan& plan,
                                                    std::shared_ptr<Communicator> world, at::Device device);
 
 }  // namespace phalanx::train

@@ -11,13 +11,13 @@ namespace {
 /// The dimension along which overlapped tensor parallelism splits activations. 0, sequences, where each batch has as
 /// many for each rank: no row then moves within a rank, and whole parts are exchanged while others are multiplied. 1,
 /// positions, elsewhere and over many devices: more of the exchange is hidden behind products (tensor_parallel.md).
-int split_dim(const TrainConfig& config, const RunPlan& plan, at::Device device) {
+int split_dim(const config::TrainConfig& config, const config::RunPlan& plan, at::Device device) {
   if (!config.parallelism.enable_async_tensor_parallel) return 1;
   const bool divides = plan.local_batch_size % plan.parallel.tp == 0 && plan.parallel.pp == 1;
   return divides && !config.validation.enable && (device.is_cpu() || plan.parallel.tp == 2) ? 0 : 1;
 }
 
-std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const TrainConfig& config,
+std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const config::TrainConfig& config,
                                                 const DeviceMesh& mesh) {
   FullyShardOptions options = shard_options(config);
   if (!model.part().head) options.output_dtype.reset();  // the next stage takes activations as they are
@@ -25,7 +25,7 @@ std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const Trai
 }
 
 /// A rank that shares a whole model with nobody averages with itself: its gradients get buckets too.
-std::shared_ptr<Communicator> replicate(models::Llama& model, const RunPlan& plan, const DeviceMesh& mesh) {
+std::shared_ptr<Communicator> replicate(models::Llama& model, const config::RunPlan& plan, const DeviceMesh& mesh) {
   nn::materialize(model);
   if (plan.parallel.pp > 1) return plan.parallel.dp_replicate > 1 ? mesh.communicator("dp_replicate") : nullptr;
   if (mesh.has("dp_replicate")) return mesh.communicator("dp_replicate");
@@ -35,7 +35,7 @@ std::shared_ptr<Communicator> replicate(models::Llama& model, const RunPlan& pla
 
 }  // namespace
 
-void apply_tensor_parallelism(models::Llama& model, const TrainConfig& config, const RunPlan& plan,
+void apply_tensor_parallelism(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
                               const DeviceMesh& mesh, at::Device device) {
   if (plan.parallel.tp == 1) return;
   models::parallelize_llama(model, mesh,
@@ -45,8 +45,8 @@ void apply_tensor_parallelism(models::Llama& model, const TrainConfig& config, c
                              .seq_len = config.training.seq_len});
 }
 
-Parallelized parallelize(models::Llama& model, const TrainConfig& config, const RunPlan& plan, const DeviceMesh& mesh,
-                         at::Device device) {
+Parallelized parallelize(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
+                         const DeviceMesh& mesh, at::Device device) {
   apply_tensor_parallelism(model, config, plan, mesh, device);
   recompute_layers(model, config);
   if (plan.parallel.dp_shard > 1) return {.sharded = shard(model, config, mesh), .replicas = nullptr};

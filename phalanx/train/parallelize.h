@@ -29,11 +29,11 @@ inline DdpOptions ddp_options() { return {.gradient_reduction = ReduceOp::sum}; 
 /// In this order: tensor parallelism cuts the matrices, layers are marked for recomputation, and data parallelism
 /// shards the parameters or gives a replica its memory.
 /// REQUIRES: the parameters have no memory, unless nothing is cut. Collective over the world of `mesh`.
-Parallelized parallelize(models::Llama& model, const TrainConfig& config, const RunPlan& plan, const DeviceMesh& mesh,
-                         at::Device device);
+Parallelized parallelize(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
+                         const DeviceMesh& mesh, at::Device device);
 
 /// The first of these alone.
-void apply_tensor_parallelism(models::Llama& model, const TrainConfig& config, const RunPlan& plan,
+void apply_tensor_parallelism(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
                               const DeviceMesh& mesh, at::Device device);
 
 }  // namespace phalanx::train

@@ -101,10 +101,10 @@ class PassSpans {
 
 }  // namespace
 
-PipelinedModel::PipelinedModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
-                               at::Device device)
+PipelinedModel::PipelinedModel(const config::TrainConfig& config, const config::RunPlan& plan,
+                               std::shared_ptr<Communicator> world, at::Device device)
     : ParallelModel(config, plan, std::move(world), device),
-      schedule_(schedule::make_schedule(schedule_options(config, plan))),
+      schedule_(schedule::make_schedule(config::schedule_options(config, plan))),
       ranks_(mesh_.communicator("pp")),
       is_measured_(config.parallelism.pipeline_parallel_balance == "measured"),
       autocast_(autocast_dtype(config, plan)) {

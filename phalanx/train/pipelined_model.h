@@ -25,7 +25,7 @@ namespace phalanx::train {
 
 class PipelinedModel final : public ParallelModel {
  public:
-  PipelinedModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
+  PipelinedModel(const config::TrainConfig& config, const config::RunPlan& plan, std::shared_ptr<Communicator> world,
                  at::Device device);
 
   void initialise(std::uint64_t seed) override;

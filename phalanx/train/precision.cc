@@ -27,22 +27,22 @@ c10::ScalarType dtype_named(const std::string& type) {
 
 }  // namespace
 
-std::optional<c10::ScalarType> autocast_dtype(const TrainConfig& config, const RunPlan& plan) {
+std::optional<c10::ScalarType> autocast_dtype(const config::TrainConfig& config, const config::RunPlan& plan) {
   return plan.parallel.dp_shard > 1 ? std::nullopt : sharded_param_dtype(config);
 }
 
-std::optional<c10::ScalarType> sharded_param_dtype(const TrainConfig& config) {
+std::optional<c10::ScalarType> sharded_param_dtype(const config::TrainConfig& config) {
   const auto type = dtype_named(config.training.mixed_precision_param);
   return type == c10::ScalarType::Float ? std::nullopt : std::optional(type);
 }
 
-c10::ScalarType sharded_reduce_dtype(const TrainConfig& config) {
+c10::ScalarType sharded_reduce_dtype(const config::TrainConfig& config) {
   return dtype_named(config.training.mixed_precision_reduce);
 }
 
-bool scales_loss(const TrainConfig& config) { return config.training.mixed_precision_param == "float16"; }
+bool scales_loss(const config::TrainConfig& config) { return config.training.mixed_precision_param == "float16"; }
 
-std::string precision_text(const TrainConfig& config, const RunPlan& plan) {
+std::string precision_text(const config::TrainConfig& config, const config::RunPlan& plan) {
   const std::string& type = config.training.mixed_precision_param;
   const std::string scaled = scales_loss(config) ? ", scaled loss" : "";
   if (plan.parallel.dp_shard == 1) {
@@ -53,7 +53,7 @@ std::string precision_text(const TrainConfig& config, const RunPlan& plan) {
   return fmt::format("{} gathered from float32 shards, gradients averaged in {}{}", type, reduce, scaled);
 }
 
-void warn_of_slow_precision(const TrainConfig& config, c10::Device device) {
+void warn_of_slow_precision(const config::TrainConfig& config, c10::Device device) {
   const std::string& type = config.training.mixed_precision_param;
   if (type == "float32" || !device.is_cpu() || cpu_has_instructions_for(type)) return;
   log::warn_once(fmt::format(

@@ -16,19 +16,19 @@
 namespace phalanx::train {
 
 /// The type to which autocast converts the operands of matrix products; unset: no autocast.
-std::optional<c10::ScalarType> autocast_dtype(const TrainConfig& config, const RunPlan& plan);
+std::optional<c10::ScalarType> autocast_dtype(const config::TrainConfig& config, const config::RunPlan& plan);
 
 /// For FullyShardOptions; unset: the parameters' own type.
-std::optional<c10::ScalarType> sharded_param_dtype(const TrainConfig& config);
-c10::ScalarType sharded_reduce_dtype(const TrainConfig& config);
+std::optional<c10::ScalarType> sharded_param_dtype(const config::TrainConfig& config);
+c10::ScalarType sharded_reduce_dtype(const config::TrainConfig& config);
 
 /// Whether gradients are in float16, so that the loss is scaled.
-bool scales_loss(const TrainConfig& config);
+bool scales_loss(const config::TrainConfig& config);
 
 /// For the lines at the start of a run.
-std::string precision_text(const TrainConfig& config, const RunPlan& plan);
+std::string precision_text(const config::TrainConfig& config, const config::RunPlan& plan);
 
 /// Warns if the processor has no instructions for the type, so that it is slower than float32.
-void warn_of_slow_precision(const TrainConfig& config, c10::Device device);
+void warn_of_slow_precision(const config::TrainConfig& config, c10::Device device);
 
 }  // namespace phalanx::train

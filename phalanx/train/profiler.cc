@@ -15,11 +15,11 @@ using TraceClock = observe::TraceRecorder::Clock;
 
 }  // namespace
 
-Profiler::Profiler(const TrainConfig& config, std::shared_ptr<Communicator> world)
+Profiler::Profiler(const config::TrainConfig& config, std::shared_ptr<Communicator> world)
     : enabled_(config.profiling.enable_profiling),
       every_(config.profiling.profile_freq),
       active_(config.profiling.profiler_active),
-      folder_(in_dump_folder(config, config.profiling.save_traces_folder)),
+      folder_(config::in_dump_folder(config, config.profiling.save_traces_folder)),
       world_(std::move(world)),
       communicators_{world_} {}
 

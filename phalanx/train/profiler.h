@@ -30,7 +30,7 @@ namespace phalanx::train {
 
 class Profiler {
  public:
-  Profiler(const TrainConfig& config, std::shared_ptr<Communicator> world);
+  Profiler(const config::TrainConfig& config, std::shared_ptr<Communicator> world);
   ~Profiler();
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;

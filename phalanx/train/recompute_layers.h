@@ -7,6 +7,6 @@
 namespace phalanx::train {
 
 /// Follows [activation_checkpoint], by the layers' numbers in the full model.
-void recompute_layers(models::Llama& model, const TrainConfig& config);
+void recompute_layers(models::Llama& model, const config::TrainConfig& config);
 
 }  // namespace phalanx::train

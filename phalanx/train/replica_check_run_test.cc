@@ -9,7 +9,8 @@ namespace {
 class ReplicaCheckRunTest : public TrainerTest {
  protected:
   /// The error of a run in which `rank` flips a bit of its part of `name` before a step, from 1.
-  std::string message_of_run(const TrainConfig& config, int ranks, int rank, const std::string& name, int step = 1) {
+  std::string message_of_run(const config::TrainConfig& config, int ranks, int rank, const std::string& name,
+                             int step = 1) {
     std::string message;
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
       std::unique_ptr<Trainer> trainer;

@@ -5,8 +5,8 @@
 
 namespace phalanx::train {
 
-ReplicatedModel::ReplicatedModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
-                                 at::Device device)
+ReplicatedModel::ReplicatedModel(const config::TrainConfig& config, const config::RunPlan& plan,
+                                 std::shared_ptr<Communicator> world, at::Device device)
     : ParallelModel(config, plan, std::move(world), device),
       replicas_(parallelize(*model_, config, plan, mesh_, device).replicas) {}
 

@@ -12,7 +12,7 @@ namespace phalanx::train {
 
 class ReplicatedModel final : public ParallelModel {
  public:
-  ReplicatedModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
+  ReplicatedModel(const config::TrainConfig& config, const config::RunPlan& plan, std::shared_ptr<Communicator> world,
                   at::Device device);
 
   void initialise(std::uint64_t seed) override;

@@ -101,24 +101,25 @@ std::filesystem::path chosen_step(const std::string& folder, std::int64_t step) 
 
 /// The hash is the same for the same settings, however their paths are written. Settings that change no number are left
 /// out.
-std::string hash_of_settings(TrainConfig config) {
+std::string hash_of_settings(config::TrainConfig config) {
   for (std::string* path :
        {&config.model.hf_assets_path, &config.training.dataset_path, &config.validation.dataset_path}) {
     std::error_code error;
     const auto canonical = std::filesystem::weakly_canonical(*path, error);
     if (!path->empty() && !error) *path = canonical.string();
   }
-  return hash_of_text(settings_that_count(config).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  return hash_of_text(
+      config::settings_that_count(config).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 std::string list_of_steps(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ", ")); }
 
 }  // namespace
 
-void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights,
+void load_initial_weights(const config::TrainConfig& config, const std::vector<NamedTensor>& weights,
                           const LogFunction& log_info) {
   const std::filesystem::path path = initial_weights_path(config);
-  const models::LlamaConfig model = model_config(config);
+  const models::LlamaConfig model = config::model_config(config);
   const bool in_hf = config.checkpoint.initial_load_in_hf;
   // A pipeline stage does not read the weights of the other stages.
   LoadWeightsOptions options;
@@ -134,10 +135,10 @@ void load_initial_weights(const TrainConfig& config, const std::vector<NamedTens
   if (!loaded.ignored.empty()) log_info(fmt::format("not read from there: {}", brief_names(loaded.ignored)));
 }
 
-RunCheckpoints::RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, LogFunction log_info,
-                               RunJob job)
+RunCheckpoints::RunCheckpoints(const config::TrainConfig& config, std::shared_ptr<Communicator> world,
+                               LogFunction log_info, RunJob job)
     : config_(config.checkpoint),
-      folder_(in_dump_folder(config, config.checkpoint.folder)),
+      folder_(config::in_dump_folder(config, config.checkpoint.folder)),
       run_folder_(config.job.dump_folder),
       command_(hash_of_settings(config)),
       job_(std::move(job)),

@@ -33,12 +33,13 @@ namespace phalanx::train {
 using LogFunction = std::function<void(const std::string&)>;  // a line for the log
 
 /// Fills the weights with the initial ones (initial_weights.h). Each rank reads its part of the files.
-void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights,
+void load_initial_weights(const config::TrainConfig& config, const std::vector<NamedTensor>& weights,
                           const LogFunction& log_info);
 
 class RunCheckpoints {
  public:
-  RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, LogFunction log_info, RunJob job = {});
+  RunCheckpoints(const config::TrainConfig& config, std::shared_ptr<Communicator> world, LogFunction log_info,
+                 RunJob job = {});
 
   /// Whether there is a checkpoint to resume from now, as rank 0 sees it.
   bool has_checkpoint() const;
@@ -67,7 +68,7 @@ class RunCheckpoints {
   bool follows_its_branch() const;
   void begin_its_branch();
 
-  const TrainConfig::Checkpoint config_;
+  const config::TrainConfig::Checkpoint config_;
   const std::string folder_;
   const std::string run_folder_;
   const std::string command_;  // the hash of the settings

@@ -20,7 +20,7 @@ namespace phalanx::train {
 DescriptionLines describe_run(const RunParts& run) {
   const models::LlamaConfig& model = run.model.model().config();
   const auto& training = run.config.training;
-  const RunPlan& plan = run.plan;
+  const config::RunPlan& plan = run.plan;
   const std::int64_t data_parallel_size = plan.parallel.data_parallel_size();
   DescriptionLines lines = {
       {"libtorch", TORCH_VERSION},
@@ -33,7 +33,7 @@ DescriptionLines describe_run(const RunParts& run) {
                      fmt::format("llama {}: {} parameters, dim {}, {} layers, {}/{} heads, ffn {}, vocabulary {}",
                                  run.config.model.flavor, with_commas(run.model.model().parameter_count()), model.dim,
                                  model.n_layers, model.n_heads, model.n_kv_heads, model.ffn_hidden, model.vocab_size));
-  if (run.config.model.flavor == kFlavorOfDirectory) {
+  if (run.config.model.flavor == config::kFlavorOfDirectory) {
     const std::string file = (std::filesystem::path(run.config.model.hf_assets_path) / "config.json").string();
     const std::string line = models::hf_unsupported(read_file(file, models::kMaxHfConfigBytes), file);
     if (!line.empty()) lines.emplace_back("note", line);
@@ -72,19 +72,19 @@ nlohmann::json run_record(const RunParts& run, const DescriptionLines& lines) {
                            {"world_size", run.plan.world_size},
                            {"model", fmt::format("llama {}", run.config.model.flavor)},
                            {"layout", run.model.layout()},
-                           {"config", print_config(with_model_numbers(run.config))},
+                           {"config", config::print_config(config::with_model_numbers(run.config))},
                            {"environment", environment}};
   if (run.data.unigram_entropy) record["unigram_entropy"] = *run.data.unigram_entropy;
   return record;
 }
 
-nlohmann::json checkpoint_metadata(const models::LlamaConfig& model, const TrainConfig& config,
+nlohmann::json checkpoint_metadata(const models::LlamaConfig& model, const config::TrainConfig& config,
                                    const nlohmann::json& identity) {
   nlohmann::json description = models::llama_metadata(model);
   description["flavor"] = config.model.flavor;
   return {{"model", description},
           {"hf_assets_path", config.model.hf_assets_path},
-          {"run", identity_for_metadata(identity)}};
+          {"run", config::identity_for_metadata(identity)}};
 }
 
 }  // namespace phalanx::train

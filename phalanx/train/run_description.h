@@ -21,8 +21,8 @@ using DescriptionLines = std::vector<std::pair<std::string, std::string>>;
 /// The parts of a run.
 /// REQUIRES: they outlive this object.
 struct RunParts {
-  const TrainConfig& config;
-  const RunPlan& plan;
+  const config::TrainConfig& config;
+  const config::RunPlan& plan;
   const Communicator& world;
   c10::Device device;
   const DeviceInfo& device_info;
@@ -37,7 +37,7 @@ nlohmann::json run_record(const RunParts& run, const DescriptionLines& lines);
 
 /// {"model": {...}, "hf_assets_path": ..., "run": {...}}: enough to build the model again and to know what the state
 /// belongs to (run_identity.h).
-nlohmann::json checkpoint_metadata(const models::LlamaConfig& model, const TrainConfig& config,
+nlohmann::json checkpoint_metadata(const models::LlamaConfig& model, const config::TrainConfig& config,
                                    const nlohmann::json& identity);
 
 }  // namespace phalanx::train

@@ -25,7 +25,7 @@ std::filesystem::path real_path(const std::filesystem::path& path) {
 
 }  // namespace
 
-RunLock::RunLock(const TrainConfig& config, Communicator& world, const RunLockOptions& options) {
+RunLock::RunLock(const config::TrainConfig& config, Communicator& world, const RunLockOptions& options) {
   // Meanwhile the other ranks wait for this one.
   const auto lock_timeout = std::min<std::chrono::milliseconds>(
       options.lock_timeout, std::chrono::milliseconds(500 * config.comm.init_timeout_seconds));
@@ -37,7 +37,7 @@ RunLock::RunLock(const TrainConfig& config, Communicator& world, const RunLockOp
               .advice = std::string("choose another ") + key, .wait = lock_timeout, .log_info = options.log_info}));
       if (const std::string& reason = locks_.back()->unsupported(); !reason.empty()) log::warn_once(reason);
     };
-    const std::filesystem::path checkpoints = in_dump_folder(config, config.checkpoint.folder);
+    const std::filesystem::path checkpoints = config::in_dump_folder(config, config.checkpoint.folder);
     if (config.checkpoint.enable)
       posix_file_system().make_directory(checkpoints);  // an error here comes before a run's folder is made
     take(config.job.dump_folder, "[job] dump_folder");

@@ -26,7 +26,7 @@ struct RunLockOptions {
 
 class RunLock {
  public:
-  RunLock(const TrainConfig& config, Communicator& world, const RunLockOptions& options);
+  RunLock(const config::TrainConfig& config, Communicator& world, const RunLockOptions& options);
 
  private:
   std::vector<std::unique_ptr<FolderLock>> locks_;

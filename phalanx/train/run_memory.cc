@@ -110,9 +110,9 @@ std::string reason_of(const std::exception& error) {
 
 }  // namespace
 
-plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& plan, const Communicator& world,
-                                   c10::Device device, bool resumes) {
-  plan::TrainingShape shape = training_shape(config, plan);
+plan::TrainingShape training_shape(const config::TrainConfig& config, const config::RunPlan& plan,
+                                   const Communicator& world, c10::Device device, bool resumes) {
+  plan::TrainingShape shape = config::training_shape(config, plan);
   shape.on_device = !device.is_cpu();
   shape.shares_memory = device.is_cpu() && world.backend_name() == "shm";
   shape.resumes = resumes;
@@ -143,8 +143,8 @@ bool is_memory_failure(const std::exception& error) {
   return says("shared memory is not available") || says("no memory for a copy of the state");
 }
 
-RunMemory::RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
-                     c10::Device device, bool resumes, std::filesystem::path root)
+RunMemory::RunMemory(const config::TrainConfig& config, const config::RunPlan& plan,
+                     std::shared_ptr<Communicator> world, c10::Device device, bool resumes, std::filesystem::path root)
     : checks_(config.memory.check),
       world_(std::move(world)),
       device_(device),

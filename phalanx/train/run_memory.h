@@ -32,8 +32,8 @@
 namespace phalanx::train {
 
 /// The shape of training_shape.h, completed with what is known where the run runs.
-plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& plan, const Communicator& world,
-                                   c10::Device device, bool resumes);
+plan::TrainingShape training_shape(const config::TrainConfig& config, const config::RunPlan& plan,
+                                   const Communicator& world, c10::Device device, bool resumes);
 
 /// The name of a card, the same for ranks that see different sets of cards. `visible` is CUDA_VISIBLE_DEVICES; empty if
 /// it is not set.
@@ -46,8 +46,8 @@ bool is_memory_failure(const std::exception& error);
 class RunMemory {
  public:
   /// `root` replaces "/" where the limits are read, for tests (base/memory_limits.h).
-  RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world, c10::Device device,
-            bool resumes, std::filesystem::path root = "/");
+  RunMemory(const config::TrainConfig& config, const config::RunPlan& plan, std::shared_ptr<Communicator> world,
+            c10::Device device, bool resumes, std::filesystem::path root = "/");
 
   const plan::TrainingMemory& predicted() const noexcept { return predicted_; }
   /// The memory limits of a rank, as they were at the beginning.

@@ -32,9 +32,9 @@ namespace {
 using RunMemoryTest = TrainerTest;
 
 template <class Body>
-void with_memory(const TrainConfig& config, int ranks, Body body) {
+void with_memory(const config::TrainConfig& config, int ranks, Body body) {
   run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
-    const RunMemory memory(config, plan_run(config, world->size()), world, at::kCPU, /*resumes=*/false);
+    const RunMemory memory(config, config::plan_run(config, world->size()), world, at::kCPU, /*resumes=*/false);
     body(memory, *world);
   });
 }
@@ -85,7 +85,8 @@ TEST_F(RunMemoryTest, WhatACgroupOrTheMachineHasNoRoomForIsRefused) {
       write_file(root.path() / path, text);
     }
     run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
-      const RunMemory memory(run, plan_run(run, world->size()), world, at::kCPU, /*resumes=*/false, root.path());
+      const RunMemory memory(run, config::plan_run(run, world->size()), world, at::kCPU, /*resumes=*/false,
+                             root.path());
       const std::string message = error_text<MemoryError>([&] { memory.check(); });
       EXPECT_THAT(message, AllOf(StartsWith("not enough memory: rank "), HasSubstr(" are missing\n  limit: "),
                                  HasSubstr(one.limit), HasSubstr("\n  predicted: ")));
@@ -132,10 +133,10 @@ TEST_F(RunMemoryTest, FailuresOfMemoryAreToldFromOthers) {
 
 TEST_F(RunMemoryTest, TheConfigurationBecomesAShape) {
   const auto shape_of = [&](const std::vector<std::string>& keys, int ranks) {
-    const TrainConfig one = config("run", keys);
+    const config::TrainConfig one = config("run", keys);
     plan::TrainingShape shape;
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
-      const auto mine = training_shape(one, plan_run(one, ranks), *world, at::kCPU, true);
+      const auto mine = training_shape(one, config::plan_run(one, ranks), *world, at::kCPU, true);
       if (world->rank() == 0) shape = mine;
     });
     return shape;
@@ -178,7 +179,7 @@ TEST_F(RunMemoryTest, CardsAreToldApartWhateverARankSees) {
 }
 
 TEST_F(RunMemoryTest, ARunTellsWhatItTook) {
-  const TrainConfig run = config("run", {"--training.steps=3", "--parallelism.data_parallel_shard_degree=2"});
+  const config::TrainConfig run = config("run", {"--training.steps=3", "--parallelism.data_parallel_shard_degree=2"});
   // Processes, because two threads are counted together: their peaks coincide or not, depending on how busy the cores
   // are.
   TcpStoreServer server;

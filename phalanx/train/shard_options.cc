@@ -6,10 +6,10 @@
 
 namespace phalanx::train {
 
-FullyShardOptions shard_options(const TrainConfig& config) {
+FullyShardOptions shard_options(const config::TrainConfig& config) {
   return {.stage = static_cast<int>(config.parallelism.zero_stage),
-          .reshard_after_forward = reshards_after_forward(config),
-          .reshard_group = static_cast<int>(reshard_group(config)),
+          .reshard_after_forward = config::reshards_after_forward(config),
+          .reshard_group = static_cast<int>(config::reshard_group(config)),
           .offload = config.training.enable_cpu_offload,
           .param_dtype = sharded_param_dtype(config),
           .reduce_dtype = sharded_reduce_dtype(config),
@@ -17,10 +17,10 @@ FullyShardOptions shard_options(const TrainConfig& config) {
           .gradient_reduction = ReduceOp::sum};
 }
 
-std::string sharding_text(const TrainConfig& config) {
-  const std::int64_t stage = config.parallelism.zero_stage, group = reshard_group(config);
+std::string sharding_text(const config::TrainConfig& config) {
+  const std::int64_t stage = config.parallelism.zero_stage, group = config::reshard_group(config);
   std::string text = fmt::format("ZeRO-{}", stage);
-  if (stage == 3 && !reshards_after_forward(config)) {
+  if (stage == 3 && !config::reshards_after_forward(config)) {
     const bool has_stages = config.parallelism.pipeline_parallel_degree > 1;
     text += fmt::format(" (gathered until the {})", has_stages ? "step ends" : "backward pass");
   }

@@ -9,9 +9,9 @@
 namespace phalanx::train {
 
 /// The module's outputs are in float32 where they are the loss or no other module's input.
-FullyShardOptions shard_options(const TrainConfig& config);
+FullyShardOptions shard_options(const config::TrainConfig& config);
 
 /// "ZeRO-3 (gathered until the backward pass)"
-std::string sharding_text(const TrainConfig& config);
+std::string sharding_text(const config::TrainConfig& config);
 
 }  // namespace phalanx::train

@@ -4,11 +4,11 @@
 
 namespace phalanx::train {
 
-ShardedModel::ShardedModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
-                           at::Device device)
+ShardedModel::ShardedModel(const config::TrainConfig& config, const config::RunPlan& plan,
+                           std::shared_ptr<Communicator> world, at::Device device)
     : ParallelModel(config, plan, std::move(world), device),
       sharded_(parallelize(*model_, config, plan, mesh_, device).sharded),
-      reduces_each_microbatch_(reduces_each_microbatch(config)) {}
+      reduces_each_microbatch_(config::reduces_each_microbatch(config)) {}
 
 at::Tensor ShardedModel::forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) {
   std::optional<FullyShardedDataParallel::NoAllReduce> rows_only;  // reduce-scattered in every pass

@@ -10,7 +10,8 @@ namespace phalanx::train {
 
 class ShardedModel final : public ParallelModel {
  public:
-  ShardedModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world, at::Device device);
+  ShardedModel(const config::TrainConfig& config, const config::RunPlan& plan, std::shared_ptr<Communicator> world,
+               at::Device device);
 
   void initialise(std::uint64_t seed) override { sharded_->initialise(seed); }
   void values_were_loaded() override { sharded_->invalidate_unsharded(); }

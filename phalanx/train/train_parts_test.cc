@@ -26,28 +26,30 @@ namespace phalanx::train {
 namespace {
 
 TEST(ModelConfig, ExplicitKeysChangeTheFlavor) {
-  const TrainConfig config = with_model_numbers(parse_config("[model]\nflavor = \"5M\"\nn_layers = 7\n", "test", {}));
+  const config::TrainConfig config =
+      config::with_model_numbers(config::parse_config("[model]\nflavor = \"5M\"\nn_layers = 7\n", "test", {}));
   EXPECT_EQ(config.model.dim, 256);
   EXPECT_EQ(config.model.n_layers, 7);
   EXPECT_EQ(config.model.vocab_size, 4096);
 }
 
 TEST(ModelConfig, EveryNumberCanBeChangedAndIsPrinted) {
-  const TrainConfig given = parse_config(
+  const config::TrainConfig given = config::parse_config(
       "[model]\nflavor = \"debug\"\ndim = 96\nn_layers = 3\nn_heads = 6\nn_kv_heads = 3\nffn_hidden = 100\n"
       "vocab_size = 600\nrope_theta = 500\nnorm_eps = 0.01\ntie_embeddings = true\n[training]\nseq_len = 40\n",
       "test", {});
-  EXPECT_EQ(model_config(given), (models::LlamaConfig{.dim = 96,
-                                                      .n_layers = 3,
-                                                      .n_heads = 6,
-                                                      .n_kv_heads = 3,
-                                                      .ffn_hidden = 100,
-                                                      .vocab_size = 600,
-                                                      .max_seq_len = 40,
-                                                      .rope_theta = 500,
-                                                      .norm_eps = 0.01,
-                                                      .tie_embeddings = true}));
-  const TrainConfig whole = with_model_numbers(parse_config("[model]\nflavor = \"llama3_1b\"\n", "test", {}));
+  EXPECT_EQ(config::model_config(given), (models::LlamaConfig{.dim = 96,
+                                                              .n_layers = 3,
+                                                              .n_heads = 6,
+                                                              .n_kv_heads = 3,
+                                                              .ffn_hidden = 100,
+                                                              .vocab_size = 600,
+                                                              .max_seq_len = 40,
+                                                              .rope_theta = 500,
+                                                              .norm_eps = 0.01,
+                                                              .tie_embeddings = true}));
+  const config::TrainConfig whole =
+      config::with_model_numbers(config::parse_config("[model]\nflavor = \"llama3_1b\"\n", "test", {}));
   const auto flavor = models::llama_flavor("llama3_1b");
   EXPECT_EQ(whole.model.n_heads, flavor.n_heads);
   EXPECT_EQ(whole.model.n_kv_heads, flavor.n_kv_heads);
@@ -288,10 +290,10 @@ TEST(MetricsLoggerTest, ADamagedDescriptionOfTheRunIsSetAsideAndSaid) {
 }
 
 TEST(ModelConfig, TheConfigurationKnowsEveryFlavor) {
-  for (const Key& key : known_keys()) {
+  for (const config::Key& key : config::known_keys()) {
     if (key.section != "model" || key.name != "flavor") continue;
     std::vector<std::string> expected = models::llama_flavor_names();
-    expected.emplace_back(kFlavorOfDirectory);
+    expected.emplace_back(config::kFlavorOfDirectory);
     EXPECT_EQ(std::vector<std::string>(key.choices.begin(), key.choices.end()), expected);
   }
 }

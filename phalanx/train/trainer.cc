@@ -39,17 +39,17 @@ namespace {
 using observe::TraceSpan;
 
 /// Compared before any collective operation depends on it.
-TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
-  require_same_on_ranks(world, "configuration", settings_of_all_ranks(config),
+config::TrainConfig same_on_all_ranks(config::TrainConfig config, Communicator& world) {
+  require_same_on_ranks(world, "configuration", config::settings_of_all_ranks(config),
                         "start every rank with the same configuration");
-  require_dump_folder(config);
+  config::require_dump_folder(config);
   return config;
 }
 
 /// The same configuration may name a directory that differs, or is missing, on the node of one rank.
-RunPlan plan_on_every_rank(const TrainConfig& config, const std::shared_ptr<Communicator>& world) {
-  std::optional<RunPlan> plan;
-  on_every_rank(world, [&] { plan = plan_run(config, world->size()); });
+config::RunPlan plan_on_every_rank(const config::TrainConfig& config, const std::shared_ptr<Communicator>& world) {
+  std::optional<config::RunPlan> plan;
+  on_every_rank(world, [&] { plan = config::plan_run(config, world->size()); });
   return *plan;
 }
 
@@ -57,12 +57,12 @@ RunPlan plan_on_every_rank(const TrainConfig& config, const std::shared_ptr<Comm
 
 struct Trainer::ResumedState {
   std::filesystem::path step_directory;
-  IdentityComparison comparison;
+  config::IdentityComparison comparison;
   DataResume data;
   std::optional<double> loss;  // of the step that was saved
 };
 
-Trainer::Trainer(TrainConfig config, TrainerContext context)
+Trainer::Trainer(config::TrainConfig config, TrainerContext context)
     : config_(same_on_all_ranks(std::move(config), *context.world)),
       context_(std::move(context)),
       plan_(plan_on_every_rank(config_, context_.world)),
@@ -78,18 +78,18 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   }
   models::LlamaConfig model;
   on_every_rank(context_.world, [&] {
-    model = model_config(config_);  // wrong dimensions are an error before anything is read or written
+    model = config::model_config(config_);  // wrong dimensions are an error before anything is read or written
     data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
   });
   for (const std::string& line : data_.lines) log_info(line);
-  identity_ = run_identity({.config = config_,
-                            .plan = plan_,
-                            .model = model,
-                            .data = data_.identity,
-                            .validation = data_.validation,
-                            .tokenizer = data_.tokenizer,
-                            .libtorch = libtorch_version()});
-  require_same_on_ranks(*context_.world, "model, data and tokenizer", files_of_all_ranks(identity_),
+  identity_ = config::run_identity({.config = config_,
+                                    .plan = plan_,
+                                    .model = model,
+                                    .data = data_.identity,
+                                    .validation = data_.validation,
+                                    .tokenizer = data_.tokenizer,
+                                    .libtorch = libtorch_version()});
+  require_same_on_ranks(*context_.world, "model, data and tokenizer", config::files_of_all_ranks(identity_),
                         "give every rank the same files");
   result_.unigram_entropy = data_.unigram_entropy;
   device_ = describe_device(context_.device);
@@ -104,7 +104,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   }
   // Before memory is counted: the matrices multiplied here are not the run's, and are freed when the run begins.
   if (is_first_rank()) peak_tflops_ = device_peak_tflops(context_.device, device_.name);
-  identity_["id"] = run_id(config_, identity_);
+  identity_["id"] = config::run_id(config_, identity_);
   memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.resumes());
   memory_->check();
   memory_->explain_failures([this] {
@@ -119,7 +119,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
             .tensorboard_folder = config_.metrics.enable_tensorboard ? config_.metrics.save_tb_folder : std::string(),
             .resumed_step = step_ > 0 ? std::optional(step_) : std::nullopt,
             .resumed_loss = resumed_ ? resumed_->loss : std::nullopt,
-            .checkpoint_folder = in_dump_folder(config_, config_.checkpoint.folder)});
+            .checkpoint_folder = config::in_dump_folder(config_, config_.checkpoint.folder)});
     announce();
     say_changes();
   });
@@ -149,17 +149,17 @@ std::vector<std::string> Trainer::check_new_run() const {
 
 void Trainer::compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest) {
   const std::string where = (step_directory / kManifestName).string();
-  const nlohmann::json saved = identity_in_metadata(manifest.metadata, where);
+  const nlohmann::json saved = config::identity_in_metadata(manifest.metadata, where);
   const auto id = saved.find("id");  // not in older checkpoints
   identity_["id"] = id != saved.end() && id->is_string() ? *id : nlohmann::json("");
-  auto comparison = compare_identities(saved, identity_, config_);
+  auto comparison = config::compare_identities(saved, identity_, config_);
   // If this run does not know its tokenizer, its weights were still trained with the saved one.
   const nlohmann::json before = saved.value("tokenizer", nlohmann::json::object());
   nlohmann::json& tokenizer = identity_["tokenizer"];
   if (!data::are_other_tokenizers(before.value("fingerprint", ""), tokenizer.value("fingerprint", ""))) {
     for (const auto& [key, value] : before.items()) tokenizer.emplace(key, value);
   }
-  if (!comparison.refused.empty()) throw CheckpointError(refusal_text(comparison, step_directory.string()));
+  if (!comparison.refused.empty()) throw CheckpointError(config::refusal_text(comparison, step_directory.string()));
   DataResume data =
       resume_data(config_, *data_.dataloader, saved.value("data", nlohmann::json::object()), manifest.integers);
   const auto metadata = nlohmann::json::parse(manifest.metadata, nullptr, /*allow_exceptions=*/false);
@@ -178,7 +178,7 @@ void Trainer::say_changes() {
                           {"from", step_directory.string()},
                           {"changes", nlohmann::json::array()},
                           {"not_compared", comparison.not_compared}};
-  for (const IdentityChange& change : comparison.changes) {
+  for (const config::IdentityChange& change : comparison.changes) {
     log_info(fmt::format("changed since step {}: {}", step_, change.line()));
     entry["changes"].push_back(change.record());
   }

@@ -82,7 +82,7 @@ struct TrainResult {
 
 class Trainer {
  public:
-  Trainer(TrainConfig config, TrainerContext context);
+  Trainer(config::TrainConfig config, TrainerContext context);
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -101,7 +101,7 @@ class Trainer {
   /// Whether matrices are cut over ranks, so that model() is only for training.
   bool uses_model_parallelism() const { return plan_.parallel.uses_model_parallelism(); }
   MetricsLogger* metrics_logger() { return metrics_logger_.get(); }  // rank 0 only; null elsewhere
-  const RunPlan& plan() const { return plan_; }
+  const config::RunPlan& plan() const { return plan_; }
 
  private:
   struct StepOutcome;
@@ -145,10 +145,10 @@ class Trainer {
   bool is_first_rank() const { return context_.world->rank() == 0; }
   void log_info(const std::string& line) const;
 
-  TrainConfig config_;
+  config::TrainConfig config_;
   TrainerContext context_;
   std::unique_ptr<RunLock> lock_;  // released after all members that write
-  RunPlan plan_;
+  config::RunPlan plan_;
   Profiler profiler_;
   RunCheckpoints checkpoints_;
   DeviceInfo device_;

@@ -373,7 +373,7 @@ TEST_F(TrainerCheckpointTest, AnExportIsOfTheTypeAndInFilesOfTheSizeAskedFor) {
   EXPECT_EQ(description["torch_dtype"], "bfloat16");
   EXPECT_TRUE(description.at("eos_token_id").is_null());
   const auto index = nlohmann::json::parse(std::ifstream(hf + "/model.safetensors.index.json"));
-  EXPECT_EQ(index["metadata"]["total_size"], 2 * model_config(config("run")).parameter_count());
+  EXPECT_EQ(index["metadata"]["total_size"], 2 * config::model_config(config("run")).parameter_count());
   std::set<std::string> files;
   for (const auto& [name, file] : index["weight_map"].items()) {
     files.insert(file.get<std::string>());

@@ -15,7 +15,7 @@ class TrainerDataTest : public TrainerTest {
     // 40 samples of 32 tokens: five steps of eight are an epoch.
     write_tokens("small.bin", {tokens_.begin(), tokens_.begin() + 40 * 32 + 1});
   }
-  TrainConfig small(const std::string& run, int steps, std::vector<std::string> more = {}) const {
+  config::TrainConfig small(const std::string& run, int steps, std::vector<std::string> more = {}) const {
     more.insert(more.begin(), {"--training.dataset_path=" + path("small.bin"), "--validation.no-enable",
                                "--lr_scheduler.decay_ratio=0", fmt::format("--training.steps={}", steps)});
     return config(run, std::move(more));

@@ -29,7 +29,7 @@ namespace {
 
 class TrainerIdentityTest : public TrainerTest {
  protected:
-  TrainConfig small(const std::string& run, const std::vector<std::string>& more = {}) const {
+  config::TrainConfig small(const std::string& run, const std::vector<std::string>& more = {}) const {
     std::vector<std::string> keys = {"--training.steps=2", "--validation.no-enable"};
     keys.insert(keys.end(), more.begin(), more.end());
     return config(run, keys);
@@ -47,7 +47,7 @@ class TrainerIdentityTest : public TrainerTest {
   }
 
   /// The log of a run on one rank.
-  std::string log_of(const TrainConfig& config) {
+  std::string log_of(const config::TrainConfig& config) {
     ::testing::internal::CaptureStderr();
     run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
       Trainer trainer(config, {.world = world});

@@ -46,7 +46,7 @@ class TrainerResumeTest : public TrainerTest {
   }
 
  private:
-  TrainConfig config_in_halves(const Layout& layout, const std::string& run) const {
+  config::TrainConfig config_in_halves(const Layout& layout, const std::string& run) const {
     return config_of(layout, run,
                      {"--training.steps=" + std::to_string(2 * kHalf), "--validation.no-enable",
                       "--checkpoint.interval=" + std::to_string(kHalf)});

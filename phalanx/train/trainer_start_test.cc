@@ -30,13 +30,13 @@ namespace {
 class TrainerStartTest : public TrainerTest {
  protected:
   /// The error of each rank, where each has another configuration.
-  std::vector<std::string> told(int ranks, const std::function<TrainConfig(int rank)>& config) {
+  std::vector<std::string> told(int ranks, const std::function<config::TrainConfig(int rank)>& config) {
     return texts_of_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
       return error_with_kind([&] { Trainer trainer(config(world->rank()), {.world = world, .quiet = true}); });
     });
   }
 
-  TrainConfig of_directory(const std::string& folder, std::vector<std::string> more = {}) const {
+  config::TrainConfig of_directory(const std::string& folder, std::vector<std::string> more = {}) const {
     more.insert(more.end(), {"--model.flavor=hf", "--model.hf_assets_path=" + folder, "--training.steps=1"});
     return config("run", std::move(more));
   }

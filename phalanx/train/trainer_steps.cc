@@ -244,13 +244,13 @@ void Trainer::log_step(const StepOutcome& outcome) {
   const double tps = static_cast<double>(interval_tokens_) / plan_.world_size / interval_seconds_;
   const double tflops = tps * flops / 1e12;
   const double memory = outcome.totals.memory_gib[0];
-  std::optional<StepReport::Exposed> exposed;
+  std::optional<report::StepReport::Exposed> exposed;
   if (plan_.world_size > 1) {
-    exposed =
-        StepReport::Exposed{.of_step = 100.0 * interval_exposed_ / interval_wall_,
-                            .of_communication = interval_comm_ > 0 ? 100.0 * interval_exposed_ / interval_comm_ : 0};
+    exposed = report::StepReport::Exposed{
+        .of_step = 100.0 * interval_exposed_ / interval_wall_,
+        .of_communication = interval_comm_ > 0 ? 100.0 * interval_exposed_ / interval_comm_ : 0};
   }
-  log_info(step_line(
+  log_info(report::step_line(
       {.step = step,
        .loss = outcome.totals.loss,
        .grad_norm = outcome.optimizer_step.grad_norm,
@@ -287,7 +287,7 @@ bool Trainer::validate(bool is_asked_to_stop) {
   if (!metrics_logger_) return true;
   metrics_logger_->write_validation(metrics);
   const double memory = static_cast<double>(peak_device_bytes(context_.device));
-  log_info(validation_line(
+  log_info(report::validation_line(
       {.step = step_,
        .loss = metrics.loss,
        .memory_gib = memory / kGiB,

@@ -109,11 +109,11 @@ TEST_F(TrainerTensorTest, TiedEmbeddingsGoOnInAnotherLayout) {
 }
 
 TEST_F(TrainerTensorTest, LayersAreMeasuredOnceForAllRanks) {
-  const TrainConfig plain = config_of({.name = "pp2", .ranks = 2, .pp = 2}, "pp2");
-  const TrainConfig recomputing =
+  const config::TrainConfig plain = config_of({.name = "pp2", .ranks = 2, .pp = 2}, "pp2");
+  const config::TrainConfig recomputing =
       config_of({.name = "pp2", .ranks = 2, .pp = 2}, "pp2",
                 {"--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=2"});
-  const models::LlamaConfig model = model_config(plain);
+  const models::LlamaConfig model = config::model_config(plain);
   std::vector<std::vector<double>> plain_costs(2), recomputing_costs(2);
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     const auto rank = static_cast<std::size_t>(world->rank());

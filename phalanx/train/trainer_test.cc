@@ -31,7 +31,7 @@ TEST_F(TrainerTest, LearnsAndValidates) {
   EXPECT_EQ(run["status"], "finished");
   EXPECT_EQ(run["pss_mib"].size(), 1U);
   // The effective configuration in run.json can be read back.
-  EXPECT_EQ(parse_config(run["config"].get<std::string>(), "run.json", {}).model.dim, 64);
+  EXPECT_EQ(config::parse_config(run["config"].get<std::string>(), "run.json", {}).model.dim, 64);
 }
 
 TEST_F(TrainerTest, TheNumberOfRanksAndOfAccumulatedPartsDoesNotChangeTheRun) {
@@ -118,7 +118,7 @@ TEST_F(TrainerTest, MetricsAgreeWithEachOtherAndWithTheProcess) {
     const double cpu_before = process_cpu_seconds();
     train(config(run), ranks);
     const double cpu_spent = process_cpu_seconds() - cpu_before;
-    const auto model = model_config(config(run));
+    const auto model = config::model_config(config(run));
     const auto steps = lines_with(run, "loss");
     ASSERT_EQ(steps.size(), 12U);
     double cpu_of_rank_0 = 0;

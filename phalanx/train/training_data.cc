@@ -9,7 +9,8 @@
 
 namespace phalanx::train {
 
-TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, c10::Device device, int rank) {
+TrainingData open_training_data(const config::TrainConfig& config, const config::RunPlan& plan, c10::Device device,
+                                int rank) {
   TrainingFiles files = open_training_files(config, plan);
   TrainingData result;
   if (files.validation) {

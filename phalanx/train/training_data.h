@@ -31,6 +31,7 @@ struct TrainingData {
   std::vector<std::string> lines;  // for the log
 };
 
-TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, c10::Device device, int rank);
+TrainingData open_training_data(const config::TrainConfig& config, const config::RunPlan& plan, c10::Device device,
+                                int rank);
 
 }  // namespace phalanx::train

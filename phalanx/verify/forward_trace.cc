@@ -9,7 +9,7 @@
 #include "phalanx/parallel/end_of_backward.h"
 #include "phalanx/tensor/grad_ready.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 at::Tensor copy_of(const at::Tensor& tensor) {
@@ -82,4 +82,4 @@ const ForwardTrace::ModuleRecord* ForwardTrace::find(const std::string& module) 
   return found == seen_.end() ? nullptr : &*found;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

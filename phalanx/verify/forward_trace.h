@@ -23,7 +23,7 @@
 
 #include "phalanx/nn/module.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
 class ForwardTrace {
  public:
@@ -60,4 +60,4 @@ class ForwardTrace {
   std::vector<ModuleRecord> seen_;
 };
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

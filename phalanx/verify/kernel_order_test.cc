@@ -15,14 +15,14 @@
 #include "phalanx/train/validation.h"
 #include "phalanx/verify/layout_side.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 using namespace std::chrono_literals;
 
-class KernelOrderTest : public TrainerTest {
+class KernelOrderTest : public train::TrainerTest {
  protected:
-  TrainConfig config_of(const std::vector<std::string>& keys) const {
+  config::TrainConfig config_of(const std::vector<std::string>& keys) const {
     std::vector<std::string> all = {"--model.flavor=debug",
                                     "--training.dataset_path=" + path("tokens.bin"),
                                     "--training.seq_len=16",
@@ -34,11 +34,11 @@ class KernelOrderTest : public TrainerTest {
                                     "--validation.steps=1",
                                     "--parallelism.pipeline_parallel_microbatch_size=1"};
     for (const std::string& key : keys) all.push_back("--" + key);
-    return parse_config("", "test", all);
+    return config::parse_config("", "test", all);
   }
 
   /// Of two steps and a validation, on every rank.
-  static std::vector<double> numbers_of(const TrainConfig& config, const std::shared_ptr<Communicator>& world) {
+  static std::vector<double> numbers_of(const config::TrainConfig& config, const std::shared_ptr<Communicator>& world) {
     at::set_num_threads(1);
     LayoutSide side(config, world, at::kCPU);
     std::vector<double> numbers;
@@ -52,7 +52,7 @@ class KernelOrderTest : public TrainerTest {
   }
 
   void expect_one_order(int ranks, const std::vector<std::string>& keys) const {
-    const TrainConfig config = config_of(keys);
+    const config::TrainConfig config = config_of(keys);
     std::vector<std::vector<double>> expected(static_cast<std::size_t>(ranks));
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
       expected[static_cast<std::size_t>(world->rank())] = numbers_of(config, world);
@@ -120,4 +120,4 @@ TEST_F(KernelOrderTest, AnotherOrderOnOneRankWaitsForEver) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

@@ -10,7 +10,7 @@
 #include "phalanx/base/human.h"
 #include "phalanx/layout/box.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 // Far above rounding, far below one rank's share of anything.
@@ -193,4 +193,4 @@ std::string likely_cause(const SuspectValue& value, const DeviceMesh& mesh, Comm
   return world.broadcast_bytes(guess, of);
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

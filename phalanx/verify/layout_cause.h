@@ -15,7 +15,7 @@
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/tensor/named.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
 /// The value of one rank, on the host in float64.
 struct SuspectValue {
@@ -40,4 +40,4 @@ SuspectValue suspect_part(const at::Tensor& found, const at::Tensor& whole, cons
 /// value. Returns, on every rank, the guess for the world's rank `of`; empty: no fault explains the value.
 std::string likely_cause(const SuspectValue& value, const DeviceMesh& mesh, Communicator& world, int of);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

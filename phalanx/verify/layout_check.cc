@@ -21,7 +21,7 @@
 #include "phalanx/verify/parameter_comparison.h"
 #include "phalanx/verify/update_bound.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 using nlohmann::json;
@@ -50,7 +50,7 @@ at::Tensor weight_of(const NamedTensor& parameter) { return parameter.tensor.det
 
 class Comparison {
  public:
-  Comparison(const TrainConfig& config, const LayoutCheckContext& context, const LayoutCheckOptions& options)
+  Comparison(const config::TrainConfig& config, const LayoutCheckContext& context, const LayoutCheckOptions& options)
       : options_(options),
         world_(context.world),
         device_(context.device),
@@ -61,13 +61,14 @@ class Comparison {
     const auto alone = world_->split(world_->rank(), 0);
     if (world_->rank() == 0) {
       reference_ = std::make_unique<LayoutSide>(reference_config(config), alone, context.device);
-      const auto narrow = sharded_param_dtype(config);
-      if (narrow && plan_run(config, world_->size()).parallel.dp_shard > 1) reference_->compute_in(config, *narrow);
+      const auto narrow = train::sharded_param_dtype(config);
+      if (narrow && config::plan_run(config, world_->size()).parallel.dp_shard > 1)
+        reference_->compute_in(config, *narrow);
     }
     result_.layout = parallelized_.model->layout();
     result_.tolerance = options.tolerance.value_or(tolerance_for(config, world_->size(), context.device));
     rounds_products_ = !options.tolerance && rounds_its_own_products(config, world_->size());
-    scaled_ = scales_loss(config);
+    scaled_ = train::scales_loss(config);
     if (context.prepare) context.prepare(parallelized_);
     parts_ = std::make_unique<ParameterComparison>(parallelized_, reference_.get(), *world_,
                                                    [this](const std::string& name) { fail_not_finite(name); });
@@ -75,7 +76,7 @@ class Comparison {
     if (!is_recomputed_ || world_->size() == 1 || !device_.is_cpu() ||
         !world_->backend()->traits().rank_order_reduction)
       return;
-    TrainConfig plain = config;
+    config::TrainConfig plain = config;
     plain.activation_checkpoint = {.mode = "none"};
     plain_ = std::make_unique<LayoutSide>(plain, world_, context.device);
   }
@@ -402,7 +403,7 @@ class Comparison {
     }
     if (reference_) check.expected_norm = reference_->optimizer_step->apply(step - 1).grad_norm;
     check.expected_norm = from_first(check.expected_norm);
-    const OptimizerStep::Result updated = parallelized_.optimizer_step->apply(step - 1);
+    const train::OptimizerStep::Result updated = parallelized_.optimizer_step->apply(step - 1);
     check.norm = updated.grad_norm;
     const double clip = max_norm_ > 0 ? std::min(1.0, max_norm_ / std::max(check.norm, 1e-30)) : 1;
     bound_.end_step(
@@ -444,14 +445,14 @@ class Comparison {
 
 }  // namespace
 
-LayoutCheck check_layout(const TrainConfig& config, const LayoutCheckContext& context,
+LayoutCheck check_layout(const config::TrainConfig& config, const LayoutCheckContext& context,
                          const LayoutCheckOptions& options) {
-  TrainConfig parallelized = config;
+  config::TrainConfig parallelized = config;
   parallelized.validation.enable = false;
   parallelized.checkpoint.enable = false;
   // Both sides have the same global batch, even if the configuration derives it from the number of ranks.
-  parallelized.training.global_batch_size = plan_run(parallelized, context.world->size()).global_batch_size;
+  parallelized.training.global_batch_size = config::plan_run(parallelized, context.world->size()).global_batch_size;
   return Comparison(parallelized, context, options).run();
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

@@ -39,7 +39,7 @@
 #include "phalanx/tensor/named.h"
 #include "phalanx/verify/tensor_difference.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
 struct LayoutSide;
 
@@ -52,11 +52,11 @@ struct LayoutTolerance {
 };
 
 /// How far this layout may differ from one rank in the same precision: by nothing if it is one rank on the host.
-LayoutTolerance tolerance_for(const TrainConfig& config, std::int64_t ranks, at::Device device);
+LayoutTolerance tolerance_for(const config::TrainConfig& config, std::int64_t ranks, at::Device device);
 /// The tolerance in words: one line. Layouts with the same tolerance for the same reason have the same line.
-std::string tolerance_text(const TrainConfig& config, std::int64_t ranks, const LayoutTolerance& tolerance);
+std::string tolerance_text(const config::TrainConfig& config, std::int64_t ranks, const LayoutTolerance& tolerance);
 /// Whether matrix products are in 16 bits and are computed over parts of rows, unlike those of one rank.
-bool rounds_its_own_products(const TrainConfig& config, std::int64_t ranks);
+bool rounds_its_own_products(const config::TrainConfig& config, std::int64_t ranks);
 
 struct LayoutCheckOptions {
   std::int64_t steps = 3;
@@ -110,10 +110,10 @@ struct LayoutCheckContext {
 };
 
 /// Collective. Checks the configuration's layout over all ranks of the world. Throws what a run of it would throw.
-LayoutCheck check_layout(const TrainConfig& config, const LayoutCheckContext& context,
+LayoutCheck check_layout(const config::TrainConfig& config, const LayoutCheckContext& context,
                          const LayoutCheckOptions& options = {});
 
 /// The same run on one rank, without recomputation.
-TrainConfig reference_config(TrainConfig config);
+config::TrainConfig reference_config(config::TrainConfig config);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

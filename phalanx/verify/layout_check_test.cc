@@ -17,7 +17,7 @@
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/layout_side.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 TEST(TensorDifference, SaysHowFarAndWhere) {
@@ -46,7 +46,7 @@ TEST(TensorDifference, CountsTheNumbersBetween) {
   EXPECT_EQ(ulps_between(std::numeric_limits<float>::quiet_NaN(), 0), std::numeric_limits<std::int64_t>::max());
 }
 
-class LayoutCheckTest : public TrainerTest {
+class LayoutCheckTest : public train::TrainerTest {
  protected:
   struct Layout {
     std::string name;
@@ -88,13 +88,13 @@ class LayoutCheckTest : public TrainerTest {
                           "--parallelism.pipeline_parallel_schedule=ZBV", "--model.tie_embeddings"})}};
   }
 
-  TrainConfig config_of(const Layout& layout) const {
+  config::TrainConfig config_of(const Layout& layout) const {
     std::vector<std::string> keys = {"--model.flavor=debug",           "--training.dataset_path=" + path("tokens.bin"),
                                      "--training.seq_len=32",          "--training.local_batch_size=1",
                                      "--training.global_batch_size=8", "--training.steps=10",
                                      "--lr_scheduler.warmup_steps=2",  "--optimizer.lr=3e-3"};
     keys.insert(keys.end(), layout.keys.begin(), layout.keys.end());
-    return parse_config("", "test", keys);
+    return config::parse_config("", "test", keys);
   }
 
   /// Rank 0's result; all ranks must agree.
@@ -337,4 +337,4 @@ TEST_F(RecomputedLayoutTest, OneRankHasTheSameBits) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

@@ -14,7 +14,7 @@
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/testing/layout_mutations.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 struct ParameterClass {
@@ -60,7 +60,7 @@ std::vector<std::string> classes_of_activations() {
   return names;
 }
 
-class LayoutMutationsTest : public TrainerTest {
+class LayoutMutationsTest : public train::TrainerTest {
  protected:
   struct Case {
     std::string what;
@@ -72,9 +72,9 @@ class LayoutMutationsTest : public TrainerTest {
   };
 
   void run_layout(const std::string& layout) {
-    const NamedLayout named = with_layout(config_of(false), layout, 8);
+    const config::NamedLayout named = config::with_layout(config_of(false), layout, 8);
     for (const bool tied : {false, true}) {
-      const TrainConfig config = with_layout(config_of(tied), layout, 8).config;
+      const config::TrainConfig config = config::with_layout(config_of(tied), layout, 8).config;
       const auto ranks = static_cast<int>(named.ranks);
       LayoutProbe probe(ranks);
       const LayoutCheck clean = check(
@@ -97,8 +97,8 @@ class LayoutMutationsTest : public TrainerTest {
   }
 
  private:
-  TrainConfig config_of(bool tied) const {
-    return parse_config(
+  config::TrainConfig config_of(bool tied) const {
+    return config::parse_config(
         "", "test",
         {"--model.flavor=debug", tied ? "--model.tie_embeddings" : "--model.no-tie_embeddings",
          "--training.dataset_path=" + path("tokens.bin"), "--training.seq_len=32", "--training.local_batch_size=8",
@@ -112,8 +112,8 @@ class LayoutMutationsTest : public TrainerTest {
 
   /// Rank 0's result; all ranks must agree. `other`: the last rank's configuration, if it differs.
   template <class Way, class Observer>
-  LayoutCheck check(const TrainConfig& config, int ranks, const Way& way, const Observer& observer,
-                    const TrainConfig* other = nullptr) const {
+  LayoutCheck check(const config::TrainConfig& config, int ranks, const Way& way, const Observer& observer,
+                    const config::TrainConfig* other = nullptr) const {
     LayoutCheck result;
     std::mutex mutex;
     std::set<std::string> texts;
@@ -264,7 +264,7 @@ class LayoutMutationsTest : public TrainerTest {
     return true;
   }
 
-  void run(const TrainConfig& config, const LayoutProbe& probe, const Case& mutant) {
+  void run(const config::TrainConfig& config, const LayoutProbe& probe, const Case& mutant) {
     if (is_left_out()) return;
     SCOPED_TRACE(mutant.what);
     Spoiler spoiler(probe, mutant.site.value_or(Site{.key = {.group = "none"}}), mutant.mutation, mutant.one_rank);
@@ -338,11 +338,11 @@ class LayoutMutationsTest : public TrainerTest {
   }
 
   /// One rank reads another file.
-  void run_other_data(const std::string& layout, const TrainConfig& config, int ranks) {
+  void run_other_data(const std::string& layout, const config::TrainConfig& config, int ranks) {
     if (is_left_out()) return;
     SCOPED_TRACE(layout + ": other data on one rank");
     write_tokens("other.bin", std::vector<std::uint16_t>(6000, 7));
-    TrainConfig other = config;
+    config::TrainConfig other = config;
     other.training.dataset_path = path("other.bin");
     const LayoutCheck found = check(
         config, ranks, [](const auto& world) { return world; }, [](int, std::int64_t, const auto&) {}, &other);
@@ -370,4 +370,4 @@ TEST_F(LayoutMutationsTest, OfAPipelineOfShards) { run_layout("pp=2,dp_shard=2")
 TEST_F(LayoutMutationsTest, OfAPipelineOfTensorParallelism) { run_layout("pp=2,tp=2"); }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

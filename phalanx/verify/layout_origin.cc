@@ -14,7 +14,7 @@
 #include "phalanx/verify/forward_trace.h"
 #include "phalanx/verify/layout_cause.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 using nlohmann::json;
@@ -33,7 +33,7 @@ struct Path {
     for (const NamedTensor& p : side.model->parameters()) p.tensor.mutable_grad().reset();
     side.forward_backward(step);
     for (const auto& trace : traces) trace->note_uncalled();
-    const TokenBatch batch = load_batch(*side.data.dataloader, step, rows, at::kCPU);
+    const train::TokenBatch batch = train::load_batch(*side.data.dataloader, step, rows, at::kCPU);
     tokens = at::cat({batch.inputs, batch.labels.narrow(1, batch.labels.size(1) - 1, 1)}, 1).to(at::kDouble);
   }
 
@@ -277,4 +277,4 @@ LayoutPath find_origin(LayoutSide& parallelized, LayoutSide* reference, Communic
   return Search(parallelized, reference, world, options).run();
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

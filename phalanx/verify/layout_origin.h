@@ -20,7 +20,7 @@
 #include "phalanx/verify/layout_side.h"
 #include "phalanx/verify/tensor_difference.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
 struct LayoutOrigin {
   std::string what;       // "batch", "input", "output", "weight in use", "weight in use by the backward pass"
@@ -48,4 +48,4 @@ struct LayoutPathOptions {
 LayoutPath find_origin(LayoutSide& parallelized, LayoutSide* reference, Communicator& world,
                        const LayoutPathOptions& options);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

@@ -9,7 +9,7 @@
 
 #include "phalanx/base/human.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 double relative_loss(const StepCheck& step) {
@@ -59,22 +59,22 @@ nlohmann::json to_record(const ParameterCheck& check) {
 
 constexpr double k16Bits = 0x1p-8;  // twice the largest relative error of rounding to bfloat16
 
-bool is_float32(const TrainConfig& config) {
+bool is_float32(const config::TrainConfig& config) {
   return config.training.mixed_precision_param == "float32" && config.training.mixed_precision_reduce == "float32";
 }
 
 /// Every product of the layout is one of the reference's, with as many rows: only the order of sums differs.
-bool has_products_of_one_rank(const TrainConfig& config, std::int64_t ranks) {
-  return plan_run(config, ranks).parallel.tp == 1;
+bool has_products_of_one_rank(const config::TrainConfig& config, std::int64_t ranks) {
+  return config::plan_run(config, ranks).parallel.tp == 1;
 }
 
-bool averages_in_16_bits(const TrainConfig& config, std::int64_t ranks) {
-  return config.training.mixed_precision_reduce != "float32" && plan_run(config, ranks).parallel.dp_shard > 1;
+bool averages_in_16_bits(const config::TrainConfig& config, std::int64_t ranks) {
+  return config.training.mixed_precision_reduce != "float32" && config::plan_run(config, ranks).parallel.dp_shard > 1;
 }
 
 }  // namespace
 
-LayoutTolerance tolerance_for(const TrainConfig& config, std::int64_t ranks, at::Device device) {
+LayoutTolerance tolerance_for(const config::TrainConfig& config, std::int64_t ranks, at::Device device) {
   if (ranks == 1 && device.is_cpu()) {
     return {.loss = 0, .gradient = 0, .weight = 0, .weight_in_use = 0, .activation = 0};
   }
@@ -85,11 +85,11 @@ LayoutTolerance tolerance_for(const TrainConfig& config, std::int64_t ranks, at:
   return {.loss = 1e-2, .gradient = 2e-2, .weight_in_use = k16Bits, .activation = 1e-1};
 }
 
-bool rounds_its_own_products(const TrainConfig& config, std::int64_t ranks) {
+bool rounds_its_own_products(const config::TrainConfig& config, std::int64_t ranks) {
   return config.training.mixed_precision_param != "float32" && !has_products_of_one_rank(config, ranks);
 }
 
-std::string tolerance_text(const TrainConfig& config, std::int64_t ranks, const LayoutTolerance& tolerance) {
+std::string tolerance_text(const config::TrainConfig& config, std::int64_t ranks, const LayoutTolerance& tolerance) {
   if (tolerance.gradient == 0) return "expected of one rank: the same bits";
   const std::string& param = config.training.mixed_precision_param;
   const std::string& reduce = config.training.mixed_precision_reduce;
@@ -193,4 +193,4 @@ nlohmann::json layout_record(const std::string& name, const LayoutCheck& check) 
   return record;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

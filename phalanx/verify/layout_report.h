@@ -6,7 +6,7 @@
 
 #include "phalanx/verify/layout_check.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
 /// For each step the losses; for each parameter the largest differences of gradient and weight with rank, element,
 /// ulps.
@@ -17,4 +17,4 @@ std::string layout_line(const std::string& name, const LayoutCheck& check, doubl
 
 nlohmann::json layout_record(const std::string& name, const LayoutCheck& check);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

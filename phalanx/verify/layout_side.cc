@@ -16,24 +16,24 @@
 #include "phalanx/train/token_batch.h"
 #include "phalanx/verify/layout_check.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
-LayoutSide::LayoutSide(const TrainConfig& config, const std::shared_ptr<Communicator>& world, at::Device device)
-    : plan(plan_run(config, world->size())),
-      data(open_training_data(config, plan, device, world->rank())),
-      model(make_parallel_model(config, plan, world, device)),
-      options{.plan = plan, .rank = world->rank(), .device = device, .autocast = autocast_dtype(config, plan)} {
-  if (!has_initial_weights(config)) {
+LayoutSide::LayoutSide(const config::TrainConfig& config, const std::shared_ptr<Communicator>& world, at::Device device)
+    : plan(config::plan_run(config, world->size())),
+      data(train::open_training_data(config, plan, device, world->rank())),
+      model(train::make_parallel_model(config, plan, world, device)),
+      options{.plan = plan, .rank = world->rank(), .device = device, .autocast = train::autocast_dtype(config, plan)} {
+  if (!train::has_initial_weights(config)) {
     model->initialise(static_cast<std::uint64_t>(config.debug.seed));
   } else {
-    load_initial_weights(config, model->weights(), [](const std::string&) {});
+    train::load_initial_weights(config, model->weights(), [](const std::string&) {});
   }
   model->values_were_loaded();
-  optimizer_step = std::make_unique<OptimizerStep>(config, model->parameters(), model->grad_norm_group());
+  optimizer_step = std::make_unique<train::OptimizerStep>(config, model->parameters(), model->grad_norm_group());
 }
 
-void LayoutSide::compute_in(const TrainConfig& config, at::ScalarType dtype) {
-  cast_ = std::make_shared<models::Llama>(model_config(config),
+void LayoutSide::compute_in(const config::TrainConfig& config, at::ScalarType dtype) {
+  cast_ = std::make_shared<models::Llama>(config::model_config(config),
                                           nn::TensorOptionsOfModule{.dtype = dtype, .device = options.device});
   options.autocast.reset();
 }
@@ -54,9 +54,9 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
   const auto divisor = static_cast<double>(data.dataloader->label_count(step));
   double loss_sum = 0;
   for (std::int64_t part = 0; part < parts; ++part) {
-    const TokenBatch batch =
-        load_batch(*data.dataloader, step, data.dataloader->rows_of({.micro_batch = part, .micro_batches = parts}),
-                   options.device);
+    const train::TokenBatch batch =
+        train::load_batch(*data.dataloader, step,
+                          data.dataloader->rows_of({.micro_batch = part, .micro_batches = parts}), options.device);
     const at::Tensor loss =
         cast_->loss(batch.inputs, batch.labels, {.documents = batch.documents, .divisor = divisor}).to(at::kFloat);
     optimizer_step->scaled(loss).backward();
@@ -72,8 +72,14 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
 
 double LayoutSide::forward_backward(std::int64_t step) {
   if (cast_) return forward_backward_in_cast(step);
+<<<<<<< HEAD
   return forward_backward_step(*model, *optimizer_step, *data.dataloader, options, step).loss.item<double>() *
          static_cast<double>(plan.parallel.data_parallel_size());
+=======
+  return train::forward_backward_step(*model, *optimizer_step, *data.dataloader, options, step)
+             .loss_sum.item<double>() /
+         static_cast<double>(plan.accumulation_steps);
+>>>>>>> names
 }
 
 void LayoutSide::drop_gradients() {
@@ -128,7 +134,7 @@ LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double
   return result;
 }
 
-TrainConfig reference_config(TrainConfig config) {
+config::TrainConfig reference_config(config::TrainConfig config) {
   // As many rows as in one product of the layout, so that sums over rows are rounded to 16 bits alike.
   if (config.parallelism.pipeline_parallel_degree > 1) {
     config.training.local_batch_size = config.parallelism.pipeline_parallel_microbatch_size;
@@ -146,4 +152,4 @@ data::RowRange LayoutSide::rows() const {
       {.rank = plan.parallel.data_parallel_rank(options.rank), .ranks = plan.parallel.data_parallel_size()});
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

@@ -14,15 +14,15 @@
 #include "phalanx/train/forward_backward_step.h"
 #include "phalanx/train/training_data.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
 struct LayoutSide {
-  LayoutSide(const TrainConfig& config, const std::shared_ptr<Communicator>& world, at::Device device);
+  LayoutSide(const config::TrainConfig& config, const std::shared_ptr<Communicator>& world, at::Device device);
 
   /// From here on every pass uses a model whose weights are all of this type, copies of `model`'s. Their gradients are
   /// summed over micro-batches in float32. A sharded layout computes the same, by other means.
   /// REQUIRES: there is only one rank.
-  void compute_in(const TrainConfig& config, at::ScalarType dtype);
+  void compute_in(const config::TrainConfig& config, at::ScalarType dtype);
   /// The modules that the passes run: those of `model`, or of the copy in another type.
   std::vector<nn::Module*> modules() const;
   /// The mean loss over this rank's rows.
@@ -42,11 +42,11 @@ struct LayoutSide {
   };
   Rounding rounding_of_gradients(std::int64_t step, double loss);  // leaves the gradients as they are
 
-  RunPlan plan;
-  TrainingData data;
-  std::unique_ptr<ParallelModel> model;
-  ForwardBackwardOptions options;
-  std::unique_ptr<OptimizerStep> optimizer_step;
+  config::RunPlan plan;
+  train::TrainingData data;
+  std::unique_ptr<train::ParallelModel> model;
+  train::ForwardBackwardOptions options;
+  std::unique_ptr<train::OptimizerStep> optimizer_step;
 
  private:
   double forward_backward_in_cast(std::int64_t step);
@@ -54,4 +54,4 @@ struct LayoutSide {
   std::shared_ptr<models::Llama> cast_;  // the model in another type; null: none
 };
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

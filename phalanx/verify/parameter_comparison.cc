@@ -13,7 +13,7 @@
 #include "phalanx/verify/layout_cause.h"
 #include "phalanx/verify/layout_side.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 using nlohmann::json;
@@ -157,4 +157,4 @@ void ParameterComparison::take_weights_of_layout() const {
   }
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

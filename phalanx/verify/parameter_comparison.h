@@ -21,7 +21,7 @@
 #include "phalanx/tensor/named.h"
 #include "phalanx/verify/layout_check.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
 /// Selects what is compared of a parameter: its gradient, its weight. Undefined: zeros.
 using ValueOf = std::function<at::Tensor(const NamedTensor&)>;
@@ -66,4 +66,4 @@ class ParameterComparison {
   std::set<std::size_t> own_;      // parts of which this rank is the first holder
 };
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

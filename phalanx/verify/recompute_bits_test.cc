@@ -11,7 +11,7 @@
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/layout_side.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 struct BitsLayout {
@@ -50,13 +50,13 @@ std::vector<BitsLayout> layouts_of_bits() {
           {"pp x zero2", 4, shards(2, 2, {pp})}};
 }
 
-class RecomputeBitsTest : public TrainerTest {
+class RecomputeBitsTest : public train::TrainerTest {
  protected:
   /// What a rank received and what it has at the end.
   using Bits = std::pair<std::vector<double>, std::map<std::string, std::string>>;
 
-  TrainConfig config_of(const BitsLayout& layout, const std::string& type,
-                        const std::vector<std::string>& recompute) const {
+  config::TrainConfig config_of(const BitsLayout& layout, const std::string& type,
+                                const std::vector<std::string>& recompute) const {
     std::vector<std::string> keys = {"--model.flavor=debug",
                                      "--model.vocab_size=64",
                                      "--training.dataset_path=" + path("few.bin"),
@@ -71,10 +71,10 @@ class RecomputeBitsTest : public TrainerTest {
     if (layout.ranks == 4) keys[4] = "--training.local_batch_size=1";
     keys.insert(keys.end(), layout.keys.begin(), layout.keys.end());
     keys.insert(keys.end(), recompute.begin(), recompute.end());
-    return parse_config("", "test", keys);
+    return config::parse_config("", "test", keys);
   }
 
-  static Bits ten_steps(const TrainConfig& config, const std::shared_ptr<Communicator>& world) {
+  static Bits ten_steps(const config::TrainConfig& config, const std::shared_ptr<Communicator>& world) {
     LayoutSide side(config, world, at::kCPU);
     Bits bits;
     for (std::int64_t step = 0; step < 10; ++step) {
@@ -122,4 +122,4 @@ TEST_F(RecomputeBitsTest, InBfloat16) { expect_same_bits("bfloat16", /*is_rare=*
 TEST_F(RecomputeBitsTest, InFloat16) { expect_same_bits("float16", /*is_rare=*/true); }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

@@ -8,7 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
 using nlohmann::json;
 
@@ -94,4 +94,4 @@ TensorDifference difference_from_text(const std::string& text) {
           .index = object.at("index").get<std::vector<std::int64_t>>()};
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

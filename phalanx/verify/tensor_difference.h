@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
 struct TensorDifference {
   double relative = 0;   // infinite if something is not finite
@@ -34,4 +34,4 @@ TensorDifference difference_from_text(const std::string& text);
 /// Float32 numbers from a to b; the largest value if one of them is NaN.
 std::int64_t ulps_between(float a, float b);
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

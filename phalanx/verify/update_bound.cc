@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 double l2_norm(const at::Tensor& x) { return x.norm().item<double>(); }
@@ -54,4 +54,4 @@ double UpdateBound::of(const std::string& name, double lr) const {
   return lr * (by_element + 2 * norm_difference_ * std::sqrt(static_cast<double>(ratio.numel())));
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

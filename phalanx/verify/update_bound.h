@@ -24,11 +24,11 @@
 
 #include "phalanx/config/config.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
 class UpdateBound {
  public:
-  explicit UpdateBound(TrainConfig::Optimizer optimizer) : optimizer_(std::move(optimizer)) {}
+  explicit UpdateBound(config::TrainConfig::Optimizer optimizer) : optimizer_(std::move(optimizer)) {}
 
   void add(const std::string& name, const at::Tensor& found, const at::Tensor& expected);
   struct Norms {
@@ -48,9 +48,9 @@ class UpdateBound {
   };
   bool is_sgd() const { return optimizer_.name == "SGD"; }
 
-  TrainConfig::Optimizer optimizer_;
+  config::TrainConfig::Optimizer optimizer_;
   std::map<std::string, Sums> sums_;
   double norm_difference_ = 0;  // relative, the largest so far
 };
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

@@ -11,7 +11,7 @@
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/sgd.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 at::Tensor numbers(std::int64_t count, const std::string& name, double size) {
@@ -21,7 +21,7 @@ at::Tensor numbers(std::int64_t count, const std::string& name, double size) {
 }
 
 TEST(UpdateBound, OfEqualGradientsIsNothingAndOfOppositeOnesTwoRates) {
-  UpdateBound bound(TrainConfig::Optimizer{.name = "AdamW"});
+  UpdateBound bound(config::TrainConfig::Optimizer{.name = "AdamW"});
   const at::Tensor g = at::tensor({1e-3F, -2.0F, 0.0F});
   bound.add("same", g, g);
   bound.add("opposite", g, -g);
@@ -30,14 +30,14 @@ TEST(UpdateBound, OfEqualGradientsIsNothingAndOfOppositeOnesTwoRates) {
   EXPECT_DOUBLE_EQ(bound.of("opposite", 0.5), 0.5 * 2 * std::sqrt(2.0));
   EXPECT_EQ(bound.of("of which nothing is known", 0.5), 0);
   // The difference of the norm counts through clipping.
-  UpdateBound clipped(TrainConfig::Optimizer{.name = "AdamW"});
+  UpdateBound clipped(config::TrainConfig::Optimizer{.name = "AdamW"});
   clipped.add("same", g, g);
   clipped.end_step({.found = 1.01, .expected = 1});
   EXPECT_NEAR(clipped.of("same", 0.5), 0.5 * 2 * 0.01 * std::sqrt(3.0), 1e-12);
 }
 
 TEST(UpdateBound, OfSgdIsTheDifferenceTimesTheRate) {
-  UpdateBound bound(TrainConfig::Optimizer{.name = "SGD", .momentum = 0.5});
+  UpdateBound bound(config::TrainConfig::Optimizer{.name = "SGD", .momentum = 0.5});
   const at::Tensor g = at::full({4}, 2.0F);
   bound.add("w", g + 0.25, g);
   bound.end_step({.found = 1, .expected = 1, .factor = 0.5});
@@ -54,7 +54,7 @@ TEST(UpdateBound, HoldsForTheOptimizersThemselves) {
   for (const std::string name : {"AdamW", "SGD"}) {
     for (const double off : {1e-5, 1e-2, 0.3}) {
       for (const double lr : {1e-4, 1.0}) {
-        const TrainConfig::Optimizer config{.name = name, .momentum = 0.9};
+        const config::TrainConfig::Optimizer config{.name = name, .momentum = 0.9};
         UpdateBound bound(config);
         at::Tensor a = numbers(kCount, "w", 0.02).set_requires_grad(true), b = a.detach().clone();
         b.set_requires_grad(true);
@@ -89,4 +89,4 @@ TEST(UpdateBound, HoldsForTheOptimizersThemselves) {
 }
 
 }  // namespace
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

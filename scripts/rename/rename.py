@@ -28,7 +28,7 @@ TEXT = CODE | {".md", ".py", ".sh", ".bash", ".txt", ".cmake", ".in", ".toml", "
 # Never rewritten: the tables themselves.
 OWN = "scripts/rename/"
 # A string or character literal, with its prefix; raw strings first. A digit separator (1'000) begins no literal.
-LITERAL = re.compile(r'(?:u8|u|U|L)?R"([^()\\\s]{0,16})\(.*?\)\1"|"(?:[^"\\\n]|\\.)*"|(?<![0-9a-zA-Z])\'(?:[^\'\\\n]|\\.)+\'', re.S)
+LITERAL = re.compile(r'(?:u8|u|U|L)?R"([^()\\\s]{0,16})\(.*?\)\1"|"(?:[^"\\\n]|\\.)*"|(?:\b(?:u8|u|U|L)|(?<![0-9a-zA-Z]))\'(?:[^\'\\\n]|\\.)+\'', re.S)
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[^\n]*', re.M)
 
@@ -90,6 +90,21 @@ def move(rows):
     rewrite(change)
 
 
+TOKENS = re.compile(f"(?P<include>{INCLUDE.pattern})|(?P<comment>{COMMENT.pattern})|(?P<literal>{LITERAL.pattern.replace(chr(92) + '1', '(?P=delimiter)').replace('([^()', '(?P<delimiter>[^()', 1)})",
+                    re.S | re.M)
+
+
+def over_code(text, code, comment):
+    """The C++ text with its code and its comments changed; literals and #include lines stay."""
+    parts, end = [], 0
+    for match in TOKENS.finditer(text):
+        parts.append(code(text[end:match.start()]))
+        parts.append(comment(match[0]) if match["comment"] else match[0])
+        end = match.end()
+    parts.append(code(text[end:]))
+    return "".join(parts)
+
+
 def pattern_of(words):
     return r"\b(" + "|".join(sorted(map(re.escape, words), key=len, reverse=True)) + r")\b"
 
@@ -118,22 +133,18 @@ def rename(rows):
 
         return code, comment
 
-    tokens = re.compile(f"(?P<include>{INCLUDE.pattern})|(?P<comment>{COMMENT.pattern})|(?P<literal>{LITERAL.pattern.replace(chr(92) + '1', '(?P=delimiter)').replace('([^()', '(?P<delimiter>[^()', 1)})",
-                        re.S | re.M)
-
     def change(path, text):
         code, comment = renamers(path)
         if path.suffix not in CODE:
             return comment(text)
-        parts, end = [], 0
-        for match in tokens.finditer(text):
-            parts.append(code(text[end:match.start()]))
-            parts.append(comment(match[0]) if match["comment"] else match[0])
-            end = match.end()
-        parts.append(code(text[end:]))
-        return "".join(parts)
+        return over_code(text, code, comment)
 
     rewrite(change)
+
+
+def require_clean():
+    if subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True).stdout.strip():
+        sys.exit("the work tree has changes: commit or stash them, so that this change stands alone")
 
 
 def main():
@@ -142,8 +153,7 @@ def main():
     parser.add_argument("--moves")
     parser.add_argument("--words")
     args = parser.parse_args()
-    if subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True).stdout.strip():
-        sys.exit("the work tree has changes: commit or stash them, so that this change stands alone")
+    require_clean()
     moves, words = (table(path) if path else [] for path in (args.moves, args.words))
     os.chdir(top)  # names are the repository's, wherever this is run
     if moves:

@@ -28,7 +28,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   write_file(folder + "/metrics.jsonl", text.substr(std::min(zero + 1, text.size())));
   return fuzz::parse(
       [&] {
-        const std::string page = train::render_report(folder);
+        const std::string page = report::render_report(folder);
         const std::string begin = "<script type=\"application/json\" id=\"data\">";
         const std::size_t at = page.find(begin) + begin.size();
         fuzz::require(count(page, "<script") == 3 && count(page, "</script") == 3, "no script but the page's own");

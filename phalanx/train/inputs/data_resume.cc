@@ -23,7 +23,7 @@ std::string refusal_of_data(const std::string& differences) {
 }
 
 /// For a checkpoint that records only the seed, not what it read: it is taken to have read this stream.
-DataResume resume_undescribed(const TrainConfig& config, const data::DataLoader& dataloader,
+DataResume resume_undescribed(const config::TrainConfig& config, const data::DataLoader& dataloader,
                               const std::map<std::string, std::int64_t>& integers) {
   const auto seed = integers.find(kDataSeed);
   if (dataloader.options().shuffle && seed != integers.end() && seed->second != config.debug.seed) {
@@ -53,8 +53,8 @@ DataResume resume_undescribed(const TrainConfig& config, const data::DataLoader&
 
 }  // namespace
 
-DataResume resume_data(const TrainConfig& config, const data::DataLoader& dataloader, const nlohmann::json& saved,
-                       const std::map<std::string, std::int64_t>& integers) {
+DataResume resume_data(const config::TrainConfig& config, const data::DataLoader& dataloader,
+                       const nlohmann::json& saved, const std::map<std::string, std::int64_t>& integers) {
   if (saved.is_null() || saved.empty()) return resume_undescribed(config, dataloader, integers);
   const auto tokens = integers.find(kDataTokens);
   if (tokens == integers.end()) throw CheckpointError(kNoPosition);

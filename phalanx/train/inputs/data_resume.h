@@ -32,7 +32,7 @@ struct DataResume {
 };
 
 /// `saved`: the "data" section of the checkpoint's identity; empty for a checkpoint that predates it.
-DataResume resume_data(const TrainConfig& config, const data::DataLoader& dataloader, const nlohmann::json& saved,
-                       const std::map<std::string, std::int64_t>& integers);
+DataResume resume_data(const config::TrainConfig& config, const data::DataLoader& dataloader,
+                       const nlohmann::json& saved, const std::map<std::string, std::int64_t>& integers);
 
 }  // namespace phalanx::train

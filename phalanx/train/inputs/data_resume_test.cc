@@ -20,7 +20,7 @@ class DataResumeTest : public ::testing::Test {
   std::string refused(const data::DataLoader& now, const nlohmann::json& saved, std::int64_t tokens) const {
     return error_text<CheckpointError>([&] { resume_data(config_, now, saved, {{kDataTokens, tokens}}); });
   }
-  TrainConfig config_;
+  config::TrainConfig config_;
   TempDirectory folder_{"data-resume"};
   data::TokenFile tokens_ = data::counting_file(folder_.path() / "t.bin", 1001);
 };

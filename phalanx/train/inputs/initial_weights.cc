@@ -18,12 +18,12 @@
 
 namespace phalanx::train {
 
-bool has_initial_weights(const TrainConfig& config) {
+bool has_initial_weights(const config::TrainConfig& config) {
   return config.checkpoint.initial_load_in_hf || !config.checkpoint.initial_load_path.empty();
 }
 
-std::filesystem::path initial_weights_path(const TrainConfig& run) {
-  const TrainConfig::Checkpoint& config = run.checkpoint;
+std::filesystem::path initial_weights_path(const config::TrainConfig& run) {
+  const config::TrainConfig::Checkpoint& config = run.checkpoint;
   const bool is_given = !config.initial_load_path.empty();
   std::filesystem::path path = is_given ? config.initial_load_path : run.model.hf_assets_path;
   if (!std::filesystem::exists(path)) {
@@ -44,14 +44,14 @@ std::filesystem::path initial_weights_path(const TrainConfig& run) {
   return resolve_checkpoint(path);
 }
 
-void check_initial_weights(const TrainConfig& config) {
+void check_initial_weights(const config::TrainConfig& config) {
   const bool from_directory = config.model.flavor == "hf";
   refuse_more_parameters_than_bytes(
-      initial_weights_path(config), model_config(config).parameter_count(),
+      initial_weights_path(config), config::model_config(config).parameter_count(),
       from_directory ? (std::filesystem::path(config.model.hf_assets_path) / "config.json").string() : "[model]");
 }
 
-std::vector<std::string> compare_initial_weights(const TrainConfig& config) {
+std::vector<std::string> compare_initial_weights(const config::TrainConfig& config) {
   const std::filesystem::path path = initial_weights_path(config);
   const auto descriptions = describe_weights(path);
   if (descriptions.empty()) {
@@ -61,7 +61,7 @@ std::vector<std::string> compare_initial_weights(const TrainConfig& config) {
         path.string())};
   }
   std::vector<std::string> lines;
-  const models::LlamaConfig model = model_config(config);
+  const models::LlamaConfig model = config::model_config(config);
   for (const WeightsDescription& told : descriptions) {
     const auto differences = models::model_differences(told.model, model);
     const bool fit = models::have_same_shapes(models::model_identity(told.model), models::model_identity(model));
@@ -87,7 +87,7 @@ std::vector<std::string> compare_initial_weights(const TrainConfig& config) {
   return lines;
 }
 
-std::vector<std::string> compare_initial_tokenizer(const TrainConfig& config, const nlohmann::json& identity) {
+std::vector<std::string> compare_initial_tokenizer(const config::TrainConfig& config, const nlohmann::json& identity) {
   const std::filesystem::path path = initial_weights_path(config);
   const std::string mine = identity.value("fingerprint", "");
   std::string theirs, source;
@@ -131,8 +131,8 @@ std::vector<std::string> compare_initial_tokenizer(const TrainConfig& config, co
   return lines;
 }
 
-void require_word_on_initial_weights(const TrainConfig& config) {
-  if (config.model.flavor != kFlavorOfDirectory || has_initial_weights(config)) return;
+void require_word_on_initial_weights(const config::TrainConfig& config) {
+  if (config.model.flavor != config::kFlavorOfDirectory || has_initial_weights(config)) return;
   if (config.checkpoint.initial_random_weights) return;
   throw ConfigError(
       fmt::format("[model] flavor is \"hf\", the shape of the model in '{}', but nothing says where this run's weights "
@@ -141,7 +141,7 @@ void require_word_on_initial_weights(const TrainConfig& config) {
                   config.model.hf_assets_path));
 }
 
-nlohmann::json initial_weights_identity(const TrainConfig& config) {
+nlohmann::json initial_weights_identity(const config::TrainConfig& config) {
   return weights_identity(initial_weights_path(config));
 }
 

@@ -37,13 +37,14 @@ void require_token_file(const std::string& path) {
 }
 
 /// Whether there is a checkpoint that the run resumes from, so that it reads no initial weights.
-bool goes_on(const TrainConfig& config) {
+bool goes_on(const config::TrainConfig& config) {
   const auto& checkpoint = config.checkpoint;
-  return checkpoint.enable && !list_checkpoints(in_dump_folder(config, checkpoint.folder)).complete.empty();
+  return checkpoint.enable && !list_checkpoints(config::in_dump_folder(config, checkpoint.folder)).complete.empty();
 }
 
-void check_files(const ConfigReading& reading, const std::optional<RunPlan>& plan, ConfigProblems& problems) {
-  const TrainConfig& config = reading.config;
+void check_files(const config::ConfigReading& reading, const std::optional<config::RunPlan>& plan,
+                 config::ConfigProblems& problems) {
+  const config::TrainConfig& config = reading.config;
   const auto check = [&](const char* key, auto&& body) {
     if (!reading.wrong_keys.contains(key)) problems.collect(body);
   };
@@ -58,7 +59,7 @@ void check_files(const ConfigReading& reading, const std::optional<RunPlan>& pla
   });
   check("model.hf_assets_path", [&] {
     const std::string& folder = config.model.hf_assets_path;
-    if (config.model.flavor == kFlavorOfDirectory || folder.empty()) return;  // reported with the model
+    if (config.model.flavor == config::kFlavorOfDirectory || folder.empty()) return;  // reported with the model
     if (!is_there(folder)) training_tokenizer(config, 0, {});
     if (!config.metrics.sample_prompt.empty()) require_sample_tokenizer(config);
   });
@@ -89,24 +90,24 @@ void check_files(const ConfigReading& reading, const std::optional<RunPlan>& pla
 
 }  // namespace
 
-TrainConfig read_run_config(const std::string& path, const std::vector<std::string>& overrides, const RunChecks& checks,
-                            std::vector<std::string>* notes) {
-  ConfigReading reading = take_config(config_text(path), path, overrides);
-  ConfigProblems& problems = reading.problems;
-  const TrainConfig& config = reading.config;
-  std::optional<RunPlan> plan;
-  if (checks.look_at_files || config.model.flavor != kFlavorOfDirectory) {
-    plan = collect_plan(config, checks.ranks, reading.wrong_keys, problems);
+config::TrainConfig read_run_config(const std::string& path, const std::vector<std::string>& overrides,
+                                    const RunChecks& checks, std::vector<std::string>* notes) {
+  config::ConfigReading reading = config::take_config(config::config_text(path), path, overrides);
+  config::ConfigProblems& problems = reading.problems;
+  const config::TrainConfig& config = reading.config;
+  std::optional<config::RunPlan> plan;
+  if (checks.look_at_files || config.model.flavor != config::kFlavorOfDirectory) {
+    plan = config::collect_plan(config, checks.ranks, reading.wrong_keys, problems);
   }
-  problems.collect([&] { require_dump_folder(config); });
-  if (!reading.wrong_keys.contains("training.dataset_path")) problems.collect([&] { require_dataset(config); });
+  problems.collect([&] { config::require_dump_folder(config); });
+  if (!reading.wrong_keys.contains("training.dataset_path")) problems.collect([&] { config::require_dataset(config); });
   if (checks.look_at_files) check_files(reading, plan, problems);
   problems.throw_if_any(path);
-  take_notes(reading.notes, notes);
+  config::take_notes(reading.notes, notes);
   return config;
 }
 
-void require_sample_tokenizer(const TrainConfig& config) {
+void require_sample_tokenizer(const config::TrainConfig& config) {
   const fs::path path = fs::path(config.model.hf_assets_path) / "tokenizer.json";
   if (is_there(path.string())) return;
   throw DataError(

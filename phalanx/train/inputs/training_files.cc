@@ -8,11 +8,11 @@
 
 namespace phalanx::train {
 
-TrainingFiles open_training_files(const TrainConfig& config, const RunPlan& plan) {
+TrainingFiles open_training_files(const config::TrainConfig& config, const config::RunPlan& plan) {
   const auto& training = config.training;
   const auto& validation = config.validation;
-  require_dataset(config);
-  data::TokenFileOptions options{.vocab_size = model_config(config).vocab_size};
+  config::require_dataset(config);
+  data::TokenFileOptions options{.vocab_size = config::model_config(config).vocab_size};
   if (training.dataset_dtype != "auto") options.type = data::token_type_named(training.dataset_dtype);
   const data::TokenFile tokens(training.dataset_path, options);
   std::vector<const data::TokenFile*> files{&tokens};

@@ -27,6 +27,6 @@ struct TrainingFiles {
   TrainingTokenizer tokenizer;
 };
 
-TrainingFiles open_training_files(const TrainConfig& config, const RunPlan& plan);
+TrainingFiles open_training_files(const config::TrainConfig& config, const config::RunPlan& plan);
 
 }  // namespace phalanx::train

@@ -25,7 +25,8 @@ struct KnownTokenizer {
 };
 
 /// The token that ends the documents of all files, from the first file that records it. ConfigError if another differs.
-std::optional<std::int64_t> document_end_of(const TrainConfig& config, const std::vector<const data::TokenFile*>& files,
+std::optional<std::int64_t> document_end_of(const config::TrainConfig& config,
+                                            const std::vector<const data::TokenFile*>& files,
                                             std::vector<std::string>& lines) {
   const data::TokenFile* first = nullptr;
   for (const data::TokenFile* file : files) {
@@ -45,7 +46,7 @@ std::optional<std::int64_t> document_end_of(const TrainConfig& config, const std
   return first != nullptr ? first->sidecar()->document_end : std::nullopt;
 }
 
-std::optional<KnownTokenizer> tokenizer_of_model(const TrainConfig& config, bool data_say_theirs,
+std::optional<KnownTokenizer> tokenizer_of_model(const config::TrainConfig& config, bool data_say_theirs,
                                                  std::vector<std::string>& lines) {
   if (config.model.hf_assets_path.empty()) return std::nullopt;
   std::filesystem::path path = config.model.hf_assets_path;
@@ -78,7 +79,7 @@ std::optional<KnownTokenizer> tokenizer_of_model(const TrainConfig& config, bool
 
 }  // namespace
 
-TrainingTokenizer training_tokenizer(const TrainConfig& config, std::int64_t vocab_size,
+TrainingTokenizer training_tokenizer(const config::TrainConfig& config, std::int64_t vocab_size,
                                      const std::vector<const data::TokenFile*>& files) {
   TrainingTokenizer result;
   const bool data_say_theirs = std::ranges::any_of(

@@ -23,7 +23,7 @@ struct TrainingTokenizer {
 
 /// Throws ConfigError if the model's tokenizer has more ids than the model. Also throws it if the model's tokenizer
 /// differs from that of a file, unless [training] allow_tokenizer_mismatch is set.
-TrainingTokenizer training_tokenizer(const TrainConfig& config, std::int64_t vocab_size,
+TrainingTokenizer training_tokenizer(const config::TrainConfig& config, std::int64_t vocab_size,
                                      const std::vector<const data::TokenFile*>& files);
 
 }  // namespace phalanx::train

@@ -32,7 +32,7 @@ class TrainingTokenizerTest : public FolderTest {
   std::string refused(std::int64_t vocab_size, const std::vector<const data::TokenFile*>& files) const {
     return error_text<ConfigError>([&] { training_tokenizer(config_, vocab_size, files); });
   }
-  TrainConfig config_;
+  config::TrainConfig config_;
 };
 
 TEST_F(TrainingTokenizerTest, TheModelsAndTheDatasMustBeTheSame) {

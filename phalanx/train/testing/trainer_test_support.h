@@ -47,7 +47,7 @@ class TrainerTest : public FolderTest {
     file.write(reinterpret_cast<const char*>(tokens.data()), static_cast<std::streamsize>(2 * tokens.size()));
   }
 
-  TrainConfig config(const std::string& run, std::vector<std::string> more = {}) const {
+  config::TrainConfig config(const std::string& run, std::vector<std::string> more = {}) const {
     std::vector<std::string> flags = {"--model.flavor=debug",
                                       "--training.dataset_path=" + path("tokens.bin"),
                                       "--training.seq_len=32",
@@ -62,7 +62,7 @@ class TrainerTest : public FolderTest {
                                       "--checkpoint.interval=100",
                                       "--job.dump_folder=" + path(run)};
     flags.insert(flags.end(), more.begin(), more.end());
-    return parse_config("", "test", flags);
+    return config::parse_config("", "test", flags);
   }
 
   /// How a batch of 8 sequences is distributed. Each data-parallel rank (ranks / tp / pp) has its own share of it.
@@ -72,7 +72,8 @@ class TrainerTest : public FolderTest {
     int tp = 1, pp = 1;
     std::vector<std::string> keys = {};
   };
-  TrainConfig config_of(const Layout& layout, const std::string& run, const std::vector<std::string>& more = {}) const {
+  config::TrainConfig config_of(const Layout& layout, const std::string& run,
+                                const std::vector<std::string>& more = {}) const {
     std::vector<std::string> keys = {
         "--training.global_batch_size=8",
         "--training.local_batch_size=" + std::to_string(8 * layout.tp * layout.pp / layout.ranks),
@@ -98,7 +99,7 @@ class TrainerTest : public FolderTest {
 
   /// Trains on `ranks` threads. Returns the final weights, assembled if they are sharded. Checks that ranks with the
   /// same part have the same values.
-  Weights train(const TrainConfig& config, int ranks, std::function<bool(int rank)> stop = {}) {
+  Weights train(const config::TrainConfig& config, int ranks, std::function<bool(int rank)> stop = {}) {
     std::vector<Weights> weights(static_cast<std::size_t>(ranks));
     bool is_model_sharded = false;
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
@@ -139,7 +140,7 @@ class TrainerTest : public FolderTest {
   }
 
   template <class E>
-  std::string refusal(const TrainConfig& config, int ranks = 1) {
+  std::string refusal(const config::TrainConfig& config, int ranks = 1) {
     return error_text<E>([&] { train(config, ranks); });
   }
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-namespace phalanx::train {
+namespace phalanx::verify {
 namespace {
 
 std::vector<float> values_of(const at::Tensor& tensor) {
@@ -246,4 +246,4 @@ const float* Spoiler::of_another_group(int rank, const DeliveryKey& key, const D
   return nullptr;
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

@@ -24,7 +24,7 @@
 #include "phalanx/comm/testing/tapped_backend.h"
 #include "phalanx/verify/layout_check.h"
 
-namespace phalanx::train {
+namespace phalanx::verify {
 
 enum class Mutation : std::uint8_t {
   dropped,  // the output keeps its old contents
@@ -137,4 +137,4 @@ class Spoiler {
   std::atomic<bool> has_changed_ = false;
 };
 
-}  // namespace phalanx::train
+}  // namespace phalanx::verify

@@ -27,7 +27,7 @@ class GpuKernelsInTraining : public TrainerTest {
     sim_.runtime.clear_launches();
   }
 
-  TrainConfig in_type(const std::string& type, const Layout& layout, const std::string& run) const {
+  config::TrainConfig in_type(const std::string& type, const Layout& layout, const std::string& run) const {
     return config_of(layout, run,
                      {"--training.mixed_precision_param=" + type, "--training.steps=3", "--validation.no-enable",
                       "--optimizer.name=SGD", "--optimizer.momentum=0", "--optimizer.weight_decay=0",

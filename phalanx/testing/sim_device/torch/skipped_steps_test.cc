@@ -124,7 +124,7 @@ TEST_F(SkippedSteps, NoStepFollowsOneThatWasNotFinite) {
       if (precision == "float16" && !bad_loss) continue;  // is skipped, and the next step steps
       const at::Tensor w = wave(0.3, at::kFloat).requires_grad_();
       train::OptimizerStep optimizer_step(
-          train::parse_config("", "test", {"--training.mixed_precision_param=" + precision}), {{"w", w}}, nullptr);
+          config::parse_config("", "test", {"--training.mixed_precision_param=" + precision}), {{"w", w}}, nullptr);
       const auto queue = [&](int step, float loss, float gradient) {
         w.mutable_grad() = at::full({100}, gradient, on_sim());
         const at::Tensor loss_tensor = at::full({}, loss, on_sim());

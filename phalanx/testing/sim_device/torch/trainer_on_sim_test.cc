@@ -15,7 +15,8 @@ namespace {
 
 class TrainerOnSim : public TrainerTest {
  protected:
-  std::vector<double> losses_on_sim(const TrainConfig& config, const std::string& run, int ranks, bool over_nccl) {
+  std::vector<double> losses_on_sim(const config::TrainConfig& config, const std::string& run, int ranks,
+                                    bool over_nccl) {
     sim_.runtime.clear_races();
     sim_.runtime.host_waits().clear();
     run_sim_ranks(ranks, over_nccl, [&](const std::shared_ptr<Communicator>& world) {

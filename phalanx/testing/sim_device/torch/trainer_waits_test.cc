@@ -53,7 +53,7 @@ struct RunOptions {
 class TrainerWaits : public TrainerTest {
  protected:
   // Returns the error of rank 0; "" if there was none.
-  std::string run(const TrainConfig& config, int ranks, const RunOptions& options = {}) {
+  std::string run(const config::TrainConfig& config, int ranks, const RunOptions& options = {}) {
     sim_.runtime.clear_races();
     sim_.runtime.host_waits().clear();
     sim_.runtime.clear_launches();
@@ -187,8 +187,8 @@ TEST_F(TrainerWaits, AGroupOfTheHostPassesWhatIsQueuedOnTheDevice) {
 TEST_F(TrainerWaits, MetricsAreSharedAndWrittenWithoutTheNextStepsResults) {
   std::array<std::atomic<int>, 2> calls{};
   std::atomic<int> seen{0};
-  const TrainConfig run_config = config_of({.name = "run", .ranks = 2, .keys = sharded(3)}, "run",
-                                           {"--training.steps=8", "--validation.no-enable"});
+  const config::TrainConfig run_config = config_of({.name = "run", .ranks = 2, .keys = sharded(3)}, "run",
+                                                   {"--training.steps=8", "--validation.no-enable"});
   const auto wait_for_step_4 = [&] {
     const auto has_it = [&] {
       std::ifstream file(path("run") + "/metrics.jsonl");
