@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/ignored_label.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
@@ -36,6 +37,7 @@ namespace {
 using World = std::shared_ptr<Communicator>;
 
 constexpr std::int64_t kRows = 4, kPositions = 8;
+constexpr double kFewLabels = 10;  // of rows 2 and 3: 5 each
 
 struct Mix {
   int tp = 1;
@@ -48,13 +50,14 @@ struct Mix {
   bool overlap = true;
   models::LlamaFamily family = models::LlamaFamily::llama;
   std::int64_t vocab = 64;
+  bool documents = false;  // several in a row, and few labels, none at all on some ranks
 };
 
 std::string label(const Mix& mix) {
   return fmt::format(
-      "tp {} sequence {} tied {} dp {} stage {} recompute {} kv heads {} split {} overlap {} vocab {} {}", mix.tp,
+      "tp {} sequence {} tied {} dp {} stage {} recompute {} kv heads {} split {} overlap {} vocab {} {}{}", mix.tp,
       mix.sequence, mix.tied, mix.dp, mix.stage, mix.recompute, mix.kv_heads, mix.split_dim, mix.overlap, mix.vocab,
-      models::family_name(mix.family));
+      models::family_name(mix.family), mix.documents ? ", documents" : "");
 }
 
 models::LlamaConfig small_llama(const Mix& mix) {
@@ -81,6 +84,28 @@ at::Tensor mix_tokens(int step) {
   const at::Tensor row = at::arange(kRows, at::kLong).add(kRows * step).unsqueeze(1);
   const at::Tensor column = at::arange(kPositions + 1, at::kLong).unsqueeze(0);
   return at::remainder(row.mul(7).add(column.mul(row.remainder(3).add(1))), 61);
+}
+
+// In row r a document ends after r + 2 tokens; in the first row everything but one token is another one's.
+std::shared_ptr<const DocumentBoundaries> mix_documents(std::int64_t first, std::int64_t rows) {
+  std::vector<std::int32_t> ends = {0};
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto begin = static_cast<std::int32_t>(row * kPositions);
+    ends.push_back(begin + static_cast<std::int32_t>(first + row == 0 ? 1 : first + row + 2));
+    ends.push_back(begin + static_cast<std::int32_t>(kPositions));
+  }
+  return std::make_shared<const DocumentBoundaries>(kPositions, std::move(ends));
+}
+
+// Of rows [first, first + rows): rows 0 and 1 have none.
+at::Tensor few_labels(const at::Tensor& labels, std::int64_t first) {
+  at::Tensor few = labels.clone();
+  for (std::int64_t row = 0; row < few.size(0); ++row) {
+    for (std::int64_t t = 0; t < kPositions; ++t) {
+      if (first + row < 2 || (first + row + t) % 3 == 0) few[row][t] = kIgnoredLabel;
+    }
+  }
+  return few;
 }
 
 // The whole tensors (or their gradients) by name, from the ranks that hold the parts.
@@ -117,14 +142,19 @@ MixOutcome train_mix(const World& world, const Mix& mix, int steps) {
   for (const auto& layer : model.layers) {
     if (mix.recompute) checkpoint_activations(*layer, op_sac_policy);
   }
+  const ReduceOp reduction = mix.documents ? ReduceOp::sum : ReduceOp::avg;
   std::unique_ptr<DistributedDataParallel> ddp;
   std::unique_ptr<FullyShardedDataParallel> sharded;
   if (mix.stage > 0) {
-    sharded = std::make_unique<FullyShardedDataParallel>(model, mesh, FullyShardOptions{.stage = mix.stage});
+    sharded = std::make_unique<FullyShardedDataParallel>(
+        model, mesh, FullyShardOptions{.stage = mix.stage, .gradient_reduction = reduction});
     sharded->initialise(1);
   } else {
     nn::initialise(model, 1);
-    if (mix.dp > 1) ddp = std::make_unique<DistributedDataParallel>(model, mesh.communicator("dp_shard"));
+    if (mix.dp > 1) {
+      ddp = std::make_unique<DistributedDataParallel>(model, mesh.communicator("dp_shard"),
+                                                      DdpOptions{.gradient_reduction = reduction});
+    }
   }
   const std::vector<NamedTensor> parameters = sharded ? sharded->parameters() : nn::named_parameters(model);
   AdamW optimizer(parameters);
@@ -132,12 +162,19 @@ MixOutcome train_mix(const World& world, const Mix& mix, int steps) {
   outcome.start = gathered(parameters, false, *world);
   const std::int64_t share = kRows / mix.dp;
   for (int step = 0; step < steps; ++step) {
-    const at::Tensor mine = mix_tokens(step).narrow(0, mesh.coordinate("dp_shard") * share, share);
-    const at::Tensor loss = model.loss(mine.narrow(1, 0, kPositions), mine.narrow(1, 1, kPositions));
+    const std::int64_t first = mesh.coordinate("dp_shard") * share;
+    const at::Tensor mine = mix_tokens(step).narrow(0, first, share);
+    at::Tensor labels = mine.narrow(1, 1, kPositions);
+    models::LlamaLossOptions options;
+    if (mix.documents) {
+      labels = few_labels(labels, first);
+      options = {.documents = mix_documents(first, share), .divisor = kFewLabels};
+    }
+    const at::Tensor loss = model.loss(mine.narrow(1, 0, kPositions), labels, options);
     loss.backward();
-    const at::Tensor mean = loss.detach().to(at::kDouble);
-    mesh.communicator("dp_shard")->all_reduce(mean, {.op = ReduceOp::avg});
-    outcome.losses.push_back(mean.item<double>());
+    const at::Tensor whole = loss.detach().to(at::kDouble);
+    mesh.communicator("dp_shard")->all_reduce(whole, {.op = reduction});
+    outcome.losses.push_back(whole.item<double>());
     if (step == 0) outcome.grads = gathered(parameters, true, *world);
     outcome.norms.push_back(clip_grad_norm(parameters, 1.0, world.get()).value());
     optimizer.step(2e-3);
@@ -182,12 +219,16 @@ void expect_one_rank(const MixOutcome& mix, const MixOutcome& one, bool rotary) 
 }
 
 void expect_mixes(const std::vector<Mix>& mixes) {
-  std::map<std::tuple<bool, std::int64_t, models::LlamaFamily, std::int64_t>, MixOutcome> ones;
+  std::map<std::tuple<bool, std::int64_t, models::LlamaFamily, std::int64_t, bool>, MixOutcome> ones;
   for (const Mix& mix : mixes) {
     SCOPED_TRACE(label(mix));
-    auto& one = ones[{mix.tied, mix.kv_heads, mix.family, mix.vocab}];
+    auto& one = ones[{mix.tied, mix.kv_heads, mix.family, mix.vocab, mix.documents}];
     if (one.losses.empty()) {
-      one = run_mix({.tied = mix.tied, .kv_heads = mix.kv_heads, .family = mix.family, .vocab = mix.vocab})[0];
+      one = run_mix({.tied = mix.tied,
+                     .kv_heads = mix.kv_heads,
+                     .family = mix.family,
+                     .vocab = mix.vocab,
+                     .documents = mix.documents})[0];
       EXPECT_LT(one.losses.back(), one.losses.front());
     }
     const auto ranks = run_mix(mix);
@@ -283,6 +324,28 @@ TEST(LlamaTensorParallel, UnderShardedDataParallelismEqualsOneRank) {
                 {.tp = 2, .dp = 2, .stage = 3, .split_dim = 0},
                 {.tp = 2, .dp = 2, .stage = 3, .overlap = false},
                 {.tp = 2, .dp = 1, .stage = 3}});
+}
+
+// Attention within documents, positions that begin again, and a loss over all labels, of which some ranks have none.
+TEST(LlamaTensorParallel, DocumentsAndFewLabelsEqualOneRank) {
+  using enum models::LlamaFamily;
+  std::vector<Mix> mixes = {{.tp = 1, .dp = 2},
+                            {.tp = 1, .dp = 4},
+                            {.tp = 1, .dp = 4, .stage = 1},
+                            {.tp = 1, .dp = 2, .stage = 2, .recompute = true},
+                            {.tp = 1, .dp = 4, .stage = 3, .recompute = true},
+                            {.tp = 2},
+                            {.tp = 2, .recompute = true, .split_dim = 0},
+                            {.tp = 2, .overlap = false},
+                            {.tp = 4, .sequence = false, .tied = true},
+                            {.tp = 2, .dp = 2, .stage = 3, .recompute = true}};
+  for (const auto family : {mistral, qwen3, gpt2, mixtral}) {
+    mixes.push_back({.tp = 2, .dp = 2, .stage = 3, .recompute = true, .family = family});
+    mixes.push_back({.tp = 2, .sequence = false, .dp = 2, .family = family});
+    mixes.push_back({.tp = 2, .split_dim = 0, .family = family});
+  }
+  for (Mix& mix : mixes) mix.documents = true;
+  expect_mixes(mixes);
 }
 
 TEST(LlamaTensorParallel, ShardsAreBoxesOnTheWholeMesh) {

@@ -1,13 +1,33 @@
 #include "phalanx/train/training_data.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
+#include "phalanx/base/human.h"
 #include "phalanx/data/corpus/token_statistics.h"
 #include "phalanx/data/stream_description.h"
 #include "phalanx/train/inputs/training_files.h"
 #include "phalanx/train/precision.h"
 
 namespace phalanx::train {
+
+namespace {
+
+std::string packing_text(const data::PackedRows& rows, std::int64_t seq_len) {
+  const data::PackedRows::Statistics& seen = rows.statistics();
+  const auto places = static_cast<double>(seen.rows * seq_len);
+  std::string text =
+      fmt::format("{} documents in {} sequences of {}, {:.2g} % padding", with_commas(seen.documents),
+                  with_commas(seen.rows), seq_len, 100 * (1 - static_cast<double>(seen.labels) / places));
+  if (seen.cut > 0) text += fmt::format("; {} longer than a sequence were cut", with_commas(seen.cut));
+  if (seen.skipped > 0) {
+    text += fmt::format("{} {} of a single token left out", seen.cut > 0 ? "," : ";", with_commas(seen.skipped));
+  }
+  return text;
+}
+
+}  // namespace
 
 TrainingData open_training_data(const config::TrainConfig& config, const config::RunPlan& plan, c10::Device device,
                                 int rank) {
@@ -29,6 +49,9 @@ TrainingData open_training_data(const config::TrainConfig& config, const config:
   result.identity = data::describe_stream(*result.dataloader);
   result.tokenizer = std::move(files.tokenizer.identity);
   result.lines = std::move(files.tokenizer.lines);
+  if (const data::PackedRows* const packed = result.dataloader->packed_rows()) {
+    result.lines.push_back("data: " + packing_text(*packed, config.training.seq_len));
+  }
   return result;
 }
 

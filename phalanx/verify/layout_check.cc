@@ -15,6 +15,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/train/precision.h"
+#include "phalanx/verify/document_probe.h"
 #include "phalanx/verify/layout_cause.h"
 #include "phalanx/verify/layout_origin.h"
 #include "phalanx/verify/layout_side.h"
@@ -83,6 +84,7 @@ class Comparison {
 
   LayoutCheck run() {
     check_initial_values();
+    if (!result_.finding && parallelized_.data.dataloader->options().separate_documents) check_documents();
     for (std::int64_t step = 1; step <= options_.steps && !result_.finding; ++step) one_step(step);
     if (result_.finding && is_recomputed_ && world_->size() == 1 && result_.finding->step > 0) {
       result_.finding->cause += kOnlyRecomputed;
@@ -368,6 +370,27 @@ class Comparison {
     const at::NoGradGuard no_grad;
     find_wrong(0, "initial value", parts_->compare(weight_of), 0, weight_of);
     if (reference_) keep(weights_before_, weight_of);
+  }
+
+  /// No document sees another one.
+  void check_documents() {
+    const std::optional<DocumentLeak> mine = find_document_leak(parallelized_);
+    const json told = mine ? json{{"before", mine->before}, {"after", mine->after}, {"text", mine->text()}} : json();
+    int rank = 0;
+    for (const std::string& text : world_->all_gather_bytes(told.dump())) {
+      const json found = json::parse(text);
+      if (!found.is_null() && !result_.finding) {
+        const double before = found["before"], after = found["after"];
+        result_.finding = LayoutFinding{.what = "loss of another document",
+                                        .rank = rank,
+                                        .difference = {.relative = std::abs(after - before) / std::abs(before),
+                                                       .largest = std::abs(after - before),
+                                                       .found = after,
+                                                       .expected = before},
+                                        .cause = found["text"]};
+      }
+      ++rank;
+    }
   }
 
   void one_step(std::int64_t step) {

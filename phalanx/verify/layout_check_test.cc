@@ -4,6 +4,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/roll.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <c10/core/GradMode.h>
@@ -12,6 +13,7 @@
 #include <mutex>
 
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/data/token_file_writer.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/parallel/end_of_backward.h"
 #include "phalanx/train/testing/trainer_test_support.h"
@@ -97,6 +99,22 @@ class LayoutCheckTest : public train::TrainerTest {
     return config::parse_config("", "test", keys);
   }
 
+  /// Documents of 2 to 20 tokens.
+  void write_documents() const {
+    data::TokenFileWriter writer(path("documents"), {.vocab_size = 512});
+    for (std::int32_t i = 0; i < 600; ++i) {
+      std::vector<std::int32_t> ids;
+      for (std::int32_t t = 0; t < 2 + i * 7 % 19; ++t) ids.push_back((i * 31 + t * 7) % 512);
+      writer.add_document(ids);
+    }
+    writer.finish();
+  }
+  Layout packed(Layout layout) const {
+    layout.keys.insert(layout.keys.begin(), {"--training.dataset_path=" + path("documents"),
+                                             "--training.attn_mask_type=block_causal", "--training.packing=best_fit"});
+    return layout;
+  }
+
   /// Rank 0's result; all ranks must agree.
   LayoutCheck check(const Layout& layout, std::int64_t steps) const {
     LayoutCheck result;
@@ -136,6 +154,43 @@ TEST_F(LayoutCheckTest, RaisesNoAlarmWhereAllIsRight) {
       EXPECT_EQ(step.gradients.size(), step.weights.size());
       EXPECT_GT(step.gradients.size(), 10U);
     }
+  }
+}
+
+// Documents kept apart and packed, in every layout: losses, gradients, and no token seen by another document.
+TEST_F(LayoutCheckTest, PackedDocumentsAreThoseOfOneRank) {
+  write_documents();
+  for (Layout layout : layouts()) {
+    for (const char* type : {"float32", "bfloat16"}) {
+      if (std::string(type) == "bfloat16" && layout.name.size() > 6) continue;
+      Layout typed = packed(layout);
+      typed.keys.push_back(std::string("--training.mixed_precision_param=") + type);
+      typed.keys.emplace_back("--activation_checkpoint.mode=selective");
+      const LayoutCheck found = check(typed, 2);
+      EXPECT_FALSE(found.finding) << layout.name << ", " << type << ": " << found.finding->text();
+    }
+  }
+}
+
+// A layer that adds a little of the token before: across the boundary, too.
+TEST_F(LayoutCheckTest, ADocumentThatSeesAnotherIsFound) {
+  write_documents();
+  for (const Layout& layout : {Layout{"ddp_2", 2}, Layout{"tp_2", 2, tensor(2)}, Layout{"pp_2", 2, pipeline(2)}}) {
+    const config::TrainConfig config = config_of(packed(layout));
+    run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      const auto leak = [](LayoutSide& side) {
+        for (nn::Module* const module : side.modules()) {
+          for (const auto& layer : dynamic_cast<models::Llama&>(*module).layers) {
+            layer->add_post_forward_hook(
+                [](nn::Module&, const at::Tensor& out) { return out + at::roll(out, 1, out.dim() - 2) * 1e-3; });
+          }
+        }
+      };
+      const LayoutCheck found = check_layout(config, {.world = world, .prepare = leak}, {.steps = 1});
+      ASSERT_TRUE(found.finding) << layout.name;
+      EXPECT_EQ(found.finding->what, "loss of another document");
+      EXPECT_THAT(found.finding->text(), HasSubstr("cross the boundary between two documents"));
+    });
   }
 }
 

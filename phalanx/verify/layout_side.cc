@@ -72,14 +72,8 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
 
 double LayoutSide::forward_backward(std::int64_t step) {
   if (cast_) return forward_backward_in_cast(step);
-<<<<<<< HEAD
-  return forward_backward_step(*model, *optimizer_step, *data.dataloader, options, step).loss.item<double>() *
+  return train::forward_backward_step(*model, *optimizer_step, *data.dataloader, options, step).loss.item<double>() *
          static_cast<double>(plan.parallel.data_parallel_size());
-=======
-  return train::forward_backward_step(*model, *optimizer_step, *data.dataloader, options, step)
-             .loss_sum.item<double>() /
-         static_cast<double>(plan.accumulation_steps);
->>>>>>> names
 }
 
 void LayoutSide::drop_gradients() {

@@ -1,0 +1,111 @@
+// Runs whose documents are kept apart: every layout has the losses of one rank, although ranks and micro-batches have
+// unequal numbers of labels, and a run resumes where it was.
+#include <fmt/format.h>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/testing/matchers.h"
+#include "phalanx/data/token_file_writer.h"
+#include "phalanx/train/testing/trainer_test_support.h"
+
+namespace phalanx::train {
+namespace {
+
+class TrainerDocumentsTest : public TrainerTest {
+ protected:
+  TrainerDocumentsTest() {
+    // Lengths from 1 to 61; one document in thirty is longer than a sequence of 32.
+    data::TokenFileWriter writer(path("documents"), {.vocab_size = 512});
+    std::uint32_t state = 7;
+    for (std::size_t at = 0; at < tokens_.size();) {
+      state = state * 1664525U + 1013904223U;
+      const std::size_t length = 1 + (state >> 24U) % ((state >> 8U) % 30 == 0 ? 61 : 23);
+      const std::size_t end = std::min(at + length, tokens_.size());
+      writer.add_document(std::vector<std::int32_t>(tokens_.begin() + static_cast<std::ptrdiff_t>(at),
+                                                    tokens_.begin() + static_cast<std::ptrdiff_t>(end)));
+      at = end;
+    }
+    writer.finish();
+  }
+  std::vector<std::string> separate(std::vector<std::string> more = {}) const {
+    more.insert(more.begin(),
+                {"--training.dataset_path=" + path("documents"), "--training.attn_mask_type=block_causal"});
+    return more;
+  }
+  std::vector<std::string> packed(std::vector<std::string> more = {}) const {
+    more.insert(more.begin(), "--training.packing=best_fit");
+    return separate(std::move(more));
+  }
+  static std::vector<Layout> layouts() {
+    const auto with = [](std::vector<std::string> keys, const std::vector<std::string>& more) {
+      keys.insert(keys.end(), more.begin(), more.end());
+      return keys;
+    };
+    const std::vector<std::string> one_row = {"--training.local_batch_size=1"},
+                                   recomputed = {"--activation_checkpoint.mode=selective"},
+                                   zbv = {"--parallelism.pipeline_parallel_schedule=ZBV"};
+    return {{"accumulated", 1, 1, 1, one_row},
+            {"ddp", 4},
+            {"ddp accumulated", 2, 1, 1, with(one_row, recomputed)},
+            {"zero1", 4, 1, 1, sharded(1)},
+            {"zero2 accumulated", 2, 1, 1, with(sharded(2), one_row)},
+            {"zero3", 4, 1, 1, with(sharded(3), recomputed)},
+            {"hsdp", 4, 1, 1, sharded(3, 2)},
+            {"tp", 2, 2},
+            {"tp whole tokens", 2, 2, 1, {"--parallelism.no-enable_sequence_parallel"}},
+            {"pp", 2, 1, 2},
+            {"pp zbv ddp", 4, 1, 2, zbv},
+            {"pp tp", 4, 2, 2, recomputed},
+            {"pp zero3", 4, 1, 2, sharded(3)},
+            {"zero3 tp", 4, 2, 1, sharded(3)}};
+  }
+};
+
+TEST_F(TrainerDocumentsTest, EveryLayoutHasTheLossesOfOneRank) {
+  for (const auto& keys : {packed(), separate()}) {
+    const std::string kind = keys.size() == 3 ? "packed" : "separate";
+    train(config_of({"one"}, kind, keys), 1);
+    const std::vector<double> expected = losses(kind);
+    const double validation = result_.validation_loss.value();
+    ASSERT_EQ(expected.size(), 12U);
+    EXPECT_LT(expected.back(), expected.front() - 0.5);
+    for (const Layout& layout : layouts()) {
+      if (kind == "separate" && layout.name.size() > 5) continue;
+      SCOPED_TRACE(kind + ", " + layout.name);
+      const std::string run = kind + " " + layout.name;
+      train(config_of(layout, run, keys), layout.ranks);
+      expect_same_losses(losses(run), expected);
+      EXPECT_NEAR(result_.validation_loss.value(), validation, kLossTolerance * validation);
+    }
+  }
+}
+
+TEST_F(TrainerDocumentsTest, ARunGoesOnWhereItWasWithAnotherNumberOfRanks) {
+  const auto of = [&](const std::string& run, int steps, int local) {
+    return config(run, packed({fmt::format("--training.steps={}", steps), "--lr_scheduler.decay_ratio=0",
+                               fmt::format("--training.local_batch_size={}", local)}));
+  };
+  const Weights whole = train(of("whole", 50, 4), 2);  // into the second epoch
+  train(of("parts", 9, 4), 2);
+  train(of("parts", 37, 1), 4);
+  train(of("parts", 50, 4), 2);
+  expect_same_losses(losses("parts"), losses("whole"));
+  // On the same ranks to the bit.
+  train(of("bits", 20, 4), 2);
+  EXPECT_EQ(train(of("bits", 50, 4), 2), whole);
+}
+
+TEST_F(TrainerDocumentsTest, SettingsAndFilesThatDoNotFitAreRefused) {
+  EXPECT_THAT(
+      error_text<ConfigError>([&] {
+        train(config("run", {"--training.dataset_path=" + path("documents"), "--training.packing=best_fit"}), 1);
+      }),
+      HasSubstr("set attn_mask_type = \"block_causal\""));
+  EXPECT_THAT(error_text<DataError>([&] { train(config("run", {"--training.attn_mask_type=block_causal"}), 1); }),
+              HasSubstr("does not list its documents"));
+  train(config("run", packed({"--training.steps=2"})), 1);
+  EXPECT_THAT(error_text<CheckpointError>([&] { train(config("run", separate({"--training.steps=3"})), 1); }),
+              HasSubstr("[training] packing"));
+}
+
+}  // namespace
+}  // namespace phalanx::train
