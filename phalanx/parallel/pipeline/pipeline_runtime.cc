@@ -232,7 +232,7 @@ PipelineResult PipelineRuntime::Impl::run(Mode how, const std::function<void()>&
   statistics.passes.clear();
   statistics.began = begin;
   if (mode == Mode::train) statistics.peak_live_activations = 0;
-  PipelineResult result;
+  PipelineResult result{.reduction = options.loss};
   try {
     bring();
     check_inputs();
