@@ -36,6 +36,7 @@ void register_operators(SimBackend& /*backend*/) {
       *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   register_native_operators(operators);
   register_attention(operators);
+  register_variable_length_attention(operators);
   register_out_dtype(operators);
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/data/token_file_writer.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_ranks.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
@@ -66,6 +67,28 @@ TEST_F(TrainerOnSim, Sharded) {
   expect_losses_of_the_cpu({.name = "hsdp", .ranks = 4, .keys = sharded(3, 2)});
 }
 TEST_F(TrainerOnSim, TensorParallel) { expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2}); }
+// Documents kept apart, by kernels of variable lengths.
+TEST_F(TrainerOnSim, PackedDocuments) {
+  data::TokenFileWriter writer(path("documents"), {.vocab_size = 512});
+  for (std::size_t at = 0; at + 40 < tokens_.size(); at += 2 + at * 7 % 37) {
+    const auto begin = tokens_.begin() + static_cast<std::ptrdiff_t>(at);
+    writer.add_document(std::vector<std::int32_t>(begin, begin + static_cast<std::ptrdiff_t>(2 + at * 7 % 37)));
+  }
+  writer.finish();
+  const auto packed = [&](std::vector<std::string> keys = {}) {
+    keys.insert(keys.end(), {"--training.dataset_path=" + path("documents"), "--training.attn_mask_type=block_causal",
+                             "--training.packing=best_fit"});
+    return keys;
+  };
+  expect_losses_of_the_cpu({.name = "one", .keys = packed()});
+  expect_losses_of_the_cpu({.name = "zero3", .ranks = 2, .keys = packed(sharded(3))});
+  expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2, .keys = packed()});
+  expect_losses_of_the_cpu({.name = "pp", .ranks = 2, .pp = 2, .keys = packed()});
+  // 16 bits are rounded at other places.
+  expect_losses_of_the_cpu(
+      {.name = "ddp", .ranks = 2, .keys = packed({"--training.mixed_precision_param=bfloat16"})}, 1e-3);
+}
+
 TEST_F(TrainerOnSim, Pipelines) {
   expect_losses_of_the_cpu({.name = "pp", .ranks = 2, .pp = 2});
   expect_losses_of_the_cpu({.name = "interleaved", .ranks = 2, .pp = 2, .keys = schedule("Interleaved1F1B")});
