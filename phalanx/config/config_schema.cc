@@ -188,7 +188,7 @@ const std::vector<Key>& known_keys() {
       {"training",
        "mixed_precision_reduce",
        at<&C::training, &C::Training::mixed_precision_reduce>,
-       "Type in which sharded gradients are kept and averaged.",
+       "Type in which sharded gradients are kept and summed.",
        -kAny,
        kAny,
        {"float32", "bfloat16", "float16"}},
@@ -203,7 +203,7 @@ const std::vector<Key>& known_keys() {
 
       {"parallelism", "data_parallel_replicate_degree",
        at<&C::parallelism, &C::Parallelism::data_parallel_replicate_degree>,
-       "Copies of the model, or of its shards, whose gradients are averaged (DDP, HSDP). -1: as many as "
+       "Copies of the model, or of its shards, whose gradients are summed (DDP, HSDP). -1: as many as "
        "data_parallel_shard_degree leaves.",
        -1, kAny},
       {"parallelism", "data_parallel_shard_degree", at<&C::parallelism, &C::Parallelism::data_parallel_shard_degree>,
@@ -226,7 +226,7 @@ const std::vector<Key>& known_keys() {
       {"parallelism",
        "fsdp_reduce_each_microbatch",
        at<&C::parallelism, &C::Parallelism::fsdp_reduce_each_microbatch>,
-       "Stages 2 and 3 with accumulation: whether every micro-batch averages its gradients among the ranks that share "
+       "Stages 2 and 3 with accumulation: whether every micro-batch sums its gradients among the ranks that share "
        "a copy, each of which adds up its rows alone; or the last one does, and whole gradients are kept until then "
        "(more memory, less communication, the bits of data parallelism). default: always; in a pipeline once a step, "
        "for "

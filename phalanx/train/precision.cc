@@ -50,7 +50,7 @@ std::string precision_text(const config::TrainConfig& config, const config::RunP
   }
   const std::string& reduce = config.training.mixed_precision_reduce;
   if (type == "float32" && reduce == type) return type;
-  return fmt::format("{} gathered from float32 shards, gradients averaged in {}{}", type, reduce, scaled);
+  return fmt::format("{} gathered from float32 shards, gradients summed in {}{}", type, reduce, scaled);
 }
 
 void warn_of_slow_precision(const config::TrainConfig& config, c10::Device device) {

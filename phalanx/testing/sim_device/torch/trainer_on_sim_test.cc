@@ -85,8 +85,8 @@ TEST_F(TrainerOnSim, PackedDocuments) {
   expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2, .keys = packed()});
   expect_losses_of_the_cpu({.name = "pp", .ranks = 2, .pp = 2, .keys = packed()});
   // 16 bits are rounded at other places.
-  expect_losses_of_the_cpu(
-      {.name = "ddp", .ranks = 2, .keys = packed({"--training.mixed_precision_param=bfloat16"})}, 1e-3);
+  expect_losses_of_the_cpu({.name = "ddp", .ranks = 2, .keys = packed({"--training.mixed_precision_param=bfloat16"})},
+                           1e-3);
 }
 
 TEST_F(TrainerOnSim, Pipelines) {

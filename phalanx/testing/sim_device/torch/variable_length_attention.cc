@@ -106,9 +106,9 @@ void check(const Problem& problem, bool is_16_bits) {
                 "sim: attention over lengths takes no ", t.scalar_type(), " of shape ", t.sizes(), " and strides ",
                 t.strides());
   }
-  TORCH_CHECK(problem.lengths.scalar_type() == at::kInt && problem.lengths.is_contiguous() &&
-                  is_on_sim(problem.lengths),
-              "sim: cumulative lengths are contiguous int32 on the device");
+  TORCH_CHECK(
+      problem.lengths.scalar_type() == at::kInt && problem.lengths.is_contiguous() && is_on_sim(problem.lengths),
+      "sim: cumulative lengths are contiguous int32 on the device");
 }
 
 Problem on_host(const Problem& problem) {
@@ -130,7 +130,8 @@ Tensor empty_like_tokens(const Tensor& t) {
 std::vector<Tensor> launch_backward(const char* name, const Problem& problem, const Tensor& grad, const Tensor& y,
                                     const Tensor& log_sums,
                                     const std::function<Tensor(const Tensor&, const Sequence&)>& log_sum_of) {
-  std::vector<Tensor> grads = {empty_like_tokens(problem.q), empty_like_tokens(problem.k), empty_like_tokens(problem.v)};
+  std::vector<Tensor> grads = {empty_like_tokens(problem.q), empty_like_tokens(problem.k),
+                               empty_like_tokens(problem.v)};
   std::vector<Access> accesses = reads_of(problem);
   for (const Tensor& t : {grad, y, log_sums}) add_accesses(accesses, t, false);
   std::vector<Tensor> views;
@@ -157,7 +158,8 @@ Tensor flash_log_sum(const Tensor& log_sums, const Sequence& one) {
 
 /// Of q, k, v ...: what precedes the lengths differs between forward and backward.
 Problem flash_problem(const Stack& a, std::size_t tensors, std::size_t lengths, std::size_t scale) {
-  TORCH_CHECK(a[lengths + 4].toDouble() == 0 && a[lengths + 5].toBool(), "sim: flash attention without dropout, causal");
+  TORCH_CHECK(a[lengths + 4].toDouble() == 0 && a[lengths + 5].toBool(),
+              "sim: flash attention without dropout, causal");
   Problem problem{.q = a[tensors].toTensor(),
                   .k = a[tensors + 1].toTensor(),
                   .v = a[tensors + 2].toTensor(),
@@ -173,8 +175,7 @@ void flash_forward(const c10::OperatorHandle& op, Stack* stack) {
   const Problem problem = flash_problem(a, 0, 3, 10);
   check(problem, /*is_16_bits=*/true);
   const Tensor y = empty_like_tokens(problem.q);
-  const Tensor log_sums =
-      empty_on_sim({problem.heads(), problem.tokens()}, {problem.tokens(), 1}, at::kFloat);
+  const Tensor log_sums = empty_on_sim({problem.heads(), problem.tokens()}, {problem.tokens(), 1}, at::kFloat);
   std::vector<Access> accesses = reads_of(problem);
   add_accesses(accesses, y, true);
   add_accesses(accesses, log_sums, true);
@@ -222,8 +223,8 @@ void efficient_forward(const c10::OperatorHandle& op, Stack* stack) {
   check(problem, /*is_16_bits=*/false);
   const Tensor y = empty_like_tokens(problem.q);
   const std::int64_t width = a[10].toBool() ? (problem.longest + 31) / 32 * 32 : 0;
-  const Tensor log_sums = empty_on_sim({problem.sequences(), problem.heads(), width},
-                                       {problem.heads() * width, width, 1}, at::kFloat);
+  const Tensor log_sums =
+      empty_on_sim({problem.sequences(), problem.heads(), width}, {problem.heads() * width, width, 1}, at::kFloat);
   std::vector<Access> accesses = reads_of(problem);
   add_accesses(accesses, y, true);
   add_accesses(accesses, log_sums, true);
@@ -241,9 +242,8 @@ void efficient_backward(const c10::OperatorHandle& op, Stack* stack) {
   const Stack a = torch::jit::pop(*stack, op.schema().arguments().size());
   const Problem problem = efficient_problem(a, 1, 6, 8, 16);
   check(problem, /*is_16_bits=*/false);
-  const auto grads =
-      launch_backward("aten::_efficient_attention_backward", problem, a[0].toTensor().squeeze(0),
-                      a[5].toTensor().squeeze(0), a[10].toTensor(), efficient_log_sum);
+  const auto grads = launch_backward("aten::_efficient_attention_backward", problem, a[0].toTensor().squeeze(0),
+                                     a[5].toTensor().squeeze(0), a[10].toTensor(), efficient_log_sum);
   for (const Tensor& one : grads) stack->emplace_back(one.unsqueeze(0));
   stack->emplace_back(Tensor());
 }
