@@ -26,7 +26,7 @@ std::string scaled_text(double factor, const DeviceMesh& mesh) {
     if (is(axis.size)) ranks += fmt::format("{}{}", ranks.empty() ? "" : " or ", axis.name);
   }
   if (!ranks.empty()) {
-    return fmt::format("{:.4g} times too large: summed where it should be averaged over {}, or counted {:.0f} times",
+    return fmt::format("{:.4g} times too large: summed over {} where each rank has all of it, or counted {:.0f} times",
                        factor, ranks, factor);
   }
   for (const auto& axis : mesh.axes()) {

@@ -329,7 +329,7 @@ class LayoutMutationsTest : public train::TrainerTest {
       EXPECT_THAT(finding.text(), ContainsRegex(cause->second));
     }
     if (mutant.mutation == Mutation::dropped && mutant.site->key.verb == Verb::all_reduce) {
-      EXPECT_THAT(finding.cause, AnyOf(HasSubstr("not averaged over dp_replicate"), HasSubstr("not summed over tp")));
+      EXPECT_THAT(finding.cause, AnyOf(HasSubstr("not summed over dp_replicate"), HasSubstr("not summed over tp")));
     }
     const bool on_one = mutant.mutation == Mutation::doubled_on_one || mutant.mutation == Mutation::zeroed_on_one;
     if (on_one) {

@@ -99,7 +99,7 @@ std::string tolerance_text(const config::TrainConfig& config, std::int64_t ranks
       tolerance.loss, tolerance.gradient, tolerance.weight);
   if (is_float32(config)) return "expected: " + text;
   const std::string averaged =
-      averages_in_16_bits(config, ranks) ? fmt::format("{}, averaged in {}", param, reduce) : param;
+      averages_in_16_bits(config, ranks) ? fmt::format("{}, summed in {}", param, reduce) : param;
   if (rounds_its_own_products(config, ranks)) {
     return fmt::format(
         "expected in {}, of tensor parallelism: {}; or, where that is more, within four times what rounding to 16 bits "
@@ -108,7 +108,7 @@ std::string tolerance_text(const config::TrainConfig& config, std::int64_t ranks
         averaged, text);
   }
   if (averages_in_16_bits(config, ranks)) {
-    return fmt::format("expected in {}: {}; that much because averages are rounded to {}", averaged, text, reduce);
+    return fmt::format("expected in {}: {}; that much because sums are rounded to {}", averaged, text, reduce);
   }
   return fmt::format(
       "expected in {}, of replicas, shards and stages: {}; that much because a sum that is off by a rounding of "
