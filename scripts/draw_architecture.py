@@ -21,7 +21,7 @@ from xml.sax.saxutils import escape
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURE = "docs/pictures/architecture.svg"
-SOURCES = {".h", ".cc", ".cu"}
+SOURCES = {".h", ".cc", ".cu", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"phalanx/([^"]+)"', re.MULTILINE)
 
 WIDTH, MARGIN, GAP, PADDING = 1000, 20, 12, 10

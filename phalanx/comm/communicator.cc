@@ -15,6 +15,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/owner_process.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/byte_objects.h"
 #include "phalanx/comm/data_type.h"
@@ -113,6 +114,14 @@ class Communicator::Impl {
       throw Error(fmt::format("{}: the tensor of shape {} and strides {} is not contiguous: copy it first", what,
                               fmt::join(tensor.sizes(), "x"), fmt::join(tensor.strides(), ",")));
     return data_type_for(tensor, what);
+  }
+
+  void require_own_process(Verb verb) const {
+    if (!owner_.is_this_process())
+      throw Error(
+          fmt::format("{}: communicator '{}' belongs to the process that forked this one; expected: one that "
+                      "this process has made",
+                      name_of(verb), *name_));
   }
 
   void set_root(OperationDescription& d, int root, const char* what) const {
@@ -237,6 +246,7 @@ class Communicator::Impl {
   }
 
   Work issue(OperationDescription description, bool async, std::vector<at::Tensor> tensors = {}) {
+    require_own_process(description.verb);
     WorkState::Issued issued;
     const bool launches_now = description.on_device = is_on_device(tensors, description.verb, description.transfers);
     const bool is_peer = !description.transfers.empty();
@@ -345,6 +355,7 @@ class Communicator::Impl {
         data, sizes, [memory = std::move(memory)](void*) {}, options.device(at::kCPU));
   }
 
+  OwnerProcess owner_;
   std::shared_ptr<Backend> backend_;
   CommunicatorOptions options_;
   std::shared_ptr<const std::string> name_;
@@ -364,7 +375,11 @@ Communicator::Communicator(std::shared_ptr<Backend> backend, CommunicatorOptions
     : impl_(std::make_unique<Impl>(std::move(backend), std::move(options))) {}
 
 Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Communicator::~Communicator() = default;
+// A forked child keeps the memory: to end what is in it would end the parent's connections.
+Communicator::~Communicator() {
+  if (!impl_->owner_.is_this_process()) [[maybe_unused]]
+    Impl* const parents = impl_.release();
+}
 
 int Communicator::rank() const noexcept { return impl_->rank(); }
 int Communicator::size() const noexcept { return impl_->size(); }

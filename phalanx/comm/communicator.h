@@ -15,6 +15,8 @@
 // - Every wait has a timeout. Its error names group, op, sequence number, shape and the ranks that have not arrived.
 //   After a CommError the destination is undefined: it may hold a mix of old and new values.
 // - One thread at a time uses a Communicator (the thread of its rank). Destroy it only when its Works are done.
+// - A forked child may destroy the communicators of its parent, which then continue undisturbed. Its verbs on them are
+//   Errors.
 //
 //   std::shared_ptr<Communicator> comm = context.world;  // of init_from_environment(); or run_local_ranks(), split()
 //   comm->all_reduce(loss, {.op = ReduceOp::avg});

@@ -130,6 +130,7 @@ std::string FlightLogs::to_json(const std::string& reason) const {
     const std::lock_guard lock(mutex_);
     failure = failure_;
     groups = gone_;
+    logs.reserve(logs_.size());  // an owner that is dropped here by an error would lock the mutex again
     for (const auto& one : logs_)
       if (auto log = one.lock()) logs.push_back(std::move(log));
   }

@@ -203,7 +203,7 @@ std::shared_ptr<ProgressEngine> ProgressEngine::shared() {
   static std::weak_ptr<ProgressEngine> current;
   const std::lock_guard lock(mutex);
   std::shared_ptr<ProgressEngine> engine = current.lock();
-  if (!engine) {
+  if (!engine || !engine->owner_.is_this_process()) {
     engine.reset(new ProgressEngine);
     current = engine;
   }

@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "phalanx/base/owner_process.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/flight_log.h"
 #include "phalanx/comm/wait.h"
@@ -113,7 +114,8 @@ class OperationQueue {
 
 class ProgressEngine {
  public:
-  /// The process's engine, made at first use. Its thread is joined when the last owner releases it.
+  /// The process's engine, made at first use; a forked child makes its own. Its thread is joined when the last owner
+  /// releases it.
   static std::shared_ptr<ProgressEngine> shared();
   ~ProgressEngine();
 
@@ -126,6 +128,7 @@ class ProgressEngine {
   bool advance_queue(OperationQueue& queue);
   std::size_t active_count(const OperationQueue& queue) const;
 
+  OwnerProcess owner_;
   std::mutex mutex_;
   std::vector<std::pair<std::shared_ptr<OperationQueue>, std::shared_ptr<WorkState>>> submitted_;
   std::atomic<std::uint32_t> wake_{0};  // a futex word: changed when work arrives and at the end

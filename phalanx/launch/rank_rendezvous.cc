@@ -12,6 +12,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
+#include "phalanx/base/owner_process.h"
 #include "phalanx/base/version.h"
 #include "phalanx/comm/hierarchical/node_discovery.h"
 #include "phalanx/launch/agent_store.h"
@@ -215,6 +216,7 @@ class StoreHost {
     presence_->set_when_lost(gone_key(rank), "");
   }
   ~StoreHost() {
+    if (!owner_.is_this_process()) return;
     remove_file();
     presence_.reset();  // sends no request, so a store that does not answer cannot block it
     if (!reached_.server) return;
@@ -239,6 +241,7 @@ class StoreHost {
     if (!reached_.file.empty()) RendezvousFile(std::exchange(reached_.file, {})).remove();
   }
 
+  OwnerProcess owner_;
   ReachedStore reached_;
   std::shared_ptr<Store> keys_;
   std::shared_ptr<Store> presence_;  // a client that the store loses when this rank leaves or dies

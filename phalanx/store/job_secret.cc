@@ -12,8 +12,8 @@
 
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
+#include "phalanx/base/unique_fd.h"
 #include "phalanx/store/store_proof.h"
-#include "phalanx/store/tcp_store_socket.h"
 
 namespace phalanx {
 namespace {

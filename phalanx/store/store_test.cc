@@ -383,6 +383,49 @@ class StoppableStore {
   std::uint16_t port_ = 0;
 };
 
+// Runs the body in a forked child. Fails if that has not ended within 20 s.
+void in_child(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    body();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+}
+
+TEST(TcpStoreTest, AForkedChildDestroysItsCopiesAndDisturbsNobody) {
+  auto server = std::make_unique<TcpStoreServer>();
+  auto store = std::make_unique<TcpStore>(server->address());
+  store->set("k", "v");
+  store->set_when_lost("lost", "died");
+  in_child([&] {
+    store.reset();
+    server.reset();
+  });
+  EXPECT_EQ(store->get("k"), "v");
+  EXPECT_EQ(store->try_get("lost"), std::nullopt);
+  EXPECT_EQ(TcpStore(server->address()).get("k"), "v");
+}
+
+TEST(TcpStoreTest, AForkedChildAsksThroughACloneOnly) {
+  TcpStoreServer server;
+  TcpStore store(server.address());
+  store.set("k", "v");
+  in_child([&] {
+    const std::string text = error_text([&] { store.get("k"); });
+    const auto own = store.clone();
+    own->set("text", text);
+    own->set("through a clone", own->get("k"));
+  });
+  EXPECT_THAT(store.get("text", seconds(20)),
+              AllOf(HasSubstr(server.address().text()), HasSubstr("'k'"), HasSubstr("clone()"),
+                    HasSubstr("belongs to the process that forked this one")));
+  EXPECT_EQ(store.get("through a clone", seconds(20)), "v");
+}
+
 // Without the interrupt each of these calls takes 15 s at least, so the bound is one for any machine.
 TEST(TcpStoreTest, AnInterruptEndsCallsOfASilentStoreAtOnce) {
   StoppableStore host;

@@ -74,6 +74,11 @@ UniqueFd TcpStore::connect(std::chrono::milliseconds timeout) const {
 }
 
 std::string TcpStore::ask_on(int fd, const std::string& frame, Milliseconds timeout, const std::string& what) const {
+  if (!owner_.is_this_process())  // two processes would mix their requests on one connection
+    throw CommError(
+        fmt::format("{}: {}: this client belongs to the process that forked this one; expected: a clone() "
+                    "of it, or a client that this process has made",
+                    describe(), what));
   const auto deadline = Clock::now() + std::min(timeout, Milliseconds(store_wire::kMaxTimeoutMs)) + kAnswerGrace;
   std::string payload;
   // A call that is answered at once never waits, so it checks for the interrupt first.

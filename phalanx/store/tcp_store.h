@@ -14,7 +14,9 @@
 //   connection that breaks is a CommError that names the server's address and the request.
 // - Only the first connection resolves the server's name and waits for the server. Later connections, and those of
 //   clones, use the resolved address. If the server refuses them, it has ended.
-// - A client whose process dies loses its connections. The server then sets its set_when_lost keys.
+// - A client whose process dies loses its connections. The server then sets its set_when_lost keys. A forked child that
+//   lives on holds the connections, too.
+// - A client belongs to the process that made it. In a forked child its requests are CommErrors, and clone() is allowed.
 //
 //   TcpStoreServer server;                                        // 127.0.0.1, any port
 //   auto store = std::make_shared<TcpStore>(server.address());    // in any process
@@ -29,6 +31,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/owner_process.h"
 #include "phalanx/store/store.h"
 #include "phalanx/store/tcp_store_socket.h"
 
@@ -46,7 +49,7 @@ struct TcpStoreServerOptions {
 class TcpStoreServer {
  public:
   explicit TcpStoreServer(TcpStoreServerOptions options = {});
-  ~TcpStoreServer();
+  ~TcpStoreServer();  // in a forked child it leaves the parent's server running
   TcpStoreServer(const TcpStoreServer&) = delete;
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
 
@@ -54,6 +57,7 @@ class TcpStoreServer {
 
  private:
   class Impl;
+  OwnerProcess owner_;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -91,6 +95,7 @@ class TcpStore final : public Store {
   std::string ask(const std::string& frame, Milliseconds timeout, const std::string& what);
   std::string ask_on(int fd, const std::string& frame, Milliseconds timeout, const std::string& what) const;
 
+  OwnerProcess owner_;
   HostPort server_;
   std::optional<HostPort> reached_;  // the numeric address, once a connection has been made
   TcpStoreOptions options_;

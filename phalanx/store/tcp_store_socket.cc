@@ -100,11 +100,6 @@ int connect_once(const addrinfo& address, Clock::time_point deadline, const Sock
 
 }  // namespace
 
-void UniqueFd::reset(int fd) noexcept {
-  if (fd_ >= 0) close(fd_);
-  fd_ = fd;
-}
-
 SocketInterrupt::SocketInterrupt() : timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
   if (!timer_) throw CommError(fmt::format("no descriptor for a timer: {}", std::strerror(errno)));
 }

@@ -10,29 +10,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
+
+#include "phalanx/base/unique_fd.h"
 
 namespace phalanx {
-
-/// Owns a file descriptor and closes it.
-class UniqueFd {
- public:
-  UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  UniqueFd& operator=(UniqueFd&& other) noexcept {
-    if (this != &other) reset(std::exchange(other.fd_, -1));
-    return *this;
-  }
-  ~UniqueFd() { reset(); }
-  int get() const noexcept { return fd_; }
-  int release() noexcept { return std::exchange(fd_, -1); }
-  void reset(int fd = -1) noexcept;
-  explicit operator bool() const noexcept { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
 
 /// A point in time, set by any thread, at which threads that wait for a socket give up.
 class SocketInterrupt {

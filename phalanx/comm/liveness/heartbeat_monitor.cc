@@ -305,6 +305,7 @@ class HeartbeatMonitor::World {
       has_result = false;
     } catch (const StoreRequestError& error) {
       if (!std::exchange(has_warned_, true)) log::warn(fmt::format("the watch over the ranks: {}", error.what()));
+      std::this_thread::sleep_until(begin + wait);  // the thread asks again at once
       has_result = false;
     } catch (const StoreConnectionError&) {
       lose_store();
@@ -444,10 +445,11 @@ std::vector<std::string> HeartbeatMonitor::rendezvous(const std::string& name, c
   std::vector<std::string> keys;
   for (int r = 0; r < size(); ++r) keys.push_back(fmt::format("{}/{}", name, r));
   const auto deadline = Clock::now() + connect_timeout();
+  const milliseconds longest = std::max(kRendezvousPollInterval, size() * kListenPerRank);
   for (;;) {
     const auto begin = Clock::now();
     const auto left = std::chrono::ceil<milliseconds>(deadline - begin);
-    const auto slice = std::clamp(left, milliseconds(0), kRendezvousPollInterval);
+    const auto slice = std::clamp(left, milliseconds(0), longest);
     try {
       return store.get_all(keys, slice);
     } catch (const CommError&) {

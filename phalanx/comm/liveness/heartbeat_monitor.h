@@ -42,6 +42,8 @@
 //   some 0.3 us of the store's thread for each rank. So the thread is busy for a few percent of the time at 166 ranks.
 //   Above, that grows with the square: more than half of the time at 1,000 ranks, all of it at some 1,300. A longer limit
 //   helps up to 10 s, where beats take a second.
+//   While ranks are missing in rendezvous(), every rank that is there asks for all of them, every 100 ms, or every 3 ms
+//   a rank if that is more. So this takes as much of the thread at any number of ranks.
 //
 // Keys in the store, by world rank
 //   pulse/<rank>    "<count>\n", and "<group>\t<what for>\n" for each group in which the rank waits. It alone writes it.

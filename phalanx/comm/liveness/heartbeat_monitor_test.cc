@@ -250,6 +250,34 @@ TEST(HeartbeatMonitorTest, ARequestThatNoStoreCanServeDoesNotLoseTheStore) {
 
 // In a world of 1,000 ranks, one look at the heartbeats takes longer than a rank may be silent. Only two ticks of that
 // count against the others.
+TEST(HeartbeatMonitorTest, ARefusedRequestIsNotRepeatedWithoutAPause) {
+  std::atomic<int> requests{0};
+  const auto store = std::make_shared<ScriptedStore>(
+      [&](const std::vector<std::string>& keys) -> std::optional<std::vector<std::string>> {
+        if (!keys.front().starts_with("event/")) return std::nullopt;
+        ++requests;
+        throw StoreRequestError("too many keys");
+      });
+  {
+    const HeartbeatMonitor monitor(store, 0, 2, {});
+    std::this_thread::sleep_for(500ms);  // five ticks
+  }
+  EXPECT_GE(requests, 1);
+  EXPECT_LT(requests, 50);
+}
+
+TEST(HeartbeatMonitorTest, ALargeWorldAsksLessOftenForRanksThatAreMissing) {
+  std::atomic<int> requests{0};
+  const auto store = std::make_shared<ScriptedStore>(
+      [&](const std::vector<std::string>& keys) -> std::optional<std::vector<std::string>> {
+        requests += keys.front() == "world/rank/0";
+        return std::nullopt;
+      });
+  HeartbeatMonitor monitor(store, 0, 200, {.backend = "gloo", .connect_timeout = 1200ms});
+  EXPECT_THAT(error_text([&] { monitor.join("mine"); }), HasSubstr("have not come within 1.2 s"));
+  EXPECT_LE(requests, 4);  // 600 ms each
+}
+
 TEST(HeartbeatMonitorTest, ALongLookInALargeWorldCountsLittleAgainstTheOthers) {
   constexpr std::size_t kSize = 1'000;
   std::atomic<int> looks{0};

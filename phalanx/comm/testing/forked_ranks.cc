@@ -10,8 +10,11 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
 #include <thread>
 #include <vector>
+
+#include "phalanx/base/error.h"
 
 namespace phalanx {
 namespace {
@@ -51,6 +54,27 @@ void begin_forked_child() {
   pthread_attr_destroy(&attributes);
 #endif
   at::set_num_threads(1);
+}
+
+void destroy_in_child(std::shared_ptr<Communicator>& comm) {
+  if (comm.use_count() != 1) throw std::runtime_error("the communicator has other owners");
+  const pid_t child = fork();
+  if (child == 0) {
+    begin_forked_child();
+    alarm(20);
+    std::string refusal;
+    try {
+      comm->barrier();
+    } catch (const Error& error) {
+      refusal = error.what();
+    }
+    comm.reset();
+    _exit(refusal.find("belongs to the process that forked this one") == std::string::npos ? 1 : 0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFSIGNALED(status)) throw std::runtime_error(fmt::format("the child ended by signal {}", WTERMSIG(status)));
+  if (WEXITSTATUS(status) != 0) throw std::runtime_error("the child's barrier was not refused");
 }
 
 std::string run_forked_ranks_or_threads(int world, const std::function<void(int rank)>& body, int killed_rank) {

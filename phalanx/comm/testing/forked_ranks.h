@@ -8,7 +8,10 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
+
+#include "phalanx/comm/communicator.h"
 
 namespace phalanx {
 
@@ -22,5 +25,10 @@ std::string run_forked_ranks_or_threads(int world, const std::function<void(int 
 
 /// The first call in the child of a test that forks.
 void begin_forked_child();
+
+/// A forked child calls a verb, which must be refused, destroys its copy and ends. Throws std::runtime_error if it does
+/// not get so far within 20 s.
+/// REQUIRES: comm is the only owner.
+void destroy_in_child(std::shared_ptr<Communicator>& comm);
 
 }  // namespace phalanx

@@ -14,8 +14,6 @@
 #include <memory>
 #include <string_view>
 
-#include "phalanx/store/tcp_store_socket.h"
-
 namespace phalanx {
 
 class BackgroundWriter {

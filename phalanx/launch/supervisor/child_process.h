@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/unique_fd.h"
 #include "phalanx/launch/supervisor/environment_preparation.h"
-#include "phalanx/store/tcp_store_socket.h"
 
 namespace phalanx {
 

@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "phalanx/base/error.h"
-#include "phalanx/store/tcp_store_socket.h"
+#include "phalanx/base/unique_fd.h"
 
 namespace phalanx {
 

@@ -11,7 +11,7 @@
 #include <filesystem>
 
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/store/tcp_store_socket.h"
+#include "phalanx/base/unique_fd.h"
 
 namespace phalanx {
 

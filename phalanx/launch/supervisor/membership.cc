@@ -6,8 +6,8 @@
 #include <deque>
 #include <utility>
 
+#include "phalanx/base/unique_fd.h"
 #include "phalanx/launch/supervisor/event_fd.h"
-#include "phalanx/store/tcp_store_socket.h"
 
 namespace phalanx {
 namespace {

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "phalanx/base/unique_fd.h"
 #include "phalanx/launch/supervisor/background_writer.h"
-#include "phalanx/store/tcp_store_socket.h"
 
 namespace phalanx {
 

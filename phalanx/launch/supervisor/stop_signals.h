@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "phalanx/store/tcp_store_socket.h"
+#include "phalanx/base/unique_fd.h"
 
 namespace phalanx {
 

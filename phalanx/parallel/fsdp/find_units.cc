@@ -190,6 +190,14 @@ std::vector<Group> joined(const std::vector<Group>& groups, std::int64_t smalles
   return result;
 }
 
+// Own parameters that other units use, too, are not in the plan: counting would not tell.
+bool has_parameters_of_children(const ParamGroupPlan& plan, const torch::nn::Module& module) {
+  const std::vector<at::Tensor> own = module.parameters(/*recurse=*/false);
+  return std::ranges::any_of(plan.parameters, [&](const NamedTensor& parameter) {
+    return std::ranges::none_of(own, [&](const at::Tensor& one) { return one.is_same(parameter.tensor); });
+  });
+}
+
 }  // namespace
 
 std::vector<ParamGroupPlan> find_units(torch::nn::Module& module, std::int64_t smallest, bool on_use) {
@@ -224,10 +232,9 @@ std::vector<ParamGroupPlan> find_units(torch::nn::Module& module, std::int64_t s
     const std::size_t unit = unit_of.at(named.tensor.unsafeGetTensorImpl());
     (unit == kRoot ? rest : plans[unit]).parameters.push_back(named);
   }
-  for (std::size_t u = 0; u < plans.size(); ++u) {
-    const std::size_t own = groups[u].front().module->parameters(/*recurse=*/false).size();
-    plans[u].can_be_split = plans[u].on_use && groups[u].size() == 1 && plans[u].parameters.size() > own;
-  }
+  for (std::size_t u = 0; u < plans.size(); ++u)
+    plans[u].can_be_split =
+        plans[u].on_use && groups[u].size() == 1 && has_parameters_of_children(plans[u], *groups[u].front().module);
   plans.insert(plans.begin(), std::move(rest));
   std::erase_if(plans, [](const ParamGroupPlan& plan) { return plan.parameters.empty(); });
   return plans;

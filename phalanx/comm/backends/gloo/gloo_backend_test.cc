@@ -109,6 +109,22 @@ TEST(GlooBackend, AWriteToADeadPeerEndsNoProcess) {
             "");
 }
 
+TEST(GlooBackend, AForkedChildDestroysItsCopyAndDisturbsNobody) {
+  TcpStoreServer server;
+  EXPECT_EQ(run_forked_ranks_or_threads(3,
+                                        [&](int rank) {
+                                          auto comm = make_gloo_communicator(
+                                              std::make_shared<TcpStore>(server.address()), rank, 3);
+                                          comm->barrier();
+                                          destroy_in_child(comm);
+                                          at::Tensor x = at::full({300'000}, 1.0F);
+                                          comm->all_reduce(x);
+                                          if (!x.eq(3).all().item<bool>()) throw std::runtime_error("a wrong sum");
+                                          comm->split(0, rank)->barrier();  // over the store
+                                        }),
+            "");
+}
+
 // Descriptors of this process for which is_counted(fd) holds.
 int count_descriptors(bool (*is_counted)(int fd)) {
   int count = 0;

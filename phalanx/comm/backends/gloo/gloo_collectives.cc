@@ -198,12 +198,8 @@ class GlooCollective final : public GlooOperation {
   bool next() {
     if (size_ == 1) return d_.compare_only ? false : (alone(), false);
     if (gathered_ < size_) return double_blocks(), true;
+    if (comparison_ != Comparison::through) return compare();
     const int step = step_++;
-    if (step == 0) return exchange_signatures(), true;
-    if (step == 1) {
-      compare_signatures();
-      if (d_.compare_only || nothing_to_move()) return false;
-    }
     switch (d_.verb) {
       case Verb::broadcast:
         return broadcast(step);
@@ -225,35 +221,61 @@ class GlooCollective final : public GlooOperation {
     }
   }
 
+  // What the ranks call, before data move.
+  bool compare() {
+    switch (comparison_) {
+      case Comparison::begins:
+        comparison_ = Comparison::of_signatures;
+        return exchange_signatures(), true;
+      case Comparison::of_signatures:
+        compare_signatures();
+        if (!has_own_counts()) break;
+        comparison_ = Comparison::of_counts;
+        return exchange_counts(), true;
+      case Comparison::of_counts:
+        compare_counts();
+        break;
+      case Comparison::through:
+        break;
+    }
+    comparison_ = Comparison::through;
+    return !d_.compare_only && !nothing_to_move() && next();
+  }
+
   void alone() {
     // With one rank, reductions, broadcast and barrier change nothing.
     if (d_.input != nullptr && d_.output != nullptr) gloo_copy(d_.output, d_.input, bytes(d_.output_count));
   }
 
-  // Signature, then the counts of all_to_all: the same length for every verb.
-  std::size_t header_bytes() const { return sizeof(Signature) + 2 * size_ * sizeof(std::int64_t); }
-
   void exchange_signatures() {
     const Signature mine = signature_of(d_);
-    gather_blocks(header_bytes());
-    std::memset(own_block(), 0, header_bytes());
+    gather_blocks(sizeof mine);
     std::memcpy(own_block(), &mine, sizeof mine);
-    if (d_.verb != Verb::all_to_all || d_.input_counts.empty()) return;
-    std::byte* const counts = own_block() + sizeof mine;
-    std::memcpy(counts, d_.input_counts.data(), size_ * sizeof(std::int64_t));
-    std::memcpy(counts + size_ * sizeof(std::int64_t), d_.output_counts.data(), size_ * sizeof(std::int64_t));
   }
 
-  void compare_signatures() {
+  void compare_signatures() const {
     std::vector<Signature> signatures(size_);
+    for (std::size_t r = 0; r < size_; ++r) std::memcpy(&signatures[r], block(r), sizeof(Signature));
+    require_equal_signatures(signatures);
+  }
+
+  // The signatures of uneven all_to_all leave the counts out, as they differ. Every rank sees those of all ranks, so all
+  // see a mismatch.
+  bool has_own_counts() const { return d_.verb == Verb::all_to_all && !d_.input_counts.empty(); }
+
+  void exchange_counts() {
+    const std::size_t half = size_ * sizeof(std::int64_t);
+    gather_blocks(2 * half);
+    std::memcpy(own_block(), d_.input_counts.data(), half);
+    std::memcpy(own_block() + half, d_.output_counts.data(), half);
+  }
+
+  void compare_counts() {
     std::vector<const std::int64_t*> inputs, outputs;
     for (std::size_t r = 0; r < size_; ++r) {
-      std::memcpy(&signatures[r], block(r), sizeof(Signature));
-      inputs.push_back(reinterpret_cast<const std::int64_t*>(block(r) + sizeof(Signature)));
+      inputs.push_back(reinterpret_cast<const std::int64_t*>(block(r)));
       outputs.push_back(inputs.back() + size_);
     }
-    require_equal_signatures(signatures);
-    if (d_.verb != Verb::all_to_all || d_.input_counts.empty()) return;
     if (const std::string text = all_to_all_mismatch(inputs, outputs); !text.empty()) throw CommError(text);
     for (const std::int64_t* counts : inputs)
       any_uneven_ = any_uneven_ || std::any_of(counts, counts + size_, [](std::int64_t count) { return count > 0; });
@@ -389,7 +411,9 @@ class GlooCollective final : public GlooOperation {
   const OperationDescription& d_;
   const std::size_t size_, rank_, element_;
   const std::uint64_t index_;  // number of this collective in the group
-  int step_ = 0;
+  enum class Comparison : std::uint8_t { begins, of_signatures, of_counts, through };
+  Comparison comparison_ = Comparison::begins;
+  int step_ = 1;  // of the verb
   bool any_uneven_ = false;
   Buffer a_, b_;
   std::size_t block_ = 0, gathered_ = size_;  // of gather_blocks(): bytes of a block, and blocks that are here

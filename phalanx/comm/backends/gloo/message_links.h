@@ -26,8 +26,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "phalanx/base/unique_fd.h"
 #include "phalanx/comm/backend.h"
-#include "phalanx/store/tcp_store_socket.h"
 
 namespace phalanx {
 

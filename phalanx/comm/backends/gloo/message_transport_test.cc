@@ -17,6 +17,7 @@
 #include <numeric>
 
 #include "phalanx/base/error.h"
+#include "phalanx/store/tcp_store_socket.h"
 
 namespace phalanx {
 namespace {

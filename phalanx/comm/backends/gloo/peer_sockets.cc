@@ -20,6 +20,7 @@
 #include "phalanx/store/refusal_log.h"
 #include "phalanx/store/store_handshake.h"
 #include "phalanx/store/store_proof.h"
+#include "phalanx/store/tcp_store_socket.h"
 
 namespace phalanx {
 namespace {

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/store/tcp_store_socket.h"
+#include "phalanx/base/unique_fd.h"
 
 namespace phalanx {
 

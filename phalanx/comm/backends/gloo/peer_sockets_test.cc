@@ -18,6 +18,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/store/store_handshake.h"
 #include "phalanx/store/store_proof.h"
+#include "phalanx/store/tcp_store_socket.h"
 
 namespace phalanx {
 namespace {

@@ -164,6 +164,47 @@ TEST(ShmBackend, NoDescriptorsAreKeptButOneForEachPeer) {
             "");
 }
 
+TEST(ShmBackend, AForkedChildDestroysItsCopyAndDisturbsNobody) {
+  TcpStoreServer server;
+  EXPECT_EQ(run_forked_ranks_or_threads(3,
+                                        [&](int rank) {
+                                          TcpStore store(server.address());
+                                          auto comm = make_shm_communicator(store, rank, 3);
+                                          at::Tensor x = at::full({300'000}, 1.0F);
+                                          comm->all_reduce(x, {.async = true}).wait();  // it has a progress thread
+                                          destroy_in_child(comm);
+                                          comm->all_reduce(x, {.async = true}).wait();
+                                          if (!x.eq(9).all().item<bool>()) throw std::runtime_error("a wrong sum");
+                                          comm->split(0, rank)->barrier();
+                                        }),
+            "");
+}
+
+// The progress thread of the parent is not in the child.
+TEST(ShmBackend, AForkedChildMakesGroupsOfItsOwn) {
+  TcpStoreServer server;
+  EXPECT_EQ(run_forked_ranks(2,
+                             [&](int rank) {
+                               TcpStore store(server.address());
+                               const auto comm = make_shm_communicator(store, rank, 2);
+                               at::Tensor x = at::full({4}, 1.0F);
+                               comm->all_reduce(x, {.async = true}).wait();
+                               const pid_t child = fork();
+                               if (child == 0) {
+                                 alarm(20);
+                                 PrefixStore childs(std::make_shared<TcpStore>(server.address()), "children");
+                                 const auto inner = make_shm_communicator(childs, rank, 2);
+                                 inner->all_reduce(x, {.async = true}).wait();
+                                 _exit(x.eq(4).all().item<bool>() ? 0 : 1);
+                               }
+                               int status = 0;
+                               waitpid(child, &status, 0);
+                               if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+                                 throw std::runtime_error("the children's sum failed");
+                             }),
+            "");
+}
+
 TEST(ShmBackend, WithoutSharedMemoryEveryRankSaysSo) {
   TcpStoreServer server;
   EXPECT_EQ(run_forked_ranks(2,
