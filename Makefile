@@ -102,6 +102,7 @@ timeline: build
 # Status 77: no network, which is said.
 released: all
 	@$(PYTHON) scripts/released_tokenizers.py --bin $(BUILD)/bin --cache $(BUILD)/released || [ $$? -eq 77 ]
+	@$(PYTHON) scripts/chat_templates.py --bin $(BUILD)/bin --cache $(BUILD)/released || [ $$? -eq 77 ]
 
 # Status 77: no network, which is said.
 parquet: bootstrap

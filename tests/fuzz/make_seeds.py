@@ -51,6 +51,13 @@ def make_prompts():
     seed("prompts", "questions", '{"prompt": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0}\n{"prompt": "", "choices": ["a"]}\n')
 
 
+def make_chat_templates():
+    golden = json.loads((ROOT / "phalanx/data/jinja/testdata/golden.json").read_text())
+    for i, case in enumerate(golden["cases"]):
+        context = "\0" + as_json(golden["context"]) if i % 4 == 0 else ""
+        seed("chat_template", f"{i}", case["template"] + context)
+
+
 def make_reports():
     run = {"description": "a </script> run", "begun": {"layout": "2 ranks"}, "environment": {"device": "cpu"},
            "history": [{"step": 2, "time": 1764093600.0, "layout": "1 rank",
@@ -164,6 +171,6 @@ def make_schedules():
     seed("schedule_csv", "overlap", '0F0,0F1,"(0F2;3B0)OVERLAP_F_B",3B1\n1F0,2F0,1B0,2B0\n')
 
 
-for make in (make_safetensors, make_hf_configs, make_prompts, make_tokenizers, make_manifests, make_token_files, make_images, make_corpora, make_configs,
+for make in (make_safetensors, make_hf_configs, make_prompts, make_chat_templates, make_tokenizers, make_manifests, make_token_files, make_images, make_corpora, make_configs,
              make_reports, make_schedules):
     make()

@@ -38,15 +38,23 @@ void take_id(const nlohmann::json& json, const char* key, const std::string& fil
   token.said_by = file;
 }
 
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(path, error) ? path : path.parent_path();
+}
+
+bool is_file(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error);
+}
+
 }  // namespace
 
 SpecialTokens special_tokens_beside(const std::filesystem::path& path) {
-  std::error_code error;
-  const auto folder = std::filesystem::is_directory(path, error) ? path : path.parent_path();
   SpecialTokens tokens;
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
-    const auto file = folder / name;
-    if (!std::filesystem::is_regular_file(file, error)) continue;
+    const auto file = folder_of(path) / name;
+    if (!is_file(file)) continue;
     const auto json = parse_json_object<DataError>(read_file(file, kMaxDescriptionBytes), file.string());
     const bool has_ids = std::string_view(name) == "generation_config.json";
     const auto take = [&](const char* key, const char* key_of_id, SpecialToken& token) {
@@ -57,6 +65,22 @@ SpecialTokens special_tokens_beside(const std::filesystem::path& path) {
     take("pad_token", "pad_token_id", tokens.pad);
   }
   return tokens;
+}
+
+std::map<std::string, std::string> special_token_texts(const std::filesystem::path& path) {
+  std::map<std::string, std::string> texts;
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    const auto file = folder_of(path) / name;
+    if (!is_file(file)) continue;
+    const auto json = parse_json_object<DataError>(read_file(file, kMaxDescriptionBytes), file.string());
+    for (const char* key :
+         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+      SpecialToken token;
+      take_name(json, key, file.string(), token);
+      if (token.name) texts.emplace(key, *token.name);
+    }
+  }
+  return texts;
 }
 
 }  // namespace phalanx::data

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -26,5 +27,9 @@ struct SpecialTokens {
 /// `path` is a folder, or a tokenizer.json in it. Missing files are ignored. Throws DataError that names a malformed
 /// file.
 SpecialTokens special_tokens_beside(const std::filesystem::path& path);
+
+/// The texts of all special tokens that these files name, by key ("bos_token", "unk_token"), as chat templates see them.
+/// Throws DataError as above.
+std::map<std::string, std::string> special_token_texts(const std::filesystem::path& path);
 
 }  // namespace phalanx::data

@@ -27,6 +27,15 @@ class SpecialTokensTest : public ::testing::Test {
   TempDirectory folder_{"special-tokens"};
 };
 
+TEST_F(SpecialTokensTest, GivesAllTextsToChatTemplates) {
+  write("special_tokens_map.json", R"({"eos_token": "<b>", "unk_token": "<x>", "additional_special_tokens": ["<a>"]})");
+  write("tokenizer_config.json", R"({"eos_token": {"content": "</s>"}, "bos_token": null, "pad_token": "<pad>"})");
+  const std::map<std::string, std::string> expected = {
+      {"eos_token", "</s>"}, {"pad_token", "<pad>"}, {"unk_token", "<x>"}};
+  EXPECT_EQ(special_token_texts(folder_.path()), expected);
+  EXPECT_EQ(special_token_texts(file("tokenizer.json")), expected);
+}
+
 TEST_F(SpecialTokensTest, WhatTheFilesSayComesBeforeAGuessByName) {
   EXPECT_EQ(load().end_of_text(), load().id_of("<|endoftext|>"));
   write("generation_config.json", R"({"eos_token_id": [1, 3], "bos_token_id": null})");

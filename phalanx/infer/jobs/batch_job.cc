@@ -11,8 +11,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_depth.h"
+#include "phalanx/base/json_lines.h"
 #include "phalanx/base/json_text.h"
-#include "phalanx/infer/jobs/json_lines.h"
 
 namespace phalanx::infer {
 namespace {

@@ -6,10 +6,10 @@
 #include <unordered_map>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_lines.h"
 #include "phalanx/base/json_number.h"
 #include "phalanx/base/json_text.h"
 #include "phalanx/base/utf8.h"
-#include "phalanx/infer/jobs/json_lines.h"
 
 namespace phalanx::infer {
 namespace {

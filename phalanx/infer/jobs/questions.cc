@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_lines.h"
 #include "phalanx/base/json_text.h"
-#include "phalanx/infer/jobs/json_lines.h"
 
 namespace phalanx::infer {
 

@@ -1,4 +1,4 @@
-// Reads files of JSON lines: prompts, questions and results. It does not use torch.
+// Reads files of JSON lines: prompts, questions, conversations, results.
 //
 //   each_line(text, "prompts.jsonl", [&](std::string_view line, const std::string& where) {
 //     const auto object = parse_json_object<DataError>(line, where);  // base/json_text.h
@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace phalanx::infer {
+namespace phalanx {
 
 /// Calls `use` with every line that is not empty or blank, without its end ("\n" or "\r\n"), and with its location:
 /// "NAME, line 3". A UTF-8 byte order mark before the first line is skipped. Throws DataError for text in UTF-16
@@ -22,4 +22,4 @@ void each_line(std::string_view text, const std::string& name,
 /// reason of the first.
 std::string no_line_left(const std::string& name, const std::string& what, const std::vector<std::string>& skipped);
 
-}  // namespace phalanx::infer
+}  // namespace phalanx

@@ -1,4 +1,4 @@
-#include "phalanx/infer/jobs/json_lines.h"
+#include "phalanx/base/json_lines.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include "phalanx/base/byte_order_mark.h"
 #include "phalanx/base/error.h"
 
-namespace phalanx::infer {
+namespace phalanx {
 
 void each_line(std::string_view text, const std::string& name,
                const std::function<void(std::string_view line, const std::string& where)>& use) {
@@ -29,4 +29,4 @@ std::string no_line_left(const std::string& name, const std::string& what, const
                      skipped.size() == 1 ? "" : "the first because of ", skipped.front());
 }
 
-}  // namespace phalanx::infer
+}  // namespace phalanx
