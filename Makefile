@@ -112,7 +112,7 @@ test-all: test slurm soak deaths kills worlds timeline layouts mutations release
 
 # detect_leaks: LeakSanitizer needs ptrace, which containers refuse.
 asan: bootstrap
-	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
+	cmake --preset asan -B $(SANITIZED) -DPHALANX_BENCHMARKS=OFF $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  ctest --test-dir $(SANITIZED) --label-exclude sample --output-on-failure --no-tests=error

@@ -114,7 +114,7 @@ class MemoryLimitTest : public ProgramTest {
 };
 
 TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
-  if (kMapsTerabytes) GTEST_SKIP() << kWhyNoMemoryLimit;
+  if (kUnderSanitizer) GTEST_SKIP() << kWhyNoMemoryLimit;
   // Without sharding the run is refused before any allocation, with the numbers and advice.
   const Trained refused = train(280 * kMebibyte, {});
   EXPECT_EQ(refused.status, 1) << refused.err;

@@ -70,5 +70,6 @@ if(PHALANX_TESTS)
                    -DCOMPILER=${CMAKE_CXX_COMPILER} -DLAUNCHER=${PHALANX_CCACHE}
                    -DSANITIZE=${PHALANX_SANITIZE} -DPREFIX_PATH=${CMAKE_PREFIX_PATH}
                    -P ${PROJECT_SOURCE_DIR}/tests/install/run.cmake)
-  set_tests_properties(install PROPERTIES LABELS full TIMEOUT 600 ENVIRONMENT "OMP_NUM_THREADS=1")
+  set_tests_properties(install PROPERTIES LABELS full ENVIRONMENT "OMP_NUM_THREADS=1")
+  phalanx_time_limit(600 install)
 endif()

@@ -23,6 +23,7 @@
 
 #include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/base/testing/under_sanitizer.h"
 
 namespace phalanx::cli::program_testing {
 
@@ -184,7 +185,8 @@ class ProgramTest : public FolderTest {
       ::execv(argv[0], argv.data());
       ::_exit(127);
     }
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(3);
+    constexpr std::chrono::minutes kLimit = kSlowdown * std::chrono::minutes(3);
+    const auto deadline = std::chrono::steady_clock::now() + kLimit;
     bool busy = static_cast<bool>(options.meanwhile);
     int status = 0;
     while (::waitpid(child, &status, WNOHANG) == 0) {
@@ -192,7 +194,8 @@ class ProgramTest : public FolderTest {
       terminal.read();
       if (options.hang_up && options.hang_up()) terminal.close();
       if (std::chrono::steady_clock::now() > deadline) {
-        ADD_FAILURE() << "still running after 3 minutes: " << arguments[0] << "\n" << contents(err);
+        ADD_FAILURE() << "still running after " << kLimit.count() << " minutes: " << arguments[0] << "\n"
+                      << contents(err);
         ::kill(-child, SIGKILL);
         ::waitpid(child, &status, 0);
         break;

@@ -71,7 +71,7 @@ TEST(StartThreadTest, ARefusalNamesTheLimitItsValueAndTheCure) {
 
 // The stack of a thread is memory of the process.
 TEST(StartThreadTest, ARefusalForWantOfMemoryNamesItsLimitFirst) {
-  if (kMapsTerabytes) GTEST_SKIP() << kWhyNoMemoryLimit;
+  if (kUnderSanitizer) GTEST_SKIP() << kWhyNoMemoryLimit;
   const std::string refused = message_under(RLIMIT_DATA, 64 << 20, [] { check_threads(64); });
   EXPECT_THAT(refused, HasSubstr("Resource temporarily unavailable). RLIMIT_DATA: 64.0 MiB, of which "));
   EXPECT_THAT(refused, HasSubstr("for its stack (ulimit -s)"));

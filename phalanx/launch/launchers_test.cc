@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -88,11 +89,11 @@ TEST_F(ByFile, OtherRanksThatDoNotComeAreNamedAndTheFileGoes) {
 class ByTcp : public testing::Test {
  protected:
   static std::unique_ptr<CollectedProcess> start(const std::string& address, int rank, const std::string& secret = "",
-                                                 const std::string& timeout_ms = "20000") {
+                                                 std::chrono::milliseconds timeout = kStartLimit) {
     auto environment = clean_environment();
     if (!secret.empty()) environment["PHALANX_JOB_SECRET"] = secret;
     return std::make_unique<CollectedProcess>(
-        std::vector<std::string>{worker(), "--timeout-ms", timeout_ms, "--method",
+        std::vector<std::string>{worker(), "--timeout-ms", std::to_string(timeout.count()), "--method",
                                  fmt::format("tcp://{}?rank={}&world_size=2", address, rank)},
         environment);
   }
@@ -111,7 +112,7 @@ TEST_F(ByTcp, APortInUseAndANameThatDoesNotResolveAreSaidAtOnce) {
                     HasSubstr("'no-such-host.invalid' does not resolve")));
   HostPort nobody;
   { nobody = TcpStoreServer().address(); }
-  auto early = start(nobody.text(), 1, "", "200");
+  auto early = start(nobody.text(), 1, "", std::chrono::milliseconds(200));
   EXPECT_EQ(early->wait(), 1);
   EXPECT_THAT(early->output(), AllOf(HasSubstr("host the store at " + nobody.text()), HasSubstr("nothing listens")));
 }

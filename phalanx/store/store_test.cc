@@ -17,6 +17,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/base/testing/quiet_fork.h"
 #include "phalanx/store/hash_store.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/store/tcp_store_wire.h"
@@ -234,7 +235,7 @@ INSTANTIATE_TEST_SUITE_P(Stores, EveryStore,
 std::chrono::steady_clock::duration time_to_tell_of_a_death() {
   TcpStoreServer server;
   TcpStore store(server.address());
-  const pid_t child = fork();
+  const pid_t child = quiet_fork();
   if (child == 0) {
     // Nothing in here may return to the test program.
     try {
@@ -350,7 +351,7 @@ class StoppableStore {
   StoppableStore() {
     int ends[2];
     if (pipe(ends) != 0) throw std::runtime_error("pipe");
-    child_ = fork();
+    child_ = quiet_fork();
     if (child_ == 0) {
       // Nothing in here may return to the test program.
       prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -7,11 +7,13 @@
 #include <functional>
 #include <thread>
 
+#include "phalanx/base/testing/under_sanitizer.h"
+
 namespace phalanx {
 
-/// Looks every 2 ms. True once the condition holds, false after a minute.
+/// Looks every 2 ms. True once the condition holds, false after a minute, or ten under a sanitizer.
 inline bool comes_true(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  const auto deadline = std::chrono::steady_clock::now() + kSlowdown * std::chrono::minutes(1);
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));

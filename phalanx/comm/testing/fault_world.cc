@@ -14,7 +14,9 @@
 #include <stdexcept>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/under_sanitizer.h"
 #include "phalanx/comm/futex.h"
+#include "phalanx/comm/testing/fork_gate.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 
 namespace phalanx {
@@ -33,7 +35,7 @@ struct FaultPage {
 
 namespace {
 
-constexpr std::chrono::seconds kHang{60};
+constexpr std::chrono::seconds kHang{60 * kSlowdown};
 constexpr int kHopeless = 10;  // times the bound: too late on any node
 
 std::int64_t to_us(std::chrono::steady_clock::time_point at) {
@@ -53,6 +55,7 @@ LoadedTime LoadedTime::now() {
 }
 
 std::string late(const LoadedTime& since, std::chrono::milliseconds bound, std::chrono::milliseconds* took) {
+  bound *= kSlowdown;
   const LoadedTime now = LoadedTime::now();
   const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(now.at - since.at);
   if (took) *took = passed;
@@ -115,8 +118,9 @@ FaultWorld::FaultWorld(int size, const std::function<void(FaultRank&)>& body)
   page_ = static_cast<FaultPage*>(
       mmap(nullptr, sizeof(FaultPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   page_->crowded_us = -1;
+  ForkGate gate;
   for (int rank = 0; rank < size; ++rank) {
-    const pid_t child = fork();
+    const pid_t child = gate.fork();
     if (child == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives the test
       begin_forked_child();
@@ -132,6 +136,7 @@ FaultWorld::FaultWorld(int size, const std::function<void(FaultRank&)>& body)
     }
     children_.push_back(child);
   }
+  gate.open();
 }
 
 FaultWorld::~FaultWorld() {

@@ -6,7 +6,7 @@
 //
 // The bound on the delay of an error holds for a node with a core for every thread that needs one. So the measured
 // time excludes the time in which, by /proc/pressure/cpu, some thread needed a core and had none. But ten times the
-// bound is always too late (late()).
+// bound is always too late (late()). Under a sanitizer the bound is ten times as long.
 //
 //   FaultWorld world(3, [&](FaultRank& rank) {
 //     auto comm = ...;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/testing/fork_gate.h"
 
 namespace phalanx {
 namespace {
@@ -89,8 +90,9 @@ std::string run_forked_ranks(int world, const std::function<void(int rank)>& bod
   auto* texts = static_cast<char*>(mmap(nullptr, kText * static_cast<std::size_t>(world), PROT_READ | PROT_WRITE,
                                         MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   std::vector<pid_t> children;
+  ForkGate gate;
   for (int rank = 0; rank < world; ++rank) {
-    const pid_t child = fork();
+    const pid_t child = gate.fork();
     if (child == 0) {
       begin_forked_child();
       int status = 0;
@@ -104,6 +106,7 @@ std::string run_forked_ranks(int world, const std::function<void(int rank)>& bod
     }
     children.push_back(child);
   }
+  gate.open();
   std::string failures;
   for (int rank = 0; rank < world; ++rank) {
     int status = 0;

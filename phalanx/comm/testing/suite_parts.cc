@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "phalanx/base/testing/under_sanitizer.h"
 #include "phalanx/comm/backend.h"
 
 namespace phalanx::suite {
@@ -73,7 +74,7 @@ std::string label(const char* verb, ScalarType type, ReduceOp op, std::int64_t c
 }
 
 bool is_slow(const Communicator& comm) {
-  return comm.backend_name().ends_with("gloo") || comm.backend_name() == "nccl";
+  return kUnderSanitizer || comm.backend_name().ends_with("gloo") || comm.backend_name() == "nccl";
 }
 bool matches_in_order(const Communicator& comm) { return !comm.backend()->traits().has_tags; }
 

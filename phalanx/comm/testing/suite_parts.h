@@ -62,7 +62,7 @@ void for_each_reduction(Body body) {
 
 std::string label(const char* verb, ScalarType type, ReduceOp op, std::int64_t count);
 
-/// True for TCP and for fake streams, which are threads.
+/// True for TCP, for fake streams, which are threads, and under a sanitizer.
 bool is_slow(const Communicator& comm);
 /// True if messages between two ranks match in the order of issue, whatever their tags.
 bool matches_in_order(const Communicator& comm);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -17,6 +18,7 @@
 
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/base/testing/under_sanitizer.h"
 #include "phalanx/launch/supervisor/child_process.h"
 
 namespace phalanx {
@@ -66,6 +68,9 @@ inline void expect_sum_of_ranks(const std::string& output, int ranks) {
   for (int rank = 0; rank < ranks; ++rank) EXPECT_THAT(output, HasSubstr(fmt::format("rank {} of {}, ", rank, ranks)));
   EXPECT_THAT(output, HasSubstr(fmt::format("sum {}\n", ranks * (ranks + 1) / 2)));
 }
+
+// How long ranks of a test wait for each other.
+inline constexpr std::chrono::milliseconds kStartLimit = kSlowdown * std::chrono::seconds(20);
 
 // A process whose output is collected. The destructor kills its process group.
 class CollectedProcess {

@@ -59,13 +59,13 @@ class DirectRounds final : public CollectiveRounds {
     auto* const output = static_cast<std::byte*>(d_.output);
     if (d_.verb == Verb::reduce_scatter) {
       range_ = part_of(d_.counts, d_.output_count, rank_);
-      target_ = output - range_.begin * width_;
+      target_ = output;
       for (const RankBuffers& one : ranks_) sources_.push_back(one.input);
       return;
     }
     range_ = slice_of(static_cast<std::size_t>(d_.output_count), size(), rank_);
     const bool to_all = d_.verb == Verb::all_reduce;
-    target_ = to_all ? output : of(d_.root).output;
+    target_ = (to_all ? output : of(d_.root).output) + range_.begin * width_;
     for (int k = 0; k < size(); ++k) {
       sources_.push_back(of(k).output);
       // Starts with the next rank, so that not all write to the same one at once.
@@ -129,9 +129,10 @@ class DirectRounds final : public CollectiveRounds {
       const std::size_t count = std::min(tile, piece_end - range_.begin);
       const std::size_t at = range_.begin * width_;
       for (std::size_t r = 0; r < sources_.size(); ++r) inputs_[r] = sources_[r] + at;
-      kernel(target_ + at, inputs_.data(), size(), count);
-      for (std::byte* const also : also_) std::memcpy(also + at, target_ + at, count * width_);
+      kernel(target_, inputs_.data(), size(), count);
+      for (std::byte* const also : also_) std::memcpy(also + at, target_, count * width_);
       range_.begin += count;
+      target_ += count * width_;
     }
   }
 
@@ -146,7 +147,7 @@ class DirectRounds final : public CollectiveRounds {
   // Elements `range_` of sources_ are reduced into target_, and copied to `also_`.
   Range range_;
   std::vector<const std::byte*> sources_;  // of element 0
-  std::byte* target_ = nullptr;            // of element 0
+  std::byte* target_ = nullptr;            // of element range_.begin
   std::vector<std::byte*> also_;           // of element 0
   std::vector<const void*> inputs_;
 };

@@ -187,14 +187,14 @@ class ShmLarge : public ::testing::TestWithParam<int> {};
 
 TEST_P(ShmLarge, EveryVerbMovesWhatLeavesTheCaches) {
   TcpStoreServer server;
-  EXPECT_EQ(run_forked_ranks(GetParam(),
-                             [&](int rank) {
-                               TcpStore store(server.address());
-                               const auto comm = make_shm_communicator(store, rank, GetParam());
-                               large_gathers(*comm);
-                               large_exchanges(*comm);
-                               large_reductions(*comm);
-                             }),
+  EXPECT_EQ(run_forked_ranks_or_threads(GetParam(),
+                                        [&](int rank) {
+                                          TcpStore store(server.address());
+                                          const auto comm = make_shm_communicator(store, rank, GetParam());
+                                          large_gathers(*comm);
+                                          large_exchanges(*comm);
+                                          large_reductions(*comm);
+                                        }),
             "");
 }
 

@@ -22,6 +22,8 @@
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/base/testing/quiet_fork.h"
+#include "phalanx/base/testing/under_sanitizer.h"
 #include "phalanx/comm/backends/mpi/mpi.h"
 #include "phalanx/comm/backends/mpi/testing/mpi_ranks.h"
 #include "phalanx/comm/testing/backend_suite.h"
@@ -63,7 +65,7 @@ MpiJob run_under_mpirun_once(int world, const std::string& body, seconds limit) 
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("no pipe");
   const auto begin = std::chrono::steady_clock::now();
-  const pid_t child = fork();
+  const pid_t child = quiet_fork();
   if (child == 0) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);  // mpirun then ends its ranks
     dup2(ends[1], STDOUT_FILENO);
@@ -103,6 +105,7 @@ MpiJob run_under_mpirun_once(int world, const std::string& body, seconds limit) 
 
 // Repeats the run if a rank found an error late; see again_if_late().
 MpiJob run_under_mpirun(int world, const std::string& body, seconds limit = seconds(120)) {
+  limit *= kSlowdown;
   MpiJob job = run_under_mpirun_once(world, body, limit);
   for (int more = 0; more < 2 && job.output.find(": late: ") != std::string::npos; ++more) {
     std::cerr << "tried again, since this was late:\n" << job.output << "\n";
