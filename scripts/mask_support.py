@@ -65,6 +65,8 @@ def verified(program, ranks, kind, folder):
     for entry in json.loads(report.read_text()):
         if not entry["right"]:
             sys.exit(f"mask_support: {kind}: {entry['layout']} is wrong")
+        if kind != "causal" and not entry["documents_compared"]:
+            sys.exit(f"mask_support: {kind}: {entry['layout']} has compared no two documents")
         counts[form_of(entry["layout"])] += 1
     return counts
 

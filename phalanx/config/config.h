@@ -197,7 +197,7 @@ bool uses_op_sac(const TrainConfig& config);
 /// Whether units are resharded after the forward pass: fsdp_reshard_after_forward. The default is yes, but no in a
 /// pipeline.
 bool reshards_after_forward(const TrainConfig& config);
-/// Whether accumulated gradients are averaged over the sharding group in every micro-batch:
+/// Whether accumulated gradients are reduced over the sharding group in every micro-batch:
 /// fsdp_reduce_each_microbatch. The default is yes under zero_stage 2 and 3, but no in a pipeline.
 bool reduces_each_microbatch(const TrainConfig& config);
 /// The number of ranks over which a unit stays sharded between the passes; 0: fsdp_reshard_after_forward is not a

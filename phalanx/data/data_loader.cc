@@ -12,6 +12,11 @@
 #include "phalanx/data/permutation.h"
 
 namespace phalanx::data {
+namespace {
+
+constexpr std::int64_t kPaddingPiece = 64;  // places, so that attention over padding costs little
+
+}  // namespace
 
 void check_batch(std::int64_t global_batch_size, std::int64_t ranks, std::int64_t micro_batches) {
   if (global_batch_size < 1 || ranks < 1 || micro_batches < 1) {
@@ -46,11 +51,13 @@ DataLoader::DataLoader(TokenFile tokens, DataLoaderOptions options) : tokens_(st
     throw DataError(fmt::format("{}: token range [{}, {}) is outside the file's {} tokens", tokens_.path(),
                                 range_.begin, range_.end, tokens_.size()));
   }
-  if (options_.separate_documents && tokens_.format() != TokenFormat::megatron) {
+  if (options_.separate_documents && !tokens_.lists_documents()) {
     throw DataError(
-        fmt::format("{}: {} file, which does not list its documents; expected a Megatron file (.bin with "
-                    ".idx), as `phalanx tokenize` writes it, to keep documents apart",
-                    tokens_.path(), to_string(tokens_.format())));
+        fmt::format("{}: {}, which does not list its documents; expected a Megatron file (.bin with .idx) "
+                    "with document bounds, as `phalanx tokenize` writes it, to keep documents apart",
+                    tokens_.path(),
+                    tokens_.format() == TokenFormat::megatron ? "an index without document bounds"
+                                                              : fmt::format("a {} file", to_string(tokens_.format()))));
   }
   if (options_.pack) {
     if (!options_.separate_documents) throw ConfigError("packed rows hold several documents: keep them separate");
@@ -117,7 +124,9 @@ std::int64_t DataLoader::first_token(StreamPosition place) const {
 }
 
 std::int64_t DataLoader::token_at(std::int64_t step, std::int64_t row) const {
-  return first_token(place_of(step, row));
+  const StreamPosition place = place_of(step, row);
+  if (packed_) return packed_->row(place.epoch, place.token / options_.seq_len).front().begin - range_.begin;
+  return first_token(place);
 }
 
 std::vector<std::int64_t> DataLoader::document_starts(std::int64_t after, std::int64_t last) const {
@@ -184,10 +193,12 @@ void DataLoader::fill_packed_row(StreamPosition place, const Row& row) const {
     filled += piece.count;
     row.ends.push_back(static_cast<std::int32_t>(row.at + filled));
   }
-  if (filled == seq) return;
   std::fill(row.inputs.begin() + filled, row.inputs.end(), 0);
   std::fill(row.labels.begin() + filled, row.labels.end(), kIgnoredLabel);
-  row.ends.push_back(static_cast<std::int32_t>(row.at + seq));
+  while (filled < seq) {
+    filled = std::min(filled + kPaddingPiece, seq);
+    row.ends.push_back(static_cast<std::int32_t>(row.at + filled));
+  }
 }
 
 template <class PlaceOf>

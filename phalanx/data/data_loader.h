@@ -92,8 +92,8 @@ class DataLoader {
 
   /// The stream's position before this step.
   StreamPosition position_of(std::int64_t step) const { return place_of(step, 0); }
-  /// From now on the position before `step` is `position`. Throws ConfigError if it is inside a shuffled epoch and
-  /// between samples.
+  /// From now on the position before `step` is `position`. Throws ConfigError if it is inside a shuffled or packed epoch
+  /// and between samples.
   void begin_at(std::int64_t step, StreamPosition position);
 
   /// The first token of row `row` of the global batch of `step`, counted from the start of the range.
@@ -108,7 +108,7 @@ class DataLoader {
   /// How many tokens of the global batch of `step` have a label.
   std::int64_t label_count(std::int64_t step) const;
 
-  /// The same for samples [first, first + count) of the first epoch, which are in the file's order without shuffling.
+  /// As fill(), for samples [first, first + count) of the first epoch, which are in the file's order without shuffling.
   std::vector<std::int32_t> fill_samples(std::int64_t first, std::int64_t count, std::span<std::int64_t> inputs,
                                          std::span<std::int64_t> labels) const;
 

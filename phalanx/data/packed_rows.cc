@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <functional>
 #include <list>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -50,8 +51,12 @@ PackedRows::PackedRows(TokenFile tokens, PackedRowsOptions options)
   first_document_ = std::max<std::int64_t>(begins_before(options_.range.begin + 1) - 1, 0);
   document_count_ = begins_before(options_.range.end) - first_document_;
   for (std::int64_t number = 0; number < windows(); ++number) {
-    rows_of_window_.push_back(std::ssize(pack(number, &statistics_).rows));
-    statistics_.rows += rows_of_window_.back();
+    std::vector<std::int32_t>& labels = labels_.emplace_back();
+    for (const auto& row : pack(number, &statistics_).rows) {
+      labels.push_back(0);
+      for (const Piece& piece : row) labels.back() += static_cast<std::int32_t>(piece.count);
+    }
+    statistics_.rows += std::ssize(labels);
   }
   if (statistics_.rows > 0) return;
   throw DataError(fmt::format("{}: no document of two tokens among the {} of tokens [{}, {}): nothing to pack",
@@ -132,14 +137,15 @@ PackedRows::Place PackedRows::place_of(std::int64_t epoch, std::int64_t row) con
     for (std::int64_t i = 0; i < windows(); ++i) {
       const std::int64_t number = options_.shuffle ? order(i) : i;
       cache_->order.emplace_back(first, number);
-      first += rows_of_window_[static_cast<std::size_t>(number)];
+      first += std::ssize(labels_[static_cast<std::size_t>(number)]);
     }
     cache_->epoch = epoch;
   }
   const auto after = std::ranges::upper_bound(cache_->order, row, {}, [](const auto& one) { return one.first; });
   const auto [first, number] = *(after - 1);
   if (!options_.shuffle) return {number, row - first};
-  const Permutation order(rows_of_window_[static_cast<std::size_t>(number)], {options_.seed, key_of(epoch, number)});
+  const Permutation order(std::ssize(labels_[static_cast<std::size_t>(number)]),
+                          {options_.seed, key_of(epoch, number)});
   return {number, order(row - first)};
 }
 
@@ -149,9 +155,8 @@ std::vector<PackedRows::Piece> PackedRows::row(std::int64_t epoch, std::int64_t 
 }
 
 std::int64_t PackedRows::label_count(std::int64_t epoch, std::int64_t row) const {
-  std::int64_t sum = 0;
-  for (const Piece& piece : this->row(epoch, row)) sum += piece.count;
-  return sum;
+  const Place place = place_of(epoch, row);
+  return labels_[static_cast<std::size_t>(place.window)][static_cast<std::size_t>(place.row)];
 }
 
 }  // namespace phalanx::data

@@ -16,12 +16,11 @@
 //   for (const PackedRows::Piece& piece : rows.row(/*epoch=*/0, 17)) tokens.read(piece.begin, ...);   // count + 1 tokens
 //
 // The constructor looks at every document's length, not at tokens: about a second for 10 million documents. Memory is
-// that of a few windows. Any number of threads may call the const methods.
+// four bytes a row and that of a few windows. Any number of threads may call the const methods.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "phalanx/data/token_file.h"
@@ -46,7 +45,7 @@ class PackedRows {
   };
   struct Statistics {
     std::int64_t documents = 0;  // that have a place
-    std::int64_t skipped = 0;    // of a single token
+    std::int64_t skipped = 0;    // of less than two tokens
     std::int64_t cut = 0;        // longer than a row
     std::int64_t labels = 0;     // places that are no padding
     std::int64_t rows = 0;
@@ -60,6 +59,7 @@ class PackedRows {
   const Statistics& statistics() const { return statistics_; }
   /// The pieces of a row, in their order in it. REQUIRES: 0 <= row < row_count().
   std::vector<Piece> row(std::int64_t epoch, std::int64_t row) const;
+  /// The places of a row that are no padding: the sum of its pieces.
   std::int64_t label_count(std::int64_t epoch, std::int64_t row) const;
 
  private:
@@ -75,7 +75,7 @@ class PackedRows {
   TokenFile tokens_;
   PackedRowsOptions options_;
   std::int64_t first_document_ = 0, document_count_ = 0;  // that the range touches
-  std::vector<std::int64_t> rows_of_window_;
+  std::vector<std::vector<std::int32_t>> labels_;         // of each row of each window
   Statistics statistics_;
   struct Cache;
   std::unique_ptr<Cache> cache_;

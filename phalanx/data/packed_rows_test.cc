@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/data/data_loader.h"
@@ -166,6 +167,7 @@ TEST_F(PackedRowsTest, ALoaderPadsRowsAndSaysWhereDocumentsEnd) {
   EXPECT_THAT(all.labels, ElementsAre(1, 2, 3, 4, 5, 6, 17, /**/ 8, 9, 10, 12, 13, 14, 15, /**/ 19, 20, kNone, kNone,
                                       kNone, kNone, kNone));
   EXPECT_THAT(all.ends, ElementsAre(0, 6, 7, 10, 14, 16, 21));
+  EXPECT_EQ(loader.token_at(0, 1), 7);
   EXPECT_EQ(loader.label_count(0), 16);
   // Each rank's part has its own boundaries, and the second step is the second epoch.
   const Loaded last = load(loader, 1, {2, 3});
@@ -216,7 +218,55 @@ TEST_F(PackedRowsTest, AStreamGoesOnWhereItWasWhateverTheBatchSize) {
               ElementsAre(HasSubstr("is packed in sequences of 50")));
 }
 
+// The divisor of a step's loss: in every mode, over epochs, and after a resume.
+TEST_F(PackedRowsTest, TheNumberOfLabelsIsThatOfTheLabels) {
+  const TokenFile tokens = documents(many_lengths());
+  for (const bool pack : {false, true}) {
+    for (const bool shuffle : {false, true}) {
+      DataLoader loader(tokens, {.seq_len = 50,
+                                 .global_batch_size = 6,
+                                 .shuffle = shuffle,
+                                 .seed = 3,
+                                 .separate_documents = true,
+                                 .pack = pack});
+      for (const std::int64_t from : {0, 70}) {
+        if (from > 0) loader.begin_at(from, {.epoch = 1, .token = 100});
+        for (std::int64_t step = from; step < from + 60; ++step) {
+          const Loaded all = load(loader, step, {0, 6});
+          EXPECT_EQ(loader.label_count(step), std::ssize(all.labels) - std::ranges::count(all.labels, kIgnoredLabel))
+              << "step " << step << (pack ? ", packed" : "") << (shuffle ? ", shuffled" : "");
+          EXPECT_EQ(all.ends.back(), 6 * 50);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(PackedRowsTest, LongPaddingIsCutIntoPieces) {
+  const TokenFile tokens = documents({3, 3});
+  const DataLoader loader(tokens, {.seq_len = 200, .global_batch_size = 1, .separate_documents = true, .pack = true});
+  EXPECT_THAT(load(loader, 0, {0, 1}).ends, ElementsAre(0, 2, 4, 68, 132, 196, 200));
+}
+
 TEST_F(PackedRowsTest, AFileThatListsNoDocumentsIsRefused) {
+  // An index of one sequence whose writer ended no document.
+  const std::vector<std::uint16_t> ids = {1, 2, 3, 4};
+  std::string index("MMIDIDX\0\0", 9);
+  const auto append = [&index](auto value) { index.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
+  append(std::uint64_t{1});
+  append(std::uint8_t{8});
+  append(std::uint64_t{1});
+  append(std::uint64_t{0});
+  append(std::int32_t{4});
+  append(std::int64_t{0});
+  write_file(folder_.path() / "unended.idx", index);
+  write_file(folder_.path() / "unended.bin", std::string(reinterpret_cast<const char*>(ids.data()), 8));
+  const TokenFile unended((folder_.path() / "unended").string());
+  EXPECT_FALSE(unended.lists_documents());
+  EXPECT_THAT(error_text<DataError>(
+                  [&] { DataLoader(unended, {.seq_len = 2, .global_batch_size = 1, .separate_documents = true}); }),
+              HasSubstr("an index without document bounds"));
+
   const TokenFile raw = counting_file(folder_.path() / "raw.bin", 100);
   EXPECT_THAT(error_text<DataError>(
                   [&] { DataLoader(raw, {.seq_len = 5, .global_batch_size = 1, .separate_documents = true}); }),

@@ -90,7 +90,14 @@ std::vector<std::string> differences_of(const StreamValues& saved, const StreamV
   const auto packing = [](const StreamValues& values) {
     return values.packed_rows > 0 ? "whole documents, packed by best fit" : "consecutive tokens";
   };
-  if ((saved.packed_rows > 0) != (now.packed_rows > 0)) add("[training] packing", packing(saved), packing(now));
+  if ((saved.packed_rows > 0) != (now.packed_rows > 0)) {
+    add("[training] packing", packing(saved), packing(now));
+  } else if (same_file && saved.range == now.range && saved.seq_len == now.seq_len &&
+             saved.packed_rows != now.packed_rows) {
+    // Another version of Phalanx has put other documents together.
+    add("[training] packing", fmt::format("{} packed sequences", saved.packed_rows),
+        fmt::format("{} of the same documents", now.packed_rows));
+  }
   if (saved.shuffle != now.shuffle) {
     add("[training] shuffle", order_text(saved), order_text(now));
   } else if (saved.shuffle && saved.seed != now.seed) {

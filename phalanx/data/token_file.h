@@ -83,6 +83,7 @@ class TokenFile {
 
   /// Documents. Megatron's index lists them; a file of another format is one document.
   std::int64_t document_count() const { return document_count_; }
+  bool lists_documents() const { return documents_ != nullptr; }
   TokenRange document(std::int64_t index) const;
 
   /// Reads ids [begin, begin + out.size()) into `out`. Throws DataError for positions outside the file and ids outside

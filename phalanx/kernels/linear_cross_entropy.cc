@@ -233,13 +233,13 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
 
 static_assert(kIgnoredLabel == gpu::kIgnoredLabel);
 
+}  // namespace
+
 void require_divisor(std::optional<double> divisor) {
   if (!divisor || *divisor > 0) return;
   throw Error(
       fmt::format("cross entropy: a divisor of {}; expected the number of tokens that count, 1 or more", *divisor));
 }
-
-}  // namespace
 
 std::int64_t counted_labels(const at::Tensor& labels) {
   const std::int64_t* label = labels.const_data_ptr<std::int64_t>();

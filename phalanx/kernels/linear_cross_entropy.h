@@ -30,6 +30,9 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
                          std::optional<double> divisor = std::nullopt);
 
+/// Throws Error unless the divisor is unset or positive.
+void require_divisor(std::optional<double> divisor);
+
 /// How many labels, contiguous int64 on the CPU, are counted.
 std::int64_t counted_labels(const at::Tensor& labels);
 

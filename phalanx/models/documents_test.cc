@@ -2,7 +2,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/randint.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
@@ -95,6 +95,20 @@ TEST(PackedDocuments, LossAndGradientsAreThoseOfTheDocumentsAlone) {
       const at::Tensor loss = packed->loss(batch.tokens, batch.labels, {.documents = boundaries(), .divisor = count});
       loss.backward();
       EXPECT_NEAR(loss.item<double>(), sum, 1e-6 * sum);
+      for (std::size_t i = 0; i + 2 < kEnds.size(); ++i) {
+        at::Tensor labels = at::full_like(batch.labels, kIgnoredLabel);
+        const auto part = [&](const at::Tensor& t) {
+          return t.view({-1}).narrow(0, kEnds[i], kEnds[i + 1] - kEnds[i]);
+        };
+        part(labels).copy_(part(batch.labels));
+        const at::NoGradGuard no_grad;
+        const double in_row =
+            packed->loss(batch.tokens, labels, {.documents = boundaries(), .divisor = 1.0}).item<double>();
+        const double by_itself =
+            alone->loss(part(batch.tokens).unsqueeze(0), part(batch.labels).unsqueeze(0), {.divisor = 1.0})
+                .item<double>();
+        EXPECT_NEAR(in_row, by_itself, 1e-5 * by_itself) << "document " << i;
+      }
       // Without a divisor the mean is over the tokens that have a label.
       EXPECT_NEAR(packed->loss(batch.tokens, batch.labels, {.documents = boundaries()}).item<double>(), sum,
                   1e-6 * sum);
@@ -156,6 +170,8 @@ TEST(PackedDocuments, DynamicScalingTakesOnlyDocumentsWithinTheOriginalLength) {
   LlamaConfig config = families().front();
   config.rope_scaling = {.type = RopeScalingType::dynamic, .factor = 2.0, .original_max_seq_len = 10};
   const auto model = make_model(config);
+  const auto rows = std::make_shared<const DocumentBoundaries>(kSeq, std::vector<std::int32_t>{0, kSeq, 2 * kSeq});
+  EXPECT_TRUE(at::equal(model->forward(some_batch().tokens, rows), model->forward(some_batch().tokens)));
   EXPECT_NE(error_text<Error>([&] { model->forward(some_batch().tokens, boundaries()); }).find("a document of 15"),
             std::string::npos);
 }

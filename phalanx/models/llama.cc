@@ -141,10 +141,12 @@ at::Tensor Llama::embed(const at::Tensor& tokens, const at::Tensor& positions) {
 nn::RotaryTables Llama::rope_of(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) {
   if (documents == nullptr) return rope(seq, seq, device).narrow(0, seq);
   const std::int64_t longest = documents->longest();
-  if (config_.rope_scaling.type == RopeScalingType::dynamic && longest > config_.rope_scaling.original_max_seq_len) {
+  const bool is_stretched =
+      config_.rope_scaling.type == RopeScalingType::dynamic && longest > config_.rope_scaling.original_max_seq_len;
+  if (is_stretched && documents->count() > documents->rows()) {
     throw Error(
         fmt::format("Llama: a document of {} tokens among others, and rotary angles that depend on each one's "
-                    "length beyond {} (rope_scaling dynamic); expected shorter documents, or one in a row",
+                    "length beyond {} (rope_scaling dynamic); expected shorter documents, or one in each row",
                     longest, config_.rope_scaling.original_max_seq_len));
   }
   return rope(longest, longest, device).at_positions(documents->positions());

@@ -4,6 +4,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <limits>
 
@@ -19,17 +20,20 @@ GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicato
                            mine.exposed_seconds,
                            mine.wall_seconds,
                            mine.save_ended ? 1.0 : 0.0,
-                           mine.mean_loss};
+                           mine.mean_loss,
+                           static_cast<double>(mine.label_count)};
   constexpr std::int64_t kFields = std::ssize(fields);
   const int size = world.size();
   // On the host, even if the device is a GPU. So an error between the ranks in this step is thrown here, before
   // anything that the device has computed since is read.
   const at::Tensor host = at::empty({size, kFields}, at::TensorOptions(at::kDouble));
   world.all_gather(host, at::tensor(at::ArrayRef<double>(fields, kFields), at::TensorOptions(at::kDouble)));
+  double labels = 0;
   GlobalStepMetrics totals{.max_loss = -std::numeric_limits<double>::infinity()};
   const auto* values = host.const_data_ptr<double>();
   for (int r = 0; r < size; ++r, values += kFields) {
     totals.loss += values[0] * static_cast<double>(data_ranks) / size;
+    labels += values[10] * static_cast<double>(data_ranks) / size;
     if (values[9] > totals.max_loss) totals.max_loss = values[9];  // not NaN
     totals.stop = totals.stop || values[1] != 0;
     totals.data_seconds = std::max(totals.data_seconds, values[2]);
@@ -40,6 +44,7 @@ GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicato
     totals.wall_seconds.push_back(values[7]);
     totals.save_ended = totals.save_ended && values[8] != 0;
   }
+  totals.label_count = std::llround(labels);
   return totals;
 }
 

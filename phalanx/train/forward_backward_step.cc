@@ -1,7 +1,10 @@
 #include "phalanx/train/forward_backward_step.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
 
+#include "phalanx/base/error.h"
 #include "phalanx/train/token_batch.h"
 
 namespace phalanx::train {
@@ -14,7 +17,19 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
   const ParallelPlan& parallel = options.plan.parallel;
   const std::int64_t parts = options.plan.accumulation_steps;
   observe::TraceRecorder* const tracing = options.profiler ? options.profiler->recorder() : nullptr;
-  ForwardBackwardResult pass{.global_label_count = dataloader.label_count(step)};
+  ForwardBackwardResult pass;
+  {
+    const TraceSpan span(tracing, "data loading", "data");
+    const auto begin = std::chrono::steady_clock::now();
+    pass.global_label_count = dataloader.label_count(step);
+    pass.data_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+  if (pass.global_label_count == 0) {
+    throw DataError(
+        fmt::format("step {}: no token of the global batch has a label: its {} sequences hold documents of "
+                    "single tokens alone; expected a larger batch, or training.packing = \"best_fit\"",
+                    step + 1, dataloader.global_batch_size()));
+  }
   for (std::int64_t part = 0; part < parts; ++part) {
     TokenBatch batch;
     {

@@ -24,7 +24,7 @@ std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const conf
   return std::make_unique<FullyShardedDataParallel>(model, mesh, options);
 }
 
-/// A rank that shares a whole model with nobody averages with itself: its gradients get buckets too.
+/// A rank that shares a whole model with nobody reduces with itself: its gradients get buckets too.
 std::shared_ptr<Communicator> replicate(models::Llama& model, const config::RunPlan& plan, const DeviceMesh& mesh) {
   nn::materialize(model);
   if (plan.parallel.pp > 1) return plan.parallel.dp_replicate > 1 ? mesh.communicator("dp_replicate") : nullptr;

@@ -131,6 +131,7 @@ class Trainer {
   void check_replicas_before(std::int64_t step);
   std::string advice_on_divergence() const;
   void require_finite() const;
+  static void require_label_count(const StepOutcome& outcome, std::int64_t expected);
   void require_finite_loss(const StepOutcome& outcome) const;
   void require_finite_norm(const StepOutcome& outcome) const;
   [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;

@@ -104,9 +104,11 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   const auto loss = pass.loss.item<double>();
   outcome.totals = exchange({.loss = loss,
                              .mean_loss = mean_loss(loss, pass.label_count, pass.global_label_count),
+                             .label_count = pass.label_count,
                              .data_seconds = pass.data_seconds,
                              .wall_seconds = std::chrono::duration<double>(told - begin).count() + tail_seconds_},
                             comm, *context_.world);
+  require_label_count(outcome, pass.global_label_count);
   require_finite_loss(outcome);
   check_replicas_before(step);
   outcome.optimizer_step = optimizer_step_->apply(step, profiler_.recorder());
@@ -137,11 +139,13 @@ Trainer::StepOutcome Trainer::await_step(const QueuedStep& queued, bool is_last_
   const double loss = OptimizerStep::loss_of(numbers);
   outcome.totals = exchange({.loss = loss,
                              .mean_loss = mean_loss(loss, queued.label_count, queued.global_label_count),
+                             .label_count = queued.label_count,
                              .data_seconds = queued.data_seconds,
                              .wall_seconds = outcome.seconds},
                             comm_timer_->take(), metrics_group_ && !is_last_queued ? *metrics_group_ : *context_.world);
   // Numbers may be garbage because the ranks' operations did not match. That is an error of the world, then.
   if (!std::isfinite(outcome.totals.loss) || !OptimizerStep::has_stepped(numbers)) context_.world->barrier();
+  require_label_count(outcome, queued.global_label_count);
   require_finite_loss(outcome);
   outcome.optimizer_step = optimizer_step_->result_of(numbers);
   require_finite_norm(outcome);
@@ -160,6 +164,15 @@ bool Trainer::end_step(const StepOutcome& outcome) {
   if (outcome.totals.save_ended) checkpoints_.finish();  // a failed save ends the run here
   if (!std::exchange(has_ended_a_step_, true)) context_.world->mark_started();
   return outcome.totals.stop;
+}
+
+// The loss was divided by the number that every rank has computed for itself.
+void Trainer::require_label_count(const StepOutcome& outcome, std::int64_t expected) {
+  if (outcome.totals.label_count == expected) return;
+  throw Error(
+      fmt::format("step {}: the ranks have read {} tokens with a label, and divided the loss by {}: their data "
+                  "are not what the step's number says; expected the same token files on all ranks",
+                  outcome.step, outcome.totals.label_count, expected));
 }
 
 void Trainer::require_finite_loss(const StepOutcome& outcome) const {

@@ -18,11 +18,11 @@ std::string packing_text(const data::PackedRows& rows, std::int64_t seq_len) {
   const data::PackedRows::Statistics& seen = rows.statistics();
   const auto places = static_cast<double>(seen.rows * seq_len);
   std::string text =
-      fmt::format("{} documents in {} sequences of {}, {:.2g} % padding", with_commas(seen.documents),
+      fmt::format("{} documents in {} sequences of {}, {:.1f} % padding", with_commas(seen.documents),
                   with_commas(seen.rows), seq_len, 100 * (1 - static_cast<double>(seen.labels) / places));
   if (seen.cut > 0) text += fmt::format("; {} longer than a sequence were cut", with_commas(seen.cut));
   if (seen.skipped > 0) {
-    text += fmt::format("{} {} of a single token left out", seen.cut > 0 ? "," : ";", with_commas(seen.skipped));
+    text += fmt::format("{} {} of less than two tokens left out", seen.cut > 0 ? "," : ";", with_commas(seen.skipped));
   }
   return text;
 }

@@ -1,11 +1,11 @@
-// Looks for documents that see each other: changes a token of one document and compares the losses of its neighbours,
-// which must stay the same to the bit.
+// Looks for documents that see each other: changes a token of one document and compares the loss of a token of its
+// neighbour, which must stay the same to the bit.
 //
-//   if (const auto leak = find_document_leak(side)) log::error(leak->text());
+//   const DocumentProbe probe = probe_documents(side);
+//   if (probe.leak) log::error(probe.leak->text());
 //
-// A forward pass of a layout gives no logits, but losses of chosen tokens, which any layout gives. A few labels alone are
-// kept, those at the start of the next document and at the end of the one before, so that a small change is not lost in
-// the sum.
+// A pass of a layout gives no logits, but the loss of any chosen token, if all other labels are left out. It is that of a
+// forward and backward pass as a training step makes it, with its micro-batches. The gradients are dropped.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,22 @@
 namespace phalanx::verify {
 
 struct DocumentLeak {
-  std::int64_t row = 0;      // of this rank's batch
-  std::int64_t changed = 0;  // the token that was changed, counted in the row
-  std::int64_t begin = 0;    // of the document whose loss moved
+  std::int64_t row = 0;       // of this rank's batch
+  std::int64_t changed = 0;   // the token that was changed, counted in the row
+  std::int64_t compared = 0;  // the token whose loss moved
   double before = 0, after = 0;
 
   std::string text() const;
 };
 
-/// Collective over the ranks of the model. Runs the same number of passes on every rank. The first leak on this rank;
-/// none also where its batch has no row of several documents. Experts multiply tokens of all documents together, which
-/// may round differently: a model of experts may move by 1e-5 of the loss.
-std::optional<DocumentLeak> find_document_leak(LayoutSide& side);
+struct DocumentProbe {
+  std::int64_t compared = 0;  // losses compared on this rank; 0: its batch has no row of two documents with labels
+  std::optional<DocumentLeak> leak;  // the first on this rank
+};
+
+/// Collective over the ranks of the model. Every rank runs the same number of passes. Experts multiply tokens of all
+/// documents together, which may round differently: the loss of a model of experts may move by 1e-5 of itself, in 16 bits
+/// by 1e-2.
+DocumentProbe probe_documents(LayoutSide& side);
 
 }  // namespace phalanx::verify

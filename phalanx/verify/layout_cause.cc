@@ -26,8 +26,9 @@ std::string scaled_text(double factor, const DeviceMesh& mesh) {
     if (is(axis.size)) ranks += fmt::format("{}{}", ranks.empty() ? "" : " or ", axis.name);
   }
   if (!ranks.empty()) {
-    return fmt::format("{:.4g} times too large: summed over {} where each rank has all of it, or counted {:.0f} times",
-                       factor, ranks, factor);
+    return fmt::format(
+        "{:.4g} times too large: summed over {} where each rank has all of it, or divided by its own labels alone",
+        factor, ranks);
   }
   for (const auto& axis : mesh.axes()) {
     if (axis.size > 1 && is(1.0 / axis.size)) {

@@ -96,6 +96,9 @@ struct LayoutCheck {
   LayoutTolerance tolerance;
   std::vector<std::string> notes;  // events that are not errors of the layout, such as an overflow in float16
   std::vector<StepCheck> steps;    // up to the first wrong one
+  /// Losses that were compared on all ranks while a token of another document was changed (document_probe.h); unset:
+  /// documents are not kept apart.
+  std::optional<std::int64_t> documents_compared = {};
   std::optional<LayoutFinding> finding;
 };
 

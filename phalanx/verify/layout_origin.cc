@@ -22,7 +22,7 @@ using nlohmann::json;
 /// What one side used during a step.
 struct Path {
   std::vector<std::unique_ptr<ForwardTrace>> traces;  // of the stages that this rank has
-  at::Tensor tokens;                                  // [rows, seq_len + 1], float64
+  at::Tensor tokens;  // [rows, 2 seq_len], float64: inputs, labels; then positions in documents
 
   Path(LayoutSide& side, std::int64_t step) {
     const data::RowRange rows = side.rows();
@@ -34,7 +34,8 @@ struct Path {
     side.forward_backward(step);
     for (const auto& trace : traces) trace->note_uncalled();
     const train::TokenBatch batch = train::load_batch(*side.data.dataloader, step, rows, at::kCPU);
-    tokens = at::cat({batch.inputs, batch.labels.narrow(1, batch.labels.size(1) - 1, 1)}, 1).to(at::kDouble);
+    tokens = at::cat({batch.inputs, batch.labels}, 1).to(at::kDouble);
+    if (batch.documents) tokens = at::cat({tokens, batch.documents->positions().to(at::kDouble)}, 1);
   }
 
   const ForwardTrace::ModuleRecord* find(const std::string& module) const {

@@ -178,6 +178,7 @@ nlohmann::json layout_record(const std::string& name, const LayoutCheck& check) 
   nlohmann::json record = {{"layout", name}, {"right", !check.finding}, {"steps", nlohmann::json::array()}};
   if (check.finding) record["finding"] = check.finding->text();
   if (!check.notes.empty()) record["notes"] = check.notes;
+  if (check.documents_compared) record["documents_compared"] = *check.documents_compared;
   for (const StepCheck& step : check.steps) {
     nlohmann::json one = {{"step", step.step},
                           {"loss", step.loss},

@@ -426,23 +426,23 @@ void FsdpRuntime::finish_oldest_reduce_scatter() {
   } else {
     param_groups_[group]->take_partial_reduce_output();
     reduced_.push_back(group);
-    start_averaging(group);
+    start_replica_reduction(group);
   }
   if (at::Tensor memory = param_groups_[group]->detach_grads(); memory.defined())
     grad_pool_->release(std::move(memory));
 }
 
-void FsdpRuntime::start_averaging(std::size_t group) {
+void FsdpRuntime::start_replica_reduction(std::size_t group) {
   const bool replicated = replicas_ && replicas_->size() > 1;
-  if (replicated) averaging_.push_back(param_groups_[group]->reduce_over(*replicas_));
+  if (replicated) replica_reductions_.push_back(param_groups_[group]->reduce_over(*replicas_));
   if (!param_groups_[group]->offloads()) return;
-  finish_averaging();  // what is copied next must be complete, and its memory then goes to another unit
+  finish_replica_reductions();  // what is copied next must be complete, and its memory then goes to another unit
   param_groups_[group]->copy_to_host();
 }
 
-void FsdpRuntime::finish_averaging() {
+void FsdpRuntime::finish_replica_reductions() {
   const auto begin = Clock::now();
-  for (const auto& work : std::exchange(averaging_, {})) work.wait();
+  for (const auto& work : std::exchange(replica_reductions_, {})) work.wait();
   statistics_.exposed_seconds += seconds_since(begin);
 }
 
@@ -480,7 +480,7 @@ void FsdpRuntime::accumulate_partial_reduce() {
 
 void FsdpRuntime::publish() {
   while (!reducing_.empty()) finish_oldest_reduce_scatter();
-  finish_averaging();
+  finish_replica_reductions();
   if (param_groups_.front()->offloads()) wait_for_device(param_groups_.front()->parameter(0).tensor.device());
   for (const std::size_t group : std::exchange(reduced_, {})) param_groups_[group]->publish_grads();
   ++statistics_.synchronisations;
@@ -495,7 +495,7 @@ void FsdpRuntime::abort_backward() noexcept {
   pass_.reset();
   reducing_.clear();
   reduced_.clear();
-  averaging_.clear();
+  replica_reductions_.clear();
   abort_before_averaging(*comm_, "fully_shard");
   if (replicas_) abort_before_averaging(*replicas_, "fully_shard");
   if (post_forward_group_) abort_before_averaging(*post_forward_group_, "fully_shard");

@@ -146,8 +146,8 @@ class FsdpRuntime : public StageSharding, public UseListener, public std::enable
   void finalize_backward(const std::shared_ptr<Pass>& pass);
   void abandon(const std::shared_ptr<Pass>& pass) noexcept;
   void abort_backward() noexcept;
-  void start_averaging(std::size_t group);
-  void finish_averaging();
+  void start_replica_reduction(std::size_t group);
+  void finish_replica_reductions();
   [[noreturn]] void fail_unused(const Pass& pass);
   [[noreturn]] void fail(const std::string& message);
 
@@ -170,7 +170,7 @@ class FsdpRuntime : public StageSharding, public UseListener, public std::enable
   std::shared_ptr<Pass> step_;  // the current step of a pipeline
   std::deque<std::size_t> reducing_;
   std::vector<std::size_t> reduced_;
-  std::vector<Work> averaging_;  // over replicas
+  std::vector<Work> replica_reductions_;  // over replicas
   FullyShardStatistics statistics_;
 };
 

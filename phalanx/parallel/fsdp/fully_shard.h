@@ -12,7 +12,7 @@
 // What it does
 // - Parameters are grouped into units (one per block). A unit is unsharded right before it is used, in the forward pass
 //   and again in the backward pass, while the previous unit computes. After its use it is resharded. Its gradients are
-//   averaged as soon as they are complete, and each rank keeps its rows of them. At most two units are unsharded at a
+//   averaged (or summed: gradient_reduction) as soon as they are complete, and each rank keeps its rows of them. At most two units are unsharded at a
 //   time (plus one for each level of nested units).
 // - Stage 3 shards parameters, gradients and optimizer state. Stage 2 keeps parameters unsharded. Stage 1 keeps
 //   gradients unsharded, too. Communication per step, in multiples of the parameters: 3 for stage 3 (2 without

@@ -210,6 +210,7 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h_in, const at::Tensor
   const at::Tensor h = h_in.to(weight.scalar_type());  // under autocast a norm's output may have 16 bits
   if (labels.device().is_cpu()) kernels::check_labels(labels.contiguous(), part.count);
   if (h.numel() == 0) throw Error("vocabulary_parallel_cross_entropy: no tokens");
+  kernels::require_divisor(divisor);
   const bool record = at::GradMode::is_enabled() && (h.requires_grad() || weight.requires_grad());
   return VocabParallelCrossEntropy::apply(h, weight, labels, part, group, divisor, record);
 }

@@ -1,8 +1,11 @@
 #include "phalanx/train/inputs/training_files.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 #include <vector>
 
+#include "phalanx/base/error.h"
 #include "phalanx/config/config_checks.h"
 #include "phalanx/config/model_config.h"
 
@@ -12,7 +15,18 @@ TrainingFiles open_training_files(const config::TrainConfig& config, const confi
   const auto& training = config.training;
   const auto& validation = config.validation;
   config::require_dataset(config);
-  data::TokenFileOptions options{.vocab_size = config::model_config(config).vocab_size};
+  const models::LlamaConfig model = config::model_config(config);
+  const RopeScaling& scaling = model.rope_scaling;
+  if (training.attn_mask_type == "block_causal" && scaling.type == RopeScalingType::dynamic &&
+      training.seq_len > scaling.original_max_seq_len) {
+    throw ConfigError(fmt::format(
+        "[training] attn_mask_type is \"block_causal\", and the model's rotary angles depend on the length of a "
+        "sequence "
+        "beyond {} tokens (rope_scaling dynamic), which documents of one sequence do not share: set seq_len to at most "
+        "{}, or attn_mask_type to \"causal\"",
+        scaling.original_max_seq_len, scaling.original_max_seq_len));
+  }
+  data::TokenFileOptions options{.vocab_size = model.vocab_size};
   if (training.dataset_dtype != "auto") options.type = data::token_type_named(training.dataset_dtype);
   const data::TokenFile tokens(training.dataset_path, options);
   std::vector<const data::TokenFile*> files{&tokens};
