@@ -12,7 +12,7 @@
 // - One thread at a time drives a backend, but not always the same one.
 // - For collectives, every rank calls start() in the same order. A collective starts only after the previous one is
 //   done.
-// - Several point-to-point operations (send, recv, batch_p2p) may be in flight at once, but never together with a
+// - Several point-to-point operations (send, recv, batch_isend_irecv) may be in flight at once, but never together with a
 //   collective.
 // - The ranks compare signatures (signature.h) before data moves. A mismatch is a CommError on every rank.
 // - After a throw, or after abort(), every later start() and advance() throws. The other ranks follow soon.
@@ -38,7 +38,7 @@
 
 namespace phalanx {
 
-/// One message of send, recv or batch_p2p.
+/// One message of send, recv or batch_isend_irecv.
 struct Transfer {
   bool is_send = true;
   void* data = nullptr;  // read if is_send, else written
@@ -66,7 +66,7 @@ struct Signature;
 ///   scatter         all parts (root), else null    own part                      -
 ///   all_to_all      parts by destination           parts by source               empty: even; else input_counts and
 ///                                                                                output_counts per rank
-///   send, recv, batch_p2p: transfers only.   barrier: nothing.
+///   send, recv, batch_isend_irecv: transfers only.   barrier: nothing.
 /// In-place forms: the input of all_gather may be this rank's slice of the output, and the output of
 /// reduce_scatter may be this rank's slice of the input. The same holds on root for the input of gather and the output
 /// of scatter. No other overlaps occur.
@@ -84,7 +84,7 @@ struct OperationDescription {
   std::vector<std::int64_t> counts;         // all_gather, reduce_scatter
   std::vector<std::int64_t> input_counts;   // all_to_all
   std::vector<std::int64_t> output_counts;  // all_to_all
-  std::vector<Transfer> transfers;          // send, recv, batch_p2p
+  std::vector<Transfer> transfers;          // send, recv, batch_isend_irecv
   bool compare_only = false;                // collectives of gloo and mpi: done once all signatures are known to match
   // If set: the ranks compare this signature, and errors show it, instead of the description's own. Lives as long as
   // the operation.

@@ -249,8 +249,8 @@ class Communicator::Impl {
     require_own_process(description.verb);
     WorkState::Issued issued;
     const bool launches_now = description.on_device = is_on_device(tensors, description.verb, description.transfers);
-    const bool is_peer = !description.transfers.empty();
-    description.sequence = is_peer ? peer_sequence_++ : sequence_++;
+    const bool is_p2p = !description.transfers.empty();
+    description.sequence = is_p2p ? p2p_sequence_++ : sequence_++;
     issued.flight = flight_;
     issued.flight_number = flight_->issued(description);
     issued.description = std::move(description);
@@ -367,7 +367,7 @@ class Communicator::Impl {
   std::shared_ptr<OperationQueue> queue_ = std::make_shared<OperationQueue>();
   std::shared_ptr<ProgressEngine> engine_;  // from the first asynchronous operation on
   std::uint64_t sequence_ = 0;
-  std::uint64_t peer_sequence_ = 0;
+  std::uint64_t p2p_sequence_ = 0;
   std::uint64_t splits_ = 0;
 };
 
@@ -499,11 +499,11 @@ Work Communicator::barrier(CommOptions options) {
 Work Communicator::batch_isend_irecv(std::vector<P2POp> operations, CommOptions options) {
   if (operations.empty()) return {};
   OperationDescription d;
-  d.verb = Verb::batch_p2p;
+  d.verb = Verb::batch_isend_irecv;
   std::vector<at::Tensor> tensors;
   for (P2POp& one : operations) {
-    const DataType dtype = impl_->check(one.tensor, "batch_peer_to_peer");
-    impl_->check_peer(one.peer, "batch_peer_to_peer");
+    const DataType dtype = impl_->check(one.tensor, "batch_isend_irecv");
+    impl_->check_peer(one.peer, "batch_isend_irecv");
     void* data = one.is_send ? const_cast<void*>(one.tensor.const_data_ptr()) : one.tensor.mutable_data_ptr();
     d.transfers.push_back({one.is_send, data, one.tensor.numel(), dtype, one.peer, one.tag});
     tensors.push_back(std::move(one.tensor));

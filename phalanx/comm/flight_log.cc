@@ -28,6 +28,11 @@ std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+// Files keep the name that earlier versions wrote.
+std::string_view name_in_files(Verb verb) {
+  return verb == Verb::batch_isend_irecv ? "batch_peer_to_peer" : name_of(verb);
+}
+
 std::string host_name() {
   char name[256] = {};
   return gethostname(name, sizeof name - 1) == 0 ? name : "";
@@ -59,12 +64,12 @@ std::uint64_t FlightLog::issued(const OperationDescription& description) {
   const std::uint64_t number = issued_.fetch_add(1, std::memory_order_relaxed);
   observe::FlightEntry entry;
   entry.seq = number;
-  entry.verb = name_of(description.verb);
+  entry.verb = name_in_files(description.verb);
   if (!description.transfers.empty()) {
     const Transfer& first = description.transfers.front();
     entry.dtype = name_of(first.dtype);
     for (const Transfer& transfer : description.transfers) entry.count += transfer.count;
-    if (description.verb != Verb::batch_p2p) {
+    if (description.verb != Verb::batch_isend_irecv) {
       entry.peer = first.peer;
       entry.tag = first.tag;
     }

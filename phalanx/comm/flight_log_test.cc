@@ -78,6 +78,17 @@ TEST_F(FlightLogTest, CountsCollectivesAndMessagesTogether) {
   }
 }
 
+// Errors say batch_isend_irecv. Readers of earlier files know this name.
+TEST_F(FlightLogTest, ABatchKeepsItsNameInFiles) {
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    at::Tensor x = at::full({6}, 1.0F), y = at::full({6}, 2.0F);
+    const int other = 1 - comm->rank();
+    comm->batch_isend_irecv({{.is_send = true, .tensor = x, .peer = other}, {.tensor = y, .peer = other}});
+    comm->dump_flight_recorder(path_of(comm->rank()).string());
+  });
+  EXPECT_EQ(dump_of(0)["groups"][0]["entries"][0]["verb"], "batch_peer_to_peer");
+}
+
 TEST_F(FlightLogTest, AnErrorIsWrittenByEveryRank) {
   EXPECT_THROW(run_local_ranks(
                    2,

@@ -76,12 +76,12 @@ std::string describe(const Signature& s) {
 }
 
 std::string describe(const OperationDescription& d) {
-  if (d.transfers.empty() && d.verb != Verb::batch_p2p) return describe(signature_of(d));
+  if (d.transfers.empty() && d.verb != Verb::batch_isend_irecv) return describe(signature_of(d));
   const auto one = [](const Transfer& t) {
     return fmt::format("{}[{}] {} rank {}, tag {}", name_of(t.dtype), t.count, t.is_send ? "to" : "from", t.peer,
                        t.tag);
   };
-  if (d.verb != Verb::batch_p2p) return fmt::format("{}({})", name_of(d.verb), one(d.transfers.front()));
+  if (d.verb != Verb::batch_isend_irecv) return fmt::format("{}({})", name_of(d.verb), one(d.transfers.front()));
   std::string text = fmt::format("{}({} transfers", name_of(d.verb), d.transfers.size());
   for (std::size_t i = 0; i < std::min<std::size_t>(d.transfers.size(), 4); ++i)
     text += fmt::format("; {}", one(d.transfers[i]));

@@ -62,8 +62,8 @@ std::string_view name_of(Verb verb) {
       return "send";
     case Verb::recv:
       return "recv";
-    case Verb::batch_p2p:
-      return "batch_peer_to_peer";
+    case Verb::batch_isend_irecv:
+      return "batch_isend_irecv";
     case Verb::barrier:
       return "barrier";
   }

@@ -20,7 +20,7 @@ enum class Verb : std::uint8_t {
   all_to_all,
   send,
   recv,
-  batch_p2p,
+  batch_isend_irecv,
   barrier
 };
 

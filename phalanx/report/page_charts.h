@@ -4,7 +4,7 @@
 //
 //   const auto charts = page_charts(runs);
 //   html += chart_figure(charts[0], 0);        // holds the element that the script fills
-//   html += data_block(page_data(runs, charts));
+//   const std::string data = page_data(runs, charts).dump();
 #pragma once
 
 #include <cstddef>

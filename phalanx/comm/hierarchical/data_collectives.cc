@@ -197,7 +197,7 @@ class DataSchedule {
   }
   void add_batch() {
     if (batch_.transfers.empty()) return;
-    batch_.verb = Verb::batch_p2p;
+    batch_.verb = Verb::batch_isend_irecv;
     batch_.on_device = schedule_.on_device();
     batch_.sequence = d_.sequence;
     schedule_.operation(*backend_.intra_node(), std::move(batch_));

@@ -186,7 +186,7 @@ void suite_all_to_all(Communicator& comm) {
   }
 }
 
-void suite_peer_to_peer(Communicator& comm) {
+void suite_p2p(Communicator& comm) {
   const int n = comm.size();
   const int next = (comm.rank() + 1) % n;
   const int before = (comm.rank() + n - 1) % n;
@@ -230,7 +230,7 @@ constexpr std::array kSuite{SuiteCase{"all_reduce", suite_all_reduce},
                             SuiteCase{"reduce_scatter", suite_reduce_scatter},
                             SuiteCase{"gather_scatter", suite_gather_scatter},
                             SuiteCase{"all_to_all", suite_all_to_all},
-                            SuiteCase{"peer_to_peer", suite_peer_to_peer},
+                            SuiteCase{"p2p", suite_p2p},
                             SuiteCase{"every_type", suite_every_type},
                             SuiteCase{"every_type_async", suite_every_type_async},
                             SuiteCase{"mixed_batch", suite_mixed_batch},

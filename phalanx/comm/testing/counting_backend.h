@@ -53,7 +53,7 @@ class CountingBackend final : public ForwardingBackend {
         return is_root ? of(d.input_count, d.dtype) : 0;
       case Verb::send:
       case Verb::recv:
-      case Verb::batch_p2p:
+      case Verb::batch_isend_irecv:
         break;
       case Verb::barrier:
         return 0;

@@ -133,7 +133,7 @@ struct FakeNcclComm {
   std::vector<OperationDescription> connections_for(const std::vector<FakeKernel>& group) {
     std::vector<OperationDescription> needed;
     OperationDescription tokens;
-    tokens.verb = Verb::batch_p2p;
+    tokens.verb = Verb::batch_isend_irecv;
     for (const FakeKernel& kernel : group) {
       if (kernel.description.transfers.empty() && !std::exchange(are_all_connected, true)) needed.emplace_back();
       for (const Transfer& transfer : kernel.description.transfers) {
@@ -174,7 +174,7 @@ struct FakeNcclComm {
 
   void run(std::vector<FakeKernel>& group) {
     OperationDescription messages;
-    messages.verb = Verb::batch_p2p;
+    messages.verb = Verb::batch_isend_irecv;
     for (FakeKernel& kernel : group) {
       OperationDescription& d = kernel.description;
       if (aborted.load()) break;

@@ -121,7 +121,7 @@ void add_messages(std::vector<FaultCall>& calls, int victim) {
                      return pending(c.recv(filled(n), victim, {.tag = 4, .async = true}));
                    }});
   calls.push_back({"batch",
-                   {"batch_peer_to_peer(2 transfers; float32[{n}] to rank {v}, tag 5"},
+                   {"batch_isend_irecv(2 transfers; float32[{n}] to rank {v}, tag 5"},
                    [=](Communicator& c, std::int64_t n) {
                      std::vector<Communicator::P2POp> operations;
                      for (int r = 0; r < c.size(); ++r)

@@ -90,7 +90,7 @@ void suite_every_type_moved(Communicator& comm, ScalarType type, std::int64_t co
   const int before = (me + n - 1) % n;
   out = blank_like(mine);
   check(comm.batch_isend_irecv({{false, out, before, 1}, {true, mine, (me + 1) % n, 1}}, {.async = async}), out,
-        part_for(before, 0, count, type), "batch_peer_to_peer");
+        part_for(before, 0, count, type), "batch_isend_irecv");
   const int peer = me ^ 1;
   if (peer >= n) return;
   out = me % 2 == 0 ? at::Tensor() : blank_like(mine);

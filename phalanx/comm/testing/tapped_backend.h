@@ -21,7 +21,7 @@
 namespace phalanx {
 
 struct Delivery {
-  Verb verb = Verb::all_reduce;     // recv: for each message received by a recv or batch_p2p
+  Verb verb = Verb::all_reduce;     // recv: for each message received by a recv or batch_isend_irecv
   const std::string& group;         // the communicator's name
   const std::vector<int>& members;  // its ranks, as ranks of the tapped world
   int rank = 0;                     // this rank's index in `members`

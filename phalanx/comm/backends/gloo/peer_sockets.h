@@ -40,6 +40,8 @@ class PeerListener {
   /// Connects to all ranks and accepts all their connections; then listens no longer. Calls check() every 100 ms: if
   /// that throws, so does this. Throws CommError that names a rank that cannot be reached, or the ranks that have not
   /// connected within the timeout.
+  /// Raises the process's soft limit of descriptors to the hard one. It does so for any number of ranks: what is opened
+  /// later, by groups, stores and data files, must find room, too.
   /// REQUIRES: all ranks call it, with the offers of all, and the same key. Called once.
   std::vector<PeerSockets> connect(int rank, const std::vector<std::string>& offers, std::chrono::milliseconds timeout,
                                    const std::function<void()>& check);

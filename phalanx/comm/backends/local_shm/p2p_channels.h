@@ -54,7 +54,7 @@ struct ChannelMemory {
 
 class P2PChannels;
 
-/// send, recv or batch_p2p.
+/// send, recv or batch_isend_irecv.
 class P2POperation final : public Operation {
  public:
   P2POperation(P2PChannels& channels, const OperationDescription& description);

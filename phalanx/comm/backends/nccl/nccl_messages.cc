@@ -141,7 +141,7 @@ class NcclMessages final : public NcclOperation {
   // Type, length and tag of each message go over the control plane.
   void begin_headers() {
     headers_.resize(remote_.size());
-    headers_description_.verb = Verb::batch_p2p;
+    headers_description_.verb = Verb::batch_isend_irecv;
     headers_description_.sequence = d_.sequence;
     for (std::size_t i = 0; i < remote_.size(); ++i) {
       const Transfer& one = *remote_[i];
