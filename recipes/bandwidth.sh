@@ -3,6 +3,12 @@
 #
 #   recipes/bandwidth.sh PHALANX FOLDER [options of phalanx bench comm]
 #   recipes/bandwidth.sh build/release/bin/phalanx bandwidth --backends shm,c10d --max-bytes 64M
+#
+#   $ recipes/bandwidth.sh phalanx bandwidth --sizes 64K --rounds 1 --iters 3
+#   ...
+#   op bytes type reduce backend place p50 us p99 us min us cpu us slow algbw busbw wrong copy % copy
+#   ...
+#   written: bandwidth/comm-{2,4}.{json,csv,svg}
 set -euo pipefail
 
 # shellcheck source=scripts/options.bash

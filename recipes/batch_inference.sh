@@ -10,6 +10,10 @@
 #       --final-file merged.jsonl --max-new-tokens 50
 #
 # Here a small model is trained first. The job is stopped in the middle (SIGKILL) and goes on; one prompt lacks its field.
+#
+#   $ recipes/batch_inference.sh
+#   ...
+#   40 prompts, each answered once, in order
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/small_model.sh

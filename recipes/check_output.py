@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs the commands in a recipe's first comment and compares what they print with the lines below them.
 
-    check_output.py SOURCE --path FOLDER [--path FOLDER ...]
+    check_output.py SOURCE --path FOLDER [--path FOLDER ...] [--append "ARGUMENTS"]
 
 In the comment a command begins with "$ "; its output follows, up to an empty line or the next command. Each of the
---path folders holds programs. A line "..." stands for any number of lines. Text and whole numbers must be equal, but
+--path folders holds programs; recipes/SCRIPT is found in this repository. --append adds arguments to each command. A line "..." stands for any number of lines. Text and whole numbers must be equal, but
 for counts of right answers. A number with a point, and such a count, may differ by --tolerance of it (1 %), or by 2 in
 its last digit. What depends on the machine is any number: times, rates and their ratios (before a unit such as ms, after
 "speed-up"), and rounding errors (written with an exponent).
@@ -18,13 +18,14 @@ import subprocess
 import sys
 import tempfile
 
+SKIPPED = 77
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]\d+)?")
 ANY_UNIT = re.compile(r" ?(ms|s|seconds|us|tokens/s|.?B/s|x the|times)\b")
 
 
 def commands_of(source):
     """[(command, expected lines)]"""
-    found, lines, comment = [], None, "#" if source.suffix == ".sh" else "//"
+    found, lines, comment = [], None, "#" if source.suffix in (".sh", ".sbatch") else "//"
     for line in source.read_text().splitlines():
         if not line.startswith(comment):
             break
@@ -73,6 +74,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("source", type=pathlib.Path)
     parser.add_argument("--path", action="append", default=[], type=pathlib.Path)
+    parser.add_argument("--append", default="")
     parser.add_argument("--tolerance", type=float, default=0.01)
     arguments = parser.parse_args()
     commands = commands_of(arguments.source)
@@ -82,10 +84,17 @@ def main():
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         for command, expected in commands:
-            words = shlex.split(command, comments=True)
-            run = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+            words = shlex.split(command, comments=True) + shlex.split(arguments.append)
+            if words[0].startswith("recipes/"):
+                words[0] = str(pathlib.Path(__file__).resolve().parent.parent / words[0])
+            # A script's lines are those of its programs, some of which go to standard error.
+            errors = subprocess.STDOUT if arguments.source.suffix == ".sh" else None
+            run = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
+                                 check=False)
             found = [line for line in run.stdout.splitlines() if line.strip()]
             print(f"$ {command}\n{run.stdout}", flush=True)
+            if run.returncode == SKIPPED:
+                sys.exit(SKIPPED)
             if run.returncode != 0:
                 sys.exit(f"status {run.returncode}; expected 0")
             if not output_matches(expected, found, arguments.tolerance):

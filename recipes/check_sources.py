@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Checks the sources of the recipes: each file has fewer than 150 lines and names no device, because what a recipe uses
-is the device of its context. Each program has its row in README.md, the common command line, and the output of a command
-in its first comment."""
+is the device of its context. Each program has its row in README.md and the common command line; each program and script,
+job scripts too, has the output of a command in its first comment."""
 import pathlib
 import re
 import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 DEVICE = re.compile(r'\bk(CPU|CUDA)\b|"(cpu|cuda)"|\.cuda\(|at::Device\(|DeviceType::')
-NO_PROGRAMS = {"recipe.cc", "traced_stream_test.cc"}
+NO_PROGRAMS = {"recipe.cc", "join_ranks.cc", "traced_stream_test.cc", "small_model.sh"}
 
 
 def faults_of(name, text, readme):
@@ -18,7 +18,11 @@ def faults_of(name, text, readme):
     found = DEVICE.search(code)
     if found and name.endswith((".cc", ".h")) and name != "traced_stream_test.cc":  # it simulates one
         yield f"names the device {found[0]}: expected that of the context"
-    if not name.endswith(".cc") or name in NO_PROGRAMS:
+    if name in NO_PROGRAMS:
+        return
+    if name.endswith((".sh", ".sbatch")) and "#   $ " not in text:
+        yield "has no command with its output in its first comment"
+    if not name.endswith(".cc"):
         return
     if f"]({name})" not in readme:
         yield "has no row in README.md"
@@ -33,7 +37,7 @@ def self_test():
     assert not list(faults_of("a.cc", good, "[a](a.cc)"))
     for name, text in [("b.cc", good), ("a.cc", good.replace("$", "")), ("a.cc", good + "x(at::kCPU);"),
                        ("a.cc", good + 'x({.device = "cpu"});'), ("a.cc", good + "\n" * 150), ("a.cc", "//   $ a\n"),
-                       ("a.sh", "#\n" * 150)]:
+                       ("a.sh", "#   $ a\n" * 150), ("a.sbatch", "#\n")]:
         assert len(list(faults_of(name, text, "[a](a.cc)"))) == 1, (name, text)
 
 
@@ -41,6 +45,7 @@ def main():
     self_test()
     readme = (FOLDER / "README.md").read_text()
     files = sorted(file for ending in ("cc", "h", "sh", "py") for file in FOLDER.glob(f"*.{ending}"))
+    files += sorted((FOLDER / "slurm").glob("*.sbatch"))
     faults = [f"{file.name} {fault}" for file in files for fault in faults_of(file.name, file.read_text(), readme)]
     sys.exit("\n".join(faults) or None)
 

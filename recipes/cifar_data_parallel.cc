@@ -14,10 +14,12 @@
 //   Training time: 1.36 seconds
 //
 // Both forms use batches of 64 over all devices. The batches are the same, and so are the losses up to rounding. Loss
-// and accuracy are those of training. --data FOLDER names a folder with the binary version of CIFAR-10, plain or .gz;
+// and accuracy are those of training. On GPUs --per-rank prints the most memory that each has needed: under
+// DataParallel the first needs more than the others. --data FOLDER names a folder with the binary version of CIFAR-10, plain or .gz;
 // without it, synthetic images need no files.
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <array>
@@ -32,6 +34,7 @@
 #include "phalanx/optim/sgd.h"
 #include "phalanx/parallel/ddp/data_parallel.h"
 #include "phalanx/parallel/ddp/ddp.h"
+#include "recipes/kept_memory.h"
 #include "recipes/recipe.h"
 
 namespace {
@@ -45,12 +48,21 @@ struct Options {
   double lr = 0.001;
 };
 
-/// One process: replicas on its GPUs in turn, or all on the CPU.
-std::unique_ptr<phalanx::DataParallel> replicate(CifarNet& net, int replicas) {
-  const auto there = phalanx::DataParallel::all_devices();
+/// Of one process: its GPUs in turn, or the CPU so many times.
+std::vector<at::Device> devices_of_replicas(at::Device first, int replicas) {
+  if (first.is_cpu()) return std::vector<at::Device>(static_cast<std::size_t>(replicas), first);
+  const int count = c10::impl::VirtualGuardImpl(first.type()).deviceCount();
   std::vector<at::Device> devices;
-  for (int i = 0; i < replicas; ++i) devices.push_back(there[static_cast<std::size_t>(i) % there.size()]);
-  return std::make_unique<phalanx::DataParallel>(net, devices, [] { return std::make_shared<CifarNet>(); });
+  for (int i = 0; i < replicas; ++i) devices.emplace_back(first.type(), static_cast<at::DeviceIndex>(i % count));
+  return devices;
+}
+
+std::string peaks_of(const std::vector<at::Device>& devices) {
+  std::string text;
+  for (const at::Device device : devices) {
+    text += fmt::format("peak memory of {}: {}\n", device.str(), recipe::peak_memory(device));
+  }
+  return text;
 }
 
 using Forward = std::function<at::Tensor(const at::Tensor& images)>;
@@ -75,15 +87,19 @@ std::array<double, 3> train_epoch(const Forward& forward, phalanx::Sgd& optimize
   return {totals[0].item<double>(), totals[1].item<double>(), totals[2].item<double>()};
 }
 
-bool train(const Options& options, const phalanx::ProcessContext& context) {
+bool train(const Options& options, const phalanx::ProcessContext& context, bool per_rank) {
   CifarNet net({.device = context.device});
   phalanx::nn::initialise(net, /*seed=*/1);
   std::unique_ptr<phalanx::DistributedDataParallel> ddp;
   std::unique_ptr<phalanx::DataParallel> parallel;
+  std::vector<at::Device> devices = {context.device};
   if (context.world_size > 1) {
     ddp = std::make_unique<phalanx::DistributedDataParallel>(net, context.world);
   } else {
-    parallel = replicate(net, options.replicas);
+    devices = devices_of_replicas(context.device, options.replicas);
+    parallel = std::make_unique<phalanx::DataParallel>(net, devices, [&] {
+      return std::make_shared<CifarNet>(phalanx::nn::TensorOptionsOfModule{.device = context.device});
+    });
   }
   const Forward forward = [&](const at::Tensor& x) {
     return parallel ? parallel->forward(x) : phalanx::nn::call(net, x);
@@ -106,6 +122,7 @@ bool train(const Options& options, const phalanx::ProcessContext& context) {
     std::fflush(stdout);
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  if (per_rank && !context.device.is_cpu()) recipe::print_by_rank(*context.world, peaks_of(devices));
   if (context.rank == 0) fmt::print("Training time: {:.2f} seconds\n", took.count());
   return true;
 }
@@ -115,6 +132,7 @@ bool train(const Options& options, const phalanx::ProcessContext& context) {
 int main(int argc, char** argv) {
   Options options;
   recipe::Program program;
+  const bool& per_rank = program.add_per_rank_flag();
   program.add_option("--data", options.data, "folder with CIFAR-10's binary files, or synthetic");
   program.add_option("--replicas", options.replicas, "of one process: on its GPUs in turn, or on the CPU")
       ->check(CLI::Range(1, 64));
@@ -122,5 +140,5 @@ int main(int argc, char** argv) {
   program.add_option("--batch", options.batch, "images a step, over all devices")->check(recipe::at_least(1));
   program.add_option("--images", options.images, "the first of the training set; 0: all")->check(recipe::at_least(0));
   program.add_option("--lr", options.lr)->check(recipe::positive());
-  return program.run(argc, argv, [&](const auto& context) { return train(options, context); });
+  return program.run(argc, argv, [&](const auto& context) { return train(options, context, per_rank); });
 }

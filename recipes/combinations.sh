@@ -7,6 +7,12 @@
 # 2. llama_sharded_tensor_parallel: pairs of tensor-parallel ranks inside, sharded data parallelism between: what crosses are
 #    parameters and gradients of each rank's part of the matrices.
 #
+#   $ recipes/combinations.sh
+#   ...
+#   losses differ from one rank's by 1.1e-07: the same
+#   ...
+#   Tensor- and data-parallel training is done.
+#
 # The machines are network namespaces, the link is held to the rate by tc's tbf; each has a `phalanx launch` with so many
 # ranks. Needs root; where that is not allowed it says so and ends with status 77 ("skipped"). It removes what it makes.
 set -euo pipefail

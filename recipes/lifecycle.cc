@@ -24,8 +24,7 @@
 
 namespace {
 
-/// From the first collective to the last: the group lives as long as the context, whose communicator goes first, then
-/// rank 0's store.
+/// The group lives as long as the context: first its communicator goes, then rank 0's store.
 bool live(const phalanx::ProcessContext& context) {
   phalanx::Communicator& world = *context.world;
   at::Tensor sum = at::full({1}, context.rank, at::TensorOptions(at::kFloat).device(context.device));

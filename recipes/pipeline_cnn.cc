@@ -3,7 +3,8 @@
 // The CNN of the other recipes is cut after its first pool: activations go to the second rank, their gradients come
 // back. In one chunk this is naive model parallelism, where one rank works and the other waits. In 8 chunks of a batch
 // of 64 it is a pipeline (GPipe). The losses are those of one rank, whatever the chunks; --schedule 1F1B or ZB1P only
-// changes which rank waits when. --per-rank shows the passes of each stage in the last step.
+// changes which rank waits when. --per-rank shows the passes of each stage in the last step. --data FOLDER takes all
+// images of CIFAR-10, --images N the first N, and without either it is the first 640 synthetic ones.
 //
 //   $ pipeline_cnn --steps 3                                                  # the whole net on one rank
 //   step 1: loss 2.29508
@@ -49,22 +50,29 @@ constexpr std::int64_t kBatch = 64;
 struct Options {
   std::string net = "cnn", data = "synthetic", schedule = "GPipe";
   int chunks = 8, steps = 20;
+  std::int64_t images = 0;
 };
 
 /// Inputs and targets of a step.
 using Batches = std::function<std::pair<at::Tensor, at::Tensor>(int step)>;
 
-Batches batches_of(const Options& options, at::Device device) {
+Batches batches_of(const Options& options, at::Device device, bool is_talking) {
   if (options.net == "toy") {
     const at::Tensor x = at::empty({kBatch, 16}), y = at::empty({kBatch, 4});
     phalanx::fill(x, phalanx::Init::normal(0.0, 1.0), 1, "x");
     phalanx::fill(y, phalanx::Init::normal(0.0, 1.0), 1, "y");
     return [x = x.to(device), y = y.to(device)](int) { return std::pair(x, y); };
   }
+  const std::int64_t images = options.images == 0 && options.data == "synthetic" ? 10 * kBatch : options.images;
   const auto loader = std::make_shared<phalanx::models::ImageLoader>(
       phalanx::models::ImageLoaderOptions{.global_batch = kBatch, .seed = 1, .device = device},
       phalanx::data::load_images(options.data, phalanx::data::ImageKind::cifar10, phalanx::data::ImageSplit::train,
-                                 10 * kBatch));
+                                 images));
+  const std::int64_t all = loader->set().size(), left_out = all % kBatch;
+  if (all < kBatch) throw phalanx::UsageError(fmt::format("{} images: expected a batch of {} at least", all, kBatch));
+  if (left_out > 0 && is_talking) {  // a pipeline's batches all have one size
+    fmt::print("each epoch leaves out {} of {} images, others each time: batches of {}\n", left_out, all, kBatch);
+  }
   return [loader](int step) {
     const auto batch = loader->batch(step / loader->steps_per_epoch(), step % loader->steps_per_epoch());
     return std::pair(batch.images, batch.labels);
@@ -93,7 +101,7 @@ bool train(const phalanx::ProcessContext& context, const Options& options, bool 
        .stages_per_rank = 1,
        .children = ranks == 2 ? net.parts : std::vector<int>()});
   phalanx::Sgd optimizer(pipeline.parameters(), {.momentum = 0.9});
-  const Batches batches = batches_of(options, context.device);
+  const Batches batches = batches_of(options, context.device, context.rank == 0);
   const auto begin = std::chrono::steady_clock::now();
   for (int step = 0; step < options.steps; ++step) {
     const auto [x, y] = batches(step);
@@ -120,6 +128,8 @@ int main(int argc, char** argv) {
   const bool& per_rank = program.add_per_rank_flag();
   program.add_option("--net", options.net)->check(CLI::IsMember({"cnn", "toy"}));
   program.add_option("--data", options.data, "folder with CIFAR-10's binary files, or synthetic");
+  program.add_option("--images", options.images, "the first of the training set; 0: all, or 640 synthetic ones")
+      ->check(recipe::at_least(0));
   program.add_option("--schedule", options.schedule, "GPipe, 1F1B or ZB1P");
   program.add_option("--chunks", options.chunks, "micro-batches of a batch of 64")->check(CLI::Range(1, 64));
   program.add_option("--steps", options.steps)->check(CLI::Range(1, 100000));

@@ -13,6 +13,7 @@
 
 #include "phalanx/launch/spawn.h"
 #include "phalanx/launch/supervisor/worker_report.h"
+#include "recipes/join_ranks.h"
 
 extern const char* const kRecipeHelp;  // the first comment of the recipe's source; see embed_help.cmake
 
@@ -59,7 +60,7 @@ int Program::run(int argc, char** argv, const std::function<bool(const phalanx::
       if (!status) break;
       if (*status != 0 || world + 1 == spawned_.size()) return *status;
     }
-    return body(phalanx::init_from_environment(init_)) ? 0 : 1;
+    return body(join_ranks(init_)) ? 0 : 1;
   } catch (const CLI::Success& help) {
     return exit(help);
   } catch (const CLI::ParseError& error) {

@@ -46,9 +46,9 @@ inline SequentialNet sequential_cnn(at::Device device) {
 /// Linear(16, 8) | Linear(8, 4)
 inline SequentialNet sequential_toy(at::Device device) {
   using phalanx::nn::Linear, phalanx::nn::LinearOptions;
-  torch::nn::Sequential layers(std::make_shared<Linear>(LinearOptions{16, 8, true}),
-                               std::make_shared<Linear>(LinearOptions{8, 4, true}));
+  const phalanx::nn::TensorOptionsOfModule here{.device = device};
+  torch::nn::Sequential layers(std::make_shared<Linear>(LinearOptions{16, 8, true}, here),
+                               std::make_shared<Linear>(LinearOptions{8, 4, true}, here));
   phalanx::nn::initialise(*layers, /*seed=*/1);
-  layers->to(device);
   return {layers, {1, 1}, [](const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); }};
 }

@@ -4,6 +4,13 @@
 #
 #   recipes/split_inference.sh [--build build/release] [--folder outputs/split_inference]
 #
+#   $ recipes/split_inference.sh
+#   ...
+#   -n 2 --pp 2: the same
+#   -n 2 --tp 2: the same
+#   -n 4 --pp 2 --tp 2: the same
+#   ...
+#
 # Cut by layers, each rank works on other prompts while their neighbours' are with the next one, so that none waits.
 # Each rank reads its part of the files alone.
 set -euo pipefail

@@ -6,6 +6,18 @@
 #   3  one layer does not fit:                                     tensor
 #
 #   recipes/three_scenarios.sh [PHALANX]          # build/release/bin/phalanx; no device is needed
+#
+#   $ recipes/three_scenarios.sh
+#   ...
+#   scenario 1: data parallelism, ZeRO
+#   ...
+#   scenario 2: pipeline, sharding (ZeRO, FSDP), tensor parallelism
+#   ...
+#   scenario 2: pipeline, sharding (ZeRO, FSDP), tensor parallelism
+#   ...
+#   scenario 3: tensor parallelism
+#   ...
+#   three scenarios: dp_shard=4,zero=1,batch=4 dp_shard=4,zero=1,batch=1 dp_shard=8,zero=2,batch=1 dp_shard=2,zero=3,tp=8,ac=op,batch=1
 set -euo pipefail
 # shellcheck source=scripts/options.bash
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/options.bash"

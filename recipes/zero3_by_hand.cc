@@ -48,6 +48,9 @@ class ByHand {
     if (!mine.empty()) optimizer_.emplace(mine, phalanx::AdamWOptions{.beta2 = 0.999, .weight_decay = 0.01});
   }
 
+  std::int64_t elements() const { return static_cast<std::int64_t>(owned_.size()) * deep_mlp::kDim * deep_mlp::kDim; }
+  std::string log() const { return log_; }
+
   double step(const at::Tensor& x) {
     std::vector<at::Tensor> inputs;  // everything the backward pass needs
     const at::Tensor y = forward(x, inputs).requires_grad_();
@@ -57,9 +60,6 @@ class ByHand {
     if (optimizer_) optimizer_->step(1e-3), optimizer_->zero_grad();
     return deep_mlp::mean_over_ranks(loss, &world_);
   }
-
-  std::int64_t elements() const { return static_cast<std::int64_t>(owned_.size()) * deep_mlp::kDim * deep_mlp::kDim; }
-  std::string log() const { return log_; }
 
  private:
   at::Tensor forward(at::Tensor x, std::vector<at::Tensor>& inputs) {

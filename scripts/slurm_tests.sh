@@ -130,7 +130,28 @@ job() {
   check "$name" "$ranks" "$@"
 }
 
+# shown SCRIPT: the command in the script's first comment prints the lines below it.
+shown() {
+  local script=$repository/recipes/slurm/$1 line
+  local -a words
+  read -ra words <<<"$(sed -n 's/^#   \$ sbatch //p' "$script")"
+  words=("${words[@]/#recipes/$repository/recipes}")
+  run sbatch --wait --output=output.job "${words[@]}"
+  cat output.job >>output 2>/dev/null || true
+  rm -f output.job
+  while read -r line; do
+    grep -qxF -- "$line" output || { fail "$1 prints what it shows" "not said: $line"; return; }
+  done < <(sed -n '/^#   \$ sbatch/,/^#$/s/^#   \([^$.]\)/\1/p' "$script")
+  echo "passed  $1 prints what it shows"
+}
+
 none=--gres=none  # on a cluster without GPUs
+if [[ -x $bin/../recipes/lifecycle ]]; then
+  PATH="$(cd "$bin/../recipes" && pwd):$PATH"
+  for script in one_gpu one_node two_nodes_srun two_nodes_launcher; do shown "$script.sbatch"; done
+else
+  echo "skipped what job scripts show: the recipes are not built"
+fi
 job "one_gpu.sbatch" 1 one_gpu.sbatch "$none" -- "a single process"
 job "one_node.sbatch, 2 ranks" 2 one_node.sbatch "$none" --ntasks-per-node=2 -- "from phalanx launch"
 job "two_nodes_srun.sbatch, 2 x 2" 4 two_nodes_srun.sbatch "$none" --ntasks-per-node=2 -- "from Slurm (job "

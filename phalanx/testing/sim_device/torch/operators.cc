@@ -15,15 +15,17 @@ namespace {
 torch::CppFunction boxed() { return torch::CppFunction::makeFromBoxedFunction<&run_boxed>(); }
 
 // A fallback takes only operators that have no composite kernel. Of those that do, some have a CPU kernel, too, which is
-// what must run here, so that results are the CPU's. The _foreach operators are one launch, as on CUDA.
+// what must run here, so that results are the CPU's. The _foreach operators are one launch, as on CUDA. The composite
+// kernel of a convolution chooses by the device, and knows no kernel for this one.
 bool needs_own_registration(const c10::OperatorHandle& op) {
   const bool is_composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
                             op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
   const std::string& name = op.operator_name().name;
   const std::string& overload = op.operator_name().overload_name;
   const bool is_foreach = name.starts_with("aten::_foreach_") && overload.find("out") == std::string::npos;
+  const bool is_convolution = overload.empty() && (name == "aten::convolution" || name == "aten::convolution_backward");
   return name.starts_with("aten::") && !op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) &&
-         ((is_composite && op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) || is_foreach);
+         ((is_composite && op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) || is_foreach || is_convolution);
 }
 
 }  // namespace

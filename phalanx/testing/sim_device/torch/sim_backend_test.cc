@@ -8,6 +8,7 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/conv2d.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -59,6 +60,16 @@ TEST_F(SimTensors, OperatorsRunOnTheDevice) {
   EXPECT_THAT(sim.runtime.host_waits().by_site(),
               ElementsAre(Pair(AllOf(HasSubstr("item"), HasSubstr("TestBody")), 1)));
   EXPECT_THAT(sim.runtime.launches_by_kernel(), ::testing::Contains(Pair("aten::add.Tensor", 1)));
+}
+
+TEST_F(SimTensors, ConvolutionsAndTheirGradientsAreTheCpus) {
+  const at::Tensor x = at::randn({2, 3, 8, 8}), weight = at::randn({4, 3, 3, 3});
+  const auto gradient_on = [&](c10::Device where) {
+    const at::Tensor w = weight.to(where).requires_grad_();
+    at::conv2d(x.to(where), w, {}, 1, 1).square().sum().backward();
+    return w.grad().cpu();
+  };
+  EXPECT_TRUE(at::equal(gradient_on(device), gradient_on(at::kCPU)));
 }
 
 TEST_F(SimTensors, ViewsShareMemory) {
