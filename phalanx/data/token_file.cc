@@ -421,7 +421,7 @@ TokenRange TokenFile::document(std::int64_t index) const {
 void TokenFile::read(std::int64_t begin, std::span<std::int64_t> out) const {
   const auto count = static_cast<std::int64_t>(out.size());
   if (begin < 0 || count > size_ || begin > size_ - count) {
-    throw DataError(fmt::format("{}: tokens [{}, {}) asked for: the file has {}", path_, begin, begin + count, size_));
+    throw DataError(fmt::format("{}: {} tokens from {} on asked for: the file has {}", path_, count, begin, size_));
   }
   widen(type_, ids_ + begin * data::bytes_of(type_), out);
   const std::int64_t end = ids_end();

@@ -178,7 +178,7 @@ struct FakeNcclComm {
     for (FakeKernel& kernel : group) {
       OperationDescription& d = kernel.description;
       if (aborted.load()) break;
-      if (kernel.copy_from != nullptr)
+      if (kernel.copy_from != nullptr && d.output_count > 0)
         std::memmove(d.output, kernel.copy_from, static_cast<std::size_t>(d.output_count) * element_size(d.dtype));
       if (d.transfers.empty())
         drive(d);
