@@ -1,7 +1,7 @@
-// Reads conversations from JSON lines. Three forms are known, and a file may mix them:
+// Reads conversations from JSON lines. Three forms are known, the second of which is ShareGPT's. A file may mix them:
 //
 //   {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}], "tools": [...]}
-//   {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}          ShareGPT's
+//   {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
 //   {"prompt": "Hi", "completion": "Hello"}                                both text, or both lists of messages
 //
 // A content is text, null, or a list of parts such as {"type": "text", "text": "Hi"}. A message may have other keys, which
