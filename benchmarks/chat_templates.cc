@@ -80,8 +80,9 @@ class Renderer {
     const ChatTemplate chat(phalanx::read_file(file), file, {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
     const auto conversation =
         phalanx::data::parse_conversation(phalanx::jinja::to_json(*fields.named("record"), {}), "case");
-    const auto spans = phalanx::data::find_answers(chat, conversation);
-    const auto tokens = phalanx::data::ConversationTokenizer(chat, known->second)(conversation);
+    const auto spans = phalanx::data::find_answers(chat, conversation, {.clock = fixed_clock});
+    const auto tokens =
+        phalanx::data::ConversationTokenizer(chat, known->second, {.render = {.clock = fixed_clock}})(conversation);
     return {
         {"text", spans.text}, {"answers", as_json(spans.answers)}, {"ids", tokens.tokens}, {"mask", tokens.is_trained}};
   }

@@ -13,7 +13,7 @@
 namespace phalanx::cli {
 
 const std::string_view kGenerateHelp =
-    R"(usage: phalanx generate [-n N] --checkpoint DIR (--prompt TEXT | --prompts-file FILE) [options]
+    R"(usage: phalanx generate [-n N] --checkpoint DIR (--prompt TEXT | --prompts-file FILE | --chat FILE) [options]
 
 Continues texts with a trained model. One prompt: the continuation goes to standard output as it is made. Several: one
 JSON line for each, {"id", "prompt", "completion", "ids", "finish_reason"}, in their order. With --output a job: its
@@ -25,6 +25,9 @@ to standard error.
   --prompt TEXT            the text to continue; may be repeated. An empty one begins a document
   --prompts-file FILE      prompts: one a line; or, if FILE ends in .jsonl or .ndjson, one JSON object a line with "prompt"
                            (text) or "ids" (token ids) and, if wanted, "id"
+  --chat FILE              conversations, one JSON object a line (docs/chat.md): answers the last message of each, by the
+                           model's chat template. - is standard input
+  --chat-template NAME     where the model has several: which one (default: its own choice)
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
   --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer (or that of a token file) is another one than
                            the model was trained with
@@ -64,25 +67,33 @@ to standard error.
 
   phalanx generate --checkpoint outputs/checkpoint --prompt "A communicator is" --temperature 0.8 --top-p 0.95
   phalanx generate --checkpoint outputs/checkpoint/step-200 --prompts-file prompts.txt --greedy > completions.jsonl
+  phalanx generate --checkpoint SmolLM2-135M-Instruct --chat questions.jsonl --greedy
   phalanx generate -n 4 --tp 2 --checkpoint Llama-3.2-1B --prompts-file prompts.jsonl --output answers
 )";
 
+namespace {
+
+/// --chat FILE is a prompts file of conversations.
+void take_chat(GenerateArguments& parsed, const std::string& chat) {
+  if (chat.empty() && !parsed.chat_template.empty()) throw UsageError("--chat-template is a part of --chat FILE");
+  if (chat.empty()) return;
+  if (!parsed.prompts_file.empty()) throw UsageError("--chat and --prompts-file exclude each other");
+  parsed.prompts_file = chat == "-" ? "/dev/stdin" : chat;
+  parsed.is_chat = true;
+}
+
+}  // namespace
+
 GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   GenerateArguments parsed;
-  bool greedy = false;
-  std::string cache_memory;
+  std::string cache_memory, chat;
   CLI::App app;
   add_model_options(app, parsed);
   add_repeated_option(app, "--prompt", parsed.prompts);
   app.add_option("--prompts-file", parsed.prompts_file);
-  app.add_option("--max-new-tokens", parsed.max_new_tokens);
-  auto* temperature = app.add_option("--temperature", parsed.sampling.temperature);
-  app.add_option("--top-k", parsed.sampling.top_k);
-  app.add_option("--top-p", parsed.sampling.top_p);
-  app.add_option("--repetition-penalty", parsed.sampling.repetition_penalty);
-  app.add_flag("--greedy", greedy);
-  std::int64_t seed = 0;
-  app.add_option("--seed", seed);
+  app.add_option("--chat", chat);
+  app.add_option("--chat-template", parsed.chat_template);
+  add_sampling_options(app, parsed);
   add_repeated_option(app, "--stop", parsed.stops);
   app.add_option("--cache-memory", cache_memory);
   app.add_flag("--ignore-end", parsed.ignore_end);
@@ -95,17 +106,11 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   app.add_option("--response-field", parsed.response_field);
   parse_options(app, arguments);
   check_model_options(parsed);
+  take_chat(parsed, chat);
   if (parsed.prompts.empty() == parsed.prompts_file.empty()) {
-    throw UsageError("expected either --prompt TEXT (it may be repeated) or --prompts-file FILE");
+    throw UsageError("expected one of --prompt TEXT (it may be repeated), --prompts-file FILE, --chat FILE");
   }
-  if (greedy && temperature->count() > 0 && parsed.sampling.temperature != 0) {
-    throw UsageError("--greedy and --temperature exclude each other");
-  }
-  if (greedy) parsed.sampling.temperature = 0;
-  require_range("--max-new-tokens", parsed.max_new_tokens, 1);
-  require_range("--seed", seed, 0);
-  parsed.sampling.seed = static_cast<std::uint64_t>(seed);
-  parsed.sampling.validate();
+  check_sampling_options(parsed);
   if (std::ranges::any_of(parsed.stops, &std::string::empty)) throw UsageError("--stop is empty: expected a text");
   if (!cache_memory.empty()) parsed.cache_bytes = parse_size("--cache-memory", cache_memory);
   if (parsed.output.empty() && final_file->count() > 0) throw UsageError("--final-file is a part of --output DIR");

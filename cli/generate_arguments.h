@@ -8,18 +8,18 @@
 
 #include "cli/command.h"
 #include "cli/model_arguments.h"
+#include "cli/sampling_arguments.h"
 #include "phalanx/infer/jobs/prompts.h"
-#include "phalanx/infer/jobs/sampling.h"
 
 namespace phalanx::cli {
 
 extern const std::string_view kGenerateHelp;
 
-struct GenerateArguments : ModelArguments {
+struct GenerateArguments : ModelArguments, SamplingArguments {
   std::vector<std::string> prompts;
   std::string prompts_file;
-  std::int64_t max_new_tokens = 128;
-  infer::SamplingOptions sampling;
+  bool is_chat = false;       // the prompts file holds conversations
+  std::string chat_template;  // its name, where the model has several
   std::vector<std::string> stops;
   std::int64_t cache_bytes = 0;  // 0: no limit
   bool ignore_end = false;

@@ -207,6 +207,38 @@ def make_tokenizers(cache, texts):
     return paths
 
 
+def joined(answers):
+    """Marks that touch are one."""
+    spans = []
+    for begin, end in answers:
+        if spans and spans[-1][1] == begin:
+            spans[-1][1] = end
+        elif begin < end:
+            spans.append([begin, end])
+    return spans
+
+
+def same_answers(result, twin, supplied=None):
+    """The same spans, but for white space behind them, and, where `supplied` is what a generation prompt has, but for a part of
+    it before them."""
+    text = result["text"].encode()
+    ours, theirs = joined(result["answers"]), joined(twin["answers"])
+    if len(ours) != len(theirs):
+        return False
+    for (begin, end), (marked, marked_end) in zip(ours, theirs):
+        if text[begin:end].rstrip() != text[begin:marked_end].rstrip():
+            return False
+        if begin != marked and (supplied is None or begin < marked or text[marked:begin] not in supplied.encode()):
+            return False
+    return True
+
+
+def prompt_of(module, source, messages, tools, more):
+    first = [message for message in messages if message["role"] != "system"][:1]
+    result = by_transformers(module, source, first, tools, {"bos_token": "<s>", "eos_token": "</s>", **more}, True, False)
+    return result.get("text", "")
+
+
 def check_masks(arguments, cache, module, templates, sources, texts):
     from transformers import PreTrainedTokenizerFast
     tokenizers = make_tokenizers(cache, texts)
@@ -249,8 +281,10 @@ def check_masks(arguments, cache, module, templates, sources, texts):
             counts["not found, said so" if "is not known" in result["error"] else "refused by the template"] += 1
         elif twin is None or twin.get("text") != result["text"]:
             counts["without a twin of the same text"] += 1
-        elif result["mask"] == twin["mask"]:
+        elif same_answers(result, twin):
             counts["found as marked by the twin"] += 1
+        elif same_answers(result, twin, prompt_of(module, sources[path], messages, tools, more)):
+            counts["found behind what the prompt supplies and the twin marks"] += 1
         else:
             counts["found otherwise than marked by the twin"] += 1
             if arguments.twins:

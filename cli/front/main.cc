@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "cli/chat_arguments.h"
 #include "cli/command.h"
 #include "cli/eval_arguments.h"
 #include "cli/front/bench_command.h"
+#include "cli/front/chat_command.h"
 #include "cli/front/checkpoint_command.h"
 #include "cli/front/completion_command.h"
 #include "cli/front/eval_command.h"
@@ -49,6 +51,7 @@ std::vector<Command> commands() {
       {"verify", "prove that a layout trains as one rank does", kVerifyHelp, verify_command},
       {"tokenize", "train a tokenizer, turn text into a token file", "", tokenize_command},
       {"generate", "continue texts with a trained model", kGenerateHelp, generate_command, true},
+      {"chat", "talk with a model that was trained for chats", kChatHelp, chat_command, true},
       {"eval", "perplexity of a text, accuracy in multiple choice", kEvalHelp, eval_command, true},
       {"checkpoint", "look into checkpoints, check, compare and rewrite them", "", checkpoint_command},
       {"schedule", "show a pipeline schedule: table, bubble, memory, picture", kScheduleHelp, schedule_command},

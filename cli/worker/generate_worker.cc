@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cli/generate_arguments.h"
+#include "cli/worker/chat_end.h"
 #include "cli/worker/model_ranks.h"
 #include "phalanx/base/byte_order_mark.h"
 #include "phalanx/base/derived_seed.h"
@@ -26,10 +27,13 @@
 #include "phalanx/base/file_kind.h"
 #include "phalanx/base/folder_lock.h"
 #include "phalanx/base/human.h"
+#include "phalanx/base/json_lines.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/progress.h"
 #include "phalanx/checkpoint/files/block_hash.h"
 #include "phalanx/checkpoint/files/weights_identity.h"
+#include "phalanx/data/chat/conversation.h"
+#include "phalanx/data/chat/tokenized_conversation.h"
 #include "phalanx/data/corpus/record_signs.h"
 #include "phalanx/data/tokenizer/bpe_model.h"
 #include "phalanx/data/tokenizer/bpe_tokenizer.h"
@@ -48,9 +52,47 @@ constexpr std::chrono::milliseconds kLook{200};  // how often the first rank che
 
 struct Inputs {
   infer::Prompts prompts;
-  std::string contents;        // of the prompts file
-  std::string tokenizer_hash;  // empty: no tokenizer
+  std::vector<data::Conversation> conversations;  // of --chat, one for each prompt
+  std::string chat_ids;                           // of all conversations, as text
+  std::string contents;                           // of the prompts file
+  std::string tokenizer_hash;                     // empty: no tokenizer
 };
+
+/// Conversations become prompts without text; fill_chat_prompts() makes their ids when the tokenizer is there.
+void take_conversations(Inputs& inputs, const GenerateArguments& arguments) {
+  data::require_plain_text(inputs.contents, arguments.prompts_file, "conversations, as JSON lines");
+  auto read = data::parse_conversations(inputs.contents, arguments.prompts_file,
+                                        {.skips_malformed = arguments.format.skips_malformed});
+  inputs.conversations = std::move(read.all);
+  inputs.prompts.skipped = std::move(read.skipped);
+  for (const data::Conversation& chat : inputs.conversations) {
+    const std::size_t number = inputs.prompts.all.size();
+    inputs.prompts.all.push_back({.id = chat.id.empty() ? std::to_string(number) : chat.id,
+                                  .text = {},
+                                  .ids = {},
+                                  .where = chat.where,
+                                  .number = number});
+  }
+}
+
+/// Makes the ids of the conversations. One that the template refuses is left out, where malformed ones are.
+void fill_chat_prompts(Inputs& inputs, const data::ConversationTokenizer& tokenize, bool skips_malformed) {
+  std::vector<infer::Prompt> filled;
+  for (std::size_t i = 0; i < inputs.conversations.size(); ++i) {
+    try {
+      const auto ids = tokenize.prompt(inputs.conversations[i]);
+      inputs.prompts.all[i].ids.assign(ids.begin(), ids.end());
+      filled.push_back(std::move(inputs.prompts.all[i]));
+      inputs.chat_ids += fmt::format("{}\n", fmt::join(ids, ","));
+    } catch (const DataError& error) {
+      if (!skips_malformed) throw;
+      inputs.prompts.skipped.emplace_back(error.what());
+    }
+  }
+  inputs.prompts.all = std::move(filled);
+  if (inputs.prompts.all.empty())
+    throw DataError(no_line_left("--chat", "conversations to answer", inputs.prompts.skipped));
+}
 
 Inputs read_prompts(const GenerateArguments& arguments) {
   Inputs inputs;
@@ -64,6 +106,10 @@ Inputs read_prompts(const GenerateArguments& arguments) {
     return inputs;
   }
   inputs.contents = read_on_each_rank(arguments.prompts_file);
+  if (arguments.is_chat) {
+    take_conversations(inputs, arguments);
+    return inputs;
+  }
   data::require_plain_text(inputs.contents, arguments.prompts_file, "prompts, one a line or as JSON lines");
   if (const auto looks = data::records_in(std::string_view(inputs.contents).substr(0, data::kRecordProbe));
       looks && !arguments.format.json_lines) {
@@ -153,9 +199,10 @@ nlohmann::json description_of(const Task& task, const Inputs& inputs, const infe
       {"tokenizer", inputs.tokenizer_hash.empty() ? nlohmann::json() : nlohmann::json(inputs.tokenizer_hash)},
       {"end_tokens", task.end_tokens},
       {"prompts", hash_of_text(inputs.contents)},
-      {"prompts_form", arguments.prompts_file.empty() ? "arguments"
-                       : arguments.format.json_lines  ? "json lines"
-                                                      : "lines"},
+      {"prompts_form", arguments.is_chat                ? "conversations"
+                       : arguments.prompts_file.empty() ? "arguments"
+                       : arguments.format.json_lines    ? "json lines"
+                                                        : "lines"},
       {"max_new_tokens", arguments.max_new_tokens},
       {"temperature", sampling.temperature},
       {"top_k", sampling.top_k},
@@ -168,6 +215,8 @@ nlohmann::json description_of(const Task& task, const Inputs& inputs, const infe
       {"dtype", arguments.dtype},
       {"fields", {arguments.format.id_field, arguments.format.prompt_field, arguments.response_field}}};
   if (!task.prompts.skipped.empty()) description["seeds_of_prompts"] = "hash of seed and number of the line";
+  // The template's text, and what it depends on, such as the date.
+  if (arguments.is_chat) description["rendered_conversations"] = hash_of_text(inputs.chat_ids);
   if (arguments.prompts_file.empty()) {  // the boundaries between prompts
     auto& sizes = description["prompt_sizes"] = nlohmann::json::array();
     for (const auto& prompt : arguments.prompts) sizes.push_back(prompt.size());
@@ -377,7 +426,7 @@ int generate_worker(const Arguments& arguments) {
   const ModelRanks ranks = start_model_ranks(parsed, arguments);
   // Prompts that are given as ids need no tokenizer. If there is one, it is used for the text of the answers.
   const bool needs_tokenizer =
-      !parsed.stops.empty() ||
+      parsed.is_chat || !parsed.stops.empty() ||
       std::ranges::any_of(inputs.prompts.all, [](const infer::Prompt& prompt) { return prompt.text.has_value(); });
   std::optional<data::BpeTokenizer> tokenizer;
   const auto read_tokenizer = [&] {
@@ -400,7 +449,16 @@ int generate_worker(const Arguments& arguments) {
     log::warn_once(fmt::format("{} of the results have an id that another has, too: {}{}", repeated.size(),
                                repeated.front(), repeated.size() == 1 ? "" : ", and more"));
   }
-  const auto end_tokens = infer::end_tokens(files, tokenizer);
+  auto end_tokens = infer::end_tokens(files, tokenizer);
+  if (parsed.is_chat) {
+    const std::string beside = parsed.tokenizer.empty() ? *files.tokenizer : parsed.tokenizer;
+    const data::ConversationTokenizer tokenize(data::ChatTemplate::load(beside, parsed.chat_template), *tokenizer);
+    ranks.run([&] {
+      ranks.each([&] { fill_chat_prompts(inputs, tokenize, parsed.format.skips_malformed); });
+      ranks.require_same("rendered conversations", {{"ids", hash_of_text(inputs.chat_ids)}});
+    });
+    add_end_of_turn(end_tokens, tokenize);
+  }
   const Task task{parsed, inputs.prompts, tokenizer, end_tokens};
   std::size_t skipped = 0;
   ranks.run([&] {

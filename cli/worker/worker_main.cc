@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/standard_streams.h"
 #include "cli/worker/bench_worker.h"
+#include "cli/worker/chat_worker.h"
 #include "cli/worker/doctor_command.h"
 #include "cli/worker/eval_worker.h"
 #include "cli/worker/generate_worker.h"
@@ -40,6 +41,7 @@ int main(int argc, char** argv) {
       {"lecture", "", kLectureHelp, with_threads(lecture_command)},
       {"bench", "", "", [](const Arguments& arguments) { return bench_worker(arguments); }},
       {"generate", "", "", with_threads(generate_worker)},
+      {"chat", "", "", with_threads(chat_worker)},
       {"eval", "", "", with_threads(eval_worker)},
   };
   const Arguments arguments(argv + 1, argv + argc);

@@ -58,6 +58,19 @@ def make_chat_templates():
         seed("chat_template", f"{i}", case["template"] + context)
 
 
+def make_conversations():
+    call = {"function": {"name": "f", "arguments": {"x": [1, 2.5]}}}
+    records = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "reasoning": "R"}], "id": 3},
+               {"messages": [{"role": "user", "content": [{"type": "text", "text": "é"}]}, {"role": "assistant", "content": None, "tool_calls": [call]},
+                             {"role": "tool", "content": "1"}], "tools": [{"function": {"name": "f"}}], "chat_template_kwargs": {"x": True}},
+               {"system": "S", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "tools": "[]"},
+               {"prompt": "a", "completion": "b"},
+               {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}]
+    seed("conversations", "all", "\n".join(map(as_json, records)))
+    for i, record in enumerate(records):
+        seed("conversations", f"{i}", as_json(record) + "\n{\"messages\": 1}\n")
+
+
 def make_reports():
     run = {"description": "a </script> run", "begun": {"layout": "2 ranks"}, "environment": {"device": "cpu"},
            "history": [{"step": 2, "time": 1764093600.0, "layout": "1 rank",
@@ -171,6 +184,6 @@ def make_schedules():
     seed("schedule_csv", "overlap", '0F0,0F1,"(0F2;3B0)OVERLAP_F_B",3B1\n1F0,2F0,1B0,2B0\n')
 
 
-for make in (make_safetensors, make_hf_configs, make_prompts, make_chat_templates, make_tokenizers, make_manifests, make_token_files, make_images, make_corpora, make_configs,
+for make in (make_safetensors, make_hf_configs, make_prompts, make_chat_templates, make_conversations, make_tokenizers, make_manifests, make_token_files, make_images, make_corpora, make_configs,
              make_reports, make_schedules):
     make()

@@ -169,7 +169,7 @@ jinja::Rendered ChatTemplate::render(const Conversation& conversation, const Cha
   set("tools", conversation.tools);
   set("add_generation_prompt", options.add_generation_prompt);
   try {
-    return chosen(conversation).render(context, options.limits);
+    return chosen(conversation).render(context, options.render);
   } catch (const DataError& error) {
     throw DataError(fmt::format("{}: {}", conversation.where, error.what()));
   }

@@ -24,7 +24,7 @@ namespace phalanx::data {
 struct ChatRenderOptions {
   bool add_generation_prompt = false;        // ends with what begins an answer
   std::size_t messages = std::string::npos;  // only the first so many
-  jinja::RenderOptions limits = {};
+  jinja::RenderOptions render = {};
 };
 
 class ChatTemplate {

@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "phalanx/base/error.h"
+#include "phalanx/data/tokenizer/bpe_model.h"
 
 namespace phalanx::data {
 namespace {
@@ -18,6 +21,13 @@ std::string quoted(std::string_view text) {
       .dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
 }
 
+/// An added token stands in a text as it is, also where the decoder would change it.
+std::optional<std::string_view> added_content(const BpeTokenizer& tokenizer, TokenId id) {
+  const auto& added = tokenizer.model().added_tokens;
+  const auto found = std::ranges::find(added, id, &AddedToken::id);
+  return found == added.end() ? std::nullopt : std::optional<std::string_view>(found->content);
+}
+
 }  // namespace
 
 std::vector<jinja::TextSpan> token_places(const BpeTokenizer& tokenizer, std::string_view text,
@@ -27,10 +37,15 @@ std::vector<jinja::TextSpan> token_places(const BpeTokenizer& tokenizer, std::st
   const auto skip_blanks = [&] {
     while (at < text.size() && is_blank(text[at])) ++at;
   };
-  for (const TokenId id : ids) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const TokenId id = ids[i];
     std::string_view bytes = tokenizer.bytes_of(id);
     const std::size_t before = at;
-    if (!text.substr(at).starts_with(bytes) && bytes.starts_with(' ')) bytes.remove_prefix(1);
+    // Of more spaces in a row than the text has, the first is the one that the tokenizer puts there.
+    const bool next_needs_space = bytes == " " && i + 1 < ids.size() &&
+                                  tokenizer.bytes_of(ids[i + 1]).starts_with(' ') && !text.substr(at).starts_with("  ");
+    if (next_needs_space || (!text.substr(at).starts_with(bytes) && bytes.starts_with(' '))) bytes.remove_prefix(1);
+    if (!text.substr(at).starts_with(bytes)) bytes = added_content(tokenizer, id).value_or(bytes);
     if (!text.substr(at).starts_with(bytes)) skip_blanks();  // that an added token takes
     if (!text.substr(at).starts_with(bytes)) {
       throw DataError(

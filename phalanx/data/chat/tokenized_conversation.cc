@@ -24,11 +24,11 @@ bool is_answer(const Conversation& conversation, std::size_t message) {
   return message >= conversation.first_trained && role_of(conversation.messages[message]) == "assistant";
 }
 
-/// A copy of `message` with another content.
-Value with_content(const Value& message, Value content) {
+/// A copy of a dict with another value for `key`.
+Value with_value(const Value& dict, const char* key, Value value) {
   std::vector<std::pair<Value, Value>> entries;
-  for (const auto& [key, value] : message.dict().entries()) entries.emplace_back(key, value);
-  entries.emplace_back("content", std::move(content));  // the last one counts
+  for (const auto& [name, old] : dict.dict().entries()) entries.emplace_back(name, old);
+  entries.emplace_back(key, std::move(value));  // the last one counts
   return Value::dict(std::move(entries));
 }
 
@@ -44,6 +44,26 @@ std::string content_text(const Value& message) {
   return text;
 }
 
+/// A message with a mark in place of a text of it.
+struct MarkedMessage {
+  Value message;
+  std::string replaced;
+};
+
+/// The mark takes the place of the content. Where that is empty, templates may leave out what is around it: then of the
+/// name of the first function that the message calls.
+MarkedMessage marked_message(const Value& message, const std::string& mark) {
+  const std::string content = content_text(message);
+  const Value* calls = message.dict().named("tool_calls");
+  const Value* first =
+      calls != nullptr && calls->is_list() && !calls->list().items.empty() ? &calls->list().items.front() : nullptr;
+  const Value* function = first != nullptr ? first->dict().named("function") : nullptr;
+  if (!content.empty() || function == nullptr) return {with_value(message, "content", mark), content};
+  std::vector<Value> marked = calls->list().items;
+  marked.front() = with_value(*first, "function", with_value(*function, "name", mark));
+  return {with_value(message, "tool_calls", Value::list(std::move(marked))), function->dict().named("name")->text()};
+}
+
 /// Finds the answers of one conversation by rendering it in several ways.
 class AnswerFinder {
  public:
@@ -51,7 +71,7 @@ class AnswerFinder {
       : chat_(chat), conversation_(conversation), options_(options) {}
 
   AnswerSpans find() {
-    const jinja::Rendered whole = chat_.render(conversation_, {.limits = options_});
+    const jinja::Rendered whole = chat_.render(conversation_, {.render = options_});
     text_ = whole.text;
     return {.text = text_, .answers = chat_.has_generation_marks(conversation_) ? marked(whole) : unmarked()};
   }
@@ -62,7 +82,7 @@ class AnswerFinder {
   }
 
   std::string first_messages(std::size_t count, bool with_prompt) const {
-    return chat_.render(conversation_, {.add_generation_prompt = with_prompt, .messages = count, .limits = options_})
+    return chat_.render(conversation_, {.add_generation_prompt = with_prompt, .messages = count, .render = options_})
         .text;
   }
   /// Some templates refuse conversations that end as the first messages do.
@@ -115,37 +135,59 @@ class AnswerFinder {
     if (!prompt || !behind || !text_.starts_with(*behind)) return std::nullopt;
     if (behind->starts_with(*prompt)) return TextSpan{prompt->size(), behind->size()};
     // The prompt supplies what this answer does not begin with, such as an open thinking block: from there on it is its own.
-    if (!before || !prompt->starts_with(*before)) return std::nullopt;
-    const std::size_t same = common_prefix(*prompt, *behind);
-    if (same <= before->size()) return std::nullopt;
+    if (!before) return std::nullopt;
+    const std::size_t same = part_end(*prompt, common_prefix(*prompt, *behind));
+    if (same <= header_begin(*before, *prompt)) return std::nullopt;
     return TextSpan{same, behind->size()};
+  }
+
+  /// Where a generation prompt begins that follows `before`, which may end by what ends a whole conversation.
+  static std::size_t header_begin(std::string_view before, std::string_view prompt) {
+    return prompt.starts_with(before) ? before.size() : part_end(prompt, common_prefix(prompt, before));
+  }
+
+  /// The end of the last whole part of a text, a line or a <tag>, at or before `limit`: texts may begin alike by chance.
+  static std::size_t part_end(std::string_view text, std::size_t limit) {
+    const auto ends_part = [&](std::size_t at) {
+      return at == text.size() || text[at] == '<' || text[at] == '[' || text[at - 1] == '\n';
+    };
+    while (limit > 0 && !ends_part(limit)) --limit;
+    return limit;
   }
 
   /// Renders the whole with a mark in place of the message's content.
   std::optional<TextSpan> by_mark(std::size_t message) const {
     const std::string mark = unused_mark();
     Conversation changed = conversation_;
-    changed.messages[message] = with_content(changed.messages[message], Value(mark));
+    const MarkedMessage marked = marked_message(changed.messages[message], mark);
+    changed.messages[message] = marked.message;
     const auto rendered = render_if_possible(changed, std::string::npos),
                alone = render_if_possible(changed, message + 1);
     const auto before = first_messages_if_possible(message, false), prompt = first_messages_if_possible(message, true);
-    if (!rendered || !alone || !before || !prompt || !prompt->starts_with(*before)) return std::nullopt;
-    const auto content = content_place(*rendered, mark, content_text(conversation_.messages[message]));
+    if (!rendered || !alone || !before || !prompt) return std::nullopt;
+    const auto content = content_place(*rendered, mark, marked.replaced);
     if (!content) return std::nullopt;
-    const std::string header = prompt->substr(before->size());
+    const std::string header = prompt->substr(header_begin(*before, *prompt));
     const std::size_t begin = answer_begin(header, content->begin);
     const std::size_t in_alone = alone->rfind(mark);
     if (begin == std::string::npos || in_alone == std::string::npos) return std::nullopt;
-    // What ends the turn: as far as the answer alone and the whole agree.
-    const std::string_view tail = std::string_view(*alone).substr(in_alone + mark.size());
-    const std::string_view rest = std::string_view(text_).substr(content->end);
-    if (!rest.starts_with(tail) || tail.empty()) return std::nullopt;
-    return TextSpan{begin, content->end + tail.size()};
+    const std::size_t end = turn_end(std::string_view(*alone).substr(in_alone + mark.size()), content->end);
+    if (end == content->end) return std::nullopt;
+    return TextSpan{begin, end};
+  }
+
+  /// What ends the turn behind the content at `from`: as far as the answer alone, which goes on with `tail`, and the whole
+  /// agree; or, where the last answer of a conversation ends by another <tag> than the ones before it, that tag.
+  std::size_t turn_end(std::string_view tail, std::size_t from) const {
+    const std::string_view rest = std::string_view(text_).substr(from);
+    if (const std::size_t same = part_end(tail, common_prefix(tail, rest)); same > 0) return from + same;
+    const bool is_tag = tail.starts_with('<') && rest.starts_with('<') && rest.find('>') != std::string_view::npos;
+    return is_tag ? from + rest.find('>') + 1 : from;
   }
 
   std::optional<std::string> render_if_possible(const Conversation& conversation, std::size_t messages) const {
     try {
-      return chat_.render(conversation, {.messages = messages, .limits = options_}).text;
+      return chat_.render(conversation, {.messages = messages, .render = options_}).text;
     } catch (const DataError&) {
       return std::nullopt;
     }
@@ -195,14 +237,12 @@ bool is_white_space(const BpeTokenizer& tokenizer, TokenId id) {
   return !tokenizer.is_special(id) && jinja::strip(tokenizer.bytes_of(id)).empty();
 }
 
-/// Leaves out white space behind the special token that ends a turn: nobody waits for it.
-void leave_out_blanks_behind(const BpeTokenizer& tokenizer, TokenizedConversation& made, std::size_t first,
-                             std::size_t end) {
-  std::size_t last = end;
-  while (last > first && is_white_space(tokenizer, made.tokens[last - 1])) --last;
-  if (last == first || !tokenizer.is_special(made.tokens[last - 1])) return;
-  std::fill(made.is_trained.begin() + static_cast<std::ptrdiff_t>(last),
-            made.is_trained.begin() + static_cast<std::ptrdiff_t>(end), std::uint8_t{0});
+/// The end of an answer's tokens without the white space behind the special token that ends its turn: nobody waits for it.
+std::size_t end_without_blanks(const BpeTokenizer& tokenizer, const std::vector<TokenId>& tokens, std::size_t from,
+                               std::size_t to) {
+  std::size_t last = to;
+  while (last > from && is_white_space(tokenizer, tokens[last - 1])) --last;
+  return last > from && tokenizer.is_special(tokens[last - 1]) ? last : to;
 }
 
 }  // namespace
@@ -220,8 +260,24 @@ std::vector<std::int64_t> TokenizedConversation::labels(std::int64_t ignored) co
   return made;
 }
 
+void ConversationTokenizer::train(TokenizedConversation& made, std::size_t from, std::size_t to, bool is_marked) const {
+  const auto is_end = [&](std::size_t at) {
+    return at < made.tokens.size() &&
+           std::ranges::find(options_.end_tokens, std::int64_t{made.tokens[at]}) != options_.end_tokens.end();
+  };
+  if (!is_marked) {
+    to = end_without_blanks(tokenizer_, made.tokens, from, to);
+    if (!is_end(to - 1) && is_end(to)) ++to;
+  }
+  std::size_t last = to;
+  while (last > from && is_white_space(tokenizer_, made.tokens[last - 1])) --last;
+  if (last == from || !tokenizer_.is_special(made.tokens[last - 1])) ++made.answers_without_end;
+  std::fill(made.is_trained.begin() + static_cast<std::ptrdiff_t>(from),
+            made.is_trained.begin() + static_cast<std::ptrdiff_t>(to), std::uint8_t{1});
+}
+
 TokenizedConversation ConversationTokenizer::operator()(const Conversation& conversation) const {
-  const AnswerSpans found = find_answers(chat_, conversation);
+  const AnswerSpans found = find_answers(chat_, conversation, options_.render);
   TokenizedConversation made{.tokens = tokenizer_.encode(found.text), .is_trained = {}};
   made.is_trained.resize(made.tokens.size(), 0);
   std::vector<TextSpan> places;
@@ -232,16 +288,14 @@ TokenizedConversation ConversationTokenizer::operator()(const Conversation& conv
   }
   const bool has_marks = chat_.has_generation_marks(conversation);
   for (const TextSpan& answer : found.answers) {
-    // A token counts if a part of it is the answer's.
-    const auto first = std::ranges::find_if(places, [&](const TextSpan& place) { return place.end > answer.begin; });
+    // A token counts if a part of it is the answer's, and so does the space that a tokenizer puts before an answer.
+    const auto first = std::ranges::find_if(
+        places, [&](const TextSpan& place) { return place.end > answer.begin || place.begin == answer.begin; });
     const auto end =
         std::find_if(first, places.end(), [&](const TextSpan& place) { return place.begin >= answer.end; });
     const auto from = static_cast<std::size_t>(first - places.begin()),
                to = static_cast<std::size_t>(end - places.begin());
-    if (answer.begin == answer.end) continue;
-    std::fill(made.is_trained.begin() + static_cast<std::ptrdiff_t>(from),
-              made.is_trained.begin() + static_cast<std::ptrdiff_t>(to), std::uint8_t{1});
-    if (!has_marks) leave_out_blanks_behind(tokenizer_, made, from, to);
+    if (answer.begin < answer.end && from < to) train(made, from, to, has_marks);
   }
   return made;
 }
@@ -251,7 +305,7 @@ std::vector<TokenId> ConversationTokenizer::prompt(const Conversation& conversat
     throw DataError(fmt::format("{}: its last message is the assistant's: expected one that asks for an answer",
                                 conversation.where));
   }
-  return tokenizer_.encode(chat_.render(conversation, {.add_generation_prompt = true}).text);
+  return tokenizer_.encode(chat_.render(conversation, {.add_generation_prompt = true, .render = options_.render}).text);
 }
 
 std::optional<TokenId> ConversationTokenizer::end_of_turn() const {

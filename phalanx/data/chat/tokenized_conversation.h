@@ -41,15 +41,25 @@ AnswerSpans find_answers(const ChatTemplate& chat, const Conversation& conversat
 struct TokenizedConversation {
   std::vector<TokenId> tokens;
   std::vector<std::uint8_t> is_trained;  // by token, 0 or 1: whether predicting it counts
+  /// Answers whose last trained token is no special token: a model would not learn to stop there.
+  std::int64_t answers_without_end = 0;
   std::int64_t trained_count() const;
   /// `tokens` with `ignored` for those that are not trained: what a loss takes, before it is shifted.
   std::vector<std::int64_t> labels(std::int64_t ignored = -100) const;
 };
 
+struct ConversationTokenizerOptions {
+  /// Those that end a text of the model (infer::end_tokens()). Some templates write none behind an answer, and the token
+  /// that begins the next message ends it. If that is one of these, it is trained.
+  std::vector<std::int64_t> end_tokens = {};
+  /// A template may print the date: set the clock where the same conversation must give the same tokens every day.
+  jinja::RenderOptions render = {};
+};
+
 class ConversationTokenizer {
  public:
-  ConversationTokenizer(ChatTemplate chat, BpeTokenizer tokenizer)
-      : chat_(std::move(chat)), tokenizer_(std::move(tokenizer)) {}
+  ConversationTokenizer(ChatTemplate chat, BpeTokenizer tokenizer, ConversationTokenizerOptions options = {})
+      : chat_(std::move(chat)), tokenizer_(std::move(tokenizer)), options_(std::move(options)) {}
 
   /// Throws DataError that names the conversation.
   TokenizedConversation operator()(const Conversation& conversation) const;
@@ -62,8 +72,11 @@ class ConversationTokenizer {
   const BpeTokenizer& tokenizer() const { return tokenizer_; }
 
  private:
+  void train(TokenizedConversation& made, std::size_t from, std::size_t to, bool is_marked) const;
+
   ChatTemplate chat_;
   BpeTokenizer tokenizer_;
+  ConversationTokenizerOptions options_;
 };
 
 }  // namespace phalanx::data

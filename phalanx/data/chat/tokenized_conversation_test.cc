@@ -38,6 +38,10 @@ constexpr const char* kLastReasoning =
 constexpr const char* kOpensThinking =
     "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '<|im_end|>' }}{% endfor %}{% if add_generation_prompt "
     "%}[assistant]<think>\n{% endif %}";
+// Nothing ends its answers but the next message.
+constexpr const char* kEndless =
+    "{% for m in messages %}{{ '<|im_start|>' if m.role == 'user' else '[answer]' }}{{ m.content }}{% endfor %}{% if "
+    "add_generation_prompt %}[answer]{% endif %}";
 // Nothing says where its answers are.
 constexpr const char* kShuffled =
     "{% for m in messages %}{{ m.content | reverse }}{% endfor %}{{ messages | length }}{% if add_generation_prompt "
@@ -94,6 +98,40 @@ TEST(ConversationTokenizer, FindsAnswersWhoseReasoningIsLeftOutLater) {
             "<|im_start|>user\né?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nR2\n</think>\n\nÜ!<|im_end|>⟧\n");
 }
 
+TEST(ConversationTokenizer, FindsAnswersWhoseEndDependsOnWhatFollows) {
+  // The last answer ends by another token, or the whole conversation does.
+  constexpr const char* kReturn =
+      "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{{ '</s>' if loop.last and m.role == "
+      "'assistant' else '<|im_end|>' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+  EXPECT_EQ(trained_text(kReturn, kTwoTurns),
+            "<|im_start|>user\nHi<|im_end|><|im_start|>assistant\n⟦Hello  "
+            "there<|im_end|>⟧<|im_start|>user\né?<|im_end|><|im_start|>assistant\n⟦Ü!</s>⟧");
+  constexpr const char* kLastEos =
+      "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+      "{{ '<|im_start|>assistant\n' if add_generation_prompt else '</s>' }}";
+  EXPECT_EQ(trained_text(kLastEos, kTwoTurns),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n⟦Hello  there<|im_end|>⟧\n"
+            "<|im_start|>user\né?<|im_end|>\n<|im_start|>assistant\n⟦Ü!<|im_end|>\n</s>⟧");
+}
+
+TEST(ConversationTokenizer, FindsCallsOfTools) {
+  constexpr const char* kCalls =
+      "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' and loop.last %}{{ "
+      "'<think>\n</think>\n' }}{% endif %}"
+      "{% if m.content %}{{ m.content }}{% endif %}{% for c in m.tool_calls or [] %}{{ 'CALL ' + c.function.name + "
+      "c.function.arguments | tojson }}{% endfor %}"
+      "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+  EXPECT_EQ(
+      trained_text(
+          kCalls,
+          R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]},
+                {"role": "tool", "content": "b"}, {"role": "assistant", "content": "c"}]})"),
+      "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n⟦CALL f{\"x\": "
+      "1}<|im_end|>⟧\n<|im_start|>tool\nb<|im_end|>\n"
+      "<|im_start|>assistant\n⟦<think>\n</think>\nc<|im_end|>⟧\n");
+}
+
 TEST(ConversationTokenizer, WhatTheGenerationPromptSuppliesIsNotTrained) {
   const std::string one =
       R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}], "chat_template_kwargs": {"enable_thinking": false}})";
@@ -112,6 +150,24 @@ TEST(ConversationTokenizer, OfPromptAndCompletionOnlyTheCompletionIsTrained) {
       "assistant\n⟦d<|im_end|>⟧\n";
   EXPECT_EQ(trained_text(kChatMl, json), "<s>" + expected);
   EXPECT_EQ(trained_text(kMarked, json), expected);
+}
+
+TEST(ConversationTokenizer, SaysWhereNothingEndsAnAnswer) {
+  const BpeTokenizer tokenizer = make_tokenizer();
+  const auto counts = [&](std::vector<std::int64_t> ends) {
+    const auto made =
+        ConversationTokenizer(chat_of(kEndless), tokenizer, {.end_tokens = std::move(ends)})(conversation(kTwoTurns));
+    return std::pair(made.trained_count(), made.answers_without_end);
+  };
+  const auto [without, unended] = counts({});
+  EXPECT_EQ(unended, 2);
+  EXPECT_EQ(counts({*tokenizer.id_of("<|im_start|>")}), std::pair(without + 1, std::int64_t{1}));
+  EXPECT_EQ(ConversationTokenizer(chat_of(kChatMl), tokenizer)(conversation(kTwoTurns)).answers_without_end, 0);
+}
+
+TEST(ConversationTokenizer, PromptsThatBeginAsAnAnswerByChanceCutNoTag) {
+  EXPECT_EQ(trained_text(kOpensThinking, R"({"prompt": "Hi", "completion": "<thinkers>"})"),
+            "[user]Hi<|im_end|>[assistant]⟦<thinkers><|im_end|>⟧");
 }
 
 TEST(ConversationTokenizer, RefusesWhatItCannotFind) {
@@ -147,6 +203,20 @@ TEST(ConversationTokenizer, PromptsEndWithWhatBeginsAnAnswer) {
               HasSubstr("chat.jsonl, line 1: its last message is the assistant's"));
 }
 
+TEST(ConversationTokenizer, TakesItsClock) {
+  const auto clock = [] {
+    std::tm time{};
+    time.tm_year = 126;
+    return time;
+  };
+  const ConversationTokenizer tokenize(
+      chat_of("{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"), make_tokenizer(),
+      {.render = {.clock = clock}});
+  const auto chat = conversation(R"({"messages": [{"role": "user", "content": "a"}]})");
+  EXPECT_EQ(tokenize.tokenizer().decode(tokenize.prompt(chat)), "2026a");
+  EXPECT_EQ(tokenize.tokenizer().decode(tokenize(chat).tokens), "2026a");
+}
+
 TEST(TokenPlaces, CoverTheText) {
   const BpeTokenizer tokenizer = make_tokenizer();
   const std::string text = "<s>Hello there é";
@@ -160,6 +230,22 @@ TEST(TokenPlaces, CoverTheText) {
               HasSubstr("does not stand in the text at byte 3, which goes on \"Bye\""));
   EXPECT_THAT(error_text<DataError>([&] { token_places(tokenizer, text + "x", ids); }),
               HasSubstr("the tokens end before \"x\""));
+}
+
+TEST(TokenPlaces, OfTokenizersThatChangeSpaces) {
+  // Characters with ▁ for a space and one before a text, as Llama 2 and Gemma have them.
+  const BpeTokenizer tokenizer =
+      BpeTokenizer::from_json(R"({"added_tokens": [{"id": 7, "content": "<end▁of>", "special": true}],
+      "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+      "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "Fuse"},
+                                                   {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+      "model": {"type": "BPE", "vocab": {"▁": 0, "a": 1, "b": 2, "▁a": 3, "<unk>": 4, "ab": 5, "é": 6}, "merges": [["▁", "a"]], "unk_token": "<unk>"}})");
+  const std::string text = "a b<end▁of> é";
+  const auto places = token_places(tokenizer, text, tokenizer.encode(text));
+  const std::vector<jinja::TextSpan> expected = {{0, 1}, {1, 2}, {2, 3}, {3, 13}, {13, 13}, {13, 14}, {14, 16}};
+  EXPECT_EQ(places, expected);
+  EXPECT_THAT(error_text<DataError>([&] { token_places(tokenizer, "aXb", tokenizer.encode("aXb")); }),
+              HasSubstr("the token 4 (\"<unk>\") does not stand in the text at byte 1"));
 }
 
 class ChatTemplateTest : public ::testing::Test {

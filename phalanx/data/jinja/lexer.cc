@@ -85,9 +85,10 @@ class Lexer {
   }
 
   std::size_t next_tag() const {
-    for (std::size_t at = source_.find('{', at_); at + 1 < source_.size(); at = source_.find('{', at + 1)) {
+    for (std::size_t at = at_; at + 1 < source_.size(); ++at) {
+      at = source_.find('{', at);
+      if (at == std::string::npos || at + 1 == source_.size()) break;
       if (std::string_view("{%#").find(source_[at + 1]) != std::string_view::npos) return at;
-      if (at == std::string::npos) break;
     }
     return source_.size();
   }

@@ -169,6 +169,14 @@ TEST(Template, ContextHidesTheGlobalsAndNothingElseIsVisible) {
   EXPECT_EQ(rendered("{{ environ is defined }}{{ self is defined }}{{ ''.__class__ is defined }}"), "FalseFalseFalse");
 }
 
+TEST(Template, BracesThatAreNoTagsAreText) {
+  EXPECT_EQ(rendered("{ {{ 1 }} }"), "{ 1 }");
+  EXPECT_EQ(rendered("{"), "{");
+  EXPECT_EQ(rendered("%{"), "%{");
+  EXPECT_EQ(rendered("{{ 1 }}{"), "1{");
+  EXPECT_EQ(rendered("#a"), "#a");
+}
+
 TEST(Template, SaysWhereMarksAreLost) {
   const auto marks = [](const std::string& source) { return Template::parse(source, "test").render({}); };
   EXPECT_EQ(marks("ab{% generation %}cd{% endgeneration %}").generated, (std::vector<TextSpan>{{2, 4}}));
