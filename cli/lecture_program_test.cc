@@ -25,7 +25,8 @@ TEST_F(LectureProgramTest, ListsItsSections) {
 TEST_F(LectureProgramTest, RunsASectionInTheTerminalAndIntoAPage) {
   const Outcome shown = run({"lecture", "--section", "collectives", "--ranks", "2", "--device", "cpu"});
   EXPECT_EQ(shown.status, 0) << shown.err;
-  EXPECT_THAT(shown.out, AllOf(HasSubstr("    all_reduce\n      rank 0: [0,1]"), HasSubstr("is all_reduce: holds")));
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("    all_reduce\n      rank 0: [0,1]"),
+                               HasSubstr("holds: reduce_scatter, then all_gather, is all_reduce")));
   const std::string page = path("lecture.html");
   const Outcome written = run({"lecture", "--section", "collectives", "--device", "cpu", "--html", page});
   EXPECT_EQ(written.status, 0) << written.err;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# docs/lecture.md, the output of `phalanx lecture`. Measured numbers stand behind a ~ and are not compared.
+# docs/lecture.md, the output of `phalanx lecture`. Measured numbers stand behind a ~, facts of the machine behind "~ ", to
+# the end of their line; neither is compared.
 #
 #   scripts/lecture_page.sh [--program build/release/bin/phalanx]          fails where the page is not up to date (a test)
 #   scripts/lecture_page.sh [--program build/release/bin/phalanx] --fix    writes the page
@@ -29,7 +30,7 @@ fi
 
 # Ranks that measured the same are one line, so lines that hold measured numbers alone are one here.
 masked() {
-  sed -E 's/ *~[0-9.-]+/ ~/g' "$1" |
+  sed -E 's/ *~[0-9.-]+/ ~/g; s/ ~ .*/ ~/' "$1" |
     awk '/^  ranks? [0-9, -]+:( ~)+$/ { if (!same) print "  ranks: ~"; same = 1; next } { same = 0; print }'
 }
 if [[ -n $fix ]]; then

@@ -5,11 +5,11 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "phalanx/base/human.h"
 #include "phalanx/lecture/small_net.h"
 #include "phalanx/lecture/steps.h"
 #include "phalanx/mesh/device_mesh.h"
@@ -37,21 +37,31 @@ bool equal_on_all_ranks(Rank& rank, const at::Tensor& tensor) {
 
 std::string losses_text(const std::vector<double>& losses) {
   std::string text;
-  for (const double loss : losses) text += fmt::format(" {:.5f}", loss);
+  for (const double loss : losses) text += fmt::format("{}{:.5f}", text.empty() ? " " : ",", loss);
   return text;
 }
 
 }  // namespace
 
 void draw_data_parallel(Stage& stage) {
+  const std::vector<GridRow> rows = {{"batch", {"rows 0-7", "rows 8-15", "rows 16-23", "rows 24-31"}, "different"},
+                                     {"weights", {"W", "W", "W", "W"}, "equal", true},
+                                     {"forward", {"loss 0", "loss 1", "loss 2", "loss 3"}, "different"},
+                                     {"backward", {"g0", "g1", "g2", "g3"}, "different"},
+                                     {"", {"+------------+---- all_reduce ---------+"}},
+                                     {"gradient", {"mean g", "mean g", "mean g", "mean g"}, "equal", true},
+                                     {"optimizer", {"W - lr g", "W - lr g", "W - lr g", "W - lr g"}, "equal", true}};
+  const std::vector<std::string> ranks = {"rank 0", "rank 1", "rank 2", "rank 3"};
   stage.print("            rank 0       rank 1       rank 2       rank 3");
-  stage.print("batch       rows 0-7     rows 8-15    rows 16-23   rows 24-31     different");
-  stage.print("weights     W            W            W            W              equal");
-  stage.print("forward     loss 0       loss 1       loss 2       loss 3         different");
-  stage.print("backward    g0           g1           g2           g3             different");
-  stage.print("            +------------+---- all_reduce ---------+");
-  stage.print("gradient    mean g       mean g       mean g       mean g         equal");
-  stage.print("optimizer   W - lr g     W - lr g     W - lr g     W - lr g       equal");
+  for (const GridRow& row : rows) {
+    std::string line = fmt::format("{:<12}", row.label);
+    for (const std::string& cell : row.cells) line += fmt::format("{:<13}", cell);
+    line += row.remark.empty() ? "" : "  " + row.remark;
+    stage.print(line.substr(0, line.find_last_not_of(' ') + 1));
+  }
+  std::vector<GridRow> drawn = rows;
+  drawn[4].cells = {"all_reduce"};
+  stage.show({picture_of_grid("one step", ranks, drawn)});
 }
 
 void one_step_by_hand(Stage& stage) {
@@ -83,7 +93,7 @@ void one_step_by_hand(Stage& stage) {
 
 void three_ways(Stage& stage) {
   const std::vector<double> alone = losses_of_one_rank(stage.device());
-  stage.print(fmt::format("{:<36}", "one rank, the whole batch:") + losses_text(alone));
+  stage.print(fmt::format("{:<26}", "one rank, the whole batch:") + losses_text(alone));
   for (const int n : stage.worlds()) {
     std::vector<double> by_hand, wrapped;
     stage.on_ranks(n, [&](Rank& rank) {
@@ -113,8 +123,8 @@ void three_ways(Stage& stage) {
         if (rank.number() == 0) (uses_ddp ? wrapped : by_hand) = losses;
       }
     });
-    stage.print(fmt::format("{:<36}", fmt::format("{} rank(s), gradients by hand:", n)) + losses_text(by_hand));
-    stage.print(fmt::format("{:<36}", fmt::format("{} rank(s), DistributedDataParallel:", n)) + losses_text(wrapped));
+    stage.print(fmt::format("{:<26}", fmt::format("{} rank(s), by hand:", n)) + losses_text(by_hand));
+    stage.print(fmt::format("{:<26}", fmt::format("{} rank(s), DDP:", n)) + losses_text(wrapped));
   }
 }
 
@@ -144,13 +154,11 @@ void data_parallel_traffic(Stage& stage) {
       same = same && are_close(mine.parameters()[i].grad(), gradients[i].grad());
     rank.check(same, "DataParallel in one process and DDP have the same gradients");
   });
-  const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
   const std::int64_t others = n - 1, batch = static_cast<std::int64_t>(x.nbytes());
-  stage.print(
-      fmt::format("{} devices, parameters {}, batch {}; bytes of one step", n, bytes(parameters), bytes(batch)));
+  stage.print(fmt::format("{} devices; bytes of one step", n));
   stage.print(fmt::format("{:<48} {:>12} {:>12}", "", "device 0", "each other"));
   const auto row = [&](const char* what, std::int64_t first, std::int64_t other) {
-    stage.print(fmt::format("{:<48} {:>12} {:>12}", what, bytes(first), bytes(other)));
+    stage.print(fmt::format("{:<48} {:>12} {:>12}", what, first, other));
   };
   row("DataParallel  1 scatter the batch: sends", batch / n * others, 0);
   row("              2 copy the parameters out: sends", parameters * others, 0);
@@ -158,6 +166,79 @@ void data_parallel_traffic(Stage& stage) {
   row("              5 gradients to device 0: receives", parameters * others, 0);
   const std::int64_t ring = 2 * parameters * others / n;
   row("DDP           2 all_reduce as a ring: sends", ring, ring);
+}
+
+namespace {
+
+/// Bytes that stay on a device between the forward pass and the end of the step.
+struct KeptBytes {
+  std::int64_t parameters = 0, gradients = 0, optimizer = 0, outputs = 0;
+  std::int64_t total() const { return parameters + gradients + optimizer + outputs; }
+};
+
+std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += tensor.defined() ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
+  return bytes;
+}
+
+/// After a step of AdamW.
+KeptBytes kept_by(const SmallNet& net, const at::Tensor& outputs, const AdamW& optimizer) {
+  KeptBytes kept{.parameters = bytes_of(net.parameters()), .outputs = bytes_of({outputs})};
+  for (const at::Tensor& parameter : net.parameters()) kept.gradients += bytes_of({parameter.grad()});
+  TrainState state;
+  optimizer.collect_state(state);
+  for (const auto& [name, tensor, shard] : state.tensors) kept.optimizer += static_cast<std::int64_t>(tensor.nbytes());
+  return kept;
+}
+
+void print_kept(Stage& stage, const char* where, const KeptBytes& kept) {
+  stage.print(fmt::format("{:<26} {:>10} {:>10} {:>10} {:>10} {:>10}", where, kept.parameters, kept.gradients,
+                          kept.optimizer, kept.outputs, kept.total()));
+}
+
+}  // namespace
+
+void data_parallel_memory(Stage& stage) {
+  const int n = stage.ranks();
+  const auto device_of = [&](int r) {
+    return stage.device().is_cuda() ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(r)) : at::Device(at::kCPU);
+  };
+  std::vector<at::Device> devices;
+  for (int r = 0; r < n; ++r) devices.push_back(device_of(r));
+  const auto net = std::make_shared<SmallNet>(stage.device());
+  nn::initialise(*net, kSeed);
+  std::vector<std::shared_ptr<SmallNet>> replicas;
+  DataParallel parallel(*net, devices,
+                        [&] { return replicas.emplace_back(std::make_shared<SmallNet>(stage.device())); });
+  AdamW optimizer(nn::named_parameters(*net));
+  const at::Tensor y = parallel.forward(batch_rows(stage.device()));
+  loss_of(y).backward();
+  optimizer.step(1e-3);
+  const KeptBytes first = kept_by(*net, y, optimizer);
+  KeptBytes ddp_rank;
+  stage.on_ranks(n, [&](Rank& rank) {
+    SmallNet mine(rank.device());
+    nn::initialise(mine, kSeed);
+    const DistributedDataParallel ddp(mine, rank.world());
+    AdamW own(ddp.parameters());
+    const at::Tensor outputs = nn::call(mine, batch_rows(rank.device(), rank.number() * kBatch / n, kBatch / n));
+    loss_of(outputs).backward();
+    own.step(1e-3);
+    const KeptBytes kept = kept_by(mine, outputs, own);
+    rank.check(kept.total() <= first.total(), "no rank of DDP keeps more than DataParallel's device 0");
+    if (rank.number() == 0) ddp_rank = kept;
+  });
+  stage.print(fmt::format("{:<26} {:>10} {:>10} {:>10} {:>10} {:>10}", "bytes counted after a step", "parameters",
+                          "gradients", "optimizer", "outputs", "together"));
+  print_kept(stage, "DataParallel, device 0", first);
+  if (n > 1) {
+    const KeptBytes other{.parameters = bytes_of(replicas.front()->parameters()),
+                          .outputs = static_cast<std::int64_t>(y.nbytes()) / n};
+    print_kept(stage, "DataParallel, each other", other);
+    stage.check(first.total() > 3 * other.total(), "device 0 keeps more than three times what another device keeps");
+  }
+  print_kept(stage, "DDP, each rank", ddp_rank);
 }
 
 void uneven_means(Stage& stage) {
@@ -174,30 +255,40 @@ void uneven_means(Stage& stage) {
 }
 
 void draw_zero(Stage& stage) {
-  stage.print("what rank 0 of 4 keeps, in quarters; the other ranks keep the other quarters");
+  const std::string title = "what rank 0 of 4 keeps, in quarters; the other ranks keep the other quarters";
+  std::vector<GridRow> rows;
+  stage.print(title);
   stage.print(fmt::format("{:<8} {:>11} {:>11} {:>11}", "", "parameters", "gradients", "optimizer"));
   for (int zero = 0; zero <= 3; ++zero) {
     const auto cell = [](bool whole) { return whole ? "####" : "#..."; };
-    stage.print(fmt::format("{:<8} {:>11} {:>11} {:>11}", zero == 0 ? "DDP" : fmt::format("ZeRO-{}", zero),
-                            cell(zero < 3), cell(zero < 2), cell(zero < 1)));
+    const std::string name = zero == 0 ? "DDP" : fmt::format("ZeRO-{}", zero);
+    rows.push_back({name, {cell(zero < 3), cell(zero < 2), cell(zero < 1)}});
+    stage.print(fmt::format("{:<8} {:>11} {:>11} {:>11}", name, rows.back().cells[0], rows.back().cells[1],
+                            rows.back().cells[2]));
   }
+  stage.show({picture_of_grid("what rank 0 of 4 keeps", {"parameters", "gradients", "optimizer"}, rows)});
 }
 
 void zero3_moments(Stage& stage) {
   constexpr int kMoments = 2 * kLayers;
+  std::vector<std::string> moments;
+  std::vector<GridRow> rows;
   stage.print("one rank of four, layer by layer; ####: gathered and in use, #...: its own quarter");
   std::string head = "           ";
   for (int moment = 0; moment < kMoments; ++moment) {
-    head += fmt::format("   {}{}", moment < kLayers ? 'F' : 'B', moment < kLayers ? moment : kMoments - 1 - moment);
+    moments.push_back(
+        fmt::format("{}{}", moment < kLayers ? 'F' : 'B', moment < kLayers ? moment : kMoments - 1 - moment));
+    head += fmt::format("   {}", moments.back());
   }
   stage.print(head);
   for (int layer = 0; layer < kLayers; ++layer) {
-    std::string line = fmt::format("layer {}    ", layer);
+    rows.push_back({fmt::format("layer {}", layer), {}});
     for (int moment = 0; moment < kMoments; ++moment) {
-      line += moment == layer || moment == kMoments - 1 - layer ? " ####" : " #...";
+      rows.back().cells.emplace_back(moment == layer || moment == kMoments - 1 - layer ? "####" : "#...");
     }
-    stage.print(line);
+    stage.print(fmt::format("{}     {}", rows.back().label, fmt::join(rows.back().cells, " ")));
   }
+  stage.show({picture_of_grid("ZeRO-3 on one rank of four: gathered layers are whole", moments, rows)});
   stage.print("before F and B of a layer: all-gather; after B: reduce-scatter of its gradient");
 }
 
@@ -213,9 +304,7 @@ void zero_stages(Stage& stage) {
       std::vector<double> losses;
       std::string kept;
       const auto describe = [&](std::int64_t parameters, std::int64_t gradients, std::int64_t optimizer) {
-        const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
-        kept = fmt::format("parameters {:>8}, gradients {:>8}, optimizer {:>8}", bytes(parameters), bytes(gradients),
-                           bytes(optimizer));
+        kept = fmt::format("parameters {:>5}, gradients {:>5}, optimizer {:>6}", parameters, gradients, optimizer);
         return parameters + gradients + optimizer;
       };
       std::int64_t total = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "phalanx/base/error.h"
@@ -34,7 +35,9 @@ bool begins_function(const std::string& line, std::string_view name) {
   return before == ' ' || before == '&' || before == '*';
 }
 
-std::optional<Lines> find_function(const Lines& lines, std::string_view name) {
+/// With the comment right above it: begin and end.
+std::optional<std::pair<Lines::const_iterator, Lines::const_iterator>> find_function(const Lines& lines,
+                                                                                     std::string_view name) {
   auto first = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return begins_function(line, name); });
   if (first == lines.end()) return {};
   // The body ends with the first brace that stands as deep as the function.
@@ -49,7 +52,7 @@ std::optional<Lines> find_function(const Lines& lines, std::string_view name) {
     return line.substr(indentation_of(line)).starts_with("//") || line.starts_with("template");
   };
   while (first != lines.begin() && is_head(*(first - 1))) --first;
-  return Lines(first, last + 1);
+  return std::pair(first, last + 1);
 }
 
 std::string without_indentation(const Lines& lines) {
@@ -65,9 +68,18 @@ std::string without_indentation(const Lines& lines) {
 }  // namespace
 
 std::string function_of(std::string_view source, std::string_view name, std::string_view file) {
-  const auto part = find_function(split(source), name);
-  if (!part) throw Error(fmt::format("{} has no function '{}'", file, name));
-  return without_indentation(*part);
+  return functions_of(source, name, name, file);
+}
+
+std::string functions_of(std::string_view source, std::string_view first, std::string_view last,
+                         std::string_view file) {
+  const Lines lines = split(source);
+  const auto begin = find_function(lines, first), end = find_function(lines, last);
+  for (const auto& [found, name] : {std::pair(begin, first), std::pair(end, last)}) {
+    if (!found) throw Error(fmt::format("{} has no function '{}'", file, name));
+  }
+  if (end->first < begin->first) throw Error(fmt::format("{} has '{}' after '{}'", file, first, last));
+  return without_indentation(Lines(begin->first, end->second));
 }
 
 std::string lines_of(std::string_view source, std::string_view first, std::string_view last, std::string_view file) {

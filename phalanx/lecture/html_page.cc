@@ -5,6 +5,7 @@
 #include <regex>
 #include <sstream>
 
+#include "phalanx/base/error.h"
 #include "phalanx/base/svg.h"
 
 namespace phalanx::lecture {
@@ -32,9 +33,14 @@ std::vector<std::string> cells_of(const std::string& row) {
 /// The open block, and how it is closed.
 class Writer {
  public:
+  explicit Writer(const std::vector<std::vector<Picture>>& pictures) : pictures_(pictures) {}
+
   void line(const std::string& line) {
-    if (line.starts_with("```")) {
-      in_code_ ? close() : open("<pre>", "</pre>\n");
+    if (line.starts_with("```picture ")) {
+      show(line.substr(line.find(' ') + 1));
+      in_code_ = true;  // up to the fence that closes it, with nothing between
+    } else if (line.starts_with("```")) {
+      in_code_ ? close() : open("<pre tabindex=0>", "</pre>\n");
       in_code_ = !in_code_;
     } else if (in_code_) {
       html_ += escape_markup(line) + "\n";
@@ -55,6 +61,12 @@ class Writer {
   std::string finish() { return close(), html_; }
 
  private:
+  void show(const std::string& number) {
+    const auto index = static_cast<std::size_t>(std::stoul(number));
+    if (index >= pictures_.size()) throw Error(fmt::format("the lecture has no picture {}", number));
+    open("<div class=pictures>", "</div>\n");
+    for (const Picture& picture : pictures_[index]) html_ += picture.svg();
+  }
   void open(const char* begin, const char* end) {
     close();
     html_ += begin;
@@ -81,18 +93,20 @@ class Writer {
     html_ += "</tr>\n";
   }
 
+  const std::vector<std::vector<Picture>>& pictures_;
   std::string html_, block_;
   bool in_code_ = false;
   int rows_ = 0;
 };
 
 constexpr std::string_view kStyle = R"css(
-:root{--page:#f5f6f8;--card:#fff;--line:#e1e5ea;--text:#1b2430;--muted:#566171;--accent:#1d4ed8;color-scheme:light dark}
-@media(prefers-color-scheme:dark){:root{--page:#0e1318;--card:#171d25;--line:#2c3541;--text:#e7ebf0;--muted:#a0acba;--accent:#8ab4ff}}
+:root{--page:#f5f6f8;--card:#fff;--line:#e1e5ea;--text:#1b2430;--muted:#566171;--accent:#1d4ed8;--t0:#d6e4ff;--t1:#d3f0dc;--t2:#ffe3c4;--t3:#ecdcfa;--sum:#fff3a8;color-scheme:light dark}
+@media(prefers-color-scheme:dark){:root{--page:#0e1318;--card:#171d25;--line:#2c3541;--text:#e7ebf0;--muted:#a0acba;--accent:#8ab4ff;
+--t0:#1f3a6b;--t1:#1d4a31;--t2:#5c3a14;--t3:#43295f;--sum:#56500f}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--text);font:16px/1.6 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 main{max-width:1080px;margin:0 auto;padding:24px 20px 64px}
-h1{font-size:28px;line-height:1.25;margin:40px 0 8px}main>h1:first-child{margin-top:0}
+h1{font-size:28px;line-height:1.25;margin:40px 0 8px}main>.defs+h1{margin-top:0}
 h2{font-size:22px;margin:0 0 8px}h3{font-size:16px;margin:20px 0 4px}
 section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:20px 24px;margin:20px 0;min-width:0}
 p,ul{margin:10px 0;max-width:75ch;overflow-wrap:break-word}ul{padding-left:22px}
@@ -103,13 +117,19 @@ code{font:.9em ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",mon
 table{border-collapse:collapse;font-size:14px;line-height:1.4;width:100%}
 th,td{padding:6px 10px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}tr:last-child td{border-bottom:0}
 th{color:var(--muted);font-weight:600}
-@media(max-width:600px){main{padding:16px 10px 40px}section{padding:14px 12px}nav ol{columns:1}h1{font-size:23px}pre{font-size:11.5px}}
+.pictures{display:flex;flex-wrap:wrap;gap:18px 36px;overflow-x:auto;margin:14px 0;padding:2px 0}
+svg{width:var(--w);flex:none;font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+svg text{fill:var(--text)}svg .title{font-weight:700}svg rect{stroke:var(--muted);stroke-width:.8;fill:none}
+svg .t0{fill:var(--t0)}svg .t1{fill:var(--t1)}svg .t2{fill:var(--t2)}svg .t3{fill:var(--t3)}
+svg .sum{fill:var(--sum)}svg .plain{fill:var(--page)}svg .wait{stroke-dasharray:2 2}
+.arrow{stroke:var(--accent);stroke-width:1.5;fill:none}#head path{fill:var(--accent)}.defs{position:absolute}
+@media(max-width:600px){svg{width:calc(var(--w)*.88)}main{padding:16px 10px 40px}section{padding:14px 12px}nav ol{columns:1}h1{font-size:23px}pre{font-size:11.5px}}
 )css";
 
 }  // namespace
 
-std::string html_of_markdown(const std::string& markdown) {
-  Writer writer;
+std::string html_of_markdown(const std::string& markdown, const std::vector<std::vector<Picture>>& pictures) {
+  Writer writer(pictures);
   std::istringstream in(markdown);
   for (std::string line; std::getline(in, line);) writer.line(line);
   return writer.finish();
@@ -120,13 +140,16 @@ std::string html_page(const std::vector<WrittenSection>& written) {
   for (const WrittenSection& section : written) {
     const auto id = section.section->id;
     contents += fmt::format("<li><a href=\"#{}\">{}</a>\n", id, escape_markup(section.section->title()));
-    body += fmt::format("<section id=\"{}\">\n{}</section>\n", id, html_of_markdown(section.markdown));
+    body += fmt::format("<section id=\"{}\">\n{}</section>\n", id,
+                        html_of_markdown(section.picture_markdown, section.pictures));
   }
   return fmt::format(
       "<!doctype html>\n<html lang=en><head><meta charset=utf-8>\n"
       "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
       "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
       "<title>Distributed training: a lecture that runs</title>\n<style>{}</style></head>\n<body><main>\n"
+      "<svg class=defs width=0 height=0 aria-hidden=true><defs><marker id=head viewBox=\"0 0 8 8\" refX=7 refY=4 "
+      "markerWidth=6 markerHeight=6 orient=auto><path d=\"M0 0L8 4L0 8z\"/></marker></defs></svg>\n"
       "<h1>Distributed training: a lecture that runs</h1>\n<nav><ol>\n{}</ol></nav>\n{}</main></body></html>\n",
       kStyle, contents, body);
 }

@@ -20,13 +20,25 @@ std::vector<std::string> words_of(const std::string& line) {
   return words;
 }
 
-std::string run_step(const std::string& name, Stage& stage) {
+const Step& step_called(const std::string& name) {
   for (const Step& step : steps()) {
-    if (step.name != name) continue;
-    step.run(stage);
-    return "```text\n" + stage.take_output() + "```\n";
+    if (step.name == name) return step;
   }
   throw Error(fmt::format("the lecture has no step '{}'", name));
+}
+
+void add_output(WrittenSection& written, const std::vector<Block>& blocks) {
+  written.markdown += "```text\n";
+  for (const Block& block : blocks) {
+    written.markdown += block.text;
+    if (block.pictures.empty()) {
+      written.picture_markdown += "```text\n" + block.text + "```\n";
+    } else {
+      written.picture_markdown += fmt::format("```picture {}\n```\n", written.pictures.size());
+      written.pictures.push_back(block.pictures);
+    }
+  }
+  written.markdown += "```\n";
 }
 
 std::string_view source_of(const std::string& file) {
@@ -37,7 +49,7 @@ std::string_view source_of(const std::string& file) {
 }
 
 std::string quote(const std::string& file, const std::string& code) {
-  return fmt::format("From [{0}](../{0}):\n\n```cpp\n{1}```\n", file, code);
+  return fmt::format("[{0}](../{0}):\n\n```cpp\n{1}```\n", file, code);
 }
 
 /// `text`: what the first line and the last one contain, with " ... " between them.
@@ -47,27 +59,38 @@ std::string quoted_lines(const std::string& file, const std::string& text) {
   return quote(file, lines_of(source_of(file), text.substr(0, dots), text.substr(dots + 5), file));
 }
 
-std::string result_of(const std::string& line, Stage& stage) {
-  const auto words = words_of(line);
-  if (words.size() == 2 && words[0] == "@run") return run_step(words[1], stage);
+/// The code that a directive names.
+std::string code_of(const std::string& line, const std::vector<std::string>& words) {
   if (words.size() == 3 && words[0] == "@code") {
     return quote(words[1], function_of(source_of(words[1]), words[2], words[1]));
+  }
+  if (words.size() == 4 && words[0] == "@code") {
+    return quote(words[1], functions_of(source_of(words[1]), words[2], words[3], words[1]));
   }
   if (words.size() > 3 && words[0] == "@lines") {
     return quoted_lines(words[1], line.substr(line.find(words[1]) + words[1].size() + 1));
   }
   throw Error(fmt::format(
-      "the lecture has the line '{}': expected @run STEP, @code FILE NAME or @lines FILE FIRST ... LAST", line));
+      "the lecture has the line '{}': expected @run STEP, @code FILE NAME [LAST] or @lines FILE FIRST ... LAST", line));
 }
 
 }  // namespace
 
 WrittenSection write_section(const Section& section, const StageOptions& options) {
-  WrittenSection written{.section = &section, .markdown = {}};
+  WrittenSection written;
+  written.section = &section;
   Stage stage(options);
   std::istringstream in{std::string(section.text->text)};
   for (std::string line; std::getline(in, line);) {
-    written.markdown += line.starts_with("@") ? result_of(line, stage) : line + "\n";
+    const auto words = words_of(line);
+    if (words.size() == 2 && words[0] == "@run") {
+      step_called(words[1]).run(stage);
+      add_output(written, stage.take_blocks());
+      continue;
+    }
+    const std::string text = line.starts_with("@") ? code_of(line, words) : line + "\n";
+    written.markdown += text;
+    written.picture_markdown += text;
   }
   written.all_hold = stage.all_hold();
   return written;

@@ -16,7 +16,9 @@ namespace phalanx::lecture {
 
 struct WrittenSection {
   const Section* section = nullptr;
-  std::string markdown;
+  std::string markdown;          // with the text of its pictures
+  std::string picture_markdown;  // with "```picture I" in their place, for pictures[I]
+  std::vector<std::vector<Picture>> pictures;
   bool all_hold = true;  // all checks
 };
 

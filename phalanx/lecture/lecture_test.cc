@@ -12,6 +12,7 @@
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/lecture/excerpt.h"
 #include "phalanx/lecture/html_page.h"
+#include "phalanx/lecture/tree.h"
 
 namespace phalanx::lecture {
 namespace {
@@ -72,7 +73,7 @@ TEST(Lecture, ADirectiveThatNamesNothingIsAnError) {
   for (const auto& [text, says] :
        {std::pair("## A\n@run no_such\n", "no step 'no_such'"),
         std::pair("## A\n@code recipes/none.cc f\n", "does not hold the source 'recipes/none.cc'"),
-        std::pair("## A\n@draw x\n", "expected @run STEP, @code FILE NAME or @lines FILE FIRST ... LAST")}) {
+        std::pair("## A\n@draw x\n", "expected @run STEP, @code FILE NAME [LAST] or @lines FILE FIRST ... LAST")}) {
     const EmbeddedText embedded{text, ""};
     const Section section{"a", 1, &embedded};
     EXPECT_THAT(error_text<Error>([&] { write_section(section, {}); }), HasSubstr(says));
@@ -92,14 +93,28 @@ TEST(Stage, LinesOfRanksComeInTheOrderOfRanksUnderTheirTitle) {
   });
   EXPECT_EQ(stage.take_output(),
             "before\n  rank 0: [0]\n  rank 1: [1]\nafter\n  ranks 0-1: x\n"
-            "check: numbers are small: holds\n");
+            "holds: numbers are small\n");
   EXPECT_TRUE(stage.all_hold());
+}
+
+TEST(Stage, WhatWasPrintedBeforeAPictureIsItsText) {
+  Stage stage({.ranks = 1});
+  stage.print("A --> B");
+  stage.show({Picture(10, 10, "from A to B")});
+  stage.print("after");
+  stage.check(true, "it is drawn");
+  const std::vector<Block> blocks = stage.take_blocks();
+  ASSERT_EQ(blocks.size(), 2U);
+  EXPECT_EQ(blocks[0].text, "A --> B\n");
+  EXPECT_EQ(blocks[0].pictures.size(), 1U);
+  EXPECT_EQ(blocks[1].text, "after\nholds: it is drawn\n");
+  EXPECT_TRUE(blocks[1].pictures.empty());
 }
 
 TEST(Stage, ACheckThatFailsOnOneRankDoesNotHold) {
   Stage stage({.ranks = 2});
   stage.on_ranks(2, [](Rank& rank) { rank.check(rank.number() == 0, "all are rank 0"); });
-  EXPECT_EQ(stage.take_output(), "check: all are rank 0: DOES NOT HOLD\n");
+  EXPECT_EQ(stage.take_output(), "DOES NOT HOLD: all are rank 0\n");
   EXPECT_FALSE(stage.all_hold());
 }
 
@@ -138,6 +153,14 @@ TEST(Excerpt, TakesAFunctionWithItsComment) {
       "// Doubles it.\nint twice(int x) {\n  if (x == 0) {\n    return 0;\n  }\n  return 2 * x;\n}  // not thrice\n");
 }
 
+TEST(Excerpt, TakesFromOneFunctionToAnother) {
+  EXPECT_THAT(functions_of(kSource, "twice", "main", "a.cc"),
+              AllOf(::testing::StartsWith("  // Doubles it.\n"), HasSubstr("};\nint main() {\n"),
+                    ::testing::EndsWith("  g();\n}\n")));
+  EXPECT_THAT(error_text<Error>([] { functions_of(kSource, "main", "twice", "a.cc"); }),
+              HasSubstr("a.cc has 'main' after 'twice'"));
+}
+
 TEST(Excerpt, TakesLines) { EXPECT_EQ(lines_of(kSource, "f(", "g(", "a.cc"), "f(twice(1));\n\ng();\n"); }
 
 TEST(Excerpt, WhatIsNotThereOrDoesNotEndIsAnErrorThatNamesTheFile) {
@@ -152,7 +175,7 @@ TEST(Excerpt, WhatIsNotThereOrDoesNotEndIsAnErrorThatNamesTheFile) {
 TEST(HtmlPage, WritesTheMarkdownThatTheTextsUse) {
   EXPECT_EQ(html_of_markdown("### A `b`\n\none **two**\n\n- x\n- y\n"),
             "<h3>A <code>b</code></h3>\n<p>one <strong>two</strong>\n</p>\n<ul><li>x\n<li>y\n</ul>\n");
-  EXPECT_EQ(html_of_markdown("```text\na < b\n\n# c\n```\n"), "<pre>a &lt; b\n\n# c\n</pre>\n");
+  EXPECT_EQ(html_of_markdown("```text\na < b\n\n# c\n```\n"), "<pre tabindex=0>a &lt; b\n\n# c\n</pre>\n");
   EXPECT_THAT(html_of_markdown("| a | b |\n| --- | --- |\n| 1 | 2 |\n"),
               AllOf(HasSubstr("<tr><th>a</th><th>b</th></tr>"), HasSubstr("<tr><td>1</td><td>2</td></tr>"),
                     Not(HasSubstr("---"))));
@@ -162,8 +185,57 @@ TEST(HtmlPage, LinksOnlyToTheWeb) {
   EXPECT_EQ(html_of_markdown("[a](https://x.org/y) [b](c.md)\n"), "<p><a href=\"https://x.org/y\">a</a> b\n</p>\n");
 }
 
+TEST(HtmlPage, ShowsPicturesInPlaceOfTheirText) {
+  const WrittenSection written = write_section(*chosen_sections({"collectives"}).front(), {.ranks = 2});
+  EXPECT_THAT(written.markdown, AllOf(HasSubstr("broadcast: one to all"), Not(HasSubstr("```picture"))));
+  const std::string html = html_page({written});
+  EXPECT_THAT(html, AllOf(HasSubstr("<div class=pictures><svg "), HasSubstr("broadcast: one to all</text>"),
+                          Not(HasSubstr("A------&gt;A")), Not(HasSubstr("```"))));
+  EXPECT_THAT(error_text<Error>([] { html_of_markdown("```picture 3\n```\n"); }), HasSubstr("no picture 3"));
+}
+
+TEST(Picture, IsAnSvgWithEscapedText) {
+  Picture picture(100, 20, "a < b");
+  picture.box({.x = 1, .y = 2, .width = 30, .height = 10}, "x & y", "t1");
+  picture.arrow(0, 0, 10, 10);
+  EXPECT_THAT(picture.svg(), AllOf(HasSubstr("viewBox=\"0 -22 100 42\""), HasSubstr("<title>a &lt; b</title>"),
+                                   HasSubstr("<rect class=\"t1\" x=\"1.0\" y=\"2.0\" width=\"30.0\" height=\"10.0\""),
+                                   HasSubstr(">x &amp; y</text>"), HasSubstr("d=\"M0.0 0.0L10.0 10.0\"")));
+}
+
+TEST(Picture, AStateWithoutZerosIsComplete) {
+  const std::string svg = picture_of_state("step", {{"01", "11"}, {"11", "10"}}, {{0, 1, 0}, {1, 0, 1}}).svg();
+  EXPECT_THAT(svg, AllOf(HasSubstr("class=\"sum\""), HasSubstr("class=\"plain\""), HasSubstr("marker-end")));
+}
+
+TEST(Tree, NoRankOfAnEvenNumberHasChildrenInBothTrees) {
+  for (const int ranks : {2, 4, 6, 8, 16}) {
+    const std::vector<Tree> trees = two_trees(ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_TRUE(children_of(trees[0], rank) == 0 || children_of(trees[1], rank) == 0) << rank << " of " << ranks;
+    }
+  }
+}
+
+TEST(Tree, EveryRankButTheRootSendsOnceUpAndReceivesOnceDown) {
+  for (const int ranks : {1, 2, 3, 4, 7, 8}) {
+    for (const Tree& tree : two_trees(ranks)) {
+      std::multiset<int> sent, received;
+      for (int step = 1; step <= 2 * height_of(tree); ++step) {
+        const bool up = step <= height_of(tree);
+        for (const TreeEdge& edge : edges_of_step(tree, step)) up ? sent.insert(edge.from) : received.insert(edge.to);
+      }
+      for (int rank = 0; rank < ranks; ++rank) {
+        const std::size_t expected = tree[static_cast<std::size_t>(rank)] < 0 ? 0 : 1;
+        EXPECT_EQ(sent.count(rank), expected);
+        EXPECT_EQ(received.count(rank), expected);
+      }
+    }
+  }
+}
+
 TEST(HtmlPage, LoadsNothing) {
-  const std::string page = html_page({{.section = sections().data(), .markdown = "## A\n"}});
+  const std::string page = html_page({{.section = sections().data(), .picture_markdown = "## A\n"}});
   EXPECT_THAT(page, AllOf(HasSubstr("default-src 'none'"), Not(HasSubstr("<script")), Not(HasSubstr("src="))));
   EXPECT_THAT(page, HasSubstr("<a href=\"#why\">"));
 }

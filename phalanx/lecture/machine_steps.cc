@@ -10,13 +10,19 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
+#include <memory>
 
 #include "phalanx/base/human.h"
+#include "phalanx/launch/process_context.h"
 #include "phalanx/lecture/steps.h"
 #include "phalanx/measure/bandwidth.h"
+#include "phalanx/measure/collectives/comm_bench.h"
 #include "phalanx/measure/comm_bench_options.h"
+#include "phalanx/measure/gpu_links.h"
 #include "phalanx/measure/topology.h"
+#include "phalanx/store/hash_store.h"
 
 namespace phalanx::lecture {
 namespace {
@@ -25,12 +31,66 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
+constexpr std::int64_t kElements = 1024 * 1024, kBenchCalls = 40;
+
 /// A GPU returns from a call before it has done the work.
 void synchronise(at::Device device) {
   if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
 }  // namespace
+
+namespace {
+
+std::string text_of_caches(const measure::Topology& machine) {
+  std::string text;
+  for (int level = 1; level <= 3; ++level) {
+    const std::uint64_t bytes = machine.cpus.empty() ? 0 : machine.cache_bytes(level, machine.cpus.front().id);
+    if (bytes > 0) text += fmt::format("{}L{} {}", text.empty() ? "" : ", ", level, human_bytes(bytes));
+  }
+  return text;
+}
+
+std::string text_of_nodes(const measure::Topology& machine) {
+  std::string text = fmt::format("{}", machine.nodes.size());
+  for (const measure::NumaNode& node : machine.nodes) {
+    text += fmt::format("; {}: {} CPUs, {}", node.id, node.cpus.size(), human_bytes(node.bytes));
+  }
+  return text;
+}
+
+std::string text_of_network(const measure::Topology& machine) {
+  std::string text;
+  for (const measure::NetworkDevice& device : machine.network) {
+    if (device.kind == "virtual") continue;
+    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", device.name, device.kind);
+  }
+  for (const measure::InfinibandPort& port : machine.infiniband) {
+    text += fmt::format(", {} port {} ({})", port.device, port.port, port.rate);
+  }
+  return text;
+}
+
+std::string text_of_gpus() {
+  const measure::GpuLinks gpus = measure::read_gpu_links();
+  if (gpus.gpus.empty()) return "none: " + gpus.problem;
+  return fmt::format("{} x {}, PCIe {}", gpus.gpus.size(), gpus.gpus.front().name, gpus.gpus.front().pcie);
+}
+
+}  // namespace
+
+void machine_facts(Stage& stage) {
+  const measure::Topology machine = measure::read_topology();
+  const auto row = [&](const char* what, const std::string& fact) {
+    stage.print(fmt::format("{:<12} ~ {}", what, fact.empty() ? "not known" : fact));
+  };
+  row("processor", fmt::format("{}, {} socket(s), {} cores, {} CPUs", machine.cpu_model, machine.packages(),
+                               machine.cores(), machine.cpus.size()));
+  row("caches", text_of_caches(machine));
+  row("NUMA nodes", text_of_nodes(machine));
+  row("network", text_of_network(machine));
+  row("GPUs", text_of_gpus());
+}
 
 void measure_levels(Stage& stage) {
   const measure::Topology machine = measure::read_topology();
@@ -129,37 +189,91 @@ double time_of(Rank& rank, const std::function<void()>& collective) {
   return seconds_since(begin);
 }
 
+/// Time in us, then GB/s: bytes sent by all over the time of all, as lectures estimate it; algbw; busbw.
+std::string bandwidths(measure::BenchVerb verb, int ranks, double seconds) {
+  const bool is_split = verb == measure::BenchVerb::reduce_scatter;
+  const double each = kElements * 4.0, array = is_split ? ranks * each : each;
+  const double sent = (is_split ? 1 : 2) * (ranks - 1) * each;
+  const double algbw = array / seconds, busbw = algbw * measure::bus_factor(verb, ranks);
+  return fmt::format("{:>8} {:>8} {:>8} {:>8}", measured(seconds * 1e6), measured(sent / (ranks * seconds) / 1e9),
+                     measured(algbw / 1e9), measured(busbw / 1e9));
+}
+
 }  // namespace
 
 void benchmark(Stage& stage) {
-  constexpr std::int64_t kElements = 1024 * 1024;
   for (const int n : {2, 4}) {
     if (n > stage.ranks()) continue;
     stage.on_ranks(n, [n](Rank& rank) {
-      const double each = kElements * 4.0;
-      at::Tensor x = at::full({kElements}, 1.0, rank.floats());
-      double seconds = time_of(rank, [&] { rank.comm().all_reduce(x); });
-      const auto say = [&](const char* verb, double estimate, double algbw, double busbw) {
-        const std::string us = measured(seconds * 1e6);
-        rank.say(fmt::format("{}, world size {}: us; GB/s as estimate, algbw, busbw", verb, n),
-                 fmt::format("{:>8} {:>8} {:>8} {:>8}", us, measured(estimate / 1e9), measured(algbw / 1e9),
-                             measured(busbw / 1e9)));
+      const auto say = [&](measure::BenchVerb verb, double seconds) {
+        rank.say(fmt::format("{}, world size {}: us; GB/s as estimate, algbw, busbw", measure::name_of(verb), n),
+                 bandwidths(verb, n, seconds));
       };
-      double estimate = 2 * (n - 1) * each / (n * seconds);  // bytes sent by all, over the time of all
-      double busbw = each / seconds * measure::bus_factor(measure::BenchVerb::all_reduce, n);
-      say("all_reduce", estimate, each / seconds, busbw);
-      rank.check(std::abs(estimate / busbw - 1) < 1e-9, "all_reduce: the estimate is busbw");
+      at::Tensor x = at::full({kElements}, 1.0, rank.floats());
+      say(measure::BenchVerb::all_reduce, time_of(rank, [&] { rank.comm().all_reduce(x); }));
       const at::Tensor parts = at::full({n * kElements}, 1.0, rank.floats()),
                        part = at::zeros({kElements}, rank.floats());
-      seconds = time_of(rank, [&] { rank.comm().reduce_scatter(part, parts); });
-      estimate = (n - 1) * each / (n * seconds);
-      busbw = n * each / seconds * measure::bus_factor(measure::BenchVerb::reduce_scatter, n);  // the array is n parts
-      say("reduce_scatter", estimate, n * each / seconds, busbw);
-      rank.check(std::abs(estimate * n / busbw - 1) < 1e-9,
-                 "reduce_scatter: the estimate is busbw over the number of ranks");
-      rank.check(part[0].item<double>() == n, "the result is right");
+      say(measure::BenchVerb::reduce_scatter, time_of(rank, [&] { rank.comm().reduce_scatter(part, parts); }));
+      rank.check(x[0].item<double>() == std::pow(n, 4) && part[0].item<double>() == n, "the results are right");
     });
+    const double sent = 2.0 * (n - 1) / n;  // of the array, by each rank
+    stage.check(std::abs(sent - measure::bus_factor(measure::BenchVerb::all_reduce, n)) < 1e-9,
+                "all_reduce: the estimate is busbw");
+    stage.check(std::abs(sent / 2 - measure::bus_factor(measure::BenchVerb::reduce_scatter, n)) < 1e-9,
+                "reduce_scatter: the estimate is busbw over the number of ranks");
   }
+}
+
+namespace {
+
+/// The same array, and what an estimate counts of it.
+struct BenchedArray {
+  measure::BenchVerb verb;
+  int ranks;
+  std::int64_t bytes() const { return kElements * 4 * (verb == measure::BenchVerb::all_reduce ? 1 : ranks); }
+  double estimate(double busbw) const { return verb == measure::BenchVerb::all_reduce ? busbw : busbw / ranks; }
+};
+
+measure::CommBenchRow bench_comm(Rank& rank, const BenchedArray& array) {
+  const ProcessContext context{.rank = rank.number(),
+                               .world_size = rank.ranks(),
+                               .local_rank = rank.number(),
+                               .local_world_size = rank.ranks(),
+                               .device = rank.device(),
+                               .store = std::make_shared<HashStore>(),  // of this rank alone: nobody meets there
+                               .world = rank.world()};
+  const measure::CommBenchOptions options{.verbs = {array.verb},
+                                          .sizes = {array.bytes()},
+                                          .places = {measure::Place::in},
+                                          .iterations = kBenchCalls,
+                                          .rounds = 1,
+                                          .copy = false,
+                                          .device = rank.device().is_cuda() ? "cuda" : "cpu"};
+  const measure::CommBenchResult result = measure::run_comm_bench(context, options);
+  return result.rows.empty() ? measure::CommBenchRow() : result.rows.front();  // of rank 0
+}
+
+}  // namespace
+
+void benchmark_command(Stage& stage) {
+  const int threads = at::get_num_threads();  // the benchmark takes one
+  stage.print(fmt::format("bench comm, median of {} calls: us; GB/s as estimate, algbw, busbw", kBenchCalls));
+  for (const int n : {2, 4}) {
+    if (n > stage.ranks()) continue;
+    for (const BenchedArray& array :
+         {BenchedArray{measure::BenchVerb::all_reduce, n}, BenchedArray{measure::BenchVerb::reduce_scatter, n}}) {
+      measure::CommBenchRow row;
+      stage.on_ranks(n, [&](Rank& rank) {
+        const measure::CommBenchRow mine = bench_comm(rank, array);
+        if (rank.number() == 0) row = mine;
+      });
+      stage.print(fmt::format("{:<16} {} ranks, {:>3} {:>8} {:>8} {:>8} {:>8}", measure::name_of(array.verb), n,
+                              measure::size_text(array.bytes()), measured(row.p50 * 1e6),
+                              measured(array.estimate(row.busbw())), measured(row.algbw()), measured(row.busbw())));
+      stage.check(row.calls == kBenchCalls && row.wrong == 0, "no element is wrong");
+    }
+  }
+  at::set_num_threads(threads);
 }
 
 void overlap(Stage& stage) {

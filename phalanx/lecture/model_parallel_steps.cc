@@ -4,6 +4,8 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/stack.h>
@@ -39,6 +41,31 @@ const std::vector<ParallelStyle> kPairs = {
 
 }  // namespace
 
+namespace {
+
+/// A row of boxes and arrows for each of two ranks; their last boxes meet in an all-reduce.
+Picture picture_of_pair(const std::string& title, const std::vector<std::vector<std::string>>& boxes,
+                        const std::string& sum) {
+  constexpr double kLeft = 52, kWidth = 58, kStep = 78, kRow = 46;
+  const double end = kLeft + kStep * static_cast<double>(boxes.front().size());
+  Picture picture(end + 96, 2 * kRow, title);
+  for (std::size_t rank = 0; rank < boxes.size(); ++rank) {
+    const double y = kRow * static_cast<double>(rank);
+    picture.text(0, y + 15, fmt::format("rank {}", rank));
+    for (std::size_t i = 0; i < boxes[rank].size(); ++i) {
+      const double x = kLeft + kStep * static_cast<double>(i);
+      picture.box({x, y, kWidth, 22}, boxes[rank][i], i == 0 ? "sum" : fmt::format("t{}", rank));
+      if (i > 0) picture.arrow(x - kStep + kWidth, y + 11, x - 3, y + 11);
+    }
+    picture.arrow(end - kStep + kWidth, y + 11, end + 6, rank == 0 ? kRow / 2 + 4 : kRow / 2 + 18);
+  }
+  picture.box({end + 10, kRow / 2, kWidth, 22}, sum, "sum");
+  picture.text(end + 10, kRow / 2 - 8, "all-reduce");
+  return picture;
+}
+
+}  // namespace
+
 void draw_tensor_parallel(Stage& stage) {
   stage.print("columns, then rows: Z = s(X A) B = s(X A0) B0 + s(X A1) B1");
   stage.print("");
@@ -47,6 +74,9 @@ void draw_tensor_parallel(Stage& stage) {
   stage.print("                                          + = Z                                            + = dX");
   stage.print("rank 1  X -- [X A1] -- s -- [ . B1] -- Z1 /         dZ -- [dZ B1'] -- s' -- [ . A1'] -- dX1 /");
   stage.print("                                     all-reduce                                     all-reduce");
+  stage.show({picture_of_pair("forward", {{"X", "X A0", "s", ". B0", "Z0"}, {"X", "X A1", "s", ". B1", "Z1"}}, "Z"),
+              picture_of_pair("backward",
+                              {{"dZ", "dZ B0'", "s'", ". A0'", "dX0"}, {"dZ", "dZ B1'", "s'", ". A1'", "dX1"}}, "dX")});
 }
 
 void columns_and_rows(Stage& stage) {
@@ -78,14 +108,103 @@ void tensor_parallel_training(Stage& stage) {
       nn::initialise(net, kSeed);
       const at::Tensor x = batch_rows(rank.device());
       const auto shape = [&](int layer) {
-        return fmt::format("{}", fmt::join(net.layers[static_cast<std::size_t>(layer)]->weight.sizes(), " x "));
+        return fmt::format("{}", fmt::join(net.layers[static_cast<std::size_t>(layer)]->weight.sizes(), "x"));
       };
       const std::vector<double> losses = train(nn::named_parameters(net), [&] { return loss_of(nn::call(net, x)); });
-      rank.say(fmt::format("world size {}", n), fmt::format("layer 0 {}, layer 1 {} of 64 x 64; loss {:.5f} -> {:.5f}",
-                                                            shape(0), shape(1), losses.front(), losses.back()));
+      rank.say(fmt::format("world size {}", n), fmt::format("layer 0 {}, layer 1 {}; loss {:.5f}->{:.5f}", shape(0),
+                                                            shape(1), losses.front(), losses.back()));
       rank.check(same_losses(losses, alone), "the losses are those of one rank, forward and backward");
     });
   }
+}
+
+namespace {
+
+/// The moments of a pass, and what of the activation each rank holds in each: "[0-7,all]" are rows 0 to 7, all columns.
+class Moments {
+ public:
+  explicit Moments(int ranks) : of_rank_(static_cast<std::size_t>(ranks)) {}
+  void add(const Rank& rank, const std::string& label, const at::Tensor& tensor) {
+    const auto part = [&](std::int64_t size, std::int64_t whole) {
+      const std::int64_t first = rank.number() * size;
+      return size == whole ? std::string("all") : fmt::format("{}-{}", first, first + size - 1);
+    };
+    of_rank_[static_cast<std::size_t>(rank.number())].emplace_back(
+        label, fmt::format("[{},{}]", part(tensor.size(0), kBatch), part(tensor.size(1), kDim)));
+  }
+  void draw(Stage& stage, const std::string& title) const {
+    std::vector<std::string> heads;
+    std::vector<GridRow> rows;
+    std::string head(19, ' ');
+    for (std::size_t rank = 0; rank < of_rank_.size(); ++rank) {
+      heads.push_back(fmt::format("rank {}", rank));
+      head += fmt::format("{:<14}", heads.back());
+    }
+    stage.print(head.substr(0, head.find_last_not_of(' ') + 1));
+    for (std::size_t moment = 0; moment < of_rank_.front().size(); ++moment) {
+      rows.push_back({of_rank_.front()[moment].first, {}});
+      for (const auto& moments : of_rank_) rows.back().cells.push_back(moments[moment].second);
+      rows.back().is_equal = rows.back().cells.front() == "[all,all]";
+      std::string line = fmt::format("{:<19}", rows.back().label);
+      for (const std::string& cell : rows.back().cells) line += fmt::format("{:<14}", cell);
+      stage.print(line.substr(0, line.find_last_not_of(' ') + 1));
+    }
+    stage.show({picture_of_grid(title, heads, rows)});
+  }
+
+ private:
+  std::vector<std::vector<std::pair<std::string, std::string>>> of_rank_;
+};
+
+/// Gradients of the inputs of a pair of layers, on one rank.
+at::Tensor input_gradient_of_pair(SmallNet& net, const at::Tensor& batch) {
+  const at::Tensor x = batch.clone().requires_grad_();
+  loss_of(at::gelu(at::mm(x, net.layers[0]->weight.t())).mm(net.layers[1]->weight.t())).backward();
+  return x.grad();
+}
+
+}  // namespace
+
+void sequence_moments(Stage& stage) {
+  const int n = stage.ranks();
+  Moments moments(n);
+  stage.on_ranks(n, [&](Rank& rank) {
+    const std::int64_t rows = kBatch / n, columns = kDim / n, first = rank.number() * columns;
+    SmallNet net(rank.device());
+    nn::initialise(net, kSeed);
+    const at::Tensor a = net.layers[0]->weight.detach().narrow(0, first, columns).t();  // columns of A
+    const at::Tensor b = net.layers[1]->weight.detach().narrow(1, first, columns).t();  // rows of B
+    const auto note = [&](const char* label, const at::Tensor& tensor) { moments.add(rank, label, tensor); };
+    const auto gather = [&](const at::Tensor& part) {
+      at::Tensor all = at::zeros({kBatch, kDim}, rank.floats());
+      return rank.comm().all_gather(all, part), all;
+    };
+    const auto scatter = [&](const at::Tensor& addend) {
+      at::Tensor part = at::zeros({rows, kDim}, rank.floats());
+      return rank.comm().reduce_scatter(part, addend), part;
+    };
+    const at::Tensor x = batch_rows(rank.device(), rank.number() * rows, rows);
+    note("norm, residual: X", x);
+    const at::Tensor all = gather(x);
+    note("all-gather", all);
+    const at::Tensor sums = at::mm(all, a), inner = at::gelu(sums);
+    note("columns: s(X A)", inner);
+    const at::Tensor addend = at::mm(inner, b);
+    note("rows: addend of Z", addend);
+    const at::Tensor z = scatter(addend);
+    note("reduce-scatter: Z", z);
+    const at::Tensor dz = gather(z * (2.0 / static_cast<double>(kBatch * kDim)));
+    note("all-gather: dZ", dz);
+    const at::Tensor dsums = at::gelu_backward(at::mm(dz, b.t()), sums);
+    note("rows: dS", dsums);
+    const at::Tensor dx_addend = at::mm(dsums, a.t());
+    note("columns: addend", dx_addend);
+    const at::Tensor dx = scatter(dx_addend);
+    note("reduce-scatter: dX", dx);
+    const at::Tensor expected = input_gradient_of_pair(net, batch_rows(rank.device()));
+    rank.check(are_close(dx, expected.narrow(0, rank.number() * rows, rows)), "dX is that of one rank");
+  });
+  moments.draw(stage, "sequence parallelism: [rows,columns] of the activation on each rank");
 }
 
 void sequence_parallel(Stage& stage) {
@@ -120,11 +239,34 @@ void sequence_parallel(Stage& stage) {
 
 namespace {
 
+std::string title_of(const schedule::Schedule& schedule, const schedule::Simulation& simulated) {
+  return fmt::format("{}, {} micro-batch(es): a rank waits {:.0f} % of the step", schedule.name, schedule.micro_batches,
+                     100 * simulated.bubble);
+}
+
+Picture picture_of(const schedule::Schedule& schedule, const schedule::Simulation& simulated) {
+  constexpr double kLeft = 52, kUnit = 25, kRow = 26;
+  const double right = kLeft + kUnit * simulated.makespan;
+  Picture picture(right + 60, kRow * static_cast<double>(schedule.actions.size()), title_of(schedule, simulated));
+  for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
+    const double y = kRow * static_cast<double>(rank);
+    picture.text(0, y + 15, fmt::format("rank {}", rank));
+    picture.box({kLeft, y, kUnit * simulated.makespan, 22}, "", "wait");
+    for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
+      const schedule::Action& action = schedule.actions[rank][i];
+      const bool forward = action.kind == schedule::ActionKind::forward;
+      const auto& span = simulated.spans[rank][i];
+      picture.box({kLeft + kUnit * span.start, y, kUnit * (span.end - span.start), 22},
+                  fmt::format("{}{}", forward ? 'F' : 'B', action.micro_batch), forward ? "t0" : "t1");
+    }
+    picture.text(right + 8, y + 15, fmt::format("{} alive", simulated.peak_live_activations[rank]));
+  }
+  return picture;
+}
+
 /// Two characters a unit of time: F0 and its backward pass B0 of twice the length.
-void print_schedule(Stage& stage, const schedule::Schedule& schedule) {
-  const schedule::Simulation simulated = schedule::simulate(schedule);
-  stage.print(fmt::format("{}, {} micro-batch(es): a rank waits {:.0f} % of the step", schedule.name,
-                          schedule.micro_batches, 100 * simulated.bubble));
+void print_schedule(Stage& stage, const schedule::Schedule& schedule, const schedule::Simulation& simulated) {
+  stage.print(title_of(schedule, simulated));
   const auto length = static_cast<std::size_t>(std::lround(simulated.makespan));
   for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
     std::string line;
@@ -137,21 +279,24 @@ void print_schedule(Stage& stage, const schedule::Schedule& schedule) {
           forward ? fmt::format("F{}", action.micro_batch) : fmt::format("B{}--", action.micro_batch);
       line.replace(2 * begin, cell.size(), cell);
     }
-    stage.print(fmt::format("  rank {} |{}| {} alive", rank, line, simulated.peak_live_activations[rank]));
+    stage.print(fmt::format("  rank {} |{}|{}", rank, line, simulated.peak_live_activations[rank]));
   }
 }
 
 }  // namespace
 
 void draw_schedules(Stage& stage) {
+  std::vector<Picture> pictures;
   for (const auto& [name, micro_batches] :
        {std::pair("GPipe", 1), std::pair("GPipe", 4), std::pair("1F1B", 4), std::pair("1F1B", 8)}) {
     const auto schedule = schedule::make_schedule({.name = name, .ranks = 4, .micro_batches = micro_batches});
-    print_schedule(stage, schedule);
+    const schedule::Simulation simulated = schedule::simulate(schedule);
+    print_schedule(stage, schedule, simulated);
+    pictures.push_back(picture_of(schedule, simulated));
     const double expected = 3.0 / (micro_batches + 3);
-    stage.check(std::abs(schedule::simulate(schedule).bubble - expected) < 1e-9,
-                "ranks wait (p - 1) / (m + p - 1) of the step");
+    stage.check(std::abs(simulated.bubble - expected) < 1e-9, "ranks wait (p - 1) / (m + p - 1) of the step");
   }
+  stage.show(std::move(pictures));
 }
 
 namespace {
@@ -197,11 +342,11 @@ void naive_pipeline(Stage& stage) {
       busy += own, longest += end.item<double>();
     }
     at::Tensor share = at::full({1}, 100 * (1 - busy / longest), rank.floats().dtype(at::kDouble));
-    rank.say("5 steps of one micro-batch", fmt::format("idle {} % of the time", measured(share.item<double>())));
+    rank.say("idle share of 5 steps", fmt::format("{} %", measured(share.item<double>())));
     rank.comm().all_reduce(share, {.op = ReduceOp::avg});
     if (rank.number() == 0) {
       rank.say("mean of the ranks",
-               fmt::format("idle {} %; (p - 1) / p = {:.0f} %", measured(share.item<double>()), 100.0 * (n - 1) / n));
+               fmt::format("{} %; (p - 1) / p = {:.0f} %", measured(share.item<double>()), 100.0 * (n - 1) / n));
     }
     rank.check(share.item<double>() >= 100.0 * (n - 1) / n - 2,
                "on average the ranks idle at least (p - 1) / p of the time");
@@ -227,8 +372,8 @@ void pipeline_training(Stage& stage) {
         for (const auto& pass : statistics.passes)
           order += (order.empty() ? " " : ",") + schedule::to_text(pass.action);
         if (n == stage.ranks()) {
-          rank.say(fmt::format("world size {}, {}, 4 micro-batches", n, name),
-                   fmt::format("{} alive;{}; loss {:.5f}", statistics.peak_live_activations, order, losses.back()));
+          rank.say(fmt::format("world size {}, {}: micro-batches alive, and passes", n, name),
+                   fmt::format("{}{}", statistics.peak_live_activations, order));
         }
         rank.check(same_losses(losses, alone), "the losses are those of one rank");
         const int expected = name[0] == 'G' ? 4 : std::min(4, n - rank.number());
@@ -238,17 +383,57 @@ void pipeline_training(Stage& stage) {
   }
 }
 
-void draw_strategies(Stage& stage) {
-  stage.print("a model of 4 layers (down), each with a matrix of 4 column blocks (across), over 4 ranks");
-  stage.print("");
-  stage.print("          data     ZeRO-3   tensor   pipeline  tensor 2 x pipeline 2");
-  for (int layer = 0; layer < 4; ++layer) {
-    stage.print(fmt::format("layer {}   all      {}     0123     {}{}{}{}      {}{}{}{}", layer, "rows", layer, layer,
-                            layer, layer, 2 * (layer / 2), 2 * (layer / 2), 2 * (layer / 2) + 1, 2 * (layer / 2) + 1));
+namespace {
+
+/// Layers down, column blocks across: which rank keeps a block.
+Picture picture_of_strategy(const std::string& name, const std::string& batch, const std::vector<std::string>& layers) {
+  constexpr double kLeft = 64, kBlock = 34, kRow = 26;
+  Picture picture(kLeft + 4 * kBlock, kRow * 5, name);
+  for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+    const double y = kRow * static_cast<double>(layer);
+    picture.text(0, y + 15, fmt::format("layer {}", layer));
+    if (layers[layer].size() != 4 || layers[layer] == "rows") {
+      const std::string text = layers[layer] == "rows" ? "rows on all" : "all ranks";
+      picture.box({kLeft, y, 4 * kBlock - 2, 22}, text, layers[layer] == "rows" ? "plain" : "sum");
+      continue;
+    }
+    for (std::size_t block = 0; block < 4; ++block) {
+      const std::string rank(1, layers[layer][block]);
+      picture.box({kLeft + kBlock * static_cast<double>(block), y, kBlock - 2, 22}, rank, "t" + rank);
+    }
   }
-  stage.print("batch     split    split    whole    in parts  in parts");
-  stage.print("");
-  stage.print("a digit: the rank that keeps this block; all: every rank; rows: a quarter of the rows on each rank");
+  picture.text(0, kRow * 4 + 15, "batch");
+  picture.text(kLeft, kRow * 4 + 15, batch);
+  return picture;
+}
+
+}  // namespace
+
+void draw_strategies(Stage& stage) {
+  struct Strategy {
+    std::string name, batch;
+    std::vector<std::string> layers;
+  };
+  const std::vector<Strategy> all = {{"data", "split", {"all", "all", "all", "all"}},
+                                     {"ZeRO-3", "split", {"rows", "rows", "rows", "rows"}},
+                                     {"tensor", "whole", {"0123", "0123", "0123", "0123"}},
+                                     {"pipeline", "in parts", {"0000", "1111", "2222", "3333"}},
+                                     {"tensor 2 x pipeline 2", "in parts", {"0011", "0011", "2233", "2233"}}};
+  const auto print_line = [&](const std::string& label, const auto& of) {
+    std::string line = fmt::format("{:<10}", label);
+    for (const Strategy& strategy : all) line += fmt::format("{:<10}", of(strategy));
+    stage.print(line.substr(0, line.find_last_not_of(' ') + 1));
+  };
+  std::vector<Picture> pictures;
+  for (const Strategy& strategy : all) {
+    pictures.push_back(picture_of_strategy(strategy.name, strategy.batch, strategy.layers));
+  }
+  print_line("", [](const Strategy& strategy) { return strategy.name; });
+  for (std::size_t layer = 0; layer < 4; ++layer) {
+    print_line(fmt::format("layer {}", layer), [&](const Strategy& strategy) { return strategy.layers[layer]; });
+  }
+  print_line("batch", [](const Strategy& strategy) { return strategy.batch; });
+  stage.show(std::move(pictures));
 }
 
 void mesh_training(Stage& stage) {

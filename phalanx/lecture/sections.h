@@ -4,6 +4,7 @@
 //
 //   @run NAME                    the output of a step, which runs on a Stage
 //   @code FILE NAME              a function of a source (excerpt.h)
+//   @code FILE NAME LAST         from one function to another
 //   @lines FILE FIRST ... LAST   lines of a source, from one that contains FIRST to one that contains LAST
 #pragma once
 

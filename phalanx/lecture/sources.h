@@ -17,6 +17,7 @@ extern const EmbeddedText kWhyText, kHardwareText, kCollectivesText, kRingText, 
     kInferenceText, kSummaryText;
 
 extern const EmbeddedText kCollectivesTour, kDdpByHand, kLifecycle, kLlamaShardedTensorParallel, kOverlap,
-    kPipelineByHand, kRing, kTensorParallelByHand, kTensorParallelToy, kZero3ByHand, kMachineSteps, kModelParallelSteps;
+    kPipelineByHand, kRing, kTensorParallelByHand, kTensorParallelToy, kTracedStream, kZero3ByHand, kMachineSteps,
+    kModelParallelSteps;
 
 }  // namespace phalanx::lecture

@@ -81,11 +81,21 @@ void Stage::check(bool holds, const std::string& what) {
   }
 }
 
-std::string Stage::take_output() {
-  for (const auto& [what, holds] : checks_)
-    print(fmt::format("check: {}: {}", what, holds ? "holds" : "DOES NOT HOLD"));
+void Stage::show(std::vector<Picture> pictures) {
+  blocks_.push_back({.text = std::exchange(output_, ""), .pictures = std::move(pictures)});
+}
+
+std::vector<Block> Stage::take_blocks() {
+  for (const auto& [what, holds] : checks_) print(fmt::format("{}: {}", holds ? "holds" : "DOES NOT HOLD", what));
   checks_.clear();
-  return std::exchange(output_, "");
+  if (!output_.empty()) show({});
+  return std::exchange(blocks_, {});
+}
+
+std::string Stage::take_output() {
+  std::string text;
+  for (const Block& block : take_blocks()) text += block.text;
+  return text;
 }
 
 std::string tensor_text(const at::Tensor& tensor, int digits) {

@@ -9,8 +9,9 @@
 //     rank.check(x.item<double>() == 6, "every rank has the sum");
 //   });
 //
-// Output is text, in this order: the ranks' lines by title, each in the order of the ranks, then the checks. A measured
-// value stands behind a "~" (measured()), so that a program can tell it from those that are the same in every run.
+// Output is blocks of text, in this order: the ranks' lines by title, each in the order of the ranks, then the checks. A
+// block may have pictures, which a browser shows in its place. A measured value stands behind a "~" (measured()), a fact
+// of the machine behind "~ ", so that a program can tell them from what is the same in every run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,6 +26,7 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/lecture/picture.h"
 
 namespace phalanx::lecture {
 
@@ -61,6 +63,11 @@ class Rank {
   std::vector<std::pair<std::string, std::string>> lines_;
 };
 
+struct Block {
+  std::string text;               // lines
+  std::vector<Picture> pictures;  // of what the text draws; may be empty
+};
+
 class Stage {
  public:
   explicit Stage(StageOptions options);
@@ -75,9 +82,13 @@ class Stage {
   void on_ranks(int ranks, const std::function<void(Rank&)>& body);
   /// Adds text and a line break.
   void print(const std::string& text) { output_ += text + "\n"; }
+  /// What was printed since the last picture is what these show. They end a block.
+  void show(std::vector<Picture> pictures);
   void check(bool holds, const std::string& what);
 
   /// The output since the last call, with the checks at its end.
+  std::vector<Block> take_blocks();
+  /// Its text alone.
   std::string take_output();
   bool all_hold() const { return all_hold_; }
 
@@ -86,7 +97,8 @@ class Stage {
   void print_lines(const std::string& title, const std::vector<std::vector<std::pair<std::string, std::string>>>& said);
 
   StageOptions options_;
-  std::string output_;
+  std::string output_;  // of the block that is open
+  std::vector<Block> blocks_;
   std::mutex mutex_;  // of the checks, which ranks add to
   std::vector<std::pair<std::string, bool>> checks_;
   bool all_hold_ = true;

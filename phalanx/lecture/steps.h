@@ -11,17 +11,20 @@ void model_sizes(Stage& stage);
 void three_scenarios(Stage& stage);
 
 // machine_steps.cc
+void machine_facts(Stage& stage);
 void measure_levels(Stage& stage);
 void bytes_and_links(Stage& stage);
 void async_and_barrier(Stage& stage);
 void send_and_receive(Stage& stage);
 void benchmark(Stage& stage);
+void benchmark_command(Stage& stage);
 void overlap(Stage& stage);
 
 // collective_steps.cc
 void draw_collectives(Stage& stage);
 void run_collectives(Stage& stage);
 void ring_steps(Stage& stage);
+void tree_steps(Stage& stage);
 void draw_trees(Stage& stage);
 void cost_models(Stage& stage);
 
@@ -30,6 +33,7 @@ void draw_data_parallel(Stage& stage);
 void one_step_by_hand(Stage& stage);
 void three_ways(Stage& stage);
 void data_parallel_traffic(Stage& stage);
+void data_parallel_memory(Stage& stage);
 void uneven_means(Stage& stage);
 void draw_zero(Stage& stage);
 void zero3_moments(Stage& stage);
@@ -39,6 +43,7 @@ void zero_stages(Stage& stage);
 void draw_tensor_parallel(Stage& stage);
 void columns_and_rows(Stage& stage);
 void tensor_parallel_training(Stage& stage);
+void sequence_moments(Stage& stage);
 void sequence_parallel(Stage& stage);
 void draw_schedules(Stage& stage);
 void naive_pipeline(Stage& stage);
