@@ -377,8 +377,9 @@ Communicator::Communicator(std::shared_ptr<Backend> backend, CommunicatorOptions
 Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 // A forked child keeps the memory: to end what is in it would end the parent's connections.
 Communicator::~Communicator() {
-  if (!impl_->owner_.is_this_process()) [[maybe_unused]]
-    Impl* const parents = impl_.release();
+  if (!impl_->owner_.is_this_process()) {
+    [[maybe_unused]] Impl* const parents = impl_.release();
+  }
 }
 
 int Communicator::rank() const noexcept { return impl_->rank(); }

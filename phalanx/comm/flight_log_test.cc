@@ -83,7 +83,8 @@ TEST_F(FlightLogTest, ABatchKeepsItsNameInFiles) {
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
     at::Tensor x = at::full({6}, 1.0F), y = at::full({6}, 2.0F);
     const int other = 1 - comm->rank();
-    comm->batch_isend_irecv({{.is_send = true, .tensor = x, .peer = other}, {.tensor = y, .peer = other}});
+    comm->batch_isend_irecv(
+        {{.is_send = true, .tensor = x, .peer = other}, {.is_send = false, .tensor = y, .peer = other}});
     comm->dump_flight_recorder(path_of(comm->rank()).string());
   });
   EXPECT_EQ(dump_of(0)["groups"][0]["entries"][0]["verb"], "batch_peer_to_peer");

@@ -483,8 +483,9 @@ class TcpStoreServer::Impl {
 
 TcpStoreServer::TcpStoreServer(TcpStoreServerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 TcpStoreServer::~TcpStoreServer() {
-  if (!owner_.is_this_process()) [[maybe_unused]]
-    Impl* const parents = impl_.release();
+  if (!owner_.is_this_process()) {
+    [[maybe_unused]] Impl* const parents = impl_.release();
+  }
 }
 HostPort TcpStoreServer::address() const { return impl_->address(); }
 
