@@ -17,7 +17,7 @@
 //
 // Rows may hold several documents (DocumentBoundaries), and tokens may be without a loss (label kIgnoredLabel):
 //
-//   model->loss(tokens, labels, {.documents = documents, .divisor = tokens_that_count_in_the_global_batch});
+//   model->loss(tokens, labels, {.documents = documents, .divisor = labels_of_the_global_batch});
 //
 // The constructor leaves the parameters without values: nn::initialise(*model, seed) or a checkpoint fills them.
 // Tokens and labels are int64 [batch, seq] on the parameters' device, seq at most max_seq_len (Error otherwise).
