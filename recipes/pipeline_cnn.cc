@@ -69,7 +69,6 @@ Batches batches_of(const Options& options, at::Device device, bool is_talking) {
       phalanx::data::load_images(options.data, phalanx::data::ImageKind::cifar10, phalanx::data::ImageSplit::train,
                                  images));
   const std::int64_t all = loader->set().size(), left_out = all % kBatch;
-  if (all < kBatch) throw phalanx::UsageError(fmt::format("{} images: expected a batch of {} at least", all, kBatch));
   if (left_out > 0 && is_talking) {  // a pipeline's batches all have one size
     fmt::print("each epoch leaves out {} of {} images, others each time: batches of {}\n", left_out, all, kBatch);
   }
