@@ -34,7 +34,7 @@ Value call_value(Run& run, const Value& function, const Arguments& arguments) {
   if (!function.is_object()) {
     throw EvaluationError(fmt::format("'{}' object is not callable", function.type_name()));
   }
-  const auto keeps_alive = function.shared_object();
+  auto keeps_alive = std::shared_ptr(function.shared_object());
   return charged(run, keeps_alive->call(run, arguments));
 }
 

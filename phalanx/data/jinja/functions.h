@@ -40,7 +40,8 @@ class Bound {
   /// Throws EvaluationError if it is not given.
   const Value& at(std::size_t index) const;
   Value at_or(std::size_t index, Value otherwise) const {
-    return values_[index] ? *values_[index] : std::move(otherwise);
+    if (values_[index]) return *values_[index];
+    return otherwise;
   }
   /// These throw EvaluationError for a value of another type.
   std::string text(std::size_t index) const;

@@ -188,7 +188,8 @@ Value map(Run& run, const Value& input, const Arguments& arguments) {
     const Bound bound("map", arguments, {"attribute", "default"});
     for (const Value& item : input.iterate()) {
       Value found = attribute_by_path(item, bound.at(0));
-      made.push_back(found.is_undefined() && bound.has(1) ? bound.at(1) : std::move(found));
+      if (found.is_undefined() && bound.has(1)) found = bound.at(1);
+      made.push_back(std::move(found));
     }
     return iterator(std::move(made));
   }

@@ -121,7 +121,7 @@ Value Value::list(std::vector<Value> items, ListKind kind, std::string view_of) 
 
 Value Value::dict(std::vector<std::pair<Value, Value>> entries) {
   auto dict = std::make_shared<Dict>();
-  for (auto& [key, value] : entries) dict->set(std::move(key), std::move(value));
+  for (std::pair<Value, Value>& entry : entries) dict->set(std::move(entry.first), std::move(entry.second));
   return Value(std::shared_ptr<const Dict>(std::move(dict)));
 }
 
