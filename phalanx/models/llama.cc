@@ -153,7 +153,7 @@ nn::RotaryTables Llama::rope_of(std::int64_t seq, const DocumentBoundaries* docu
 }
 
 at::Tensor Llama::learnt_positions(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) const {
-  const at::Tensor all =
+  at::Tensor all =
       documents != nullptr ? documents->positions() : at::arange(seq, at::TensorOptions(at::kLong).device(device));
   const std::int64_t dim = head_.parts_dim == 1 ? all.dim() - 1 : 0;
   if (head_.parts_dim == 0 && documents == nullptr) return all;  // the same for every sequence
