@@ -18,12 +18,9 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
   const std::int64_t parts = options.plan.accumulation_steps;
   observe::TraceRecorder* const tracing = options.profiler ? options.profiler->recorder() : nullptr;
   ForwardBackwardResult pass;
-  {
-    const TraceSpan span(tracing, "data loading", "data");
-    const auto begin = std::chrono::steady_clock::now();
-    pass.global_label_count = dataloader.label_count(step);
-    pass.data_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  }
+  const auto begin_of_step = std::chrono::steady_clock::now();
+  pass.global_label_count = dataloader.label_count(step);
+  pass.data_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_of_step).count();
   if (pass.global_label_count == 0) {
     throw DataError(
         fmt::format("step {}: no token of the global batch has a label: its {} sequences hold documents of "
