@@ -65,7 +65,7 @@ TEST_F(SimTensors, OperatorsRunOnTheDevice) {
 TEST_F(SimTensors, ConvolutionsAndTheirGradientsAreTheCpus) {
   const at::Tensor x = at::randn({2, 3, 8, 8}), weight = at::randn({4, 3, 3, 3});
   const auto gradient_on = [&](c10::Device where) {
-    const at::Tensor w = weight.to(where).requires_grad_();
+    const at::Tensor w = weight.clone().to(where).requires_grad_();  // a leaf of its own
     at::conv2d(x.to(where), w, {}, 1, 1).square().sum().backward();
     return w.grad().cpu();
   };
