@@ -3,13 +3,17 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "phalanx/base/error.h"
 #include "phalanx/base/testing/comes_true.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/testing/collected_process.h"
@@ -39,18 +43,32 @@ TEST(RankSockets, AJobOfOneNodeListensOnLoopbackOnly) {
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
 }
 
+// It was free a moment ago. Not one of those that the system gives to whoever asks for any port, such as other tests.
+std::uint16_t free_port() {
+  constexpr int kFirst = 20000, kPorts = 8000;
+  for (int i = 0; i < kPorts; ++i) {
+    const auto port = static_cast<std::uint16_t>(kFirst + (::getpid() + i) % kPorts);
+    try {
+      const TcpStoreServer probe({.port = port});
+      return port;
+    } catch (const Error&) {
+    }
+  }
+  throw Error("no port from 20000 to 27999 is free");
+}
+
 // Two ranks started by hand. The second one gets an address that surely reaches the first.
 class MasterSocket : public testing::Test {
  protected:
   // Both run until FOLDER/go exists.
   void start(const std::string& master, const EnvironmentMap& more = {}, const std::vector<std::string>& before = {}) {
-    const HostPort free = TcpStoreServer().address();  // it was free a moment ago
+    const std::uint16_t free = free_port();
     for (int rank = 0; rank < 2; ++rank) {
       auto environment = clean_environment();
       environment["RANK"] = std::to_string(rank);
       environment["WORLD_SIZE"] = "2";
       environment["MASTER_ADDR"] = rank == 0 ? master : "127.0.0.1";
-      environment["MASTER_PORT"] = std::to_string(free.port);
+      environment["MASTER_PORT"] = std::to_string(free);
       if (rank == 0)
         for (const auto& [name, value] : more) environment[name] = value;
       std::vector<std::string> command = rank == 0 ? before : std::vector<std::string>{};

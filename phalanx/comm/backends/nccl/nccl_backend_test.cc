@@ -608,6 +608,9 @@ TEST(NcclBackend, RanksOnOneDeviceMayBeOfDifferentHosts) {
       const auto comm = make_nccl_communicator(make_shm_backend(store, rank, 2, "control", 60s, kDefaultHeartbeat), -1,
                                                nccl.table(), streams, {});
       if (comm->size() != 2) throw std::runtime_error("two ranks expected");
+      // No rank ends while the other one is at its last step of making the group.
+      store.set("made." + std::to_string(rank), "");
+      store.wait({"made.0", "made.1"});
     });
   };
   EXPECT_EQ(run(true), "");
