@@ -1,11 +1,11 @@
 // ATen's attention over sequences of various lengths, which only CUDA has: flash attention in 16 bits and
 // memory-efficient attention in float32, with the checks of their CUDA kernels. The CPU's flash attention computes each
 // sequence. They are boxed, as libtorch's versions have different numbers of arguments.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
