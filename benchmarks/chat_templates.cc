@@ -22,6 +22,7 @@
 #include "phalanx/data/jinja/json_value.h"
 #include "phalanx/data/jinja/python_text.h"
 #include "phalanx/data/jinja/template.h"
+#include "phalanx/data/jinja/testing/fixed_clock.h"
 
 namespace {
 
@@ -29,21 +30,9 @@ using phalanx::data::BpeTokenizer;
 using phalanx::data::ChatTemplate;
 using phalanx::jinja::Context;
 using phalanx::jinja::Dict;
+using phalanx::jinja::fixed_clock;
 using phalanx::jinja::Template;
 using phalanx::jinja::Value;
-
-/// 2 January 2026, 15:04:05, a Friday: the time of every case.
-std::tm fixed_clock() {
-  std::tm time{};
-  time.tm_year = 126;
-  time.tm_mday = 2;
-  time.tm_hour = 15;
-  time.tm_min = 4;
-  time.tm_sec = 5;
-  time.tm_wday = 5;
-  time.tm_yday = 1;
-  return time;
-}
 
 Context context_of(const Value& dict) {
   Context context;

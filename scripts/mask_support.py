@@ -6,7 +6,7 @@
 
 Each cell is the number of layouts of that form that verify has compared with one rank over two steps, in float32, bfloat16
 and float16, with and without recomputation: losses, gradients, weights, and that no document sees another. Ends with
-status 1 at the first layout that is wrong. About ten minutes on two cores; the texts are the pages of docs.
+status 1 at the first layout that is wrong. About ten minutes on two cores; the texts are the lines of docs.
 """
 
 import argparse
@@ -96,9 +96,9 @@ def main():
         folder = pathlib.Path(name)
         with open(folder / "texts.jsonl", "w") as texts:
             for path in sorted((ROOT / "docs").glob("*.md")):
-                for paragraph in path.read_text().split("\n\n"):
-                    if len(paragraph) > 20:
-                        texts.write(json.dumps({"text": paragraph}) + "\n")
+                for line in path.read_text().splitlines():
+                    if len(line) > 20:
+                        texts.write(json.dumps({"text": line}) + "\n")
         run([program, "tokenize", "--vocab-size", 512, "--tokenizer", "t.json", "--output", "tokens", "texts.jsonl"], folder)
         (folder / "run.toml").write_text(CONFIG)
         counts = {}

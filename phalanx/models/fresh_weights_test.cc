@@ -19,6 +19,7 @@
 
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/models/testing/small_families.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/activation_checkpoint.h"
 
@@ -40,23 +41,13 @@ std::vector<Precision> precisions() {
           {"bfloat16 weights", std::nullopt, at::kBFloat16}};
 }
 
-std::vector<LlamaConfig> small_families() {
+/// Those of Llama and GPT-2 tied, too.
+std::vector<LlamaConfig> tied_and_untied() {
   std::vector<LlamaConfig> all;
-  for (const auto family : {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2, LlamaFamily::qwen3,
-                            LlamaFamily::gpt2, LlamaFamily::mixtral}) {
-    LlamaConfig config{.family = family,
-                       .dim = 32,
-                       .n_layers = 1,
-                       .n_heads = 4,
-                       .n_kv_heads = family == LlamaFamily::gpt2 ? 4 : 2,
-                       .ffn_hidden = 40,
-                       .vocab_size = 61,
-                       .max_seq_len = 16};
-    if (family == LlamaFamily::mistral) config.sliding_window = 4;
-    if (family == LlamaFamily::mixtral) config.experts = 3, config.experts_per_token = 2;
+  for (LlamaConfig config : small_families(/*n_layers=*/1, /*max_seq_len=*/16)) {
     all.push_back(config);
     config.tie_embeddings = true;
-    if (family == LlamaFamily::llama || family == LlamaFamily::gpt2) all.push_back(config);
+    if (config.family == LlamaFamily::llama || config.family == LlamaFamily::gpt2) all.push_back(config);
   }
   return all;
 }
@@ -101,7 +92,7 @@ std::vector<at::Tensor> results_of(Llama& model, const Precision& precision) {
 }
 
 TEST(FreshWeights, AreUsedByBothPassesAndByWhatIsComputedAgain) {
-  for (const LlamaConfig& config : small_families()) {
+  for (const LlamaConfig& config : tied_and_untied()) {
     for (const Precision& precision : precisions()) {
       for (const Recompute recompute : {Recompute::none, Recompute::full, Recompute::costly}) {
         SCOPED_TRACE(std::string(family_name(config.family)) + (config.tie_embeddings ? ", tied, " : ", ") +
@@ -153,7 +144,7 @@ class OperatorCount {
 
 TEST(SavedOperations, AreNotComputedAgainInAnyPrecision) {
   const std::string attention = "aten::_scaled_dot_product_flash_attention_for_cpu";
-  for (const LlamaConfig& config : small_families()) {
+  for (const LlamaConfig& config : tied_and_untied()) {
     if (config.tie_embeddings || (config.family != LlamaFamily::llama && !config.is_gpt2())) continue;
     for (const Precision& precision : precisions()) {
       const bool is_narrow = precision.products || precision.weights != at::kFloat;

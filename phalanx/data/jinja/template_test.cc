@@ -12,24 +12,13 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/jinja/json_value.h"
 #include "phalanx/data/jinja/python_text.h"
+#include "phalanx/data/jinja/testing/fixed_clock.h"
 
 namespace phalanx::jinja {
 namespace {
 
-std::tm second_of_january() {
-  std::tm time{};
-  time.tm_year = 126;
-  time.tm_mday = 2;
-  time.tm_hour = 15;
-  time.tm_min = 4;
-  time.tm_sec = 5;
-  time.tm_wday = 5;
-  time.tm_yday = 1;
-  return time;
-}
-
 std::string rendered(const std::string& source, const Context& context = {}, const Limits& limits = {}) {
-  return Template::parse(source, "test.jinja").render(context, {.limits = limits, .clock = second_of_january}).text;
+  return Template::parse(source, "test.jinja").render(context, {.limits = limits, .clock = fixed_clock}).text;
 }
 
 std::string refusal(const std::string& source, const Limits& limits = {}) {
@@ -69,7 +58,7 @@ TEST(Template, RendersAsTransformersDoes) {
       EXPECT_THROW(rendered(source, context), DataError);
       continue;
     }
-    const Rendered found = Template::parse(source, "golden").render(context, {.clock = second_of_january});
+    const Rendered found = Template::parse(source, "golden").render(context, {.clock = fixed_clock});
     EXPECT_EQ(found.text, golden["text"].get<std::string>());
     if (golden.contains("generated")) {
       auto spans = in_bytes(found.text, golden["generated"]);
