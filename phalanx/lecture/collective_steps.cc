@@ -218,6 +218,18 @@ at::Tensor digit_of(Rank& rank, std::int64_t elements) {
   return at::full({elements}, std::pow(10.0, rank.number()), rank.floats());
 }
 
+/// Prints the steps, and shows a picture of each. `transfers_of(step)`: what moves in it, from step 1 on.
+template <class TransfersOf>
+void show_steps(Stage& stage, Recording& recording, const TransfersOf& transfers_of) {
+  recording.print(stage);
+  std::vector<Picture> pictures;
+  for (std::size_t step = 0; step < recording.count(); ++step) {
+    pictures.push_back(
+        recording.picture(step, step == 0 ? std::vector<Transfer>() : transfers_of(static_cast<int>(step))));
+  }
+  stage.show(std::move(pictures));
+}
+
 }  // namespace
 
 void ring_steps(Stage& stage) {
@@ -247,13 +259,7 @@ void ring_steps(Stage& stage) {
     rank.check(sent == 2 * (n - 1),
                fmt::format("every rank sent 2 (n - 1) / n times the array: {} elements for {}", 2 * (n - 1), n));
   });
-  recording.print(stage);
-  std::vector<Picture> pictures;
-  for (std::size_t step = 0; step < recording.count(); ++step) {
-    pictures.push_back(
-        recording.picture(step, step == 0 ? std::vector<Transfer>() : transfers_of(static_cast<int>(step))));
-  }
-  stage.show(std::move(pictures));
+  show_steps(stage, recording, transfers_of);
 }
 
 void tree_steps(Stage& stage) {
@@ -285,13 +291,7 @@ void tree_steps(Stage& stage) {
     rank.comm().all_reduce(expected);
     rank.check(at::equal(x, expected), "the two trees give what all_reduce gives");
   });
-  recording.print(stage);
-  std::vector<Picture> pictures;
-  for (std::size_t step = 0; step < recording.count(); ++step) {
-    pictures.push_back(
-        recording.picture(step, step == 0 ? std::vector<Transfer>() : transfers_of(static_cast<int>(step))));
-  }
-  stage.show(std::move(pictures));
+  show_steps(stage, recording, transfers_of);
 }
 
 namespace {

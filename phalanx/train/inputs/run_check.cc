@@ -68,10 +68,12 @@ void check_files(const config::ConfigReading& reading, const std::optional<confi
   const auto are_right = [&](std::initializer_list<const char*> keys) {
     return std::ranges::none_of(keys, [&](const char* key) { return reading.wrong_keys.contains(key); });
   };
+  const bool packs_apart = config.training.packing == "none" || config.training.attn_mask_type == "block_causal";
   const bool data_are_read =
-      !dataset.empty() && are_right({"training.dataset_path", "training.dataset_dtype", "validation.enable",
-                                     "validation.dataset_path", "validation.fraction", "validation.local_batch_size",
-                                     "training.allow_tokenizer_mismatch", "model.hf_assets_path"});
+      !dataset.empty() && packs_apart &&
+      are_right({"training.dataset_path", "training.dataset_dtype", "training.attn_mask_type", "training.packing",
+                 "validation.enable", "validation.dataset_path", "validation.fraction", "validation.local_batch_size",
+                 "training.allow_tokenizer_mismatch", "model.hf_assets_path"});
   if (data_are_read) problems.collect([&] { tokenizer = open_training_files(config, *plan).tokenizer.identity; });
   const bool weights_are_read =
       are_right({"checkpoint.enable", "checkpoint.folder", "checkpoint.initial_load_path",

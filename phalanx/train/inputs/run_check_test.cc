@@ -96,6 +96,13 @@ TEST_F(RunCheck, NoProblemIsCausedByAnother) {
   EXPECT_THAT(degree, AllOf(HasSubstr("3 problems"), Not(HasSubstr("do not make"))));
   const std::string batch = refusal(data + "local_batch_size = 0\nglobal_batch_size = 3\n");
   EXPECT_THAT(batch, AllOf(HasSubstr("2 problems"), Not(HasSubstr("is not a multiple"))));
+  // The files are not opened with settings that do not go together.
+  const std::string file = (folder_.path() / "ids.bin").string();
+  write_file(file, std::string(100'000, '\0'));
+  const std::string packing = refusal("[training]\ndataset_path = \"" + file +
+                                      "\"\ndataset_dtype = \"uint16\"\npacking = \"best_fit\"\nseq_len = 32\n"
+                                      "[model]\nflavor = \"debug\"\n");
+  EXPECT_THAT(packing, AllOf(HasSubstr("set attn_mask_type"), Not(HasSubstr("problems"))));
 }
 
 }  // namespace
