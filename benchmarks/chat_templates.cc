@@ -59,7 +59,7 @@ class Renderer {
     const auto start = std::chrono::steady_clock::now();
     const auto rendered = chat.render(context, {.clock = fixed_clock});
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return {{"text", rendered.text}, {"generated", as_json(rendered.generated)}, {"lost_marks", rendered.lost_marks}};
+    return {{"text", rendered.text}, {"generated", as_json(rendered.generated)}};
   }
 
   nlohmann::ordered_json tokenize(const Dict& fields) {

@@ -78,6 +78,10 @@ void take_chat(GenerateArguments& parsed, const std::string& chat) {
   if (chat.empty() && !parsed.chat_template.empty()) throw UsageError("--chat-template is a part of --chat FILE");
   if (chat.empty()) return;
   if (!parsed.prompts_file.empty()) throw UsageError("--chat and --prompts-file exclude each other");
+  const infer::PromptFormat usual;
+  if (parsed.format.prompt_field != usual.prompt_field || parsed.format.id_field != usual.id_field) {
+    throw UsageError("--prompt-field and --id-field are of --prompts-file FILE: conversations have fixed fields");
+  }
   parsed.prompts_file = chat == "-" ? "/dev/stdin" : chat;
   parsed.is_chat = true;
 }

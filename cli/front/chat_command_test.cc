@@ -129,6 +129,8 @@ TEST_F(ChatCommandTest, RefusesWhatItCannotAnswer) {
                             HasSubstr("1 prompt was skipped")));
   EXPECT_EQ(call("generate --checkpoint " + file("run/hf") + " --chat a --prompts-file b"), 2);
   EXPECT_THAT(error_, HasSubstr("--chat and --prompts-file exclude each other"));
+  EXPECT_EQ(call("generate --checkpoint " + file("run/hf") + " --chat a --id-field uid --output o"), 2);
+  EXPECT_THAT(error_, HasSubstr("--prompt-field and --id-field are of --prompts-file FILE"));
   EXPECT_EQ(call("generate --checkpoint " + file("run/hf") + " --prompt a --chat-template b"), 2);
   EXPECT_THAT(error_, HasSubstr("--chat-template is a part of --chat FILE"));
   EXPECT_EQ(chat("x\n", "--variables 5"), 1);

@@ -180,7 +180,8 @@ class Chat {
 
   void print_speed(const infer::GenerationStats& stats) const {
     if (arguments_.quiet || stats.decode_seconds <= 0) return;
-    fmt::print(stderr, "({} tokens of the conversation, {:.1f} tokens/s)\n", stats.prompt_tokens + stats.decoded_tokens,
+    fmt::print(stderr, "({} tokens of the conversation, {:.1f} tokens/s)\n",
+               stats.prompt_tokens + 1 + stats.decoded_tokens,
                static_cast<double>(stats.decoded_tokens) / stats.decode_seconds);
   }
 

@@ -66,13 +66,13 @@ void take_conversations(Inputs& inputs, const GenerateArguments& arguments) {
   inputs.conversations = std::move(read.all);
   inputs.prompts.skipped = std::move(read.skipped);
   for (const data::Conversation& chat : inputs.conversations) {
-    const std::size_t number = inputs.prompts.all.size();
-    inputs.prompts.all.push_back({.id = chat.id.empty() ? std::to_string(number) : chat.id,
+    inputs.prompts.all.push_back({.id = chat.id.empty() ? std::to_string(chat.number) : chat.id,
                                   .text = {},
                                   .ids = {},
                                   .where = chat.where,
-                                  .number = number});
+                                  .number = chat.number});
   }
+  inputs.prompts.repeated = infer::repeated_ids(inputs.prompts.all);
 }
 
 /// Makes the ids of the conversations. One that the template refuses is left out, where malformed ones are.

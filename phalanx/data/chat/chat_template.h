@@ -8,9 +8,7 @@
 // whichever of these or "reasoning" a message has.
 #pragma once
 
-#include <ctime>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>

@@ -211,9 +211,12 @@ Conversation parse_conversation(std::string_view json, const std::string& where)
 
 Conversations parse_conversations(std::string_view text, const std::string& name, const ConversationFormat& format) {
   Conversations read;
+  std::size_t lines = 0;
   each_line(text, name, [&](std::string_view line, const std::string& where) {
+    const std::size_t number = lines++;
     try {
       read.all.push_back(parse_conversation(line, where));
+      read.all.back().number = number;
     } catch (const DataError& error) {
       if (!format.skips_malformed) throw;
       read.skipped.emplace_back(error.what());

@@ -27,6 +27,7 @@ struct Conversation {
   std::size_t first_trained = 0;           // messages before it are a prompt, whose answers are not trained
   std::string id = {};                     // the record's "id", as JSON text; empty: it has none
   std::string where = "the conversation";  // "chat.jsonl, line 3"
+  std::size_t number = 0;                  // among the file's non-blank lines, from 0; skipped lines do not change it
 };
 
 /// "user", "assistant", ...

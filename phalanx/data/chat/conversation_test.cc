@@ -114,6 +114,9 @@ TEST(Conversation, SkipsMalformedRecordsOnlyWhereAsked) {
   EXPECT_EQ(read.all.size(), 1u);
   EXPECT_EQ(read.all[0].where, "c.jsonl, line 1");
   EXPECT_THAT(read.skipped, ElementsAre(HasSubstr("c.jsonl, line 3: it has a")));
+  // A skipped line keeps its number.
+  const auto numbered = parse_conversations("{\"prompt\": 1}\n" + text, "c.jsonl", {.skips_malformed = true});
+  EXPECT_EQ(numbered.all[0].number, 1u);
   EXPECT_EQ(error_text<DataError>([&] { parse_conversations("\n", "c.jsonl"); }), "c.jsonl holds no conversations");
 }
 

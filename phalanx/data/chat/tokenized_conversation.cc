@@ -58,7 +58,8 @@ MarkedMessage marked_message(const Value& message, const std::string& mark) {
   const Value* first =
       calls != nullptr && calls->is_list() && !calls->list().items.empty() ? &calls->list().items.front() : nullptr;
   const Value* function = first != nullptr ? first->dict().named("function") : nullptr;
-  if (!content.empty() || function == nullptr) return {with_value(message, "content", mark), content};
+  if (!content.empty() || function == nullptr || !function->is_dict())
+    return {with_value(message, "content", mark), content};
   std::vector<Value> marked = calls->list().items;
   marked.front() = with_value(*first, "function", with_value(*function, "name", mark));
   return {with_value(message, "tool_calls", Value::list(std::move(marked))), function->dict().named("name")->text()};

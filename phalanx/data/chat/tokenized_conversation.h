@@ -22,6 +22,7 @@
 #include <string_view>
 #include <vector>
 
+#include "phalanx/base/ignored_label.h"
 #include "phalanx/data/chat/chat_template.h"
 #include "phalanx/data/chat/conversation.h"
 #include "phalanx/data/tokenizer/bpe_tokenizer.h"
@@ -45,7 +46,7 @@ struct TokenizedConversation {
   std::int64_t answers_without_end = 0;
   std::int64_t trained_count() const;
   /// `tokens` with `ignored` for those that are not trained: what a loss takes, before it is shifted.
-  std::vector<std::int64_t> labels(std::int64_t ignored = -100) const;
+  std::vector<std::int64_t> labels(std::int64_t ignored = kIgnoredLabel) const;
 };
 
 struct ConversationTokenizerOptions {
@@ -68,7 +69,6 @@ class ConversationTokenizer {
   std::vector<TokenId> prompt(const Conversation& conversation) const;
   /// The special token that ends an answer in this template; nullopt: it ends by none.
   std::optional<TokenId> end_of_turn() const;
-  const ChatTemplate& chat_template() const { return chat_; }
   const BpeTokenizer& tokenizer() const { return tokenizer_; }
 
  private:

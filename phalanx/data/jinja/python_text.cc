@@ -475,6 +475,44 @@ std::string title(std::string_view text) {
   return out;
 }
 
+std::string title_of_words(std::string_view text) {
+  std::string out, word;
+  const auto end_word = [&] {
+    if (word.empty()) return;
+    const std::size_t width = width_at(word, 0);
+    out += upper(std::string_view(word).substr(0, width)) + lower(std::string_view(word).substr(width));
+    word.clear();
+  };
+  for (const std::string_view character : characters_of(text)) {
+    const bool is_between = is_python_space(code_point_of(character)) ||
+                            std::string_view("-({[<").find(character) != std::string_view::npos;
+    if (!is_between) {
+      word += character;
+      continue;
+    }
+    end_word();
+    out += character;
+  }
+  end_word();
+  return out;
+}
+
+std::int64_t count_words(std::string_view text) {
+  const auto is_part = [](std::string_view character) {
+    const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code_point_of(character)));
+    return character == "_" || (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO) ||
+           (category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO);
+  };
+  std::int64_t words = 0;
+  bool is_inside = false;
+  for (const std::string_view character : characters_of(text)) {
+    const bool is_word = is_part(character);
+    words += is_word && !is_inside;
+    is_inside = is_word;
+  }
+  return words;
+}
+
 std::string escape_html(std::string_view text) {
   std::string out;
   for (const char c : text) {

@@ -55,7 +55,11 @@ std::string upper(std::string_view text);
 std::string capitalize(std::string_view text);
 /// str.title(): every run of letters begins with a capital.
 std::string title(std::string_view text);
-/// & < > ' " as HTML has them.
+/// Jinja's filter `title`, which is not str.title(): what follows white space, - ( { [ or < begins with a capital.
+std::string title_of_words(std::string_view text);
+/// Runs of letters, numbers and underscores: \w+ of Python.
+std::int64_t count_words(std::string_view text);
+/// & < > ' " as MarkupSafe writes them.
 std::string escape_html(std::string_view text);
 
 }  // namespace phalanx::jinja

@@ -89,6 +89,17 @@ TEST(Template, ErrorsNameTheTemplateTheLineAndTheReason) {
   EXPECT_EQ(refusal("{{ strftime_now }}"), "test.jinja, line 1: a value of type 'function' has no text of its own");
 }
 
+// The expected texts are those of jinja2 3.1.6; what does not fit 64 bits is an error here.
+TEST(Template, NumbersAndWordsInTextsAreReadAsJinjaReadsThem) {
+  EXPECT_EQ(rendered("{{ '1_000' | int }} {{ '0xff' | int(base=16) }} {{ '0b1_0' | int(base=2) }} {{ '1__0' | int }} "
+                     "{{ '_1' | int }} {{ '1_0.5' | float }} {{ '1e_5' | float }}"),
+            "1000 255 2 0 0 10.5 0.0");
+  EXPECT_EQ(rendered("{{ \"it's a-b\" | wordcount }} {{ 'é_1 -- x' | wordcount }}"), "4 2");
+  EXPECT_EQ(rendered("{{ \"it's x2y\" | title }} {{ 'a-b (cD [eF' | title }}"), "It's X2y A-B (Cd [Ef");
+  EXPECT_THAT(refusal("{{ '99999999999999999999' | int }}"), HasSubstr("does not fit the 64 bits"));
+  EXPECT_THAT(refusal("{{ 1e30 | int }}"), HasSubstr("does not fit the 64 bits"));
+}
+
 TEST(Template, TimeMemoryAndOutputAreBounded) {
   EXPECT_THAT(refusal("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"),
               HasSubstr("bytes of values"));

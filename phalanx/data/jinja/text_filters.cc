@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 
@@ -101,29 +102,66 @@ Value center(Run& run, const Value& input, const Arguments& arguments) {
                     {.positional = {bound.integer_or(0, 80)}, .named = {}});
 }
 
-/// int() of Python: a whole number with blanks and underscores around it, or nothing.
+[[noreturn]] void fail_too_large(std::string_view number) {
+  throw EvaluationError(fmt::format("int: {} does not fit the 64 bits of a whole number", number));
+}
+
+/// Without single underscores between digits, which may be letters in other bases than ten; nothing where an underscore
+/// stands elsewhere.
+std::optional<std::string> without_separators(std::string_view text, bool has_letters) {
+  std::string digits;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto is_digit = [&](std::size_t at) {
+      if (at >= text.size()) return false;
+      const auto c = static_cast<unsigned char>(text[at]);
+      return has_letters ? std::isalnum(c) != 0 : std::isdigit(c) != 0;
+    };
+    if (text[i] != '_') {
+      digits += text[i];
+    } else if (i == 0 || !is_digit(i - 1) || !is_digit(i + 1)) {
+      return std::nullopt;
+    }
+  }
+  return digits;
+}
+
+/// int() of Python: a whole number with white space around it, underscores between its digits and, in the bases 2, 8 and
+/// 16, a prefix such as 0x; or nothing. Throws EvaluationError for a number of more than 64 bits.
 std::optional<std::int64_t> whole_in(std::string_view text, int base) {
   text = strip(text);
   const bool is_negative = text.starts_with('-');
   if (is_negative || text.starts_with('+')) text.remove_prefix(1);
+  const std::string_view prefixes = base == 16 ? "xX" : base == 8 ? "oO" : base == 2 ? "bB" : "";
+  if (text.size() > 2 && text.front() == '0' && prefixes.find(text[1]) != std::string_view::npos) {
+    text.remove_prefix(text[2] == '_' ? 3 : 2);
+  }
+  const auto digits = without_separators(text, base > 10);
+  if (!digits || digits->empty() || digits->front() == '-') return std::nullopt;
   std::int64_t value = 0;
-  const auto read = std::from_chars(text.data(), text.data() + text.size(), value, base);
-  if (text.empty() || text.front() == '-' || read.ec != std::errc() || read.ptr != text.data() + text.size())
-    return std::nullopt;
+  const auto read = std::from_chars(digits->data(), digits->data() + digits->size(), value, base);
+  if (read.ptr != digits->data() + digits->size()) return std::nullopt;
+  if (read.ec == std::errc::result_out_of_range) fail_too_large(text);
+  if (read.ec != std::errc()) return std::nullopt;
   return is_negative ? -value : value;
 }
 
 std::optional<double> real_in(std::string_view text) {
   text = strip(text);
   if (text.starts_with('+')) text.remove_prefix(1);
+  const auto digits = without_separators(text, /*has_letters=*/false);
+  if (!digits || digits->empty()) return std::nullopt;
   double value = 0;
-  const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || read.ec != std::errc() || read.ptr != text.data() + text.size()) return std::nullopt;
+  const auto read = std::from_chars(digits->data(), digits->data() + digits->size(), value);
+  if (read.ptr != digits->data() + digits->size()) return std::nullopt;
+  if (read.ec == std::errc::result_out_of_range) throw EvaluationError(fmt::format("float: {} does not fit", text));
+  if (read.ec != std::errc()) return std::nullopt;
   return value;
 }
 
+/// Nothing for what is not finite.
 std::optional<std::int64_t> truncated(double value) {
-  if (!(std::abs(value) < 9.2e18)) return std::nullopt;
+  if (!std::isfinite(value)) return std::nullopt;
+  if (std::abs(value) >= 9.2e18) fail_too_large(fmt::format("{}", value));
   return static_cast<std::int64_t>(value);
 }
 
@@ -192,9 +230,7 @@ Value urlencode(Run&, const Value& input, const Arguments& arguments) {
   throw EvaluationError("urlencode: a dict or a list is not supported");
 }
 
-Value wordcount(Run&, const Value& input, const Arguments&) {
-  return static_cast<std::int64_t>(split_at_spaces(str(input), -1, false).size());
-}
+Value wordcount(Run&, const Value& input, const Arguments&) { return count_words(str(input)); }
 
 Value default_value(Run&, const Value& input, const Arguments& arguments) {
   const Bound bound("default", arguments, {"default_value", "boolean"});
@@ -230,7 +266,7 @@ constexpr auto kFilters = std::to_array<TextFilterEntry>({
     {"round", round_filter},
     {"safe", [](Run&, const Value& v, const Arguments&) { return Value(str(v), true); }},
     {"string", [](Run&, const Value& v, const Arguments&) { return v.is_text() ? v : Value(str(v)); }},
-    {"title", [](Run&, const Value& v, const Arguments&) { return like(v, title(str(v))); }},
+    {"title", [](Run&, const Value& v, const Arguments&) { return like(v, title_of_words(str(v))); }},
     {"tojson", tojson},
     {"trim", trim},
     {"truncate", truncate},

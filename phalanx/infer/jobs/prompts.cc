@@ -49,9 +49,20 @@ Prompt read_line(std::string_view line, const std::string& where, const PromptFo
 
 }  // namespace
 
+std::vector<std::string> repeated_ids(const std::vector<Prompt>& prompts) {
+  std::vector<std::string> repeated;
+  std::unordered_map<std::string, const Prompt*> first;  // by id
+  for (const Prompt& prompt : prompts) {
+    if (const auto [found, is_new] = first.emplace(prompt.id, &prompt); !is_new) {
+      repeated.push_back(
+          fmt::format("{}: the id {} is also that of {}", prompt.where, prompt.id, found->second->where));
+    }
+  }
+  return repeated;
+}
+
 Prompts parse_prompts(std::string_view contents, const std::string& name, const PromptFormat& format) {
   Prompts read;
-  std::unordered_map<std::string, std::size_t> places;  // of ids
   std::size_t lines = 0;
   each_line(contents, name, [&](std::string_view line, const std::string& where) {
     const std::size_t number = lines++;
@@ -68,13 +79,10 @@ Prompts parse_prompts(std::string_view contents, const std::string& name, const 
     prompt.where = where;
     prompt.number = number;
     if (prompt.id.empty()) prompt.id = std::to_string(number);
-    if (const auto [first, is_new] = places.emplace(prompt.id, read.all.size()); !is_new) {
-      read.repeated.push_back(
-          fmt::format("{}: the id {} is also that of {}", where, prompt.id, read.all[first->second].where));
-    }
     read.all.push_back(std::move(prompt));
   });
   if (read.all.empty()) throw DataError(no_line_left(name, "prompts", read.skipped));
+  read.repeated = repeated_ids(read.all);
   return read;
 }
 

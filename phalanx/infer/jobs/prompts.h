@@ -39,6 +39,9 @@ struct Prompts {
   std::vector<std::string> repeated;
 };
 
+/// What `repeated` lists.
+std::vector<std::string> repeated_ids(const std::vector<Prompt>& prompts);
+
 /// `name` replaces the file's name in messages. Empty and blank lines are skipped. Throws DataError that names the line
 /// and what is wrong with it, and for a file without any prompt.
 Prompts parse_prompts(std::string_view contents, const std::string& name, const PromptFormat& format = {});
