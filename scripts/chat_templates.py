@@ -222,7 +222,7 @@ def check_masks(arguments, cache, module, templates, sources, texts):
     cases, lines = [], []
     for path in templates:
         for name, messages, tools, more in CONVERSATIONS:
-            if not messages or "system" == name or all(message["role"] != "assistant" for message in messages):
+            if not messages or all(message["role"] != "assistant" for message in messages):
                 continue
             record = {"messages": messages, "chat_template_kwargs": more} | ({"tools": tools} if tools else {})
             for tokenizer in tokenizers:
