@@ -8,6 +8,7 @@
 #   --build DIR     a CUDA build of Phalanx (default build/cuda/build, of scripts/cuda_check.sh --full). Its libtorch must
 #                   have the version of the torch there: set PHALANX_TORCH_DIR when it is configured.
 #   --into DIR      default .gpu_day; some 50 MB. Both are relative to the repository.
+#   --only PATTERN  only the steps whose names match, such as '@(llama1b|documents_*)'
 #   --results DIR   default ./gpu_results. A step that has a result there is not run again.
 #
 # Each step has its own time limit, and its result is written when it ends. The last lines are a table in Markdown
@@ -20,11 +21,12 @@ fail() { echo "gpu_day: $*" >&2; exit 1; }
 
 mode=${1:-}
 [[ $# -gt 0 ]] && shift
-build=build/cuda/build into=.gpu_day results=gpu_results
+build=build/cuda/build into=.gpu_day results=gpu_results only='*'
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --build) build=${2:?} && shift 2 ;;
     --into) into=${2:?} && shift 2 ;;
+    --only) only=${2:?} && shift 2 ;;
     --results) results=${2:?} && shift 2 ;;
     *) usage >&2 && fail "unknown argument '$1'" ;;
   esac
@@ -32,6 +34,7 @@ done
 
 # ------------------------------------------------------------------------------------------------------------- pack
 
+checkpoints=(--checkpoint.no-enable)  # keys of every run
 readonly programs=(phalanx phalanx-worker comm_device_test kernels_gpu_cuda_test train_test)
 
 pack() {
@@ -79,6 +82,8 @@ prepare() {
 step() {
   local name=$1 limit=$2 status=0 begin=$SECONDS
   shift 2
+  # shellcheck disable=SC2053  # a pattern
+  if [[ $name != $only ]]; then return; fi
   if [[ "$(cat "$results/$name.status" 2>/dev/null)" == 0 ]]; then echo "$name: done before" && return; fi
   rm -rf "${results:?}/$name"
   (
@@ -105,11 +110,29 @@ os.replace(path + ".part", path)
 PY
 }
 
+# Texts of 5 to 800 words, most of them short, and a token file of them that lists its documents.
+documents() {
+  [[ -s "$results/texts.jsonl" ]] || python3 - "$results/texts.jsonl" <<'PY'
+import json
+import os
+import sys
+import numpy as np
+path, random = sys.argv[1], np.random.default_rng(2)
+words = ["".join(chr(97 + c) for c in random.integers(0, 26, random.integers(2, 9))) for _ in range(400)]
+with open(path + ".part", "w") as file:
+    for length in np.minimum(5 + random.exponential(90, 1500), 800).astype(int):
+        file.write(json.dumps({"text": " ".join(words[k] for k in random.zipf(1.3, length) % 400)}) + "\n")
+os.replace(path + ".part", path)
+PY
+  phalanx_step tokenize 60 "$here/bin/phalanx" tokenize "$results/texts.jsonl" --vocab-size 1024 \
+    --tokenizer "$results/tokenizer.json" --output "$results/documents"
+}
+
 train() {  # train NAME SECONDS KEYS...
   local name=$1 limit=$2
   shift 2
   phalanx_step "$name" "$limit" "${launcher[@]}" "$here/bin/phalanx" train "$empty" --job.dump_folder "$results/$name" \
-    --training.no-shuffle --lr_scheduler.warmup_steps 2 --checkpoint.no-enable --metrics.no-enable_report \
+    --training.no-shuffle --lr_scheduler.warmup_steps 2 "${checkpoints[@]}" --metrics.no-enable_report \
     --metrics.no-enable_tensorboard --metrics.log_freq 5 "$@"
 }
 
@@ -120,6 +143,29 @@ readonly -a small=(--model.flavor debug --model.dim 256 --model.n_layers 4 --mod
 
 run_small() {  # run_small NAME KEYS...
   train "$1" 60 "${small[@]}" --training.dataset_path "$results/small.bin" "${@:2}"
+}
+
+run_documents() {  # run_documents NAME KEYS...: its losses are compared with those of documents_cpu
+  train "documents_$1" 60 "${small[@]}" --training.dataset_path "$results/documents" \
+    --training.attn_mask_type block_causal --training.packing best_fit "${@:2}"
+}
+
+# A run that saves after 10 and 20 steps, and one that goes on from its step 10: the last ten losses must be the same.
+# The model then continues a text on the CPU and on the GPU: under greedy choice the tokens must be the same.
+saved_and_resumed() {
+  local -a checkpoints=(--checkpoint.interval 10)
+  local name
+  launcher=()
+  run_documents saved
+  launcher=(bash -c 'cp -r "$1" "$2" && rm -r "$2/checkpoint/step-20" && shift 2 && exec "$@"' from_10
+    "$results/documents_saved" "$results/documents_resumed")
+  run_documents resumed
+  for name in cpu cuda; do
+    phalanx_step "generate_$name" 60 "$here/bin/phalanx" generate --checkpoint "$results/documents_saved" \
+      --tokenizer "$results/tokenizer.json" --prompt "a" --prompt "the" --greedy --ignore-end --max-new-tokens 64 \
+      --device "$name" --quiet
+  done
+  step generate_same 5 cmp "$results/generate_cpu.log" "$results/generate_cuda.log"
 }
 
 check() {
@@ -145,7 +191,23 @@ check() {
   local -a bf16=(--training.mixed_precision_param bfloat16) nccl=(--comm.backend nccl --comm.init_timeout_seconds 30)
   launcher=("${shared[@]}" 2 "${node[@]}")
   local type
+  documents
+  launcher=(env CUDA_VISIBLE_DEVICES=)
+  run_documents cpu
+  launcher=(env CUDA_VISIBLE_DEVICES=0)
+  run_documents one
+  run_documents one_bf16 "${bf16[@]}"
+  run_documents one_fp16 --training.mixed_precision_param float16
+  run_documents one_bf16_full "${bf16[@]}" --activation_checkpoint.mode full
+  launcher=()
+  saved_and_resumed
+  launcher=("${shared[@]}" 2 "${node[@]}")
   for type in float32 bfloat16; do
+    run_documents "fsdp_2_$type" "${nccl[@]}" --training.local_batch_size 4 --training.mixed_precision_param "$type" \
+      --parallelism.data_parallel_shard_degree 2
+    run_documents "tp_2_$type" "${nccl[@]}" --training.mixed_precision_param "$type" --parallelism.tensor_parallel_degree 2
+    run_documents "pp_2_$type" "${nccl[@]}" --training.mixed_precision_param "$type" \
+      --parallelism.pipeline_parallel_degree 2
     run_small "ddp_2_$type" "${nccl[@]}" --training.local_batch_size 4 --training.mixed_precision_param "$type"
     run_small "fsdp_2_$type" "${nccl[@]}" --training.local_batch_size 4 --training.mixed_precision_param "$type" \
       --parallelism.data_parallel_shard_degree 2
@@ -158,6 +220,8 @@ check() {
   run_small fsdp_tp_4_bf16 "${nccl[@]}" "${bf16[@]}" --training.local_batch_size 4 \
     --parallelism.data_parallel_shard_degree 2 --parallelism.tensor_parallel_degree 2
   launcher=()
+  phalanx_step verify 150 "$here/bin/phalanx" verify -n 1 "$empty" "${small[@]}" --training.dataset_path "$results/small.bin" \
+    --layout ac=full --layout precision=bfloat16 --layout precision=float16,ac=op
   phalanx_step sharding 120 "$here/bin/train_test" --gtest_filter='GpuSharding*'
 }
 
@@ -172,11 +236,15 @@ speed() {
   local -a peer=(python3 "$here/torch_llama.py" --tokens "$results/big.bin" --vocab 128256 --seq 2048 --rope-theta 500000 --precision autocast)
   local -a llama1b=(--dim 2048 --n-layers 16 --n-heads 32 --n-kv-heads 8 --ffn-hidden 8192 --batch 8)
   local -a wide=(--dim 4096 --n-layers 6 --n-heads 32 --n-kv-heads 8 --ffn-hidden 14336 --batch 4)
+  # The last two steps are traced; no figure of the table is of them alone.
+  local -a profile=(--profiling.enable_profiling --profiling.record_kernels --profiling.profiler_active 2)
   phalanx_step kernel_times 60 "$here/bin/kernels_gpu_cuda_test" --bench
-  train llama1b 90 "${keys[@]}" --model.flavor llama3_1b --training.local_batch_size 8 --training.steps 20
+  train llama1b 90 "${keys[@]}" --model.flavor llama3_1b --training.local_batch_size 8 --training.steps 20 \
+    "${profile[@]}" --profiling.profile_freq 20
   step llama1b_eager 90 "${peer[@]}" "${llama1b[@]}" --steps 15 --skip 5
   step llama1b_compile 120 "${peer[@]}" "${llama1b[@]}" --steps 20 --skip 10 --compile
-  train wide 90 "${keys[@]}" --model.flavor llama3_8b --model.n_layers 6 --training.local_batch_size 4 --training.steps 15
+  train wide 90 "${keys[@]}" --model.flavor llama3_8b --model.n_layers 6 --training.local_batch_size 4 --training.steps 15 \
+    "${profile[@]}" --profiling.profile_freq 15
   step wide_eager 90 "${peer[@]}" "${wide[@]}" --steps 12 --skip 5
   step wide_compile 120 "${peer[@]}" "${wide[@]}" --steps 15 --skip 8 --compile
 }
@@ -206,7 +274,7 @@ def run(name):
 
 names = sorted(glob.glob(os.path.join(folder, "*.status")), key=os.path.getmtime)
 names = [os.path.basename(name)[:-len(".status")] for name in names]
-reference = [line["loss"] for line in run("cpu")]
+references = {name: [line["loss"] for line in run(name)] for name in ("cpu", "documents_cpu")}
 print("| step | status | steps | last loss | greatest difference from the CPU | tokens/s | MFU | peak GiB |")
 print("| --- | --- | --- | --- | --- | --- | --- | --- |")
 for name in names:
@@ -217,6 +285,7 @@ for name in names:
     if steps:
         losses = [line["loss"] for line in steps]
         cells[1:3] = [str(len(losses)), f"{losses[-1]:.5f}"]
+        reference = references["documents_cpu" if name.startswith("documents_") else "cpu"]
         if len(reference) == len(losses) and not name.startswith(("llama1b", "wide")):
             cells[3] = f"{max(abs(a - b) / b for a, b in zip(losses, reference)):.1e}"
         later = steps[len(steps) // 4:]

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "cli/train_arguments.h"
@@ -107,6 +108,8 @@ int train_worker(const Arguments& arguments) {
     stop.set_in_steps(runs);
     if (!runs) announce_graceful_stop(kStopElsewhere);
   };
+  // libtorch's profiler reads it when it starts; what it prints is of no use to who trains.
+  if (config.profiling.record_kernels) ::setenv("KINETO_LOG_LEVEL", "6", /*overwrite=*/0);
   const auto start = [&] {
     return init_from_environment({.backend = config.comm.backend,
                                   .loads_kernels_at_start = config.parallelism.pipeline_parallel_degree > 1,

@@ -136,6 +136,7 @@ struct TrainConfig {
     std::int64_t profile_freq = 10;
     std::int64_t profiler_active = 1;
     std::string save_traces_folder = "profile_traces";
+    bool record_kernels = false;
   } profiling;
 
   struct Comm {

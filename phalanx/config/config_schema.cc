@@ -369,6 +369,10 @@ const std::vector<Key>& known_keys() {
        "Steps in one trace; the last is the one that gives its folder the name.", 1, kAny},
       {"profiling", "save_traces_folder", at<&C::profiling, &C::Profiling::save_traces_folder>,
        "Folder of the traces, in job.dump_folder: iteration_N/rankR_trace.json."},
+      {"profiling", "record_kernels", at<&C::profiling, &C::Profiling::record_kernels>,
+       "Also write what ran in the traced steps, with a table of the times: on a GPU each kernel and copy, on a CPU "
+       "each "
+       "operator of libtorch (iteration_N/rankR_kernels.json and .txt). The first traced step then waits for the GPU."},
 
       {"comm", "init_timeout_seconds", at<&C::comm, &C::Comm::init_timeout_seconds>,
        "Longest wait for another rank until the first step is done.", 1, kAny},

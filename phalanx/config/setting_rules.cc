@@ -106,6 +106,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"metrics", "disable_color_printing", silent, shown, AcrossRanks::free},
 
       {"profiling", "enable_profiling", silent, shown},
+      {"profiling", "record_kernels", silent, shown},
       {"profiling", "profile_freq", silent, shown},
       {"profiling", "profiler_active", silent, shown},
       {"profiling", "save_traces_folder", silent, shown, AcrossRanks::free},

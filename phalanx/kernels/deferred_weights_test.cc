@@ -1,6 +1,7 @@
 // Weight gradients that are left in a queue: the same bits as without it, and not before the queue is flushed.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>

@@ -113,7 +113,13 @@ struct GpuLinearsFunction : torch::autograd::Function<GpuLinearsFunction> {
       const at::Tensor &weight = saved[i + 2], dy = grads[i].reshape({-1, weight.size(0)});
       const at::Tensor own = has_graph ? weight.to(x.scalar_type()) : used.narrow(0, first, weight.size(0));
       first += weight.size(0);
-      if (ctx->needs_input_grad(0)) dx = dx.defined() ? at::addmm(dx, dy, own) : at::mm(dy, own);
+      if (ctx->needs_input_grad(0)) {
+        if (!dx.defined()) {
+          dx = at::mm(dy, own);
+        } else {
+          dx = has_graph ? at::addmm(dx, dy, own) : dx.addmm_(dy, own);  // addmm copies dx first
+        }
+      }
       at::Tensor dweight;
       if (has_graph) {
         dweight = dy.t().mm(x);

@@ -59,18 +59,20 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 };
 
 void gpu_rms_norm_backward(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& inverse_rms,
-                           const at::Tensor& dy, const at::Tensor& dh, const at::Tensor& dx,
-                           const at::Tensor& dweight) {
+                           const at::Tensor& dy, const at::Tensor& dh, const at::Tensor& dx, const at::Tensor& dweight,
+                           const at::Tensor& dx_copy = at::Tensor()) {
   require_no_graph("rms_norm");
   const std::int64_t dim = h.size(-1), rows = h.numel() / dim, blocks = gpu::rms_norm_backward_blocks(rows, dim);
   const at::Tensor partial = at::empty({blocks, dim}, inverse_rms.options());
   const auto launch = gpu_launch(h, weight, dy);
-  launch->check("rms_norm_backward",
-                launch->kernels().rms_norm_backward(
-                    launch->stream(), rows, dim, gpu_type(h.scalar_type()), h.const_data_ptr(),
-                    gpu_type(weight.scalar_type()), weight.const_data_ptr(), inverse_rms.const_data_ptr<float>(),
-                    gpu_type(dy.scalar_type()), dy.const_data_ptr(), dh.defined() ? dh.const_data_ptr() : nullptr,
-                    dx.mutable_data_ptr(), partial.mutable_data_ptr<float>(), blocks));
+  launch->check(
+      "rms_norm_backward",
+      launch->kernels().rms_norm_backward(
+          launch->stream(), rows, dim, gpu_type(h.scalar_type()), h.const_data_ptr(), gpu_type(weight.scalar_type()),
+          weight.const_data_ptr(), inverse_rms.const_data_ptr<float>(), gpu_type(dy.scalar_type()), dy.const_data_ptr(),
+          dh.defined() ? dh.const_data_ptr() : nullptr, dx.mutable_data_ptr(),
+          gpu_type(dx_copy.defined() ? dx_copy.scalar_type() : at::kFloat),
+          dx_copy.defined() ? dx_copy.mutable_data_ptr() : nullptr, partial.mutable_data_ptr<float>(), blocks));
   launch->check("rms_norm_backward",
                 launch->kernels().column_sums(launch->stream(), blocks, dim, partial.const_data_ptr<float>(),
                                               gpu_type(dweight.scalar_type()), dweight.mutable_data_ptr()));
@@ -116,6 +118,7 @@ struct GpuAddRmsNormFunction : torch::autograd::Function<GpuAddRmsNormFunction> 
                                       gpu_type(weight.scalar_type()), weight.const_data_ptr(), static_cast<float>(eps),
                                       gpu_type(type), y.mutable_data_ptr(), inverse_rms.mutable_data_ptr<float>()));
     ctx->save_for_backward({h, weight, inverse_rms});
+    ctx->saved_data["delta_type"] = static_cast<std::int64_t>(delta.scalar_type());
     return {h, y};
   }
 
@@ -123,8 +126,33 @@ struct GpuAddRmsNormFunction : torch::autograd::Function<GpuAddRmsNormFunction> 
                                                const torch::autograd::tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor dx = at::empty_like(saved[0]), dweight = at::empty_like(saved[1]);
-    gpu_rms_norm_backward(saved[0], saved[1], saved[2], grads[1].contiguous(), grads[0].contiguous(), dx, dweight);
-    return {dx, dx, dweight, at::Tensor(), at::Tensor()};
+    // delta's gradient, in its own type: written with dx where that saves a pass over dx.
+    const auto kept = ctx->saved_data.find("delta_type");
+    const bool differs = kept != ctx->saved_data.end() && dx.scalar_type() == at::kFloat &&
+                         kept->second.toInt() != static_cast<std::int64_t>(at::kFloat);
+    const at::Tensor ddelta =
+        differs ? at::empty_like(dx, static_cast<at::ScalarType>(kept->second.toInt())) : at::Tensor();
+    gpu_rms_norm_backward(saved[0], saved[1], saved[2], grads[1].contiguous(), grads[0].contiguous(), dx, dweight,
+                          ddelta);
+    return {dx, differs ? ddelta : dx, dweight, at::Tensor(), at::Tensor()};
+  }
+};
+
+struct GpuAddFunction : torch::autograd::Function<GpuAddFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& delta_in) {
+    const at::Tensor x = x_in.contiguous(), delta = delta_in.contiguous(), h = at::empty_like(x);
+    const auto launch = gpu_launch(x, delta);
+    launch->check("add",
+                  launch->kernels().add(launch->stream(), x.numel(), gpu_type(x.scalar_type()), x.const_data_ptr(),
+                                        gpu_type(delta.scalar_type()), delta.const_data_ptr(), h.mutable_data_ptr()));
+    ctx->saved_data["delta_type"] = static_cast<std::int64_t>(delta.scalar_type());
+    return h;
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto type = static_cast<at::ScalarType>(ctx->saved_data["delta_type"].toInt());
+    return {grads[0], grads[0].to(type)};
   }
 };
 
@@ -146,6 +174,12 @@ struct GpuResidualNormFunction : torch::autograd::Function<GpuResidualNormFuncti
 at::ScalarType type_of_normalised(const at::Tensor& x, const at::Tensor& weight) {
   const AutocastState autocast = autocast_state(x.device().type());
   return autocast.enabled ? autocast.dtype : at::promote_types(x.scalar_type(), weight.scalar_type());
+}
+
+/// Whether one kernel makes x + delta, in x's type.
+bool can_add_on_gpu(const at::Tensor& x, const at::Tensor& delta) {
+  return delta.sizes() == x.sizes() && at::promote_types(x.scalar_type(), delta.scalar_type()) == x.scalar_type() &&
+         gpu_launch(x, delta);
 }
 
 bool can_use_gpu_kernel(const at::Tensor& x, const at::Tensor& weight, at::ScalarType type) {
@@ -176,14 +210,19 @@ ResidualNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at
       const auto made = GpuResidualNormFunction::apply(x, weight, eps, type);
       return {made[0], made[1]};
     }
-    const bool keeps_type = at::promote_types(x.scalar_type(), delta.scalar_type()) == x.scalar_type();
-    if (keeps_type && delta.sizes() == x.sizes() && gpu_launch(x, delta)) {
+    if (can_add_on_gpu(x, delta)) {
       const auto made = GpuAddRmsNormFunction::apply(x, delta, weight, eps, type);
       return {made[0], made[1]};
     }
   }
   const at::Tensor h = delta.defined() ? x + delta : x;
   return {h, rms_norm(h, weight, eps)};
+}
+
+at::Tensor add_delta(const at::Tensor& x, const at::Tensor& delta) {
+  // ATen's own kernel is as fast where the types are the same.
+  const bool fused = x.scalar_type() != delta.scalar_type() && x.numel() > 0 && can_add_on_gpu(x, delta);
+  return fused ? GpuAddFunction::apply(x, delta) : x + delta;
 }
 
 }  // namespace phalanx::kernels

@@ -16,6 +16,9 @@ struct ResidualNorm {
 };
 ResidualNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps);
 
+/// h alone, as a residual layer ends: x + delta. On a GPU one kernel, also where their dtypes differ.
+at::Tensor add_delta(const at::Tensor& x, const at::Tensor& delta);
+
 /// The same by ATen ops: any dtype and device, and the reference of the tests.
 at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps);
 

@@ -72,9 +72,9 @@ at::Tensor TransformerBlock::layers(at::Tensor x, const Attend& attend) {
     x = h;
     delta = attend(normed);
   }
-  if (!feed_forward) return delta.defined() ? x + delta : x;
+  if (!feed_forward) return delta.defined() ? kernels::add_delta(x, delta) : x;
   const auto [h, normed] = add_norm(x, delta, ffn_norm);
-  return h + call(feed_forward, normed);
+  return kernels::add_delta(h, call(feed_forward, normed));
 }
 
 }  // namespace phalanx::nn

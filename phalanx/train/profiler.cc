@@ -15,12 +15,14 @@ using TraceClock = observe::TraceRecorder::Clock;
 
 }  // namespace
 
-Profiler::Profiler(const config::TrainConfig& config, std::shared_ptr<Communicator> world)
+Profiler::Profiler(const config::TrainConfig& config, std::shared_ptr<Communicator> world, at::Device device)
     : enabled_(config.profiling.enable_profiling),
       every_(config.profiling.profile_freq),
       active_(config.profiling.profiler_active),
       folder_(config::in_dump_folder(config, config.profiling.save_traces_folder)),
       world_(std::move(world)),
+      device_(device),
+      records_kernels_(config.profiling.record_kernels),
       communicators_{world_} {}
 
 Profiler::~Profiler() { close(); }
@@ -40,6 +42,7 @@ void Profiler::begin(std::int64_t step) {
     const auto before = one->recent_operations();
     next_operations_.push_back(before.empty() ? 0 : before.back().seq + 1);
   }
+  if (records_kernels_) kernels_ = KernelProfile::start(device_);
 }
 
 std::string Profiler::end(std::int64_t step) {
@@ -98,10 +101,12 @@ void Profiler::show(const observe::FlightEntry& one, const std::string& name, co
 
 std::string Profiler::write() {
   const auto recorder = std::move(recorder_);
+  const auto kernels = std::move(kernels_);
   const std::filesystem::path folder = std::filesystem::path(folder_) / fmt::format("iteration_{}", step_);
   const std::filesystem::path path = folder / fmt::format("rank{}_trace.json", world_->rank());
   try {
     posix_file_system().make_directory(folder);
+    if (kernels) kernels->write((folder / fmt::format("rank{}_kernels", world_->rank())).string());
     replace_file(path, recorder->to_json());
     return path.string();
   } catch (const std::exception& error) {

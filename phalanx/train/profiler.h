@@ -10,7 +10,9 @@
 // "wait for ..." on the thread's row is time in which the thread only waited for an operation. When profiling is off,
 // or between traced steps, recorder() is null and everything costs one branch.
 //
-//   Profiler profiler(config, world);
+// With profiling.record_kernels a KernelProfile covers the same steps: rank<R>_kernels.json and rank<R>_kernels.txt.
+//
+//   Profiler profiler(config, world, device);
 //   profiler.begin(step);
 //   { const observe::TraceSpan span(profiler.recorder(), "forward", "train"); run_forward(); }
 //   profiler.end(step);
@@ -25,12 +27,13 @@
 #include "phalanx/comm/communicator.h"
 #include "phalanx/config/config.h"
 #include "phalanx/observe/trace.h"
+#include "phalanx/train/kernel_profile.h"
 
 namespace phalanx::train {
 
 class Profiler {
  public:
-  Profiler(const config::TrainConfig& config, std::shared_ptr<Communicator> world);
+  Profiler(const config::TrainConfig& config, std::shared_ptr<Communicator> world, at::Device device);
   ~Profiler();
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
@@ -61,8 +64,11 @@ class Profiler {
   const std::int64_t every_, active_;
   const std::string folder_;
   const std::shared_ptr<Communicator> world_;
+  const at::Device device_;
+  const bool records_kernels_;
   std::unique_ptr<observe::TraceRecorder> recorder_;
-  std::int64_t step_ = 0;  // in progress or just done
+  std::unique_ptr<KernelProfile> kernels_;  // with recorder_, where this rank records them
+  std::int64_t step_ = 0;                   // in progress or just done
   bool step_is_under_way_ = false;
   std::vector<std::shared_ptr<Communicator>> communicators_;
   std::vector<std::uint64_t> next_operations_;  // by communicator: the first operation not yet read

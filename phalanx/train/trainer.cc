@@ -66,7 +66,7 @@ Trainer::Trainer(config::TrainConfig config, TrainerContext context)
     : config_(same_on_all_ranks(std::move(config), *context.world)),
       context_(std::move(context)),
       plan_(plan_on_every_rank(config_, context_.world)),
-      profiler_(config_, context_.world),
+      profiler_(config_, context_.world, context_.device),
       checkpoints_(
           config_, context_.world, [this](const std::string& line) { log_info(line); }, context_.job) {
   if (config_.debug.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);

@@ -237,10 +237,20 @@ std::map<std::string, std::vector<nlohmann::json>> trace_of(const std::string& f
 TEST_F(TrainerTest, WritesTracesOfTheStepsThatProfilingNames) {
   const std::vector<std::string> profiling = {"--profiling.enable_profiling", "--profiling.profile_freq=6"};
   std::vector<std::string> flags = profiling;
-  flags.insert(flags.end(), {"--training.local_batch_size=2", "--checkpoint.interval=6"});
+  flags.insert(flags.end(), {"--training.local_batch_size=2", "--checkpoint.interval=6", "--profiling.record_kernels"});
   const Weights traced = train(config("run", flags), 2);
   EXPECT_EQ(traced, train(config("untraced", {"--training.local_batch_size=2"}), 2));
   EXPECT_FALSE(std::filesystem::exists(path("untraced/profile_traces")));
+  // Both ranks are threads of this process, which records for one of them.
+  int recorded = 0;
+  for (const int rank : {0, 1}) {
+    const std::string table = path(fmt::format("run/profile_traces/iteration_12/rank{}_kernels.txt", rank));
+    if (!std::filesystem::exists(table)) continue;
+    ++recorded;
+    EXPECT_THAT(read_file(table), HasSubstr(" operators in "));
+    EXPECT_THAT(read_file(table), HasSubstr("aten::"));
+  }
+  EXPECT_EQ(recorded, 1);
   for (const int rank : {0, 1}) {
     const std::string name = "/rank" + std::to_string(rank) + "_trace.json";
     EXPECT_TRUE(std::filesystem::exists(path("run/profile_traces/iteration_6") + name));

@@ -108,8 +108,15 @@ void bench_norms(Bench& b, Type x_type, Type y_type, std::int64_t rows, std::int
     b.time((dh == nullptr ? "rms_norm_backward" : "rms_norm_backward, dh") + what,
            (dh == nullptr ? 2 : 3) * x_bytes + y_bytes + blocks * dim * 4, [&] {
              return k.rms_norm_backward(b.stream(), rows, dim, x_type, x, x_type, weight, inverse, y_type, y, dh, dx,
-                                        partial, blocks);
+                                        y_type, nullptr, partial, blocks);
            });
+  }
+  b.time("add" + what, 2 * x_bytes + y_bytes, [&] { return k.add(b.stream(), count, x_type, x, y_type, delta, h); });
+  if (x_type == Type::f32) {
+    b.time("rms_norm_backward, dh and a copy" + what, 3 * x_bytes + 2 * y_bytes + blocks * dim * 4, [&] {
+      return k.rms_norm_backward(b.stream(), rows, dim, x_type, x, x_type, weight, inverse, y_type, y, h, dx, y_type,
+                                 delta, partial, blocks);
+    });
   }
   b.time("column_sums, dim " + std::to_string(dim), blocks * dim * 4,
          [&] { return k.column_sums(b.stream(), blocks, dim, partial, x_type, weight); });

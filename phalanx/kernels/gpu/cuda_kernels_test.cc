@@ -154,6 +154,7 @@ TEST_F(CudaKernels, Norms) {
         Argument x(t.x, count, offset, 1), weight(t.weight, dim, offset, 2), delta(t.delta, count, offset, 3);
         Argument y(t.y, count, offset, 0), h(t.x, count, offset, 0), inverse(Type::f32, rows, 0, 0);
         Argument dy(t.y, count, offset, 4), dx(t.x, count, offset, 0), dh(t.x, count, offset, 5);
+        Argument copy(Type::bf16, count, offset, 0);
         Argument partial(Type::f32, blocks * dim, offset, 6), dweight(t.weight, dim, offset, 0);
         expect_same("rms_norm " + what, {&x, &weight}, {{&y}, {&inverse}}, [&](const GpuKernels& k) {
           return k.rms_norm(nullptr, rows, dim, t.x, x.of(k), t.weight, weight.of(k), kEps, t.y, y.of(k),
@@ -163,12 +164,16 @@ TEST_F(CudaKernels, Norms) {
           return k.add_rms_norm(nullptr, rows, dim, t.x, x.of(k), t.delta, delta.of(k), h.of(k), t.weight, weight.of(k),
                                 kEps, t.y, y.of(k), inverse.as<float>(k));
         });
+        expect_same("add " + what, {&x, &delta}, {{&h}}, [&](const GpuKernels& k) {
+          return k.add(nullptr, count, t.x, x.of(k), t.delta, delta.of(k), h.of(k));
+        });
         for (const bool added : {false, true}) {
-          expect_same("rms_norm_backward " + what, {&x, &weight, &dy, &dh, &inverse}, {{&dx}, {&partial}},
+          expect_same("rms_norm_backward " + what, {&x, &weight, &dy, &dh, &inverse}, {{&dx}, {&copy}, {&partial}},
                       [&](const GpuKernels& k) {
                         return k.rms_norm_backward(nullptr, rows, dim, t.x, x.of(k), t.weight, weight.of(k),
                                                    inverse.as<float>(k), t.y, dy.of(k), added ? dh.of(k) : nullptr,
-                                                   dx.of(k), partial.as<float>(k), blocks);
+                                                   dx.of(k), Type::bf16, t.x == Type::f32 ? copy.of(k) : nullptr,
+                                                   partial.as<float>(k), blocks);
                       });
         }
         expect_same("column_sums " + what, {&partial}, {{&dweight}}, [&](const GpuKernels& k) {
@@ -190,7 +195,8 @@ void expect_same_with_many_rows(std::int64_t rows, std::int64_t dim) {
   });
   expect_same("rms_norm_backward", {&x, &weight, &dy, &inverse}, {{&dx}, {&partial}}, [&](const GpuKernels& k) {
     return k.rms_norm_backward(nullptr, rows, dim, Type::bf16, x.of(k), Type::bf16, weight.of(k), inverse.as<float>(k),
-                               Type::bf16, dy.of(k), nullptr, dx.of(k), partial.as<float>(k), blocks);
+                               Type::bf16, dy.of(k), nullptr, dx.of(k), Type::f32, nullptr, partial.as<float>(k),
+                               blocks);
   });
   expect_same("column_sums", {&partial}, {{&dweight}}, [&](const GpuKernels& k) {
     return k.column_sums(nullptr, blocks, dim, partial.as<float>(k), Type::f32, dweight.of(k));

@@ -78,13 +78,19 @@ struct GpuKernels {
                               Type delta_type, const void* delta, void* h, Type weight_type, const void* weight,
                               float eps, Type y_type, void* y, float* inverse_rms);
 
+  /// h = x + delta in x's type. delta's type: f32 or x's, or any where x's is f32. h may be x. No rounding but of h.
+  const char* (*add)(void* stream, std::int64_t count, Type x_type, const void* x, Type delta_type, const void* delta,
+                     void* h);
+
   /// dx, in x's type, is the gradient of rms_norm's x, plus dh (in x's type too) unless that is nullptr. dx may be dh.
+  /// `copy`, unless it is nullptr, is dx rounded to copy_type; then x's type must be f32.
   /// Block b of `blocks` writes to partial [blocks, dim] the weight's gradient of rows [b * rows / blocks,
   /// (b + 1) * rows / blocks), in float; column_sums adds them. dy's type: as rms_norm's y.
   /// REQUIRES: 1 <= blocks; rms_norm_backward_blocks(rows, dim) is a good number.
   const char* (*rms_norm_backward)(void* stream, std::int64_t rows, std::int64_t dim, Type x_type, const void* x,
                                    Type weight_type, const void* weight, const float* inverse_rms, Type dy_type,
-                                   const void* dy, const void* dh, void* dx, float* partial, std::int64_t blocks);
+                                   const void* dy, const void* dh, void* dx, Type copy_type, void* copy, float* partial,
+                                   std::int64_t blocks);
 
   /// out [dim] = sum of partial [blocks, dim] over the blocks, in a fixed order.
   const char* (*column_sums)(void* stream, std::int64_t blocks, std::int64_t dim, const float* partial, Type out_type,

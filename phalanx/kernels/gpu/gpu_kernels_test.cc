@@ -53,8 +53,11 @@ TEST(GpuKernels, WrongArgumentsAreRefused) {
   EXPECT_NE(k.rms_norm(nullptr, 1, std::int64_t{1} << 40, Type::f32, f, Type::f32, f, kEps, Type::f32, f, f), nullptr);
   EXPECT_NE(k.add_rms_norm(nullptr, 1, 4, Type::f32, f, Type::f32, nullptr, f, Type::f32, f, kEps, Type::f32, f, f),
             nullptr);
-  EXPECT_NE(k.rms_norm_backward(nullptr, 1, 4, Type::f32, f, Type::f32, f, f, Type::f32, f, nullptr, f, f, 0), nullptr);
-  EXPECT_NE(k.rms_norm_backward(nullptr, 1, 4, Type::f16, f, Type::f32, f, f, Type::bf16, f, nullptr, f, f, 1),
+  EXPECT_NE(k.rms_norm_backward(nullptr, 1, 4, Type::f32, f, Type::f32, f, f, Type::f32, f, nullptr, f, Type::f32,
+                                nullptr, f, 0),
+            nullptr);
+  EXPECT_NE(k.rms_norm_backward(nullptr, 1, 4, Type::f16, f, Type::f32, f, f, Type::bf16, f, nullptr, f, Type::f32,
+                                nullptr, f, 1),
             nullptr);
   EXPECT_NE(k.column_sums(nullptr, -1, 4, f, Type::f32, f), nullptr);
   EXPECT_NE(k.column_sums(nullptr, 1, 4, f, unknown, f), nullptr);
@@ -86,7 +89,7 @@ TEST(GpuKernels, NothingToDoIsNoError) {
   // Without rows the weight's gradient is 0.
   Array partial = Array::random(Type::f32, 3 * 8, 1);
   EXPECT_EQ(k.rms_norm_backward(nullptr, 0, 8, Type::f32, nullptr, Type::f32, partial.floats(), nullptr, Type::f32,
-                                nullptr, nullptr, nullptr, partial.floats(), 3),
+                                nullptr, nullptr, nullptr, Type::f32, nullptr, partial.floats(), 3),
             nullptr);
   for (int i = 0; i < 3 * 8; ++i) EXPECT_EQ(partial[i], 0.0);
 }

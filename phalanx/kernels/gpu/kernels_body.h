@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "phalanx/kernels/gpu/add_body.h"
 #include "phalanx/kernels/gpu/cross_entropy_body.h"
 #include "phalanx/kernels/gpu/gpu_kernels.h"
 #include "phalanx/kernels/gpu/rms_norm_body.h"
@@ -124,13 +125,36 @@ struct Kernels {
     return norm(stream, rows, dim, x_type, x, delta_type, delta, h, weight_type, weight, eps, y_type, y, inverse_rms);
   }
 
+  static const char* add(void* stream, std::int64_t count, Type x_type, const void* x, Type delta_type,
+                         const void* delta, void* h) {
+    if (count < 0) return "add: count is negative";
+    if (count == 0) return nullptr;
+    return with_norm_types(x_type, delta_type, "add: delta's type must be f32 or x's, or x f32", [&](auto x1, auto d1) {
+      using X = decltype(x1);
+      using Delta = decltype(d1);
+      const auto run = [&](auto width) {
+        using Body = AddDelta<X, Delta, decltype(width)::value>;
+        constexpr std::int64_t kInBlock = std::int64_t{Body::kLanes} * Body::kPacks * decltype(width)::value;
+        return launch(stream, divide_up(count, kInBlock), 1, Body::kLanes,
+                      Body{count, static_cast<const X*>(x), static_cast<const Delta*>(delta), static_cast<X*>(h)});
+      };
+      constexpr int kVector = 16 / static_cast<int>(sizeof(Delta) < sizeof(X) ? sizeof(Delta) : sizeof(X));
+      if (count % kVector != 0 || !aligned({x, delta, h})) return run(std::integral_constant<int, 1>());
+      return run(std::integral_constant<int, kVector>());
+    });
+  }
+
   static const char* rms_norm_backward(void* stream, std::int64_t rows, std::int64_t dim, Type x_type, const void* x,
                                        Type weight_type, const void* weight, const float* inverse_rms, Type dy_type,
-                                       const void* dy, const void* dh, void* dx, float* partial, std::int64_t blocks) {
+                                       const void* dy, const void* dh, void* dx, Type copy_type, void* copy,
+                                       float* partial, std::int64_t blocks) {
     if (rows < 0 || dim < 0 || dim > kLargestDim)
       return "rms_norm_backward: rows or dim is negative, or dim above 2^30";
     if (!is_type(weight_type)) return "rms_norm_backward: unknown type of the weight";
     if (blocks < 1) return "rms_norm_backward: blocks is below 1";
+    if (copy != nullptr && (x_type != Type::f32 || !is_type(copy_type))) {
+      return "rms_norm_backward: a copy needs a known type, and an x of f32";
+    }
     if (dim == 0) return nullptr;
     const char* const types = "rms_norm_backward: dy's type must be f32 or x's, or x f32";
     return with_norm_types(x_type, dy_type, types, [&](auto x1, auto dy1) {
@@ -143,9 +167,9 @@ struct Kernels {
             stream, blocks, 1, lanes,
             RmsNormBackward<X, Dy, S::kWidth, S::kPacks, S::kKept>{
                 rows, blocks, static_cast<int>(dim), static_cast<const X*>(x), weight_type, weight, inverse_rms,
-                static_cast<const Dy*>(dy), static_cast<const X*>(dh), static_cast<X*>(dx), partial});
+                static_cast<const Dy*>(dy), static_cast<const X*>(dh), static_cast<X*>(dx), copy_type, copy, partial});
       };
-      if (dim % kVector != 0 || !aligned({x, weight, dy, dh, dx, partial})) {
+      if (dim % kVector != 0 || !aligned({x, weight, dy, dh, dx, copy, partial})) {
         return run(RowShape<1, 4, false>(), lanes_for(divide_up(dim, 4), 512));
       }
       if (dim <= 512 * 8)
@@ -359,8 +383,8 @@ struct Kernels {
   }
 
   static constexpr GpuKernels table(const char* name) {
-    return {name,          rms_norm, add_rms_norm, rms_norm_backward, column_sums, rotate, swiglu, swiglu_backward,
-            cross_entropy, adamw,    increment,    squares,           total};
+    return {name,   rms_norm,        add_rms_norm,  add,   rms_norm_backward, column_sums, rotate,
+            swiglu, swiglu_backward, cross_entropy, adamw, increment,         squares,     total};
   }
 };
 

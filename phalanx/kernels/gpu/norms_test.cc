@@ -74,7 +74,8 @@ TEST(GpuKernels, TheNormalizedValueIsRoundedBeforeTheWeight) {
   host_kernels().rms_norm(nullptr, 1, 8, Type::bf16, x.data(), Type::f32, weight.data(), 0.0f, Type::f32, y.data(),
                           inverse.floats());
   host_kernels().rms_norm_backward(nullptr, 1, 8, Type::bf16, x.data(), Type::f32, weight.data(), inverse.floats(),
-                                   Type::f32, weight.data(), nullptr, dx.data(), partial.floats(), 1);
+                                   Type::f32, weight.data(), nullptr, dx.data(), Type::f32, nullptr, partial.floats(),
+                                   1);
   for (int i = 0; i < 8; ++i) {
     const double rounded = nearest(Type::bf16, (i % 2 == 0 ? 1.0 : 3.0) / std::sqrt(5.0));
     EXPECT_EQ(y[i], nearest(Type::f32, rounded * (1.0 + 0x1p-20)));
@@ -135,10 +136,12 @@ TEST(GpuKernels, RmsNormBackwardIsTheGradient) {
       Array weight = Array::random(c.types.weight, c.dim, 8, c.offset),
             dh = Array::random(c.types.x, count, 9, c.offset);
       Array inverse(Type::f32, c.rows), dx(c.types.x, count, c.offset), partial(Type::f32, blocks * c.dim, c.offset);
+      Array copy(Type::bf16, count, c.offset);
       for (std::int64_t r = 0; r < c.rows; ++r) inverse.set(r, inverse_of(x, r, c.dim, static_cast<double>(kEps)));
-      ASSERT_EQ(host_kernels().rms_norm_backward(nullptr, c.rows, c.dim, c.types.x, x.data(), c.types.weight,
-                                                 weight.data(), inverse.floats(), c.types.y, dy.data(),
-                                                 added ? dh.data() : nullptr, dx.data(), partial.floats(), blocks),
+      ASSERT_EQ(host_kernels().rms_norm_backward(
+                    nullptr, c.rows, c.dim, c.types.x, x.data(), c.types.weight, weight.data(), inverse.floats(),
+                    c.types.y, dy.data(), added ? dh.data() : nullptr, dx.data(), Type::bf16,
+                    c.types.x == Type::f32 ? copy.data() : nullptr, partial.floats(), blocks),
                 nullptr);
       for (std::int64_t r = 0; r < c.rows; ++r) {
         const RowGradients want = gradients_of_row(c, x, weight, dy, r, inverse[r]);
@@ -148,6 +151,9 @@ TEST(GpuKernels, RmsNormBackwardIsTheGradient) {
           ASSERT_TRUE(close(c.types.x, dx[r * c.dim + i], want.dx[at] + more, 2 * want.terms[at] + std::abs(more)))
               << i;
         }
+      }
+      for (std::int64_t i = 0; c.types.x == Type::f32 && i < count; ++i) {
+        ASSERT_EQ(copy[i], nearest(Type::bf16, dx[i])) << i;
       }
       for (std::int64_t b = 0; b < blocks; ++b) {
         for (std::int64_t i = 0; i < c.dim; ++i) {
@@ -162,6 +168,28 @@ TEST(GpuKernels, RmsNormBackwardIsTheGradient) {
       }
     }
   });
+}
+
+TEST(GpuKernels, AddRoundsOnce) {
+  for (const auto& [x_type, delta_type] :
+       {std::pair(Type::f32, Type::f32), std::pair(Type::f32, Type::bf16), std::pair(Type::f32, Type::f16),
+        std::pair(Type::bf16, Type::bf16), std::pair(Type::bf16, Type::f32), std::pair(Type::f16, Type::f16)}) {
+    for (const std::int64_t count : {1, 8, 4096, 4099, 5000}) {
+      for (const int offset : {0, 1}) {
+        Array x = Array::random(x_type, count, 4, offset), delta = Array::random(delta_type, count, 5, offset);
+        Array h(x_type, count, offset);
+        ASSERT_EQ(host_kernels().add(nullptr, count, x_type, x.data(), delta_type, delta.data(), h.data()), nullptr);
+        for (std::int64_t i = 0; i < count; ++i) {
+          const double sum = static_cast<double>(static_cast<float>(x[i]) + static_cast<float>(delta[i]));
+          ASSERT_EQ(h[i], nearest(x_type, sum))
+              << name_of(x_type) << " " << name_of(delta_type) << " " << count << " " << i;
+        }
+      }
+    }
+  }
+  Array x = Array::random(Type::bf16, 8, 1);
+  Array h(Type::bf16, 8);
+  EXPECT_NE(host_kernels().add(nullptr, 8, Type::bf16, x.data(), Type::f16, x.data(), h.data()), nullptr);
 }
 
 TEST(GpuKernels, ColumnSumsAddAllBlocks) {

@@ -144,6 +144,8 @@ struct RmsNormBackward {
   const Dy* dy;
   const X* dh;  // or nullptr
   X* dx;
+  Type copy_type;
+  void* copy;  // or nullptr; X is float
   float* partial;
 
   struct Part {
@@ -203,6 +205,19 @@ struct RmsNormBackward {
         PHALANX_UNROLL for (int j = 0; j < kWidth; ++j) result[j] += more[j];
       }
       store_floats<kWidth>(dx + row + i, result);
+      if constexpr (sizeof(X) == sizeof(float)) {
+        if (copy != nullptr) store_copy(row + i, result);
+      }
+    }
+  }
+
+  PHALANX_GPU_FUNCTION void store_copy(std::int64_t i, const Floats<kWidth>& values) const {
+    if (copy_type == Type::bf16) {
+      store_floats<kWidth>(static_cast<Bf16*>(copy) + i, values);
+    } else if (copy_type == Type::f16) {
+      store_floats<kWidth>(static_cast<F16*>(copy) + i, values);
+    } else {
+      store_floats<kWidth>(static_cast<float*>(copy) + i, values);
     }
   }
 

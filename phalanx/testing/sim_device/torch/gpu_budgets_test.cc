@@ -76,9 +76,9 @@ TEST_P(LaunchesOfABlock, AreNotMoreThanTheyWere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, LaunchesOfABlock,
-                         ::testing::Values(LaunchBudget{"bfloat16", at::kBFloat16, {}, 14, 25},
-                                           LaunchBudget{"autocast_bfloat16", at::kFloat, at::kBFloat16, 20, 26},
-                                           LaunchBudget{"float32", at::kFloat, {}, 14, 25}),
+                         ::testing::Values(LaunchBudget{"bfloat16", at::kBFloat16, {}, 13, 23},
+                                           LaunchBudget{"autocast_bfloat16", at::kFloat, at::kBFloat16, 18, 21},
+                                           LaunchBudget{"float32", at::kFloat, {}, 13, 23}),
                          [](const auto& info) { return info.param.name; });
 
 // --- memory -----------------------------------------------------------------------------------------------------------

@@ -123,15 +123,23 @@ const char* add_rms_norm(void* stream, std::int64_t rows, std::int64_t dim, Type
       call.writes(y, y_type, {rows, dim}), call.writes(inverse_rms, {rows}));
 }
 
+const char* add(void* stream, std::int64_t count, Type x_type, const void* x, Type delta_type, const void* delta,
+                void* h) {
+  KernelCall call(stream, "add");
+  return call.launch<&GpuKernels::add>(count, x_type, call.reads(x, x_type, {count}), delta_type,
+                                       call.reads(delta, delta_type, {count}), call.writes(h, x_type, {count}));
+}
+
 const char* rms_norm_backward(void* stream, std::int64_t rows, std::int64_t dim, Type x_type, const void* x,
                               Type weight_type, const void* weight, const float* inverse_rms, Type dy_type,
-                              const void* dy, const void* dh, void* dx, float* partial, std::int64_t blocks) {
+                              const void* dy, const void* dh, void* dx, Type copy_type, void* copy, float* partial,
+                              std::int64_t blocks) {
   KernelCall call(stream, "rms_norm_backward");
   return call.launch<&GpuKernels::rms_norm_backward>(
       rows, dim, x_type, call.reads(x, x_type, {rows, dim}), weight_type, call.reads(weight, weight_type, {dim}),
       call.reads(inverse_rms, {rows}), dy_type, call.reads(dy, dy_type, {rows, dim}),
-      call.reads(dh, x_type, {rows, dim}), call.writes(dx, x_type, {rows, dim}), call.writes(partial, {blocks, dim}),
-      blocks);
+      call.reads(dh, x_type, {rows, dim}), call.writes(dx, x_type, {rows, dim}), copy_type,
+      call.writes(copy, copy_type, {rows, dim}), call.writes(partial, {blocks, dim}), blocks);
 }
 
 const char* column_sums(void* stream, std::int64_t blocks, std::int64_t dim, const float* partial, Type out_type,
@@ -226,9 +234,8 @@ const char* total(void* stream, std::int64_t count, const double* partial, doubl
   return call.launch<&GpuKernels::total>(count, call.reads(partial, {count}), call.writes(total, {1}));
 }
 
-constexpr GpuKernels kSimKernels{
-    "sim",           rms_norm,      add_rms_norm, rms_norm_backward, column_sums, rotate, swiglu,
-    swiglu_backward, cross_entropy, adamw,        increment,         squares,     total};
+constexpr GpuKernels kSimKernels{"sim",  rms_norm,        add_rms_norm,  add,   rms_norm_backward, column_sums, rotate,
+                                 swiglu, swiglu_backward, cross_entropy, adamw, increment,         squares,     total};
 
 }  // namespace
 

@@ -116,10 +116,21 @@ Start rms_norm_backward(Arguments& a) {
              inverse = a.reads(a.make({kRows}));
   const auto dy = a.reads(a.make({kRows, kColumns}, at::kBFloat16)), dh = a.reads(a.make({kRows, kColumns}));
   const auto dx = a.writes(a.make({kRows, kColumns})), partial = a.writes(a.make({2, kColumns}));
+  const auto copy = a.writes(a.make({kRows, kColumns}, at::kBFloat16));
   return [=](const GpuKernels& kernels, void* stream) {
     return kernels.rms_norm_backward(stream, kRows, kColumns, Type::f32, x.const_data_ptr(), Type::f32,
                                      w.const_data_ptr(), floats(inverse), Type::bf16, dy.const_data_ptr(),
-                                     dh.const_data_ptr(), dx.mutable_data_ptr(), floats(partial), 2);
+                                     dh.const_data_ptr(), dx.mutable_data_ptr(), Type::bf16, copy.mutable_data_ptr(),
+                                     floats(partial), 2);
+  };
+}
+
+Start add(Arguments& a) {
+  const auto x = a.reads(a.make({kRows, kColumns})), delta = a.reads(a.make({kRows, kColumns}, at::kBFloat16));
+  const auto h = a.writes(a.make({kRows, kColumns}));
+  return [=](const GpuKernels& kernels, void* stream) {
+    return kernels.add(stream, kRows * kColumns, Type::f32, x.const_data_ptr(), Type::bf16, delta.const_data_ptr(),
+                       h.mutable_data_ptr());
   };
 }
 
@@ -282,7 +293,7 @@ TEST_P(SimGpuKernel, TouchesNothingElse) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, SimGpuKernel,
                          ::testing::Values(KernelCase{"rms_norm", rms_norm}, KernelCase{"add_rms_norm", add_rms_norm},
-                                           KernelCase{"rms_norm_backward", rms_norm_backward},
+                                           KernelCase{"add", add}, KernelCase{"rms_norm_backward", rms_norm_backward},
                                            KernelCase{"column_sums", column_sums}, KernelCase{"rotate", rotate},
                                            KernelCase{"swiglu", swiglu}, KernelCase{"swiglu_backward", swiglu_backward},
                                            cross_entropy("cross_entropy", 0.25f),
