@@ -8,7 +8,7 @@ namespace phalanx::kernels::gpu {
 
 template <class X, class Delta, int kWidth>
 struct AddDelta {
-  static constexpr int kLanes = 256, kPacks = 2;
+  static constexpr int kLargestBlock = 256, kPacks = 2;
   std::int64_t count;
   const X* x;
   const Delta* delta;

@@ -134,8 +134,8 @@ struct Kernels {
       using Delta = decltype(d1);
       const auto run = [&](auto width) {
         using Body = AddDelta<X, Delta, decltype(width)::value>;
-        constexpr std::int64_t kInBlock = std::int64_t{Body::kLanes} * Body::kPacks * decltype(width)::value;
-        return launch(stream, divide_up(count, kInBlock), 1, Body::kLanes,
+        constexpr std::int64_t kInBlock = std::int64_t{Body::kLargestBlock} * Body::kPacks * decltype(width)::value;
+        return launch(stream, divide_up(count, kInBlock), 1, Body::kLargestBlock,
                       Body{count, static_cast<const X*>(x), static_cast<const Delta*>(delta), static_cast<X*>(h)});
       };
       constexpr int kVector = 16 / static_cast<int>(sizeof(Delta) < sizeof(X) ? sizeof(Delta) : sizeof(X));
