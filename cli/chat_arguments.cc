@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 
 #include "cli/parse_options.h"
 #include "phalanx/base/error.h"
@@ -60,12 +59,10 @@ ChatArguments parse_chat_arguments(const Arguments& arguments) {
   app.add_option("--device", parsed.device);
   app.add_flag("--quiet,-q", parsed.quiet);
   add_sampling_options(app, parsed);
-  add_repeated_option(app, "--stop", parsed.stops);
   parse_options(app, arguments);
   if (parsed.checkpoint.empty()) throw UsageError("the model's folder is missing: phalanx chat MODEL_FOLDER");
   parsed.dtype = dtype_option("--dtype", parsed.dtype);
   check_sampling_options(parsed);
-  if (std::ranges::any_of(parsed.stops, &std::string::empty)) throw UsageError("--stop is empty: expected a text");
   return parsed;
 }
 

@@ -17,7 +17,6 @@ struct ChatArguments : ModelArguments, SamplingArguments {
   std::string system;         // the first message; empty: none
   std::string variables;      // of the template, a JSON object; empty: none
   std::string chat_template;  // its name, where the model has several
-  std::vector<std::string> stops;
 };
 
 /// Throws UsageError or ConfigError.

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -98,7 +97,6 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   app.add_option("--chat", chat);
   app.add_option("--chat-template", parsed.chat_template);
   add_sampling_options(app, parsed);
-  add_repeated_option(app, "--stop", parsed.stops);
   app.add_option("--cache-memory", cache_memory);
   app.add_flag("--ignore-end", parsed.ignore_end);
   app.add_option("--output", parsed.output);
@@ -115,7 +113,6 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
     throw UsageError("expected one of --prompt TEXT (it may be repeated), --prompts-file FILE, --chat FILE");
   }
   check_sampling_options(parsed);
-  if (std::ranges::any_of(parsed.stops, &std::string::empty)) throw UsageError("--stop is empty: expected a text");
   if (!cache_memory.empty()) parsed.cache_bytes = parse_size("--cache-memory", cache_memory);
   if (parsed.output.empty() && final_file->count() > 0) throw UsageError("--final-file is a part of --output DIR");
   if (parsed.final_file.empty() || parsed.final_file.find('/') != std::string::npos) {

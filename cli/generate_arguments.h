@@ -20,7 +20,6 @@ struct GenerateArguments : ModelArguments, SamplingArguments {
   std::string prompts_file;
   bool is_chat = false;       // the prompts file holds conversations
   std::string chat_template;  // its name, where the model has several
-  std::vector<std::string> stops;
   std::int64_t cache_bytes = 0;  // 0: no limit
   bool ignore_end = false;
   std::string output;  // the folder of a job; empty: standard output

@@ -1,8 +1,10 @@
-// The options that `phalanx generate` and `phalanx chat` share: how tokens are drawn.
+// The options that `phalanx generate` and `phalanx chat` share: how tokens are drawn, and where a text ends.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "phalanx/infer/jobs/sampling.h"
 
@@ -14,6 +16,7 @@ struct SamplingArguments {
   std::int64_t seed = 0;
   bool greedy = false;
   bool has_temperature = false;
+  std::vector<std::string> stops;  // none of them is empty
 };
 
 /// REQUIRES: `parsed` outlives the app.
