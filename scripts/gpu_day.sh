@@ -50,7 +50,7 @@ pack() {
   ldd "$into"/bin/* 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
     { grep -vE '/lib(c10|torch|cu(da|pti|dnn|blas)|nv|nccl)[^/]*\.so|/lib(c|m|dl|rt|pthread|util|gcc_s|stdc\+\+|gomp)\.so' || true; } |
     while read -r library; do cp -L "$library" "$into/lib/"; done
-  cp scripts/gpu_day/torch_llama.py scripts/gpu_day.sh "$into/"
+  cp scripts/gpu_day/*.py scripts/gpu_day.sh "$into/"
   echo "gpu_day: $(du -sh "$into" | cut -f1) in $into; carry it to the GPU and run $into/gpu_day.sh check"
 }
 
@@ -174,6 +174,12 @@ check() {
   launcher=()
   phalanx_step doctor 60 "$here/bin/phalanx" doctor
   phalanx_step kernels 120 "$here/bin/kernels_gpu_cuda_test"
+  if command -v compute-sanitizer >/dev/null; then
+    phalanx_step memcheck 150 compute-sanitizer --tool memcheck --error-exitcode 9 "$here/bin/kernels_gpu_cuda_test" \
+      --gtest_filter='-*Many*:*Long*'
+  else
+    echo "memcheck: skipped, as there is no compute-sanitizer"
+  fi
   phalanx_step device 90 "$here/bin/comm_device_test"
   launcher=(env CUDA_VISIBLE_DEVICES=)
   run_small cpu
@@ -247,6 +253,24 @@ speed() {
     "${profile[@]}" --profiling.profile_freq 15
   step wide_eager 90 "${peer[@]}" "${wide[@]}" --steps 12 --skip 5
   step wide_compile 120 "${peer[@]}" "${wide[@]}" --steps 15 --skip 8 --compile
+  generation
+}
+
+# 512 tokens go in and 128 come out, for each of 1 or 32 prompts at a time. Phalanx answers four such batches in one run.
+generation() {
+  if ! python3 -c 'import transformers' 2>/dev/null; then
+    echo "generation: skipped, as python3 has no transformers"
+    return
+  fi
+  local model=$results/generation_model batch
+  step generation_model 60 python3 "$here/hf_generate.py" make "$model" --prompts 128
+  for batch in 1 32; do
+    if [[ -e "$model/prompts.jsonl" ]]; then head -n $((4 * batch)) "$model/prompts.jsonl" >"$results/prompts_$batch.jsonl"; fi
+    phalanx_step "generation_$batch" 90 "$here/bin/phalanx" generate --checkpoint "$model" \
+      --prompts-file "$results/prompts_$batch.jsonl" --greedy --ignore-end --max-new-tokens 128 --batch-size "$batch" \
+      --dtype bfloat16
+    step "generation_${batch}_transformers" 90 python3 "$here/hf_generate.py" run "$model" --batch "$batch"
+  done
 }
 
 # --------------------------------------------------------------------------------------------------------- the table
@@ -300,6 +324,10 @@ for name in names:
         cells[5] = f"{100 * peer['mfu']:.1f} %" if peer.get("mfu") else ""
         cells[6] = f"{peer['peak_memory_gib']['reserved']:.1f}" if peer.get("peak_memory_gib") else ""
     print(f"| {name} | " + " | ".join(cells) + " |")
+for name in names:
+    if name.startswith("generation_") and name != "generation_model":
+        with open(os.path.join(folder, name + ".log"), errors="replace") as file:
+            print(f"\n{name}: " + (file.read().splitlines() or [""])[-1])
 PY
 }
 
