@@ -257,7 +257,7 @@ speed() {
   documents
   local -a long=(--model.flavor llama3_1b --model.no-tie_embeddings --training.mixed_precision_param bfloat16
     --training.dataset_path "$results/documents" --training.seq_len 8192 --training.local_batch_size 2 --training.steps 15)
-  train long_causal 90 "${long[@]}" --training.packing best_fit
+  train long_causal 90 "${long[@]}"
   train long_documents 90 "${long[@]}" --training.packing best_fit --training.attn_mask_type block_causal
   generation
 }
