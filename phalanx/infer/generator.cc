@@ -198,9 +198,12 @@ void Generator::run(const RequestStream& requests, std::int64_t max_batch) {
         any = true;
         const ForwardBatch& batch = *track.in_flight;
         is_prefill = batch.is_prefill;
-        runner_->begin(batch, track.scheduler.cache(), [&](std::int64_t row, std::span<const float> logits) {
-          return track.scheduler.sequence_of(batch, row).choose(logits);
-        });
+        const auto of = [&](std::int64_t row) -> Sequence& { return track.scheduler.sequence_of(batch, row); };
+        runner_->begin(
+            batch, track.scheduler.cache(),
+            {.from_logits = [&](auto row, std::span<const float> logits) { return of(row).choose(logits); },
+             .takes_likeliest = [&](auto row) { return of(row).takes_likeliest(); },
+             .likeliest = [&](auto row, auto token, auto logit) { return of(row).take_likeliest(token, logit); }});
       }
       const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
       (is_prefill ? stats_.prefill_seconds : stats_.decode_seconds) += seconds;

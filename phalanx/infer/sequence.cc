@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "phalanx/base/error.h"
-
 namespace phalanx::infer {
 
 Sequence::Sequence(Request request, std::size_t number, std::int64_t vocab, std::int64_t max_seq_len,
@@ -29,9 +27,26 @@ std::int64_t Sequence::choose(std::span<const float> logits) {
   try {
     return sampler_.sample(logits, completion_.tokens.size());
   } catch (const Error& error) {
-    throw Error(
-        fmt::format("{}, token {}: {}", place_of(request_, number_), completion_.tokens.size() + 1, error.what()));
+    fail(error);
   }
+}
+
+bool Sequence::takes_likeliest() const noexcept {
+  return request_.sampling.greedy() && request_.sampling.repetition_penalty == 1.0;
+}
+
+std::int64_t Sequence::take_likeliest(std::int64_t token, double logit) const {
+  try {
+    check_largest_logit(logit);
+  } catch (const Error& error) {
+    fail(error);
+  }
+  return token;
+}
+
+void Sequence::fail(const Error& error) const {
+  throw Error(
+      fmt::format("{}, token {}: {}", place_of(request_, number_), completion_.tokens.size() + 1, error.what()));
 }
 
 bool Sequence::take(std::int64_t token) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "phalanx/base/error.h"
 #include "phalanx/infer/jobs/sampling.h"
 #include "phalanx/infer/request.h"
 #include "phalanx/infer/stop_text.h"
@@ -27,12 +28,17 @@ class Sequence {
   /// Returns the next token, chosen from the logits [vocab] of the last position.
   /// Throws Error that names the request if the logits are not finite numbers.
   std::int64_t choose(std::span<const float> logits);
+  /// Whether choose() takes the likeliest token whatever came before. Then take_likeliest() does for a device what
+  /// choose() does: `logit` is the largest one, or NaN if any is.
+  bool takes_likeliest() const noexcept;
+  std::int64_t take_likeliest(std::int64_t token, double logit) const;
   /// Appends the token. Returns true if it belongs to the result (a stop token does not).
   bool take(std::int64_t token);
   bool is_done() const noexcept { return done_; }
   Completion result() &&;
 
  private:
+  [[noreturn]] void fail(const Error& error) const;
   void end(FinishReason reason);
 
   Request request_;

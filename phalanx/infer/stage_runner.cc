@@ -2,7 +2,9 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "phalanx/comm/backend.h"
@@ -38,18 +40,36 @@ void StageRunner::begin(const ForwardBatch& batch, nn::KvCache& cache, const Cho
     mine.sent.push_back(stages_->send(output.contiguous(), stages_->rank() + 1, {.async = true}));
     return;
   }
-  const at::Tensor logits = output.to(at::kCPU, at::kFloat).contiguous();  // [rows, vocab]
-  const std::int64_t vocab = logits.size(1);
-  for (std::size_t i = 0; i < batch.sample_rows.size(); ++i) {
-    const float* row = logits.const_data_ptr<float>() + batch.sample_rows[i] * vocab;
-    mine.tokens.mutable_data_ptr<std::int64_t>()[i] =
-        choose(batch.sample_rows[i], {row, static_cast<std::size_t>(vocab)});
-  }
+  choose_tokens(batch, output, choose, mine.tokens);
   if (!stages_ || batch.sample_rows.empty()) return;
   // Through host memory, wherever the model is: on a device the tokens would queue behind hidden states, which the
   // last stage receives in another order than the first stage sends them.
   for (int stage = 0; stage + 1 < stages_->size(); ++stage) {
     mine.sent.push_back(stages_->send(mine.tokens, stage, {.tag = kHostMemoryTag, .async = true}));
+  }
+}
+
+/// `output`: logits [rows, vocab].
+void StageRunner::choose_tokens(const ForwardBatch& batch, const at::Tensor& output, const Choose& choose,
+                                const at::Tensor& tokens) {
+  auto* const chosen = tokens.mutable_data_ptr<std::int64_t>();
+  const std::vector<std::int64_t>& rows = batch.sample_rows;
+  if (!output.device().is_cpu() && std::ranges::all_of(rows, choose.takes_likeliest)) {
+    if (rows.empty()) return;
+    const auto [logits, ids] = output.max(-1);
+    const at::Tensor on_host = at::stack({logits.to(at::kDouble), ids.to(at::kDouble)}).to(at::kCPU);  // [2, rows]
+    const auto* const logit = on_host.const_data_ptr<double>();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto token = static_cast<std::int64_t>(logit[output.size(0) + rows[i]]);
+      chosen[i] = choose.likeliest(rows[i], token, logit[rows[i]]);
+    }
+    return;
+  }
+  const at::Tensor logits = output.to(at::kCPU, at::kFloat).contiguous();
+  const std::int64_t vocab = logits.size(1);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const float* row = logits.const_data_ptr<float>() + rows[i] * vocab;
+    chosen[i] = choose.from_logits(rows[i], {row, static_cast<std::size_t>(vocab)});
   }
 }
 

@@ -47,8 +47,14 @@ class StageRunner {
   /// REQUIRES: the model outlives the runner.
   StageRunner(models::Llama& model, std::shared_ptr<Communicator> stages);
 
-  /// Chooses the next token of a row of the pass from its logits. Called on the rank with the output layer.
-  using Choose = std::function<std::int64_t(std::int64_t row, std::span<const float> logits)>;
+  /// How the next token of a row of the pass is chosen. Called on the rank with the output layer.
+  struct Choose {
+    std::function<std::int64_t(std::int64_t row, std::span<const float> logits)> from_logits;
+    /// Whether the row takes the likeliest token. If all rows do, a device finds them, and no logits go to the host.
+    std::function<bool(std::int64_t row)> takes_likeliest;
+    /// `logit`: that token's; NaN if any logit is.
+    std::function<std::int64_t(std::int64_t row, std::int64_t token, double logit)> likeliest;
+  };
   void begin(const ForwardBatch& batch, nn::KvCache& cache, const Choose& choose);
   std::vector<std::int64_t> finish();
 
@@ -61,6 +67,8 @@ class StageRunner {
     std::vector<Work> sent;
   };
   at::Tensor input_of(const ForwardBatch& batch) const;
+  static void choose_tokens(const ForwardBatch& batch, const at::Tensor& logits, const Choose& choose,
+                            const at::Tensor& tokens);
 
   models::Llama& model_;
   std::shared_ptr<Communicator> stages_;

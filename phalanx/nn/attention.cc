@@ -2,6 +2,7 @@
 
 #include <ATen/ops/scaled_dot_product_attention.h>
 
+#include "phalanx/kernels/cached_attention.h"
 #include "phalanx/kernels/causal_attention.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/rotary.h"
@@ -73,6 +74,9 @@ at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvC
   if (cache.is_first()) return project(kernels::causal_attention(q, k, v, options_.window));
   if (kernels::can_use_decode_attention(q, keys, values)) {
     return project(kernels::decode_attention(q, keys, values, cache.seen(), options_.window));
+  }
+  if (kernels::can_use_cached_attention(q, keys, values)) {
+    return project(kernels::cached_attention(q, keys, values, cache.lengths_on_device(), options_.window));
   }
   const at::Tensor& mask = cache.mask();
   return project(at::scaled_dot_product_attention(q, keys, values, mask.defined() ? std::optional(mask) : std::nullopt,

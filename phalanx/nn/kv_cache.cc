@@ -20,9 +20,15 @@ KvCache::KvCache(const KvCacheOptions& options)
   for (std::int64_t layer = 0; layer < options.layers; ++layer) {
     for (auto* buffers : {&keys_, &values_}) {
       // Zeros, not garbage: a masked position still enters a product with weight 0, and 0 * NaN would be NaN.
-      buffers->push_back(at::zeros({options.batch, options.kv_heads, options.max_len, options.head_dim}, tensor));
+      buffers->push_back(
+          is_on_device()
+              ? at::zeros({options.batch, options.max_len, options.kv_heads, options.head_dim}, tensor).transpose(1, 2)
+              : at::zeros({options.batch, options.kv_heads, options.max_len, options.head_dim}, tensor));
     }
   }
+  if (!is_on_device()) return;
+  first_query_ = at::arange(options.batch + 1, at::TensorOptions(at::kInt).device(options.device));
+  first_keys_ = first_query_ * options.max_len;
 }
 
 std::int64_t KvCache::longest() const noexcept {
@@ -64,12 +70,21 @@ void KvCache::begin(std::int64_t tokens, std::vector<std::int64_t> counts, std::
   start_ = longest;
   same_ = shortest == longest;
   for (auto& n : seen_) n += tokens;
-  positions_ = mask_ = at::Tensor();
+  positions_ = mask_ = places_ = at::Tensor();
+  on_device_.reset();
   mask_is_made_ = false;
   if (same_) return;
   const at::TensorOptions integers = at::TensorOptions(at::kLong);
   const at::Tensor behind = at::tensor(seen_, integers).unsqueeze(1) - tokens;
   positions_ = (behind + at::arange(tokens, integers)).to(options_.device);  // [rows, tokens]
+  if (!is_on_device()) return;
+  const std::int64_t rows = std::ssize(seen_);
+  const at::Tensor firsts = first_keys_.narrow(0, 0, rows);
+  places_ = (positions_ + firsts.unsqueeze(1)).flatten();
+  if (tokens != 1) return;
+  on_device_ = {.seen = (positions_.flatten() + 1).to(at::kInt),
+                .first_keys = first_keys_.narrow(0, 0, rows + 1),
+                .first_query = first_query_.narrow(0, 0, rows + 1)};
 }
 
 const at::Tensor& KvCache::mask() {
@@ -120,6 +135,9 @@ std::pair<at::Tensor, at::Tensor> KvCache::append(std::int64_t layer, const at::
       copy_heads(from, to, places);
     } else if (same_) {
       to.narrow(2, start_, tokens_).copy_(from);
+    } else if (places_.defined()) {
+      // [rows * max_len, kv_heads, head_dim]
+      to.transpose(1, 2).flatten(0, 1).index_copy_(0, places_, from.transpose(1, 2).flatten(0, 1).to(to.scalar_type()));
     } else {
       for (std::int64_t r = 0; r < rows; ++r) {
         to.select(0, r).narrow(1, places[static_cast<std::size_t>(r)], tokens_).copy_(from.select(0, r));
@@ -132,7 +150,8 @@ std::pair<at::Tensor, at::Tensor> KvCache::append(std::int64_t layer, const at::
 void KvCache::finish() {
   for (std::size_t i = 0; i < counts_.size(); ++i) lengths_[i + static_cast<std::size_t>(first_row_)] += counts_[i];
   counts_.clear();
-  positions_ = mask_ = at::Tensor();
+  positions_ = mask_ = places_ = at::Tensor();
+  on_device_.reset();
 }
 
 void KvCache::move_row(std::int64_t from, std::int64_t to) {

@@ -1,5 +1,6 @@
 // KvCache: keys and values of the tokens seen so far, for generation. Per layer it has two buffers [batch, kv_heads,
-// max_len, head_dim], allocated once.
+// max_len, head_dim], allocated once. In the memory of a GPU a token's heads lie side by side, as
+// kernels/cached_attention.h wants them; in the host's memory a head's tokens do.
 //
 // Rows may hold different numbers of tokens. Row r's valid tokens are always positions 0 .. length(r) - 1 of its
 // buffers. Unequal prompts are padded on the RIGHT: each append says how many of its tokens are real in each row, and
@@ -17,8 +18,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
+
+#include "phalanx/kernels/cached_attention.h"
 
 namespace phalanx::nn {
 
@@ -59,6 +63,9 @@ class KvCache {
   bool is_first() const noexcept { return start_ == 0; }                    // its rows were empty
   /// Positions [rows, tokens] if rows differ; undefined if they all begin at start().
   const at::Tensor& positions() const noexcept { return positions_; }
+  /// The rows' lengths on the device if they differ, the pass has one token a row, and the cache is not on the CPU; else
+  /// null.
+  const kernels::CachedLengths* lengths_on_device() const noexcept { return on_device_ ? &*on_device_ : nullptr; }
   /// Bool [rows, 1, tokens, start() + tokens]: which keys each query may see. Undefined if all may see all.
   const at::Tensor& mask();
 
@@ -70,12 +77,17 @@ class KvCache {
   void move_row(std::int64_t from, std::int64_t to);
 
  private:
+  bool is_on_device() const noexcept { return !options_.device.is_cpu(); }
+
   KvCacheOptions options_;
   std::vector<at::Tensor> keys_, values_;
   std::vector<std::int64_t> lengths_, counts_, seen_;
   std::int64_t tokens_ = 0, first_row_ = 0, start_ = 0;
   bool same_ = true;  // the pass's rows hold equally many tokens
   at::Tensor positions_, mask_;
+  at::Tensor places_;  // int64 [rows * tokens] on the device, if rows differ: where this pass's tokens go
+  at::Tensor first_keys_, first_query_;  // int32 [batch + 1], on a device
+  std::optional<kernels::CachedLengths> on_device_;
   bool mask_is_made_ = false;
 };
 

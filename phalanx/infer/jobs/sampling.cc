@@ -75,13 +75,17 @@ std::span<const float> Sampler::without_repetition(std::span<const float> logits
   return penalised_;
 }
 
+void check_largest_logit(double largest) {
+  if (std::isnan(largest)) throw Error(fmt::format("cannot sample: the model's logits hold NaN{}", kNoNumbers));
+  if (!std::isfinite(largest)) throw Error(fmt::format("cannot sample: the model's logits are infinite{}", kNoNumbers));
+}
+
 std::int64_t Sampler::sample(std::span<const float> given, std::uint64_t position) {
   const std::span<const float> logits = without_repetition(given);
-  if (logits.empty() || has_nan(logits))
-    throw Error(fmt::format("cannot sample: the model's logits hold NaN{}", kNoNumbers));
+  check_largest_logit(logits.empty() || has_nan(logits) ? std::nan("") : 0.0);
   const std::size_t likeliest = argmax(logits);
   const float largest = logits[likeliest];
-  if (!std::isfinite(largest)) throw Error(fmt::format("cannot sample: the model's logits are infinite{}", kNoNumbers));
+  check_largest_logit(largest);
   if (options_.greedy()) return static_cast<std::int64_t>(likeliest);
   const double u = uniform(position);
   if (options_.top_k == 0 && options_.top_p == 1.0) return draw_from_all(logits, largest, u);

@@ -33,6 +33,9 @@ struct SamplingOptions {
   void validate() const;
 };
 
+/// Throws Error where Sampler::sample() does: `largest` is NaN (as a logit is) or infinite.
+void check_largest_logit(double largest);
+
 class Sampler {
  public:
   Sampler(const SamplingOptions& options, std::int64_t vocab_size);

@@ -6,6 +6,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -170,8 +171,99 @@ Problem flash_problem(const Stack& a, std::size_t tensors, std::size_t lengths, 
   return problem;
 }
 
+/// One query a row over the keys of a cache: rows of equal lengths, q [rows, 1, heads, head_dim] and k [rows, keys,
+/// kv_heads, head_dim]; or of unequal ones, where dimension 1 is joined to the rows and `seen` says how many keys count.
+struct CachedProblem {
+  Tensor q, k, v, first_query, first_keys, seen;
+  std::int64_t longest = 0;
+  std::int64_t window = 0;  // 0: none
+
+  bool has_lengths() const { return seen.defined(); }
+  std::int64_t rows() const { return q.size(0); }
+
+  void check() const {
+    const auto type = q.scalar_type();
+    const std::int64_t dims = has_lengths() ? 3 : 4;
+    for (const Tensor& t : {q, k, v}) {
+      TORCH_CHECK((type == at::kHalf || type == at::kBFloat16) && t.scalar_type() == type && t.dim() == dims &&
+                      t.stride(-1) == 1 && t.size(-1) % 8 == 0 && t.size(-1) <= 256 && q.size(-2) % t.size(-2) == 0,
+                  "sim: attention over a cache takes no ", t.scalar_type(), " of shape ", t.sizes(), " and strides ",
+                  t.strides());
+    }
+    if (!has_lengths()) {
+      TORCH_CHECK(q.size(1) == 1 && k.size(0) == rows(), "sim: one query in each row of the cache");
+      return;
+    }
+    for (const Tensor& t : {first_query, first_keys, seen}) {
+      TORCH_CHECK(t.scalar_type() == at::kInt && t.is_contiguous() && is_on_sim(t) &&
+                      t.size(0) == rows() + (t.is_same(seen) ? 0 : 1),
+                  "sim: lengths of a cache are contiguous int32 on the device, one for each row");
+    }
+  }
+  CachedProblem on_host() const {
+    CachedProblem views = *this;
+    for (Tensor* t : {&views.q, &views.k, &views.v}) *t = kernel_view(*t);
+    if (!has_lengths()) return views;
+    for (Tensor* t : {&views.first_query, &views.first_keys, &views.seen}) *t = kernel_view(*t);
+    return views;
+  }
+  std::vector<Access> reads() const {
+    std::vector<Access> accesses;
+    for (const Tensor& t : {q, k, v}) add_accesses(accesses, t, false);
+    if (!has_lengths()) return accesses;
+    for (const Tensor& t : {first_query, first_keys, seen}) add_accesses(accesses, t, false);
+    return accesses;
+  }
+  /// On the host.
+  void run(const Tensor& y, const Tensor& log_sums) const {
+    for (std::int64_t row = 0; row < rows(); ++row) {
+      std::int64_t first = 0, count = has_lengths() ? seen.const_data_ptr<std::int32_t>()[row] : k.size(1);
+      if (has_lengths()) {
+        TORCH_CHECK(first_query.const_data_ptr<std::int32_t>()[row] == row, "sim: one query in each row");
+        first = first_keys.const_data_ptr<std::int32_t>()[row];
+        TORCH_CHECK(count >= 1 && count <= longest && first + count <= k.size(0), "sim: row ", row, " sees ", count,
+                    " keys from ", first, " on of ", k.size(0), ", and at most ", longest);
+      }
+      if (window > 0 && window < count) first += count - window, count = window;
+      const auto keys = [&](const Tensor& t) {
+        const Tensor tokens = has_lengths() ? t : t.select(0, row);
+        return tokens.narrow(0, first, count).transpose(0, 1).unsqueeze(0);
+      };
+      const Tensor query = (has_lengths() ? q.select(0, row) : q.select(0, row).select(0, 0)).unsqueeze(1).unsqueeze(0);
+      const auto [out, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(query, keys(k), keys(v));
+      y.view({rows(), q.size(-2), q.size(-1)}).select(0, row).copy_(out.squeeze(0).squeeze(1));
+      log_sums.view({rows(), q.size(-2)}).select(0, row).copy_(log_sum.flatten());
+    }
+  }
+};
+
+Tensor optional_tensor(const c10::IValue& value) { return value.isNone() ? Tensor() : value.toTensor(); }
+
+void cached_forward(const Stack& a, Stack* stack) {
+  TORCH_CHECK(a[7].toDouble() == 0 && a[10].isNone(), "sim: attention over a cache has no dropout and no scale");
+  CachedProblem problem{.q = a[0].toTensor(),
+                        .k = a[1].toTensor(),
+                        .v = a[2].toTensor(),
+                        .first_query = optional_tensor(a[3]),
+                        .first_keys = optional_tensor(a[4]),
+                        .seen = optional_tensor(a[13]),
+                        .longest = a[6].toInt()};
+  if (!a[11].isNone() && a[11].toInt() >= 0) problem.window = a[11].toInt() + 1;
+  problem.check();
+  const Tensor y =
+      empty_on_sim(problem.q.sizes(), at::empty(problem.q.sizes(), at::kMeta).strides(), problem.q.scalar_type());
+  const std::int64_t heads = problem.q.size(-2);
+  const Tensor log_sums = empty_on_sim({problem.rows(), heads}, {heads, 1}, at::kFloat);
+  std::vector<Access> accesses = problem.reads();
+  for (const Tensor& t : {y, log_sums}) add_accesses(accesses, t, true);
+  launch(problem.q.device().index(), "aten::_flash_attention_forward", std::move(accesses),
+         [host = problem.on_host(), y = kernel_view(y), log_sums = kernel_view(log_sums)] { host.run(y, log_sums); });
+  for (const Tensor& result : {y, log_sums, Tensor(), Tensor(), Tensor()}) stack->emplace_back(result);
+}
+
 void flash_forward(const c10::OperatorHandle& op, Stack* stack) {
   const Stack a = torch::jit::pop(*stack, op.schema().arguments().size());
+  if (!a[8].toBool()) return cached_forward(a, stack);
   const Problem problem = flash_problem(a, 0, 3, 10);
   check(problem, /*is_16_bits=*/true);
   const Tensor y = empty_like_tokens(problem.q);

@@ -1,0 +1,137 @@
+// Generation on a simulated device: the tokens are those of the whole model run anew for each of them, for rows of equal
+// and unequal lengths, with and without a window; and what one step costs: launches, and times that the host waits.
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/infer/generator.h"
+#include "phalanx/models/llama.h"
+#include "phalanx/nn/init.h"
+#include "phalanx/testing/sim_device/torch/testing/sim_test.h"
+
+namespace phalanx::sim_generation_test {
+namespace {
+
+using infer::Generator;
+using infer::Request;
+
+class SimGeneration : public SimTest, public ::testing::WithParamInterface<at::ScalarType> {
+ protected:
+  std::shared_ptr<models::Llama> model(std::int64_t window = 0) const {
+    auto made = std::make_shared<models::Llama>(
+        models::LlamaConfig{.family = window > 0 ? models::LlamaFamily::mistral : models::LlamaFamily::llama,
+                            .dim = 64,
+                            .n_layers = 2,
+                            .n_heads = 4,
+                            .n_kv_heads = 2,
+                            .ffn_hidden = 96,
+                            .vocab_size = 61,
+                            .max_seq_len = 64,
+                            .sliding_window = window},
+        nn::TensorOptionsOfModule{.dtype = GetParam(), .device = device});
+    nn::initialise(*made, 3);
+    const at::NoGradGuard no_grad;  // larger weights, so that the likeliest tokens have clear margins
+    for (auto& [name, parameter, shard] : nn::named_parameters(*made)) {
+      if (parameter.dim() == 2) parameter.mul_(30);
+    }
+    return made;
+  }
+  static std::vector<std::int64_t> prompt_of(std::size_t length, std::int64_t first) {
+    std::vector<std::int64_t> prompt;
+    for (std::size_t i = 0; i < length; ++i) prompt.push_back((first + 17 * static_cast<std::int64_t>(i)) % 61);
+    return prompt;
+  }
+  std::vector<std::int64_t> without_cache(models::Llama& llama, std::vector<std::int64_t> tokens, int count) const {
+    const at::NoGradGuard no_grad;
+    std::vector<std::int64_t> result;
+    for (int i = 0; i < count; ++i) {
+      const at::Tensor row = at::tensor(tokens, at::TensorOptions(at::kLong)).unsqueeze(0).to(device);
+      result.push_back(llama.forward(row).select(0, 0).select(0, -1).argmax().item<std::int64_t>());
+      tokens.push_back(result.back());
+    }
+    return result;
+  }
+  static Request greedy(std::vector<std::int64_t> prompt, std::int64_t count) {
+    return {.prompt = std::move(prompt), .max_new_tokens = count, .sampling = {.temperature = 0}};
+  }
+};
+
+TEST_P(SimGeneration, TokensAreThoseOfTheWholeModel) {
+  for (const std::int64_t window : {0, 6}) {
+    const auto llama = model(window);
+    for (const std::vector<std::size_t>& lengths : {std::vector<std::size_t>{7}, {5, 5, 5}, {9, 3, 6, 4}}) {
+      std::vector<Request> requests;
+      for (std::size_t i = 0; i < lengths.size(); ++i) {
+        requests.push_back(greedy(prompt_of(lengths[i], static_cast<std::int64_t>(3 * i) + 2), 12));
+      }
+      const auto results = Generator(*llama, {.max_batch = 4}).generate(requests);
+      std::set<std::int64_t> different;
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        EXPECT_EQ(results[i].tokens, without_cache(*llama, requests[i].prompt, 12))
+            << "window " << window << ", row " << i << " of " << lengths.size();
+        different.insert(results[i].tokens.begin(), results[i].tokens.end());
+      }
+      EXPECT_GT(different.size(), 3u) << "the model repeats itself: a weak test";
+    }
+  }
+}
+
+TEST_P(SimGeneration, DrawnTokensAndGreedyOnesShareABatch) {
+  const auto llama = model();
+  const std::vector<std::int64_t> alone = Generator(*llama).generate({greedy(prompt_of(5, 2), 8)})[0].tokens;
+  Request drawn = greedy(prompt_of(5, 9), 8);
+  drawn.sampling = {.temperature = 1.0, .seed = 4};
+  const auto both = Generator(*llama, {.max_batch = 2}).generate({greedy(prompt_of(5, 2), 8), drawn});
+  EXPECT_EQ(both[0].tokens, alone);
+  EXPECT_EQ(both[1].tokens.size(), 8u);
+}
+
+TEST_P(SimGeneration, LogitsThatAreNoNumbersAreAnError) {
+  const auto llama = model();
+  {
+    const at::NoGradGuard no_grad;
+    llama->parameters().back().view(-1).narrow(0, 5, 1).fill_(std::numeric_limits<float>::quiet_NaN());
+  }
+  Generator generator(*llama);
+  EXPECT_THAT(error_text<Error>([&] { generator.generate({greedy(prompt_of(5, 2), 3)}); }),
+              ::testing::HasSubstr("logits hold NaN"));
+}
+
+TEST_P(SimGeneration, AStepLaunchesFewKernelsAndWaitsForTheTokensAlone) {
+  const auto llama = model();
+  for (const bool equal : {true, false}) {
+    const auto run = [&](std::int64_t tokens) {
+      sim.runtime.clear_launches();
+      sim.runtime.host_waits().clear();
+      Generator(*llama, {.max_batch = 2})
+          .generate({greedy(prompt_of(5, 2), tokens), greedy(prompt_of(equal ? 5 : 9, 9), tokens)});
+      std::uint64_t launches = 0;
+      for (const auto& [name, count] : sim.runtime.launches_by_kernel()) launches += count;
+      return std::pair(launches, waits());
+    };
+    run(2);  // tables are made once
+    const auto few = run(4), many = run(14);
+    const auto layers = static_cast<std::uint64_t>(llama->config().n_layers);
+    fmt::print("{} rows: a step launches {} kernels, and the host waits {} times\n", equal ? "equal" : "unequal",
+               (many.first - few.first) / 10, (many.second - few.second) / 10);
+    // In float32 a step over unequal rows makes a mask.
+    EXPECT_LE((many.first - few.first) / 10,
+              equal ? 17 * layers + 5 : (GetParam() == at::kFloat ? 20 : 18) * layers + 14);
+    EXPECT_LE((many.second - few.second) / 10, equal ? 2U : 3U);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, SimGeneration, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+}  // namespace
+}  // namespace phalanx::sim_generation_test
