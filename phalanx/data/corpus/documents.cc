@@ -51,10 +51,23 @@ std::string keys_of(const json& record) {
   return fmt::format("{}", fmt::join(keys, ", "));
 }
 
+/// The value of "a.b" in {"a": {"b": value}}; null if there is none.
+json* nested_value(json& record, std::string_view field) {
+  json* at = &record;
+  while (!field.empty()) {
+    const std::size_t dot = std::min(field.find('.'), field.size());
+    const auto found = at->is_object() ? at->find(field.substr(0, dot)) : at->end();
+    if (!at->is_object() || found == at->end()) return nullptr;
+    at = &*found;
+    field.remove_prefix(std::min(dot + 1, field.size()));
+  }
+  return at;
+}
+
 /// The text of one record; nothing if it is null.
 std::optional<std::string> text_in(json record, const std::string& field, const std::string& where) {
-  const auto found = record.find(field);
-  if (found == record.end()) {
+  json* found = record.contains(field) ? &record[field] : nested_value(record, field);
+  if (found == nullptr) {
     for (const char* key : {"messages", "conversations"}) {
       if (!record.contains(key) || !record[key].is_array()) continue;
       throw DataError(fmt::format(

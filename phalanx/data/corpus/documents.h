@@ -26,7 +26,7 @@ struct Document {
   std::int64_t end = 0;  // for a compressed file or a file of records: its size on disk
   TextFormat format = TextFormat::text;
   Compression compression = Compression::none;
-  std::string field = "text";    // the field of a record that holds its text
+  std::string field = "text";    // the field of a record that holds its text; "a.b": b of the object a
   double held_out_fraction = 0;  // of a file of records: the share of records that is set aside
   bool is_held_out = false;      // true: this is those records; false: the others
   std::string name = {};         // for messages; empty: the path

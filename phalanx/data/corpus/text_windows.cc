@@ -3,15 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/data/best_fit.h"
+#include "phalanx/data/corpus/encode_all.h"
 #include "phalanx/data/permutation.h"
 
 namespace phalanx::data {
@@ -96,42 +94,16 @@ void TextWindows::each(TextCursor from, const std::atomic<bool>& stop,
   }
 }
 
-std::vector<std::vector<TokenId>> TextWindows::tokenized(const std::vector<std::string>& texts,
-                                                         const std::atomic<bool>& stop) const {
-  std::vector<std::vector<TokenId>> ids(texts.size());
-  std::atomic<std::size_t> next = 0;
-  std::exception_ptr error;
-  std::mutex error_mutex;
-  const auto work = [&] {
-    try {
-      for (std::size_t i = next++; i < texts.size() && !stop; i = next++) {
-        tokenizer_.encode_to(texts[i], ids[i], {.added_tokens = false});
-        ids[i].push_back(document_end_);
-      }
-    } catch (...) {
-      const std::lock_guard lock(error_mutex);
-      error = std::current_exception();
-      next = texts.size();
-    }
-  };
-  {
-    std::vector<std::jthread> helpers;
-    for (std::int64_t i = 1; i < options_.workers; ++i) helpers.emplace_back(work);
-    work();
-  }
-  if (error) std::rethrow_exception(error);
-  return ids;
-}
-
 TextWindow TextWindows::window_of(const std::vector<std::string>& texts, TextCursor begin, TextCursor end,
                                   const std::atomic<bool>& stop) const {
-  const std::vector<std::vector<TokenId>> ids = tokenized(texts, stop);
+  const auto ids = encode_all(tokenizer_, texts, {.threads = options_.workers, .stop = &stop});
   TextWindow window{.begin = begin, .end = end, .tokens = {}, .starts = {}, .rows = {}, .labels = {}};
   const Permutation order(std::ssize(ids), {options_.seed, key_of(begin)});
   for (std::int64_t i = 0; i < std::ssize(ids); ++i) {
     const auto& document = ids[static_cast<std::size_t>(options_.shuffle ? order(i) : i)];
     window.starts.push_back(std::ssize(window.tokens));
     window.tokens.insert(window.tokens.end(), document.begin(), document.end());
+    window.tokens.push_back(document_end_);
   }
   const std::int64_t seq = options_.seq_len;
   if (!options_.pack) {

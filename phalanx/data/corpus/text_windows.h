@@ -67,8 +67,6 @@ class TextWindows {
  private:
   TextWindow window_of(const std::vector<std::string>& texts, TextCursor begin, TextCursor end,
                        const std::atomic<bool>& stop) const;
-  std::vector<std::vector<TokenId>> tokenized(const std::vector<std::string>& texts,
-                                              const std::atomic<bool>& stop) const;
 
   std::vector<Document> files_;
   BpeTokenizer tokenizer_;
