@@ -20,6 +20,7 @@
 #include "cli/front/show_tokens.h"
 #include "cli/parse_options.h"
 #include "phalanx/base/byte_order_mark.h"
+#include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
@@ -49,12 +50,16 @@ end-of-text token.
   --force                    replace a tokenizer or token files that are there; without it they are an error
   --validation-fraction F    set about this part of the text aside, whole files spread over the corpus, and write it to
                              PREFIX-validation.bin, .idx and .json; the tokenizer is not trained on it
-  --field NAME               of a record, that holds its text (default text)
+  --field NAME               of a record, that holds its text (default text); a.b of JSON lines: b of the object a
   --format FORMAT            text or jsonl: what the files hold, whatever their names and content say
   --extensions .md,.cc,...   of the files taken from directories; all where not given
   --exclude PATTERN          leave out files and directories whose name or path matches; may be repeated
   --min-frequency N          merge only pairs seen this often (default 2)
   --no-end-of-text           no end-of-text token after documents
+  --deduplicate              leave out texts that have been read before, byte for byte, also those set aside; takes
+                             about 40 bytes of memory a text
+  --histogram                print how long the documents are
+  --threads N                that encode (default: all cores); the files are the same for every number
   --show TEXT                print the ids and tokens of this text, and nothing else
   --quiet                    no progress
 
@@ -88,6 +93,9 @@ struct TokenizeArguments {
   bool is_field_given = false;
   std::int64_t min_frequency = 2;
   bool no_end_of_text = false;
+  bool deduplicate = false;
+  bool histogram = false;
+  std::int64_t threads = 0;  // 0: all cores
   std::optional<std::string> show;
   bool force = false;
   bool quiet = false;
@@ -108,6 +116,9 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   app.add_option("--format", format);
   const auto* const min_frequency = app.add_option("--min-frequency", parsed.min_frequency);
   app.add_flag("--no-end-of-text", parsed.no_end_of_text);
+  app.add_flag("--deduplicate", parsed.deduplicate);
+  app.add_flag("--histogram", parsed.histogram);
+  const auto* const threads = app.add_option("--threads", parsed.threads);
   const auto* const show = app.add_option("--show", parsed.show);
   app.add_flag("--force", parsed.force);
   const auto* const quiet = app.add_flag("--quiet,-q", parsed.quiet);
@@ -135,6 +146,14 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
         fmt::format("--validation-fraction is {}: expected 0 or more and less than 1", parsed.validation_fraction));
   }
   require_range("--min-frequency", parsed.min_frequency, 1);
+  if (threads->count() == 0) parsed.threads = usable_cores();
+  require_range("--threads", parsed.threads, 1, 1024);
+  for (const auto& [given, name] :
+       {std::pair(parsed.deduplicate, "--deduplicate"), {parsed.histogram, "--histogram"}}) {
+    if (given && parsed.output.empty()) {
+      throw UsageError(fmt::format("{} is of the token files: give --output PREFIX too, or remove it", name));
+    }
+  }
   parsed.is_field_given = field->count() > 0;
   if (parsed.field.empty()) throw UsageError("--field is empty: expected the name of a field");
   if (min_frequency->count() > 0 && !parsed.vocab_size) {
@@ -322,17 +341,33 @@ data::BpeTokenizer train_and_save(const TokenizeArguments& arguments, const std:
   return tokenizer;
 }
 
+/// Documents by their tokens, in ranges that double.
+void print_histogram(const std::vector<std::int64_t>& lengths) {
+  constexpr std::int64_t kWidth = 40;
+  const auto most = lengths.empty() ? 0 : *std::ranges::max_element(lengths);
+  fmt::print("{:>23}  {:>14}\n", "tokens", "documents");
+  const auto first = std::ranges::find_if(lengths, [](std::int64_t count) { return count > 0; });
+  for (auto bin = static_cast<std::size_t>(first - lengths.begin()); bin < lengths.size(); ++bin) {
+    const std::int64_t least = std::int64_t{1} << bin;
+    const std::int64_t stars = most == 0 ? 0 : (lengths[bin] * kWidth + most - 1) / most;
+    fmt::print("{:>10} - {:>10}  {:>14}{}{}\n", with_commas(least), with_commas(2 * least - 1),
+               with_commas(lengths[bin]), stars > 0 ? "  " : "", std::string(static_cast<std::size_t>(stars), '#'));
+  }
+}
+
 /// Returns the number of records without text, including those that would have been set aside.
 std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenizer& tokenizer,
                              const std::string& prefix, const std::vector<data::Document>& documents,
-                             const std::string& set_aside = {}) {
+                             data::SeenTexts* seen, const std::string& set_aside = {}) {
   const Stopwatch watch;
   ProgressBar bar("tokenizing", static_cast<std::uint64_t>(data::total_bytes(documents)),
                   progress_options(ProgressUnit::bytes, arguments.quiet));
   const data::EncodingSummary summary = data::encode_corpus(documents, tokenizer, prefix,
                                                             {.end_of_text = !arguments.no_end_of_text,
                                                              .bytes_done = [&](std::uint64_t n) { bar.advance(n); },
-                                                             .set_aside = set_aside});
+                                                             .set_aside = set_aside,
+                                                             .threads = arguments.threads,
+                                                             .seen = seen});
   bar.finish();
   if (summary.not_utf8 > 0) {
     log::warn(fmt::format(
@@ -352,6 +387,10 @@ std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::Bpe
              with_commas(summary.tokens), with_commas(summary.documents),
              static_cast<double>(summary.bytes) / static_cast<double>(summary.tokens), summary.unigram_entropy,
              human_bytes_per_second(static_cast<double>(summary.bytes) / seconds));
+  if (seen != nullptr) {
+    fmt::print("{}: {} texts were read before and are left out\n", summary.path, with_commas(summary.duplicates));
+  }
+  if (arguments.histogram) print_histogram(summary.lengths);
   return summary.empty;
 }
 
@@ -415,13 +454,15 @@ int tokenize_command(const Arguments& arguments) {
   }
   // Write the smaller part first. If it has no text, nothing has been written yet.
   std::string set_aside;
+  data::SeenTexts seen_texts;
+  data::SeenTexts* const seen = parsed.deduplicate ? &seen_texts : nullptr;
   if (!split.validation.empty()) {
     const std::string prefix = parsed.output + "-validation";
-    encode_and_tell(parsed, *tokenizer, prefix, split.validation);
+    encode_and_tell(parsed, *tokenizer, prefix, split.validation, seen);
     set_aside = data::read_sidecar(prefix + ".bin").value().content;
   }
   // A file of records is read for both parts, so the count is the same.
-  const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train, set_aside);
+  const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train, seen, set_aside);
   if (empty > 0) {
     log::warn(fmt::format("{} {} no text (null or empty) and {} left out", with_commas(empty),
                           empty == 1 ? "record has" : "records have", empty == 1 ? "was" : "were"));

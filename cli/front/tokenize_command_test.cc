@@ -103,6 +103,26 @@ TEST_F(TokenizeCommandTest, TrainsEncodesAndSetsAside) {
   EXPECT_THAT(error_, HasSubstr("tokenizing"));  // progress
 }
 
+TEST_F(TokenizeCommandTest, LeavesOutWhatWasReadBeforeAndShowsLengths) {
+  {
+    std::ofstream records(path("records.jsonl"));
+    for (int i = 0; i < 40; ++i) records << R"({"text": "the cat sat on the mat, number )" << i % 10 << "\"}\n";
+  }
+  ASSERT_EQ(
+      run({path("records.jsonl"), "--vocab-size", "259", "--tokenizer", path("tokenizer.json"), "--output",
+           path("train"), "--validation-fraction", "0.2", "--deduplicate", "--histogram", "--threads", "3", "--quiet"}),
+      0)
+      << error_;
+  const data::TokenFile train(path("train")), validation(path("train-validation"));
+  EXPECT_EQ(train.document_count() + validation.document_count(), 10) << "no text is on both sides";
+  EXPECT_THAT(out_, AllOf(HasSubstr("train.bin: "), HasSubstr("texts were read before and are left out"),
+                          HasSubstr("16 -         31"), HasSubstr("####")));
+  EXPECT_EQ(run({path("records.jsonl"), "--vocab-size", "259", "--tokenizer", path("t.json"), "--deduplicate"}), 2);
+  EXPECT_THAT(error_, HasSubstr("--deduplicate is of the token files: give --output PREFIX too"));
+  EXPECT_EQ(run({path("records.jsonl"), "--tokenizer", path("tokenizer.json"), "-o", path("x"), "--threads", "0"}), 2);
+  EXPECT_THAT(error_, HasSubstr("--threads is 0"));
+}
+
 TEST_F(TokenizeCommandTest, WhatIsThereIsReplacedByForceOnly) {
   const Arguments both = {path("*.txt"), "--vocab-size", "270", "--tokenizer", path("t.json"), "-o", path("ids"), "-q"};
   ASSERT_EQ(run(both), 0) << error_;

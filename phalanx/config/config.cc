@@ -92,6 +92,11 @@ std::vector<int> stop_signals(const TrainConfig& config) {
   return numbers;
 }
 
+Datasets training_datasets(const TrainConfig& config) {
+  if (!config.training.datasets.empty() || config.training.dataset_path.empty()) return config.training.datasets;
+  return {Dataset{.path = config.training.dataset_path}};
+}
+
 std::string in_dump_folder(const TrainConfig& config, const std::string& path) {
   return (std::filesystem::path(config.job.dump_folder) / path).string();  // an absolute path stays as it is
 }

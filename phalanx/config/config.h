@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "phalanx/config/dataset_tables.h"
+
 namespace phalanx::config {
 
 /// Value of model.flavor: the shape is that of config.json in model.hf_assets_path.
@@ -62,6 +64,7 @@ struct TrainConfig {
 
   struct Training {
     std::string dataset_path;
+    Datasets datasets;  // blended by weight
     std::string dataset_dtype = "auto";
     bool allow_tokenizer_mismatch = false;
     std::int64_t local_batch_size = 8;
@@ -80,6 +83,13 @@ struct TrainConfig {
     std::int64_t loss_scale_window = 2000;
     bool enable_cpu_offload = false;
   } training;
+
+  struct Stream {
+    std::vector<std::string> paths;
+    std::string field = "text";
+    std::int64_t window = 4096;
+    std::int64_t workers = 1;
+  } stream;
 
   struct Parallelism {
     std::int64_t data_parallel_replicate_degree = -1;
@@ -154,6 +164,7 @@ struct TrainConfig {
   struct Validation {
     bool enable = false;
     std::string dataset_path;
+    Datasets datasets;
     double fraction = 0.05;
     std::int64_t local_batch_size = -1;  // -1: training.local_batch_size
     std::int64_t freq = 10;
@@ -183,6 +194,9 @@ std::string print_config(const TrainConfig& config);
 
 /// [checkpoint] stop_signals as signal numbers.
 std::vector<int> stop_signals(const TrainConfig& config);
+
+/// The token files of the run: [training] datasets, or dataset_path as one set without a name.
+Datasets training_datasets(const TrainConfig& config);
 
 /// The path of a key's value: relative paths are in job.dump_folder.
 std::string in_dump_folder(const TrainConfig& config, const std::string& path);

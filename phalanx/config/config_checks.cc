@@ -9,6 +9,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/config/config_schema.h"
+#include "phalanx/data/blend_schedule.h"
 
 namespace phalanx::config {
 namespace {
@@ -154,9 +155,61 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
         "see "
         "each other; set attn_mask_type = \"block_causal\"");
   });
-  check({"validation.dataset_path", "validation.fraction"}, [&] {
-    if (!validation.enable || !validation.dataset_path.empty() || validation.fraction != 0) return;
+  check({"validation.dataset_path", "validation.datasets", "validation.fraction"}, [&] {
+    if (!validation.enable || !validation.dataset_path.empty() || !validation.datasets.empty() ||
+        validation.fraction != 0) {
+      return;
+    }
     throw ConfigError("[validation] is enabled, but fraction is 0 and dataset_path is not set: nothing is held out");
+  });
+  const auto refuse_both = [&](const char* section, const std::string& path, const Datasets& sets) {
+    check({fmt::format("{}.dataset_path", section).c_str(), fmt::format("{}.datasets", section).c_str()}, [&] {
+      if (path.empty() || sets.empty()) return;
+      throw ConfigError(fmt::format(
+          "[{0}] dataset_path is '{1}', and there are [[{0}.datasets]]: expected one of them; to read that file, too, "
+          "make it one of the data sets",
+          section, path));
+    });
+  };
+  refuse_both("training", training.dataset_path, training.datasets);
+  refuse_both("validation", validation.dataset_path, validation.datasets);
+  check({"validation.datasets"}, [&] {
+    for (const Dataset& set : validation.datasets) {
+      if (!set.weight) continue;
+      throw ConfigError(fmt::format(
+          "[[validation.datasets]] '{}' has a weight: each held-out token counts once; remove the weight", set.name));
+    }
+  });
+  const auto& texts = config.stream.paths;
+  check({"stream.paths", "training.dataset_path", "training.datasets"}, [&] {
+    if (texts.empty() || training_datasets(config).empty()) return;
+    throw ConfigError(
+        "[stream] paths is set, and so is [training] dataset_path or datasets: expected texts or token files; remove "
+        "one "
+        "of them");
+  });
+  check({"stream.paths", "model.hf_assets_path"}, [&] {
+    if (texts.empty() || !config.model.hf_assets_path.empty()) return;
+    throw ConfigError(
+        "[stream] paths is set, but [model] hf_assets_path (the folder of tokenizer.json) is not: expected the "
+        "tokenizer "
+        "for the texts; `phalanx tokenize --vocab-size N` makes one");
+  });
+  check({"stream.paths", "validation.enable", "validation.dataset_path", "validation.datasets"}, [&] {
+    if (texts.empty() || !validation.enable || !validation.dataset_path.empty() || !validation.datasets.empty()) return;
+    throw ConfigError(
+        "[validation] is enabled, and [stream] paths is set: no part of the texts can be held out; give a token file "
+        "as "
+        "[validation] dataset_path, which `phalanx tokenize` makes");
+  });
+  check({"training.datasets"}, [&] {
+    std::vector<double> weights;
+    std::vector<std::string> names;
+    for (const Dataset& set : training.datasets) {
+      weights.push_back(set.weight.value_or(1));
+      names.push_back(set.name);
+    }
+    if (!weights.empty()) data::BlendSchedule(weights, names);
   });
 }
 
@@ -166,8 +219,10 @@ void require_dump_folder(const TrainConfig& config) {
 }
 
 void require_dataset(const TrainConfig& config) {
-  if (!config.training.dataset_path.empty()) return;
-  throw ConfigError("[training] dataset_path is not set: expected a token file; `phalanx tokenize` makes one");
+  if (!training_datasets(config).empty() || !config.stream.paths.empty()) return;
+  throw ConfigError(
+      "[training] dataset_path is not set: expected a token file; `phalanx tokenize` makes one; or [stream] paths, for "
+      "texts");
 }
 
 }  // namespace phalanx::config

@@ -20,15 +20,18 @@
 #include "phalanx/base/nearest.h"
 #include "phalanx/base/parse_text.h"
 #include "phalanx/config/config_schema.h"
+#include "phalanx/config/dataset_reader.h"
 
 namespace phalanx::config {
 namespace {
 
 // A value as it was written, in the file or on the command line.
 struct GivenValue {
-  std::variant<std::monostate, bool, std::int64_t, double, std::string, std::vector<std::string>> value;
+  std::variant<std::monostate, bool, std::int64_t, double, std::string, std::vector<std::string>, const toml::array*>
+      value;
   std::string shown;  // as in the file
   std::string where;  // "llama.toml:12" or "--training.steps"
+  std::string file = {};
   bool from_flag = false;
 };
 
@@ -198,6 +201,7 @@ void assign(TrainConfig& config, const Key& key, GivenValue given) {
   const auto* number = std::get_if<double>(&given.value);
   const auto* text = std::get_if<std::string>(&given.value);
   const auto* list = std::get_if<std::vector<std::string>>(&given.value);
+  const auto* tables = std::get_if<const toml::array*>(&given.value);
   const bool is_number = number || integer;
   const double as_number = number ? *number : integer ? static_cast<double>(*integer) : 0.0;
 
@@ -224,6 +228,12 @@ void assign(TrainConfig& config, const Key& key, GivenValue given) {
     **p = value;
   } else if (auto** p = std::get_if<std::vector<std::string>*>(&slot); p && list) {
     **p = *list;
+  } else if (auto** p = std::get_if<Datasets*>(&slot); p && given.from_flag) {
+    **p = read_datasets(*text, key_label(key.section, key.name), given.where);
+  } else if (auto** p = std::get_if<Datasets*>(&slot); p && tables) {
+    **p = read_datasets(**tables, key_label(key.section, key.name), given.file, /*is_file=*/true);
+  } else if (auto** p = std::get_if<Datasets*>(&slot); p && list && list->empty()) {
+    (*p)->clear();
   } else {
     refuse_value(key, slot, given);
   }
@@ -427,6 +437,7 @@ class Reader {
   static GivenValue given_from(const toml::node& node, const std::string& source) {
     GivenValue given;
     given.where = fmt::format("{}:{}", source, node.source().begin.line);
+    given.file = source;
     if (const auto* v = node.as_boolean()) {
       given.value = v->get();
       given.shown = v->get() ? "true" : "false";
@@ -446,7 +457,11 @@ class Reader {
       }
       const bool is_of_strings = strings.size() == v->size();
       given.shown = is_of_strings ? toml_value(&strings) : "a list";
-      if (is_of_strings) given.value = std::move(strings);
+      if (is_of_strings) {
+        given.value = std::move(strings);
+      } else {
+        given.value = v;
+      }
     } else {
       given.shown = node.is_table() ? "a table" : "a date or time";
     }

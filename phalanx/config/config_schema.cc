@@ -128,10 +128,14 @@ const std::vector<Key>& known_keys() {
 
       {"training", "dataset_path", at<&C::training, &C::Training::dataset_path>,
        "Token file: made by `phalanx tokenize` (Megatron .bin with .idx), nanoGPT or llm.c .bin."},
+      {"training", "datasets", at<&C::training, &C::Training::datasets>,
+       "Token files that are blended, one `[[training.datasets]]` table each, in place of dataset_path: `path`; "
+       "`weight` "
+       "(1), its share of the sequences; `name`; `range` of tokens, `[begin, end]`."},
       {"training",
        "dataset_dtype",
        at<&C::training, &C::Training::dataset_dtype>,
-       "How a file of raw ids (nanoGPT's) stores an id, of dataset_path and validation.dataset_path. auto: as the "
+       "How a file of raw ids (nanoGPT's) stores an id, of all data sets. auto: as the "
        "file's "
        ".json says, else uint16, or uint32 for a vocabulary above 65536. Files with an index or a header must say the "
        "same.",
@@ -200,6 +204,17 @@ const std::vector<Key>& known_keys() {
        "float16: steps in a row with finite gradients after which the scale is doubled.", 1, kAny},
       {"training", "enable_cpu_offload", at<&C::training, &C::Training::enable_cpu_offload>,
        "Under sharding: weights, gradients and optimizer state lie in the host's memory, where the step is done too."},
+
+      {"stream", "paths", at<&C::stream, &C::Stream::paths>,
+       "Texts to train on without a token file, in place of training.dataset_path: files, folders or patterns of JSON "
+       "lines, Parquet or text, as of `phalanx tokenize`. Tokenised by model.hf_assets_path; on the command line "
+       "separated by commas."},
+      {"stream", "field", at<&C::stream, &C::Stream::field>, "Field of a record that holds its text."},
+      {"stream", "window", at<&C::stream, &C::Stream::window>,
+       "Documents that are shuffled and put into sequences together; they are held in memory.", 1, 1 << 24},
+      {"stream", "workers", at<&C::stream, &C::Stream::workers>,
+       "Threads of each rank that read and tokenise ahead of the step; the data are the same for every number.", 1,
+       1024},
 
       {"parallelism", "data_parallel_replicate_degree",
        at<&C::parallelism, &C::Parallelism::data_parallel_replicate_degree>,
@@ -407,9 +422,13 @@ const std::vector<Key>& known_keys() {
 
       {"validation", "enable", at<&C::validation, &C::Validation::enable>, "Measure the loss on held-out tokens."},
       {"validation", "dataset_path", at<&C::validation, &C::Validation::dataset_path>,
-       "Token file to validate on. Empty: the last part of training.dataset_path, which is then not trained on."},
+       "Token file to validate on. Empty: the last part of each training data set, which is then not trained on."},
+      {"validation", "datasets", at<&C::validation, &C::Validation::datasets>,
+       "Token files to validate on, one `[[validation.datasets]]` table each, in place of dataset_path: `path`, "
+       "`name`, "
+       "`range`. The log and the metrics have a loss for each."},
       {"validation", "fraction", at<&C::validation, &C::Validation::fraction>,
-       "Share of training.dataset_path that is held out when there is no validation.dataset_path.", 0, 0.9},
+       "Share of each training data set that is held out when there is no validation data set.", 0, 0.9},
       {"validation", "local_batch_size", at<&C::validation, &C::Validation::local_batch_size>,
        "Sequences in one forward pass of one rank. -1: training.local_batch_size.", -1, kAny},
       {"validation", "freq", at<&C::validation, &C::Validation::freq>,
@@ -589,6 +608,8 @@ std::string_view type_name(const Slot& slot) {
       return "number";
     case 6:
       return "list of strings";
+    case 7:
+      return "list of tables";
     default:
       return "string";
   }
@@ -633,6 +654,7 @@ struct ToToml {
     for (const std::string& one : *v) text += (text.size() > 1 ? ", " : "") + quoted(one);
     return text + "]";
   }
+  std::string operator()(const Datasets* v) const { return datasets_toml(*v); }
 };
 
 }  // namespace
@@ -649,6 +671,7 @@ std::string expectation(const Key& key, Slot slot) {
   if (type == "boolean") return "true or false";
   if (type == "string") return "a string";
   if (type == "list of strings") return "a list of strings";
+  if (type == "list of tables") return "a list of tables, each with a path";
   std::string text = type == "integer" ? "an integer" : "a number";
   const bool has_least = std::isfinite(key.least);
   const bool has_most = std::isfinite(key.most);

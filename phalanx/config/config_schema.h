@@ -15,7 +15,7 @@ namespace phalanx::config {
 
 /// Points to a key's value in a TrainConfig. The alternative is the key's type.
 using Slot = std::variant<bool*, std::int64_t*, double*, std::string*, std::optional<bool>*, std::optional<double>*,
-                          std::vector<std::string>*>;
+                          std::vector<std::string>*, Datasets*>;
 
 /// default_text of a model dimension that the flavor provides.
 inline constexpr std::string_view kFromFlavor = "the flavor's";
@@ -81,7 +81,8 @@ const std::vector<Preset>& presets();
 
 std::string key_label(std::string_view section, std::string_view name);  // "[training] steps"
 
-std::string_view type_name(const Slot& slot);        // "boolean", "integer", "number", "string", "list of strings"
+std::string_view type_name(
+    const Slot& slot);  // "boolean", "integer", "number", "string", "list of strings", "list of tables"
 std::string toml_value(const Slot& slot);            // as in a file; empty for an unset optional
 std::string expectation(const Key& key, Slot slot);  // "an integer, 1 or more"
 

@@ -44,6 +44,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"lr_scheduler", "min_lr_factor", said},
 
       {"training", "dataset_path", said, {}, AcrossRanks::free},  // data are compared by content
+      {"training", "datasets", said, {}, AcrossRanks::free},
       {"training", "dataset_dtype", elsewhere, "part of the data's description"},
       {"training", "allow_tokenizer_mismatch", silent, "what it allows is said"},
       {"training", "local_batch_size", said},
@@ -61,6 +62,11 @@ const std::vector<SettingRule>& setting_rules() {
       {"training", "initial_loss_scale", said},
       {"training", "loss_scale_window", said},
       {"training", "enable_cpu_offload", silent, layout},
+
+      {"stream", "paths", said, {}, AcrossRanks::free},  // texts are compared by content
+      {"stream", "field", elsewhere, "part of the data's description"},
+      {"stream", "window", elsewhere, "part of the data's description"},
+      {"stream", "workers", silent, "the data are the same for every number"},
 
       {"parallelism", "data_parallel_replicate_degree", silent, layout},
       {"parallelism", "data_parallel_shard_degree", silent, layout},
@@ -123,6 +129,7 @@ const std::vector<SettingRule>& setting_rules() {
 
       {"validation", "enable", said},
       {"validation", "dataset_path", said, {}, AcrossRanks::free},
+      {"validation", "datasets", said, {}, AcrossRanks::free},
       {"validation", "fraction", said},
       {"validation", "local_batch_size", silent, "every held-out sample counts once, whatever the batch"},
       {"validation", "freq", silent, shown},

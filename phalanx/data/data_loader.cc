@@ -10,37 +10,9 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/data/permutation.h"
+#include "phalanx/data/stream_description.h"
 
 namespace phalanx::data {
-namespace {
-
-constexpr std::int64_t kPaddingPiece = 64;  // places, so that attention over padding costs little
-
-}  // namespace
-
-void check_batch(std::int64_t global_batch_size, std::int64_t ranks, std::int64_t micro_batches) {
-  if (global_batch_size < 1 || ranks < 1 || micro_batches < 1) {
-    throw ConfigError(fmt::format("global_batch_size {}, data-parallel ranks {} and micro-batches {} must be 1 or more",
-                                  global_batch_size, ranks, micro_batches));
-  }
-  const std::int64_t parts = ranks * micro_batches;
-  if (global_batch_size % parts == 0) return;
-  const std::int64_t below = global_batch_size / parts * parts;
-  const std::string sizes = below > 0 ? fmt::format("{} or {}", below, below + parts) : fmt::format("{}", parts);
-  std::int64_t fewer = ranks;
-  while (fewer > 1 && global_batch_size % (fewer * micro_batches) != 0) --fewer;
-  std::int64_t more = ranks;
-  while (more * micro_batches <= global_batch_size && global_batch_size % (more * micro_batches) != 0) ++more;
-  std::string counts;
-  if (global_batch_size % (fewer * micro_batches) == 0) counts = fmt::format("{}", fewer);
-  if (more * micro_batches <= global_batch_size) counts += fmt::format("{}{}", counts.empty() ? "" : " or ", more);
-  throw ConfigError(fmt::format(
-      "global_batch_size {} cannot be divided over {} data-parallel ranks{}: the nearest batch "
-      "sizes that can are {}{}",
-      global_batch_size, ranks, micro_batches > 1 ? fmt::format(" of {} micro-batches each", micro_batches) : "", sizes,
-      counts.empty() ? "" : fmt::format(", the nearest numbers of ranks {}", counts)));
-}
-
 DataLoader::DataLoader(TokenFile tokens, DataLoaderOptions options) : tokens_(std::move(tokens)), options_(options) {
   if (options_.seq_len < 1 || options_.global_batch_size < 1) {
     throw ConfigError(fmt::format("seq_len {} and global_batch_size {} must be 1 or more", options_.seq_len,
@@ -65,7 +37,7 @@ DataLoader::DataLoader(TokenFile tokens, DataLoaderOptions options) : tokens_(st
         tokens_, PackedRowsOptions{
                      .seq_len = options_.seq_len, .range = range_, .shuffle = options_.shuffle, .seed = options_.seed});
     sample_count_ = packed_->row_count();
-    begin_at(0, {});
+    DataLoader::begin_at(0, {});
     return;
   }
   sample_count_ = (range_.size() - 1) / options_.seq_len;
@@ -75,19 +47,7 @@ DataLoader::DataLoader(TokenFile tokens, DataLoaderOptions options) : tokens_(st
                     "use more data or a shorter seq_len",
                     tokens_.path(), range_.size(), options_.seq_len + 1, options_.seq_len));
   }
-  begin_at(0, {});
-}
-
-RowRange DataLoader::rows_of(const BatchShare& share) const {
-  check_batch(options_.global_batch_size, share.ranks, share.micro_batches);
-  if (share.rank < 0 || share.rank >= share.ranks || share.micro_batch < 0 ||
-      share.micro_batch >= share.micro_batches) {
-    throw ConfigError(fmt::format("rank {} of {} and micro-batch {} of {} do not exist", share.rank, share.ranks,
-                                  share.micro_batch, share.micro_batches));
-  }
-  const std::int64_t rows = options_.global_batch_size / share.ranks / share.micro_batches;
-  const std::int64_t begin = (share.rank * share.micro_batches + share.micro_batch) * rows;
-  return {begin, begin + rows};
+  DataLoader::begin_at(0, {});
 }
 
 void DataLoader::begin_at(std::int64_t step, StreamPosition position) {
@@ -229,12 +189,19 @@ std::vector<std::int32_t> DataLoader::fill_samples(std::int64_t first, std::int6
 
 std::vector<std::int32_t> DataLoader::fill(std::int64_t step, RowRange rows, std::span<std::int64_t> inputs,
                                            std::span<std::int64_t> labels) const {
-  if (step < 0 || rows.begin < 0 || rows.end < rows.begin || rows.end > options_.global_batch_size) {
-    throw ConfigError(
-        fmt::format("step {}, rows [{}, {}): expected a step of 0 or more and rows within the batch of {}", step,
-                    rows.begin, rows.end, options_.global_batch_size));
-  }
+  check_request(step, rows, inputs.size(), labels.size());
   return fill_rows(rows.size(), inputs, labels, [&](std::int64_t i) { return place_of(step, rows.begin + i); });
+}
+
+nlohmann::json DataLoader::describe() const { return describe_stream(*this); }
+
+std::map<std::string, std::int64_t> DataLoader::saved_position(std::int64_t step) const {
+  return {{kTokensRead, tokens_read(*this, step)}};
+}
+
+StreamResume DataLoader::resume(const nlohmann::json& saved,
+                                const std::map<std::string, std::int64_t>& saved_position) const {
+  return resume_stream(saved, tokens_in(saved_position), *this);
 }
 
 }  // namespace phalanx::data

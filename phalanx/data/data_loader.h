@@ -14,9 +14,7 @@
 // without shuffling, seq_len, begin_at() lets the samples continue after the tokens that have been read: no token is
 // skipped, no token is read twice. The rest of that epoch is cut into samples from there on, the later epochs as above.
 //
-// Rank r of d owns rows [r*B/d, (r+1)*B/d). Of these, micro-batch m of M is the m-th of M equal parts. So rows run over
-// ranks first and over micro-batches within a rank. The union over ranks and micro-batches is the global batch, for any
-// d and M. B must be a multiple of d*M; the error of check_batch() names the nearest valid choices.
+// How rows are divided among ranks: batch_source.h.
 //
 //   DataLoader dataloader(tokens, {.seq_len = 256, .global_batch_size = 8, .seed = 1});
 //   const RowRange rows = dataloader.rows_of({.rank = 0, .ranks = 2, .micro_batch = 0, .micro_batches = 2});
@@ -30,6 +28,7 @@
 #include <vector>
 
 #include "phalanx/base/ignored_label.h"
+#include "phalanx/data/batch_source.h"
 #include "phalanx/data/packed_rows.h"
 #include "phalanx/data/token_file.h"
 
@@ -45,46 +44,17 @@ struct DataLoaderOptions {
   bool pack = false;                // rows of whole documents; REQUIRES: separate_documents
 };
 
-/// A position in the stream of tokens that a run reads: the number of tokens of this epoch that have been read. In a
-/// shuffled or packed epoch these are the tokens of its first token / seq_len samples, padding included.
-struct StreamPosition {
-  std::int64_t epoch = 0;
-  std::int64_t token = 0;
-  friend bool operator==(const StreamPosition&, const StreamPosition&) = default;
-};
-
-/// Rows [begin, end) of a global batch.
-struct RowRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t size() const { return end - begin; }
-  friend bool operator==(const RowRange&, const RowRange&) = default;
-};
-
-/// A data-parallel rank and the micro-batch of its gradient accumulation.
-struct BatchShare {
-  std::int64_t rank = 0;
-  std::int64_t ranks = 1;
-  std::int64_t micro_batch = 0;
-  std::int64_t micro_batches = 1;
-};
-
-/// Throws ConfigError, with the nearest valid batch sizes and rank counts, unless ranks * micro_batches divides the
-/// batch.
-void check_batch(std::int64_t global_batch_size, std::int64_t ranks, std::int64_t micro_batches = 1);
-
-class DataLoader {
+class DataLoader : public BatchSource {
  public:
   /// Throws DataError if the range holds no whole sample or reaches outside the file, or if documents are to be separated
   /// and the file does not list them.
   DataLoader(TokenFile tokens, DataLoaderOptions options);
 
-  std::int64_t seq_len() const { return options_.seq_len; }
-  std::int64_t global_batch_size() const { return options_.global_batch_size; }
+  std::int64_t seq_len() const override { return options_.seq_len; }
+  std::int64_t global_batch_size() const override { return options_.global_batch_size; }
+  bool separates_documents() const override { return options_.separate_documents; }
   std::int64_t sample_count() const { return sample_count_; }  // per epoch
   const TokenFile& tokens() const { return tokens_; }
-
-  RowRange rows_of(const BatchShare& share) const;
 
   const DataLoaderOptions& options() const { return options_; }
   TokenRange range() const { return range_; }
@@ -94,19 +64,25 @@ class DataLoader {
   StreamPosition position_of(std::int64_t step) const { return place_of(step, 0); }
   /// From now on the position before `step` is `position`. Throws ConfigError if it is inside a shuffled or packed epoch
   /// and between samples.
-  void begin_at(std::int64_t step, StreamPosition position);
+  void begin_at(std::int64_t step, StreamPosition position) override;
 
   /// The first token of row `row` of the global batch of `step`, counted from the start of the range.
   std::int64_t token_at(std::int64_t step, std::int64_t row) const;
 
-  /// Writes the inputs and labels of the given rows, row-major [rows, seq_len] each. Throws ConfigError if sizes do not
-  /// match. Returns cumulative lengths of the documents: 0, then the end of each, counted over all rows; empty if they
-  /// are not separated.
   std::vector<std::int32_t> fill(std::int64_t step, RowRange rows, std::span<std::int64_t> inputs,
-                                 std::span<std::int64_t> labels) const;
+                                 std::span<std::int64_t> labels) const override;
+  std::int64_t label_count(std::int64_t step) const override;
 
-  /// How many tokens of the global batch of `step` have a label.
-  std::int64_t label_count(std::int64_t step) const;
+  nlohmann::json describe() const override;
+  std::map<std::string, std::int64_t> saved_position(std::int64_t step) const override;
+  StreamResume resume(const nlohmann::json& saved,
+                      const std::map<std::string, std::int64_t>& saved_position) const override;
+  std::vector<std::pair<std::string, std::string>> in_words() const override {
+    return {{"data", tokens_.description()}};
+  }
+  void each_file(const std::function<void(const std::string&, const DataLoader&)>& use) const override {
+    use("", *this);
+  }
 
   /// As fill(), for samples [first, first + count) of the first epoch, which are in the file's order without shuffling.
   std::vector<std::int32_t> fill_samples(std::int64_t first, std::int64_t count, std::span<std::int64_t> inputs,

@@ -3,14 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <list>
-#include <map>
 #include <mutex>
-#include <numeric>
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/data/best_fit.h"
 #include "phalanx/data/permutation.h"
 
 namespace phalanx::data {
@@ -85,30 +83,11 @@ PackedRows::Window PackedRows::pack(std::int64_t window, Statistics* statistics)
     }
   }
 
-  std::vector<std::size_t> longest_first(pieces.size());
-  std::iota(longest_first.begin(), longest_first.end(), std::size_t{0});
-  std::ranges::stable_sort(longest_first, std::greater{}, [&](std::size_t i) { return pieces[i].count; });
-  std::vector<std::vector<std::size_t>> rows;              // of numbers of pieces
-  std::map<std::int64_t, std::vector<std::size_t>> rooms;  // rows by the places that they have left
-  for (const std::size_t piece : longest_first) {
-    std::int64_t left = options_.seq_len;
-    std::size_t row = rows.size();
-    if (const auto fullest = rooms.lower_bound(pieces[piece].count); fullest != rooms.end()) {
-      left = fullest->first;
-      row = fullest->second.back();
-      fullest->second.pop_back();
-      if (fullest->second.empty()) rooms.erase(fullest);
-    } else {
-      rows.emplace_back();
-    }
-    rows[row].push_back(piece);
-    if (left > pieces[piece].count) rooms[left - pieces[piece].count].push_back(row);
-  }
-  for (auto& row : rows) std::ranges::sort(row);
-  std::ranges::sort(rows);
-
+  std::vector<std::int64_t> sizes;
+  sizes.reserve(pieces.size());
+  for (const Piece& piece : pieces) sizes.push_back(piece.count);
   Window result;
-  for (const auto& row : rows) {
+  for (const auto& row : best_fit(sizes, options_.seq_len)) {
     auto& of_row = result.rows.emplace_back();
     for (const std::size_t piece : row) of_row.push_back(pieces[piece]);
   }

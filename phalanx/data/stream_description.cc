@@ -1,6 +1,7 @@
 #include "phalanx/data/stream_description.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
 
@@ -29,12 +30,6 @@ StreamValues values_of(const json& saved) {
   const auto fail = [](const std::string& what) {
     throw DataError("the checkpoint's description of its data " + what);
   };
-  if (!saved.is_object()) fail("is no JSON object");
-  if (const auto version = saved.find("version");
-      version == saved.end() || (*version != kStreamVersion && *version != kPackedStreamVersion)) {
-    fail(fmt::format("is of version {}: expected {} or {}; a later version of Phalanx wrote it",
-                     version == saved.end() ? "none" : version->dump(), kStreamVersion, kPackedStreamVersion));
-  }
   try {
     StreamValues values{.name = saved.at("name"),
                         .type = saved.at("type"),
@@ -108,6 +103,40 @@ std::vector<std::string> differences_of(const StreamValues& saved, const StreamV
 
 }  // namespace
 
+std::int64_t stream_version(const json& saved) {
+  constexpr const char* kWhat = "the checkpoint's description of its data";
+  if (!saved.is_object()) throw DataError(fmt::format("{} is no JSON object", kWhat));
+  const auto version = saved.find("version");
+  for (const std::int64_t known : {kStreamVersion, kPackedStreamVersion, kBlendVersion, kTextStreamVersion}) {
+    if (version != saved.end() && *version == known) return known;
+  }
+  throw DataError(fmt::format("{} is of version {}: expected {} to {}; a later version of Phalanx wrote it", kWhat,
+                              version == saved.end() ? "none" : version->dump(), kStreamVersion, kTextStreamVersion));
+}
+
+std::string stream_text(const json& saved) {
+  const std::int64_t version = stream_version(saved);
+  if (version == kTextStreamVersion) return "texts";
+  if (version != kBlendVersion) return values_of(saved).name;
+  std::vector<std::string> names;
+  for (const json& set : saved.value("sets", json::array())) {
+    if (set.is_object()) names.push_back(set.value("name", json()).dump());
+  }
+  return fmt::format("a blend of {}", fmt::join(names, ", "));
+}
+
+std::vector<std::string> stream_differences(const json& saved, const json& now) {
+  stream_version(saved);
+  return differences_of(values_of(saved), values_of(now));
+}
+
+std::int64_t tokens_in(const std::map<std::string, std::int64_t>& saved_position) {
+  const auto tokens = saved_position.find(kTokensRead);
+  if (tokens != saved_position.end()) return tokens->second;
+  throw DataError(
+      fmt::format("the checkpoint does not say how much of the data has been read ({} of its manifest)", kTokensRead));
+}
+
 json describe_stream(const DataLoader& dataloader) {
   const TokenFile& tokens = dataloader.tokens();
   const PackedRows* const packed = dataloader.packed_rows();
@@ -139,6 +168,12 @@ std::int64_t tokens_read(const DataLoader& dataloader, std::int64_t step) {
 }
 
 StreamResume resume_stream(const json& saved, std::int64_t tokens, const DataLoader& dataloader) {
+  if (const auto version = stream_version(saved); version == kBlendVersion || version == kTextStreamVersion) {
+    return {.position = {},
+            .differences = {fmt::format("[training] dataset_path: the checkpoint's run read {}; this one reads {}",
+                                        stream_text(saved), values_of(describe_stream(dataloader)).name)},
+            .notes = {}};
+  }
   const StreamValues before = values_of(saved), now = values_of(describe_stream(dataloader));
   StreamResume resume{.differences = differences_of(before, now)};
   if (tokens < 0) throw DataError(fmt::format("the checkpoint's data position is {} tokens", tokens));

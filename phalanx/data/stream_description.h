@@ -3,7 +3,10 @@
 //   {"version": 1, "name": "train.bin", "format": "Megatron", "type": "uint16", "tokens": 5000000,
 //    "content": "9f86...", "index": "02ab...", "range": [0, 4750000], "seq_len": 2048, "shuffle": true, "seed": 0}
 //
-// A packed stream (packed_rows.h) has "version": 2 and "packing": {"kind": "best_fit", "rows": 1234}.
+// A packed stream (packed_rows.h) has "version": 2 and "packing": {"kind": "best_fit", "rows": 1234}. A blend
+// (blended_loader.h) has "version": 3, "seq_len" and "sets": [{"name": "web", "share": 7, "stream": {...}}, ...]. Its
+// position is the number of tokens of all its rows. Texts (corpus/text_stream.h) have "version": 4 and describe
+// themselves.
 //
 // The name is only for messages: a file that was moved or copied is the same. A position is a number of tokens.
 // Finished epochs count with the tokens of their whole samples.
@@ -18,6 +21,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -25,6 +29,8 @@
 #include "phalanx/data/data_loader.h"
 
 namespace phalanx::data {
+
+inline constexpr std::int64_t kBlendVersion = 3, kTextStreamVersion = 4;
 
 nlohmann::json describe_stream(const DataLoader& dataloader);
 
@@ -35,19 +41,20 @@ nlohmann::json describe_range(const TokenFile& tokens, TokenRange range);
 /// The stream's position before `step`.
 std::int64_t tokens_read(const DataLoader& dataloader, std::int64_t step);
 
-struct StreamResume {
-  /// Where the stream continues; if there are differences, its beginning.
-  StreamPosition position;
-  /// Why `dataloader` is not the saved stream, one reason a line: "[training] dataset_path: the checkpoint's run read
-  /// ..., this one reads ...". Empty: every token is read once, as if the run had never stopped.
-  std::vector<std::string> differences;
-  /// For the log: how the same stream is read differently, such as with another sequence length.
-  std::vector<std::string> notes;
-};
-
 /// `saved` and `tokens`: describe_stream() and tokens_read() of the run that is resumed. Another sequence length is no
 /// difference where the position is defined: without shuffling, and between two epochs. Throws DataError if `saved` is
 /// malformed or of a later version.
 StreamResume resume_stream(const nlohmann::json& saved, std::int64_t tokens, const DataLoader& dataloader);
+
+/// Why `now` is not the stream `saved`, both made by describe_stream(); without their sequence lengths. Throws as
+/// resume_stream() does.
+std::vector<std::string> stream_differences(const nlohmann::json& saved, const nlohmann::json& now);
+
+/// "version" of a description. Throws DataError if it has none or that of a later version of Phalanx.
+std::int64_t stream_version(const nlohmann::json& saved);
+/// For messages: "train.bin", or "a blend of web, code".
+std::string stream_text(const nlohmann::json& saved);
+/// The number of tokens in a checkpoint's integers. Throws DataError if there is none.
+std::int64_t tokens_in(const std::map<std::string, std::int64_t>& saved_position);
 
 }  // namespace phalanx::data

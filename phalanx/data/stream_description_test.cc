@@ -217,7 +217,7 @@ TEST_F(StreamTest, MalformedDescriptionsAreErrors) {
     bad[key] = value;
     return error_text<DataError>([&] { resume_stream(bad, tokens, dataloader); });
   };
-  EXPECT_THAT(refused("version", 3), HasSubstr("version 3: expected 1 or 2"));
+  EXPECT_THAT(refused("version", 9), HasSubstr("version 9: expected 1 to 4"));
   EXPECT_THAT(refused("seq_len", "ten"), HasSubstr("malformed"));
   EXPECT_THAT(refused("seq_len", 0), HasSubstr("of no stream"));
   EXPECT_THAT(refused("range", json::array({5})), HasSubstr("malformed"));

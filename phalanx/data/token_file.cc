@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "phalanx/base/content_hash.h"
@@ -79,6 +81,16 @@ void widen(TokenType type, const std::byte* from, std::span<std::int64_t> out) {
     case TokenType::u32:
       return widen<std::uint32_t>(from, out);
   }
+}
+
+/// Rows of a large file are read here and there. Read-ahead, which may be megabytes for each, would read most of the
+/// file for a few rows.
+bool is_read_at_random(std::uint64_t bytes) { return bytes > (std::uint64_t{64} << 20); }
+
+MappedFile mapped(const std::string& path) {
+  std::error_code error;
+  const std::uintmax_t bytes = std::filesystem::file_size(path, error);
+  return MappedFile(path, !error && is_read_at_random(bytes) ? MappedFile::Access::random : MappedFile::Access::normal);
 }
 
 }  // namespace
@@ -164,7 +176,7 @@ TokenFile::TokenFile(const std::string& path, TokenFileOptions options)
     require_file(path);
     path_ = path;
     sidecar_ = read_sidecar(path_);
-    mapping_ = std::make_shared<const Mapping>(Mapping{MappedFile(path), {}});
+    mapping_ = std::make_shared<const Mapping>(Mapping{mapped(path), {}});
     if (mapping_->ids.size() == 0) throw DataError(fmt::format("{}: the file is empty: expected token ids", path));
     std::int32_t magic = 0;
     if (mapping_->ids.size() >= 4) magic = load_le<std::int32_t>(mapping_->ids.data());
@@ -223,7 +235,7 @@ void TokenFile::open_megatron(const std::string& prefix) {
   if (!is_file(path_)) {
     throw DataError(fmt::format("{}: no such file: a Megatron index needs its ids beside it", path_));
   }
-  mapping_ = std::make_shared<const Mapping>(Mapping{MappedFile(path_), MappedFile(index_path)});
+  mapping_ = std::make_shared<const Mapping>(Mapping{mapped(path_), MappedFile(index_path)});
   const std::byte* at = mapping_->index.data();
   const auto bytes = static_cast<std::int64_t>(mapping_->index.size());
   if (bytes < kMegatronHeaderBytes) {
@@ -423,7 +435,12 @@ void TokenFile::read(std::int64_t begin, std::span<std::int64_t> out) const {
   if (begin < 0 || count > size_ || begin > size_ - count) {
     throw DataError(fmt::format("{}: {} tokens from {} on asked for: the file has {}", path_, count, begin, size_));
   }
-  widen(type_, ids_ + begin * data::bytes_of(type_), out);
+  const std::int64_t width = data::bytes_of(type_);
+  constexpr std::int64_t kPage = 4096;
+  if (is_read_at_random(mapping_->ids.size()) && count * width > kPage) {
+    mapping_->ids.will_need({ids_ + begin * width, static_cast<std::size_t>(count * width)});
+  }
+  widen(type_, ids_ + begin * width, out);
   const std::int64_t end = ids_end();
   if (end == 0) return;
   // Unsigned, so that a negative id is also too large. The maximum comes first, because the compiler vectorises it.

@@ -12,7 +12,7 @@ namespace phalanx::train {
 using observe::TraceSpan;
 
 ForwardBackwardResult forward_backward_step(ParallelModel& model, const OptimizerStep& optimizer_step,
-                                            const data::DataLoader& dataloader, const ForwardBackwardOptions& options,
+                                            const data::BatchSource& dataloader, const ForwardBackwardOptions& options,
                                             std::int64_t step) {
   const ParallelPlan& parallel = options.plan.parallel;
   const std::int64_t parts = options.plan.accumulation_steps;

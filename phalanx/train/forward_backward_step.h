@@ -41,7 +41,7 @@ struct ForwardBackwardResult {
 
 /// `step` counts from 0.
 ForwardBackwardResult forward_backward_step(ParallelModel& model, const OptimizerStep& optimizer_step,
-                                            const data::DataLoader& dataloader, const ForwardBackwardOptions& options,
+                                            const data::BatchSource& dataloader, const ForwardBackwardOptions& options,
                                             std::int64_t step);
 
 }  // namespace phalanx::train

@@ -219,6 +219,9 @@ void MetricsLogger::write_step(const StepMetrics& m, bool to_tensorboard) {
     line["exposed_seconds"] = m.exposed_seconds;
     line["exposed_percent"] = m.exposed_percent;
   }
+  for (const data::SetCount& set : m.sets) {
+    line["sets"][set.name] = {{"sequences", set.sequences}, {"epochs", set.epochs}};
+  }
   line["time"] = unix_time();
   impl_->metrics.write(line);
   if (!impl_->board || !to_tensorboard) return;
@@ -240,18 +243,26 @@ void MetricsLogger::write_step(const StepMetrics& m, bool to_tensorboard) {
     board.add_scalar("time_metrics/exposed_communication(s)", mean_of(m.exposed_seconds), m.step);
     board.add_scalar("time_metrics/exposed_communication(%)", m.exposed_percent, m.step);
   }
+  for (const data::SetCount& set : m.sets) {
+    board.add_scalar("data/epochs/" + set.name, set.epochs, m.step);
+  }
   board.add_scalar("memory/max_reserved(GiB)", m.memory_gib.at(0), m.step);
   board.flush();
 }
 
 void MetricsLogger::write_validation(const ValidationMetrics& m) {
-  impl_->metrics.write({{"step", m.step},
-                        {"validation_loss", m.loss},
-                        {"tokens", m.tokens},
-                        {"seconds", m.seconds},
-                        {"time", unix_time()}});
+  nlohmann::ordered_json line = {
+      {"step", m.step}, {"validation_loss", m.loss}, {"tokens", m.tokens}, {"seconds", m.seconds}};
+  for (const ValidationMetrics::Set& set : m.sets) {
+    line["sets"][set.name] = {{"loss", set.loss}, {"tokens", set.tokens}};
+  }
+  line["time"] = unix_time();
+  impl_->metrics.write(line);
   if (!impl_->board) return;
   impl_->board->add_scalar("validation_metrics/global_avg_loss", m.loss, m.step);
+  for (const ValidationMetrics::Set& set : m.sets) {
+    impl_->board->add_scalar("validation_metrics/loss/" + set.name, set.loss, m.step);
+  }
   impl_->board->flush();
 }
 

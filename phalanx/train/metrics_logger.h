@@ -23,6 +23,8 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/data/batch_source.h"
+
 namespace phalanx::train {
 
 /// One training step, as in metrics.jsonl: tokens summed and averages taken over all ranks.
@@ -44,13 +46,20 @@ struct StepMetrics {
   std::vector<double> comm_seconds, exposed_seconds;  // per rank, see exchange_step_metrics.h; empty on a single rank
   double exposed_percent = 0;                         // of the ranks' time
   std::vector<double> cpu_seconds;                    // processor time of the step, per rank
+  std::vector<data::SetCount> sets;                   // read so far of each data set of a blend; empty without one
 };
 
 struct ValidationMetrics {
+  struct Set {
+    std::string name;
+    double loss = 0;
+    std::int64_t tokens = 0;
+  };
   std::int64_t step = 0;
-  double loss = 0;
+  double loss = 0;  // of the tokens of all sets
   std::int64_t tokens = 0;
   double seconds = 0;
+  std::vector<Set> sets = {};  // empty if there is only one
 };
 
 struct MetricsLoggerOptions {

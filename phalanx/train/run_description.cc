@@ -11,6 +11,7 @@
 #include "phalanx/base/human.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/config/run_identity.h"
+#include "phalanx/data/data_loader.h"
 #include "phalanx/models/config/hf_config.h"
 #include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/config/llama_json.h"
@@ -41,22 +42,38 @@ DescriptionLines describe_run(const RunParts& run) {
   if (plan.world_size > 1) lines.emplace_back("layout", run.model.layout());
   lines.emplace_back("memory", run.model.memory_text());
   lines.emplace_back("precision", precision_text(run.config, plan));
-  lines.emplace_back("data", run.data.dataloader->tokens().description());
+  for (const auto& line : run.data.dataloader->in_words()) lines.push_back(line);
   lines.emplace_back(
       "batch", fmt::format("{} sequences x {} tokens x {} {}rank{} x {} accumulated = {} tokens a step",
                            plan.local_batch_size, training.seq_len, data_parallel_size,
                            plan.parallel.uses_model_parallelism() ? "data " : "", data_parallel_size == 1 ? "" : "s",
                            plan.accumulation_steps, with_commas(plan.global_batch_size * training.seq_len)));
-  const double epochs = static_cast<double>(training.steps * plan.global_batch_size) /
-                        static_cast<double>(run.data.dataloader->sample_count());
-  lines.emplace_back(
-      "steps", fmt::format("{} ({} tokens, {:.2f} epochs)", training.steps,
-                           human_count(static_cast<double>(training.steps * plan.global_batch_size * training.seq_len)),
-                           epochs));
+  const std::int64_t rows = training.steps * plan.global_batch_size;
+  const std::vector<data::SetCount> counts = run.data.dataloader->counts_before(training.steps);
+  std::string epochs;
+  if (counts.empty()) {
+    run.data.dataloader->each_file([&](const std::string&, const data::DataLoader& loader) {
+      epochs = fmt::format(", {:.2f} epochs", static_cast<double>(rows) / static_cast<double>(loader.sample_count()));
+    });
+  }
+  lines.emplace_back("steps", fmt::format("{} ({} tokens{})", training.steps,
+                                          human_count(static_cast<double>(rows * training.seq_len)), epochs));
+  std::int64_t all = 0;
+  for (const data::SetCount& set : counts) all += set.sequences;
+  for (const data::SetCount& set : counts) {
+    lines.emplace_back(
+        fmt::format("blend '{}'", set.name),
+        fmt::format("{} sequences, {} tokens, {:.2f} % of all, {:.2f} epochs", with_commas(set.sequences),
+                    human_count(static_cast<double>(set.sequences * training.seq_len)),
+                    100 * static_cast<double>(set.sequences) / static_cast<double>(all), set.epochs));
+  }
   if (run.data.validator) {
-    lines.emplace_back("validation", fmt::format("{} tokens every {} steps, unigram entropy {:.4f}",
-                                                 with_commas(run.data.validator->sample_count() * training.seq_len),
-                                                 run.config.validation.freq, run.data.unigram_entropy.value_or(0)));
+    const std::string sets =
+        run.data.validator->set_count() > 1 ? fmt::format(" of {} data sets", run.data.validator->set_count()) : "";
+    lines.emplace_back("validation",
+                       fmt::format("{} tokens{} every {} steps, unigram entropy {:.4f}",
+                                   with_commas(run.data.validator->sample_count() * training.seq_len), sets,
+                                   run.config.validation.freq, run.data.unigram_entropy.value_or(0)));
   }
   lines.emplace_back("folder", run.config.job.dump_folder);
   return lines;

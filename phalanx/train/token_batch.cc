@@ -35,7 +35,7 @@ std::span<std::int64_t> values(const at::Tensor& tensor) {
 
 }  // namespace
 
-TokenBatch load_batch(const data::DataLoader& dataloader, std::int64_t step, data::RowRange rows, at::Device device) {
+TokenBatch load_batch(const data::BatchSource& dataloader, std::int64_t step, data::RowRange rows, at::Device device) {
   TokenBatch batch = on_host(rows.size(), dataloader.seq_len(), device);
   auto ends = dataloader.fill(step, rows, values(batch.inputs), values(batch.labels));
   return moved(std::move(batch), std::move(ends), device);

@@ -18,7 +18,7 @@ struct TokenBatch {
   std::int64_t label_count = 0;                                   // tokens with a loss
 };
 
-TokenBatch load_batch(const data::DataLoader& dataloader, std::int64_t step, data::RowRange rows, at::Device device);
+TokenBatch load_batch(const data::BatchSource& dataloader, std::int64_t step, data::RowRange rows, at::Device device);
 
 /// Samples [first, first + rows) of the range, in the file's order.
 TokenBatch load_samples(const data::DataLoader& dataloader, std::int64_t first, std::int64_t rows, at::Device device);

@@ -20,7 +20,6 @@
 #include "phalanx/config/config_checks.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/config/run_identity.h"
-#include "phalanx/data/stream_description.h"
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
 #include "phalanx/launch/libtorch_version.h"
 #include "phalanx/nn/init.h"
@@ -219,13 +218,14 @@ TrainState Trainer::collect_state() const {
   optimizer_step_->collect_state(state);
   state.integers["step"] = step_;
   state.integers[kDataSeed] = config_.debug.seed;
-  state.integers[kDataTokens] = data::tokens_read(*data_.dataloader, step_);
+  state.integers.merge(data_.dataloader->saved_position(step_));
   return state;
 }
 
 void Trainer::load_state() {
   TrainState state = collect_state();
-  state.integers.erase(kDataTokens);  // older checkpoints count sequences
+  // Older checkpoints count sequences, and those of other data have another position.
+  for (const auto& [key, value] : data_.dataloader->saved_position(step_)) state.integers.erase(key);
   const auto step =
       checkpoints_.load(state, [this](const std::filesystem::path& step_directory, const Manifest& manifest) {
         compare_with_saved(step_directory, manifest);

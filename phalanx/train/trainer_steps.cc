@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/human.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/process_stats.h"
 #include "phalanx/parallel/replica_check.h"
@@ -240,6 +241,7 @@ void Trainer::log_step(const StepOutcome& outcome) {
     metrics.exposed_seconds = outcome.totals.exposed_seconds;
     metrics.exposed_percent = 100.0 * mean_of(metrics.exposed_seconds) / mean_of(outcome.totals.wall_seconds);
   }
+  metrics.sets = data_.dataloader->counts_before(step);
   metrics.loss_scale = outcome.optimizer_step.loss_scale;
   metrics.skipped = !outcome.optimizer_step.stepped;
   metrics.tflops = metrics.tps * flops / 1e12;
@@ -306,6 +308,10 @@ bool Trainer::validate(bool is_asked_to_stop) {
        .memory_gib = memory / kGiB,
        .memory_percent = device_.total_bytes ? 100.0 * memory / static_cast<double>(device_.total_bytes) : 0,
        .tokens_per_second = static_cast<double>(metrics.tokens) / plan_.world_size / metrics.seconds}));
+  for (const ValidationMetrics::Set& set : metrics.sets) {
+    log_info(fmt::format("validate step: {}  '{}': loss: {:.5f}  tokens: {}", step_, set.name, set.loss,
+                         with_commas(set.tokens)));
+  }
   return true;
 }
 

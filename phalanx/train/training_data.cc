@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "phalanx/base/human.h"
 #include "phalanx/data/corpus/token_statistics.h"
+#include "phalanx/data/data_loader.h"
 #include "phalanx/data/stream_description.h"
 #include "phalanx/train/inputs/training_files.h"
 #include "phalanx/train/precision.h"
@@ -27,31 +30,56 @@ std::string packing_text(const data::PackedRows& rows, std::int64_t seq_len) {
   return text;
 }
 
+nlohmann::json describe_held_out(const std::vector<TrainingFiles::HeldOut>& sets) {
+  if (sets.size() == 1) return data::describe_range(sets.front().dataloader.tokens(), sets.front().range);
+  nlohmann::json all = nlohmann::json::array();
+  for (const auto& [name, dataloader, range] : sets) {
+    all.push_back({{"name", name}, {"stream", data::describe_range(dataloader.tokens(), range)}});
+  }
+  return {{"sets", all}};
+}
+
+/// Of the tokens of all sets together.
+double unigram_entropy(const std::vector<TrainingFiles::HeldOut>& sets) {
+  std::vector<std::int64_t> counts;
+  for (const auto& [name, dataloader, range] : sets) {
+    const std::vector<std::int64_t> more = data::token_counts(dataloader.tokens(), range);
+    counts.resize(std::max(counts.size(), more.size()));
+    for (std::size_t id = 0; id < more.size(); ++id) counts[id] += more[id];
+  }
+  return data::unigram_entropy(counts);
+}
+
 }  // namespace
 
 TrainingData open_training_data(const config::TrainConfig& config, const config::RunPlan& plan, c10::Device device,
                                 int rank) {
   TrainingFiles files = open_training_files(config, plan);
   TrainingData result;
-  if (files.validation) {
-    auto& [dataloader, range, local_batch_size] = *files.validation;
-    result.validation = data::describe_range(dataloader.tokens(), range);
-    if (rank == 0) result.unigram_entropy = data::unigram_entropy(dataloader.tokens(), range);
+  if (!files.validation.empty()) {
+    result.validation = describe_held_out(files.validation);
+    if (rank == 0) result.unigram_entropy = unigram_entropy(files.validation);
+    std::vector<Validator::Set> sets;
+    for (auto& [name, dataloader, range] : files.validation) sets.push_back({name, std::move(dataloader)});
     result.validator = std::make_unique<Validator>(
-        std::move(dataloader), ValidatorOptions{.local_batch_size = local_batch_size,
-                                                .steps = config.validation.steps,
-                                                .data_parallel_rank = plan.parallel.data_parallel_rank(rank),
-                                                .data_parallel_size = plan.parallel.data_parallel_size(),
-                                                .autocast = autocast_dtype(config, plan),
-                                                .device = device});
+        std::move(sets), ValidatorOptions{.local_batch_size = files.validation_batch_size,
+                                          .steps = config.validation.steps,
+                                          .data_parallel_rank = plan.parallel.data_parallel_rank(rank),
+                                          .data_parallel_size = plan.parallel.data_parallel_size(),
+                                          .autocast = autocast_dtype(config, plan),
+                                          .device = device});
   }
-  result.dataloader = std::make_unique<data::DataLoader>(std::move(files.train));
-  result.identity = data::describe_stream(*result.dataloader);
+  result.dataloader = std::move(files.train);
+  result.identity = result.dataloader->describe();
   result.tokenizer = std::move(files.tokenizer.identity);
-  result.lines = std::move(files.tokenizer.lines);
-  if (const data::PackedRows* const packed = result.dataloader->packed_rows()) {
-    result.lines.push_back("data: " + packing_text(*packed, config.training.seq_len));
-  }
+  result.lines = std::move(files.lines);
+  for (std::string& line : files.tokenizer.lines) result.lines.push_back(std::move(line));
+  result.dataloader->each_file([&](const std::string& name, const data::DataLoader& loader) {
+    const data::PackedRows* const packed = loader.packed_rows();
+    if (packed == nullptr) return;
+    result.lines.push_back(
+        fmt::format("data: {}{}{}", name, name.empty() ? "" : ": ", packing_text(*packed, config.training.seq_len)));
+  });
   return result;
 }
 

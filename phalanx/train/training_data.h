@@ -21,7 +21,7 @@
 namespace phalanx::train {
 
 struct TrainingData {
-  std::unique_ptr<data::DataLoader> dataloader;
+  std::unique_ptr<data::BatchSource> dataloader;
   std::unique_ptr<Validator> validator;   // null without validation
   std::optional<double> unigram_entropy;  // of the held-out tokens; counted by rank 0
   // They identify the data by content, for run_identity.h: objects; empty if nothing is known.

@@ -12,12 +12,18 @@
 
 namespace phalanx::train {
 
-Validator::Validator(data::DataLoader dataloader, ValidatorOptions options)
-    : dataloader_(std::move(dataloader)), options_(options) {}
+Validator::Validator(std::vector<Set> sets, ValidatorOptions options) : sets_(std::move(sets)), options_(options) {}
+
+std::int64_t Validator::sample_count_of(const Set& set) const {
+  const std::int64_t all = set.dataloader.sample_count();
+  if (options_.steps < 0) return all;
+  return std::min(all, options_.steps * options_.local_batch_size * options_.data_parallel_size);
+}
 
 std::int64_t Validator::sample_count() const {
-  if (options_.steps < 0) return dataloader_.sample_count();
-  return std::min(dataloader_.sample_count(), options_.steps * options_.local_batch_size * options_.data_parallel_size);
+  std::int64_t sum = 0;
+  for (const Set& set : sets_) sum += sample_count_of(set);
+  return sum;
 }
 
 std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicator& world, std::int64_t step,
@@ -27,26 +33,30 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
   const bool was_training = model.model().is_training();
   model.model().eval();
 
-  const std::int64_t samples = sample_count();
   const std::int64_t round = options_.local_batch_size * options_.data_parallel_size;
-  // [sum of losses, tokens that have one], in float64 on the device: nothing waits for it inside the loop.
-  at::Tensor sums = at::zeros({2}, at::TensorOptions(at::kDouble).device(options_.device));
-  for (std::int64_t first = 0; first < samples; first += round) {
-    if (is_cut_short && is_cut_short()) {
-      model.model().train(was_training);
-      return std::nullopt;
+  // Of each set [sum of losses, tokens that have one], in float64 on the device: nothing waits for it inside the loop.
+  at::Tensor sums = at::zeros({set_count(), 2}, at::TensorOptions(at::kDouble).device(options_.device));
+  for (std::int64_t number = 0; number < set_count(); ++number) {
+    const Set& set = sets_[static_cast<std::size_t>(number)];
+    const at::Tensor of_set = sums[number];
+    const std::int64_t samples = sample_count_of(set);
+    for (std::int64_t first = 0; first < samples; first += round) {
+      if (is_cut_short && is_cut_short()) {
+        model.model().train(was_training);
+        return std::nullopt;
+      }
+      const std::int64_t mine = first + options_.data_parallel_rank * options_.local_batch_size;
+      const std::int64_t rows = std::min(options_.local_batch_size, samples - mine);
+      if (rows <= 0) {
+        // This rank has no samples left, but other ranks still need its part of the model.
+        if (model.is_model_sharded()) model.loss_sum(load_samples(set.dataloader, 0, 1, options_.device));
+        continue;
+      }
+      const TokenBatch batch = load_samples(set.dataloader, mine, rows, options_.device);
+      const AutocastGuard autocast(options_.device.type(), options_.autocast);
+      of_set[0].add_(model.loss_sum(batch).to(at::kDouble));
+      of_set[1].add_(static_cast<double>(batch.label_count));
     }
-    const std::int64_t mine = first + options_.data_parallel_rank * options_.local_batch_size;
-    const std::int64_t rows = std::min(options_.local_batch_size, samples - mine);
-    if (rows <= 0) {
-      // This rank has no samples left, but other ranks still need its part of the model.
-      if (model.is_model_sharded()) model.loss_sum(load_samples(dataloader_, 0, 1, options_.device));
-      continue;
-    }
-    const TokenBatch batch = load_samples(dataloader_, mine, rows, options_.device);
-    const AutocastGuard autocast(options_.device.type(), options_.autocast);
-    sums[0].add_(model.loss_sum(batch).to(at::kDouble));
-    sums[1].add_(static_cast<double>(batch.label_count));
   }
   model.model().train(was_training);
 
@@ -55,10 +65,19 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
   // equally often.
   world.all_reduce(host);
   const auto* values = host.const_data_ptr<double>();
-  return ValidationMetrics{.step = step,
-                           .loss = values[0] / values[1],
-                           .tokens = samples * dataloader_.seq_len(),
-                           .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+  ValidationMetrics result{.step = step};
+  double loss_sum = 0, label_count = 0;
+  for (std::size_t i = 0; i < sets_.size(); ++i) {
+    const double losses = values[2 * i], labels = values[2 * i + 1];
+    const std::int64_t tokens = sample_count_of(sets_[i]) * sets_[i].dataloader.seq_len();
+    loss_sum += losses;
+    label_count += labels;
+    result.tokens += tokens;
+    if (sets_.size() > 1) result.sets.push_back({.name = sets_[i].name, .loss = losses / labels, .tokens = tokens});
+  }
+  result.loss = loss_sum / label_count;
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
 }
 
 }  // namespace phalanx::train

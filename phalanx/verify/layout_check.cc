@@ -84,7 +84,7 @@ class Comparison {
 
   LayoutCheck run() {
     check_initial_values();
-    if (!result_.finding && parallelized_.data.dataloader->options().separate_documents) check_documents();
+    if (!result_.finding && parallelized_.data.dataloader->separates_documents()) check_documents();
     for (std::int64_t step = 1; step <= options_.steps && !result_.finding; ++step) one_step(step);
     if (result_.finding && is_recomputed_ && world_->size() == 1 && result_.finding->step > 0) {
       result_.finding->cause += kOnlyRecomputed;

@@ -6,6 +6,7 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <bit>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -14,12 +15,14 @@
 #include <utility>
 
 #include "phalanx/base/byte_order_mark.h"
+#include "phalanx/base/content_hash.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file_kind.h"
 #include "phalanx/base/hub_name.h"
 #include "phalanx/base/mapped_file.h"
 #include "phalanx/base/parse_text.h"
 #include "phalanx/base/utf8.h"
+#include "phalanx/data/corpus/encode_all.h"
 #include "phalanx/data/corpus/record_signs.h"
 #include "phalanx/data/corpus/token_statistics.h"
 #include "phalanx/data/token_file_writer.h"
@@ -256,7 +259,19 @@ class CorpusLister {
   std::unordered_set<std::string> seen_;
 };
 
+/// What follows a piece of text that is encoded.
+struct PieceEnd {
+  bool ends_document = false;
+  bool counts = false;  // for the progress
+};
+
 }  // namespace
+
+bool SeenTexts::is_new(std::string_view text) {
+  const std::string hash = ContentHash().add(text).hex();
+  const auto half = [&](std::size_t begin) { return std::stoull(hash.substr(begin, 16), nullptr, 16); };
+  return seen_.insert({half(0), half(16)}).second;
+}
 
 std::int64_t total_bytes(const std::vector<Document>& documents) {
   std::int64_t bytes = 0;
@@ -356,13 +371,37 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
     if (token.special) specials.add(token.content, token);
   }
   std::vector<std::int64_t> counts(static_cast<std::size_t>(tokenizer.vocab_size()), 0);
-  std::vector<TokenId> ids;
-  const auto write_ids = [&] {
-    for (const TokenId id : ids) ++counts[static_cast<std::size_t>(id)];
-    writer.append(ids);
-    ids.clear();
+  std::vector<std::string> pieces;  // a text, or a part of a large one
+  std::vector<PieceEnd> ends;
+  std::size_t piece_bytes = 0;
+  std::int64_t length = 0;  // tokens of the document so far
+  const auto write_pieces = [&] {
+    std::vector<std::vector<TokenId>> ids = encode_all(tokenizer, pieces, {.threads = options.threads});
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (ends[i].ends_document && options.end_of_text) ids[i].push_back(*end);
+      for (const TokenId id : ids[i]) ++counts[static_cast<std::size_t>(id)];
+      writer.append(ids[i]);
+      length += std::ssize(ids[i]);
+      if (ends[i].ends_document) {
+        writer.end_document();
+        const auto bin = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(length)));
+        summary.lengths.resize(std::max(summary.lengths.size(), bin));
+        if (length > 0) ++summary.lengths[bin - 1];
+        length = 0;
+      }
+      if (ends[i].counts) options.bytes_done(pieces[i].size());
+    }
+    pieces.clear();
+    ends.clear();
+    piece_bytes = 0;
   };
-  const auto encode = [&](const Document& document, std::string_view text, const Advance& bytes_done) {
+  const std::size_t batch_bytes = 2 * kChunkBytes * static_cast<std::size_t>(options.threads);
+  const auto encode = [&](const Document& document, std::string_view text, bool counts_bytes) {
+    if (options.seen != nullptr && !options.seen->is_new(text)) {
+      ++summary.duplicates;
+      if (counts_bytes) options.bytes_done(text.size());
+      return;
+    }
     summary.bytes += static_cast<std::int64_t>(text.size());
     if (document.format == TextFormat::text && !is_utf8(text) && ++summary.not_utf8 == 1) {
       summary.first_not_utf8 = document.shown();
@@ -370,28 +409,25 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
     if (const auto special = specials.next(text, 0); special.length > 0 && ++summary.with_special == 1) {
       summary.first_special = fmt::format("'{}' in {}", text.substr(special.begin, special.length), document.shown());
     }
-    while (!text.empty()) {
+    do {
       std::size_t cut = text.size() > kChunkBytes ? tokenizer.safe_cut(text, kChunkBytes) : text.size();
       if (cut == 0) cut = text.size();
-      tokenizer.encode_to(text.substr(0, cut), ids, {.added_tokens = false});
-      write_ids();
-      if (bytes_done) bytes_done(cut);
+      pieces.emplace_back(text.substr(0, cut));
       text.remove_prefix(cut);
-    }
-    if (options.end_of_text) {
-      ids.push_back(*end);
-      write_ids();
-    }
-    writer.end_document();
+      ends.push_back({.ends_document = text.empty(), .counts = counts_bytes});
+      piece_bytes += cut;
+      if (piece_bytes >= batch_bytes) write_pieces();
+    } while (!text.empty());
   };
   for (const Document& document : documents) {
     // Progress counts the encoding of a plain text; for other files it counts reading.
     const bool is_plain = document.format == TextFormat::text && document.compression == Compression::none;
     const TextCount count = each_text(
-        document, [&](std::string_view text) { encode(document, text, is_plain ? options.bytes_done : Advance()); },
+        document, [&](std::string_view text) { encode(document, text, is_plain && options.bytes_done); },
         is_plain ? Advance() : options.bytes_done);
     summary.empty += count.empty;
   }
+  write_pieces();
   if (writer.document_count() == 0) {
     throw DataError(
         fmt::format("no text for {}.bin: {} records, all without text or set aside; use more text or "

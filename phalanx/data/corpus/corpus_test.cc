@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
@@ -129,6 +130,63 @@ TEST_F(CorpusTest, EncodedCorpusDecodesToItsDocuments) {
   EXPECT_THAT(error_text([&] { encode_corpus(documents, without_end, path("x")); }),
               HasSubstr("nor do the files beside it name one"));
   EXPECT_EQ(encode_corpus({documents[1]}, without_end, path("x"), {.end_of_text = false}).tokens, 7);
+}
+
+TEST_F(CorpusTest, TheFilesAreTheSameForEveryNumberOfThreads) {
+  std::vector<std::string> paths;
+  for (int i = 0; i < 50; ++i) {
+    std::string text;
+    while (std::ssize(text) < 100000 * (i % 5)) text += fmt::format("line {} of file {}\n", text.size() % 999, i);
+    paths.push_back(write(fmt::format("{}.txt", i), text + "end\n"));
+  }
+  const auto documents = list_corpus(paths).documents;
+  const BpeTokenizer tokenizer = train_tokenizer(documents, {.vocab_size = 300});
+  const EncodingSummary one = encode_corpus(documents, tokenizer, path("one"));
+  for (const std::int64_t threads : {2, 5}) {
+    std::uint64_t done = 0;
+    const EncodingSummary many = encode_corpus(documents, tokenizer, path("many"),
+                                               {.bytes_done = [&](std::uint64_t n) { done += n; }, .threads = threads});
+    EXPECT_EQ(many.tokens, one.tokens);
+    EXPECT_EQ(many.lengths, one.lengths);
+    EXPECT_EQ(done, static_cast<std::uint64_t>(total_bytes(documents)));
+    for (const char* end : {".bin", ".idx", ".json"}) {
+      EXPECT_TRUE(read_file(path("one") + end) == read_file(path("many") + end)) << threads << end;
+    }
+  }
+}
+
+TEST_F(CorpusTest, TextsThatWereSeenAreLeftOutAlsoOfAnotherFile) {
+  write("a.jsonl", "{\"text\": \"one\"}\n{\"text\": \"two\"}\n{\"text\": \"one\"}\n");
+  write("b.jsonl", "{\"text\": \"two\"}\n{\"text\": \"one \"}\n");
+  BpeTrainer trainer({.vocab_size = 257});
+  const BpeTokenizer tokenizer = trainer.train();
+  SeenTexts seen;
+  const EncodingSummary first =
+      encode_corpus(list_corpus({path("a.jsonl")}).documents, tokenizer, path("first"), {.seen = &seen});
+  EXPECT_EQ(first.documents, 2);
+  EXPECT_EQ(first.duplicates, 1);
+  EXPECT_EQ(first.lengths, (std::vector<std::int64_t>{0, 0, 2})) << "two of four tokens";
+  const EncodingSummary second =
+      encode_corpus(list_corpus({path("b.jsonl")}).documents, tokenizer, path("second"), {.seen = &seen});
+  EXPECT_EQ(second.documents, 1);
+  EXPECT_EQ(second.duplicates, 1);
+}
+
+TEST_F(CorpusTest, AFieldMayBeInsideAnother) {
+  write("a.jsonl",
+        "{\"meta\": {\"body\": {\"text\": \"inner\"}}}\n{\"meta.body.text\": \"plain\"}\n"
+        "{\"meta\": {\"body\": {\"text\": null}}}\n");
+  std::vector<std::string> texts;
+  const auto read = [&](const std::string& field) {
+    for (const Document& document : list_corpus({path("a.jsonl")}, {.field = field}).documents) {
+      each_text(document, [&](std::string_view text) { texts.emplace_back(text); });
+    }
+  };
+  read("meta.body.text");
+  EXPECT_THAT(texts, ElementsAre("inner", "plain"));
+  EXPECT_THAT(error_text<DataError>([&] { read("meta.text"); }),
+              AllOf(HasSubstr("line 1"), HasSubstr("no field \"meta.text\"")));
+  EXPECT_THAT(error_text<DataError>([&] { read("meta.body"); }), HasSubstr("expected a string, found object"));
 }
 
 TEST_F(CorpusTest, AFileThatShrankIsAnError) {

@@ -20,17 +20,19 @@ using nlohmann::json;
 
 constexpr std::size_t kReadBytes = std::size_t{1} << 20;
 
+using UseRecord = std::function<void(std::int64_t number, std::string_view text)>;
+
 /// Divides the records of one file into those for training and those that are held out.
 class RecordTaker {
  public:
-  RecordTaker(const Document& source, const std::function<void(std::string_view)>& use)
+  RecordTaker(const Document& source, const UseRecord& use)
       : source_(source), use_(use), hold_out_(source.held_out_fraction) {}
 
-  void take(std::string_view text) {
+  void take(std::int64_t number, std::string_view text) {
     if (text.empty()) return skip();
     const bool held = source_.held_out_fraction > 0 && hold_out_.takes(static_cast<std::int64_t>(text.size()));
     if (held != source_.is_held_out) return;
-    use_(text);
+    use_(number, text);
     ++count_.documents;
   }
   void skip() { ++count_.empty; }
@@ -38,7 +40,7 @@ class RecordTaker {
 
  private:
   const Document& source_;
-  const std::function<void(std::string_view)>& use_;
+  const UseRecord& use_;
   HoldOut hold_out_;
   TextCount count_;
 };
@@ -49,10 +51,23 @@ std::string keys_of(const json& record) {
   return fmt::format("{}", fmt::join(keys, ", "));
 }
 
+/// The value of "a.b" in {"a": {"b": value}}; null if there is none.
+json* nested_value(json& record, std::string_view field) {
+  json* at = &record;
+  while (!field.empty()) {
+    const std::size_t dot = std::min(field.find('.'), field.size());
+    const auto found = at->is_object() ? at->find(field.substr(0, dot)) : at->end();
+    if (!at->is_object() || found == at->end()) return nullptr;
+    at = &*found;
+    field.remove_prefix(std::min(dot + 1, field.size()));
+  }
+  return at;
+}
+
 /// The text of one record; nothing if it is null.
 std::optional<std::string> text_in(json record, const std::string& field, const std::string& where) {
-  const auto found = record.find(field);
-  if (found == record.end()) {
+  json* found = record.contains(field) ? &record[field] : nested_value(record, field);
+  if (found == nullptr) {
     for (const char* key : {"messages", "conversations"}) {
       if (!record.contains(key) || !record[key].is_array()) continue;
       throw DataError(fmt::format(
@@ -71,18 +86,18 @@ std::optional<std::string> text_in(json record, const std::string& field, const 
   return std::move(found->get_ref<std::string&>());
 }
 
-TextCount each_json_line(const Document& source, const std::function<void(std::string_view)>& use,
-                         const Advance& bytes_done) {
+TextCount each_json_line(const Document& source, std::int64_t first, const UseRecord& use, const Advance& bytes_done) {
   RecordTaker records(source, use);
   TextReader in(source.path, source.compression);
   std::string pending;  // the beginning of a line
   std::int64_t number = 0;
   const auto take_line = [&](std::string_view line) {
-    const std::string where = fmt::format("{}, line {}", source.shown(), ++number);
+    if (number++ < first) return;
+    const std::string where = fmt::format("{}, line {}", source.shown(), number);
     if (number == 1) line = text_after_mark<DataError>(line, source.shown());
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
     if (const auto text = text_in(parse_json_object<DataError>(line, where), source.field, where)) {
-      records.take(*text);
+      records.take(number - 1, *text);
     } else {
       records.skip();
     }
@@ -122,6 +137,30 @@ TextCount whole_text(const Document& source, const std::function<void(std::strin
   return {.documents = 1};
 }
 
+TextCount each_row(const Document& source, std::int64_t first, const UseRecord& use, const Advance& bytes_done) {
+  RecordTaker records(source, use);
+  std::int64_t number = 0;
+  each_parquet_text(source.path, source.field, [&](std::optional<std::string_view> text) {
+    if (number++ < first) return;
+    if (text) {
+      records.take(number - 1, *text);
+    } else {
+      records.skip();
+    }
+  });
+  if (bytes_done) bytes_done(static_cast<std::uint64_t>(source.size()));
+  return records.count();
+}
+
+TextCount each_record_from(const Document& source, std::int64_t first, const UseRecord& use,
+                           const Advance& bytes_done) {
+  if (source.format == TextFormat::json_lines) return each_json_line(source, first, use, bytes_done);
+  if (source.format == TextFormat::parquet) return each_row(source, first, use, bytes_done);
+  if (first > 0) return {};
+  return whole_text(
+      source, [&](std::string_view text) { use(0, text); }, bytes_done);
+}
+
 }  // namespace
 
 bool HoldOut::takes(std::int64_t size) {
@@ -134,18 +173,12 @@ bool HoldOut::takes(std::int64_t size) {
 
 TextCount each_text(const Document& source, const std::function<void(std::string_view)>& use,
                     const Advance& bytes_done) {
-  if (source.format == TextFormat::json_lines) return each_json_line(source, use, bytes_done);
-  if (source.format == TextFormat::text) return whole_text(source, use, bytes_done);
-  RecordTaker records(source, use);
-  each_parquet_text(source.path, source.field, [&](std::optional<std::string_view> text) {
-    if (text) {
-      records.take(*text);
-    } else {
-      records.skip();
-    }
-  });
-  if (bytes_done) bytes_done(static_cast<std::uint64_t>(source.size()));
-  return records.count();
+  return each_record_from(
+      source, 0, [&](std::int64_t, std::string_view text) { use(text); }, bytes_done);
+}
+
+TextCount each_record(const Document& source, std::int64_t first, const UseRecord& use) {
+  return each_record_from(source, first, use, {});
 }
 
 }  // namespace phalanx::data

@@ -26,7 +26,7 @@ struct Document {
   std::int64_t end = 0;  // for a compressed file or a file of records: its size on disk
   TextFormat format = TextFormat::text;
   Compression compression = Compression::none;
-  std::string field = "text";    // the field of a record that holds its text
+  std::string field = "text";    // the field of a record that holds its text; "a.b": b of the object a
   double held_out_fraction = 0;  // of a file of records: the share of records that is set aside
   bool is_held_out = false;      // true: this is those records; false: the others
   std::string name = {};         // for messages; empty: the path
@@ -58,5 +58,11 @@ struct TextCount {
 /// DataError that names the file, the line or row, and the error.
 TextCount each_text(const Document& source, const std::function<void(std::string_view)>& use,
                     const Advance& bytes_done = {});
+
+/// As each_text(), from record number `first` on, with each record's number. A record is a line or a row, counted from 0
+/// with those that have no text; a file of text is one record. Records before `first` are passed over without a look at
+/// what they hold. REQUIRES: nothing of the source is held out.
+TextCount each_record(const Document& source, std::int64_t first,
+                      const std::function<void(std::int64_t number, std::string_view text)>& use);
 
 }  // namespace phalanx::data

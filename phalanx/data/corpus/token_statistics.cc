@@ -12,9 +12,10 @@ std::vector<std::int64_t> token_counts(const TokenFile& tokens, TokenRange range
     throw ConfigError(tokens.path() + ": counting tokens needs the file opened with its vocab_size");
   }
   std::vector<std::int64_t> counts(static_cast<std::size_t>(tokens.vocab_size()), 0);
-  std::vector<std::int64_t> block(4096);
+  constexpr std::int64_t kBlock = 1 << 18;  // large enough for a disk
+  std::vector<std::int64_t> block;
   for (std::int64_t at = range.begin; at < range.end; at += static_cast<std::int64_t>(block.size())) {
-    block.resize(static_cast<std::size_t>(std::min<std::int64_t>(4096, range.end - at)));
+    block.resize(static_cast<std::size_t>(std::min(kBlock, range.end - at)));
     tokens.read(at, block);
     for (const std::int64_t id : block) ++counts[static_cast<std::size_t>(id)];
   }

@@ -53,14 +53,16 @@ DataResume resume_undescribed(const config::TrainConfig& config, const data::Dat
 
 }  // namespace
 
-DataResume resume_data(const config::TrainConfig& config, const data::DataLoader& dataloader,
-                       const nlohmann::json& saved, const std::map<std::string, std::int64_t>& integers) {
-  if (saved.is_null() || saved.empty()) return resume_undescribed(config, dataloader, integers);
-  const auto tokens = integers.find(kDataTokens);
-  if (tokens == integers.end()) throw CheckpointError(kNoPosition);
+DataResume resume_data(const config::TrainConfig& config, const data::BatchSource& source, const nlohmann::json& saved,
+                       const std::map<std::string, std::int64_t>& integers) {
+  if (saved.is_null() || saved.empty()) {
+    const auto* const dataloader = dynamic_cast<const data::DataLoader*>(&source);
+    if (dataloader != nullptr) return resume_undescribed(config, *dataloader, integers);
+    throw CheckpointError(refusal_of_data("[training]: the checkpoint does not say what its run read"));
+  }
   data::StreamResume resume;
   try {
-    resume = data::resume_stream(saved, tokens->second, dataloader);
+    resume = source.resume(saved, integers);
   } catch (const DataError& error) {
     throw CheckpointError(error.what());
   }

@@ -1,7 +1,7 @@
 // Decides where a run's data continue after a checkpoint: at the next token of the stream that it read, or nowhere.
 //
-//   const DataResume data = resume_data(config, *dataloader, saved["data"], manifest.integers);
-//   dataloader->begin_at(step, data.position);
+//   const DataResume data = resume_data(config, *source, saved["data"], manifest.integers);
+//   source->begin_at(step, data.position);
 //   for (const std::string& line : data.lines) log_info(line);
 //
 // Another stream is another file, order, seed or range, or another sequence length inside a shuffled epoch. It is a
@@ -21,7 +21,7 @@ namespace phalanx::train {
 
 /// Keys of the checkpoint's integers: tokens of the stream that have been read (stream_description.h); older
 /// checkpoints count sequences.
-inline constexpr const char* kDataTokens = "data.tokens";
+inline constexpr const char* kDataTokens = data::kTokensRead;
 inline constexpr const char* kDataSequences = "data.position";
 inline constexpr const char* kDataSeed = "seed";  // of [debug]
 
@@ -32,7 +32,7 @@ struct DataResume {
 };
 
 /// `saved`: the "data" section of the checkpoint's identity; empty for a checkpoint that predates it.
-DataResume resume_data(const config::TrainConfig& config, const data::DataLoader& dataloader,
-                       const nlohmann::json& saved, const std::map<std::string, std::int64_t>& integers);
+DataResume resume_data(const config::TrainConfig& config, const data::BatchSource& source, const nlohmann::json& saved,
+                       const std::map<std::string, std::int64_t>& integers);
 
 }  // namespace phalanx::train

@@ -48,15 +48,16 @@ void check_files(const config::ConfigReading& reading, const std::optional<confi
   const auto check = [&](const char* key, auto&& body) {
     if (!reading.wrong_keys.contains(key)) problems.collect(body);
   };
-  const std::string& dataset = config.training.dataset_path;
-  check("training.dataset_path", [&] {
-    if (!dataset.empty()) require_token_file(dataset);
-  });
-  check("validation.dataset_path", [&] {
-    if (config.validation.enable && !config.validation.dataset_path.empty()) {
-      require_token_file(config.validation.dataset_path);
-    }
-  });
+  const auto check_token_files = [&](const char* section, const std::string& path, const config::Datasets& sets) {
+    check(fmt::format("{}.dataset_path", section).c_str(), [&] {
+      if (!path.empty()) require_token_file(path);
+    });
+    for (const config::Dataset& set : sets) problems.collect([&] { require_token_file(set.path); });
+  };
+  check_token_files("training", config.training.dataset_path, config.training.datasets);
+  if (config.validation.enable) {
+    check_token_files("validation", config.validation.dataset_path, config.validation.datasets);
+  }
   check("model.hf_assets_path", [&] {
     const std::string& folder = config.model.hf_assets_path;
     if (config.model.flavor == config::kFlavorOfDirectory || folder.empty()) return;  // reported with the model
@@ -70,10 +71,11 @@ void check_files(const config::ConfigReading& reading, const std::optional<confi
   };
   const bool packs_apart = config.training.packing == "none" || config.training.attn_mask_type == "block_causal";
   const bool data_are_read =
-      !dataset.empty() && packs_apart &&
-      are_right({"training.dataset_path", "training.dataset_dtype", "training.attn_mask_type", "training.packing",
-                 "validation.enable", "validation.dataset_path", "validation.fraction", "validation.local_batch_size",
-                 "training.allow_tokenizer_mismatch", "model.hf_assets_path"});
+      (!config::training_datasets(config).empty() || !config.stream.paths.empty()) && packs_apart &&
+      are_right({"stream.paths", "stream.field", "stream.window", "stream.workers", "training.dataset_path",
+                 "training.datasets", "validation.datasets", "training.dataset_dtype", "training.attn_mask_type",
+                 "training.packing", "validation.enable", "validation.dataset_path", "validation.fraction",
+                 "validation.local_batch_size", "training.allow_tokenizer_mismatch", "model.hf_assets_path"});
   if (data_are_read) problems.collect([&] { tokenizer = open_training_files(config, *plan).tokenizer.identity; });
   const bool weights_are_read =
       are_right({"checkpoint.enable", "checkpoint.folder", "checkpoint.initial_load_path",
@@ -102,7 +104,9 @@ config::TrainConfig read_run_config(const std::string& path, const std::vector<s
     plan = config::collect_plan(config, checks.ranks, reading.wrong_keys, problems);
   }
   problems.collect([&] { config::require_dump_folder(config); });
-  if (!reading.wrong_keys.contains("training.dataset_path")) problems.collect([&] { config::require_dataset(config); });
+  if (!reading.wrong_keys.contains("training.dataset_path") && !reading.wrong_keys.contains("training.datasets")) {
+    problems.collect([&] { config::require_dataset(config); });
+  }
   if (checks.look_at_files) check_files(reading, plan, problems);
   problems.throw_if_any(path);
   config::take_notes(reading.notes, notes);

@@ -8,8 +8,62 @@
 #include "phalanx/base/error.h"
 #include "phalanx/config/config_checks.h"
 #include "phalanx/config/model_config.h"
+#include "phalanx/data/corpus/corpus.h"
+#include "phalanx/data/corpus/text_stream.h"
+#include "phalanx/data/token_sidecar.h"
 
 namespace phalanx::train {
+namespace {
+
+data::TokenRange range_of(const config::Dataset& set, const data::TokenFile& file) {
+  if (!set.range) return {0, file.size()};
+  if (set.range->end <= file.size()) return {set.range->begin, set.range->end};
+  throw DataError(fmt::format("data set '{}': range is [{}, {}], but {} has {} tokens: expected an end of at most that",
+                              set.name, set.range->begin, set.range->end, file.path(), file.size()));
+}
+
+/// The files of [validation]; empty: it takes a part of the training data.
+config::Datasets held_out_datasets(const config::TrainConfig& config) {
+  const auto& validation = config.validation;
+  if (!validation.datasets.empty() || validation.dataset_path.empty()) return validation.datasets;
+  return {config::Dataset{.path = validation.dataset_path}};
+}
+
+std::unique_ptr<data::TextStream> open_texts(const config::TrainConfig& config, const config::RunPlan& plan,
+                                             std::vector<std::string>& lines) {
+  const auto& [paths, field, window, workers] = config.stream;
+  data::CorpusListing listing = data::list_corpus(paths, {.field = field});
+  if (!listing.skipped.empty()) {
+    lines.push_back(fmt::format("data: {} files that are no text are left out, such as {}", listing.skipped.size(),
+                                listing.skipped.front()));
+  }
+  return std::make_unique<data::TextStream>(
+      data::TextWindows(std::move(listing.documents), data::BpeTokenizer::load(config.model.hf_assets_path),
+                        {.seq_len = config.training.seq_len,
+                         .shuffle = config.training.shuffle,
+                         .seed = static_cast<std::uint64_t>(config.debug.seed),
+                         .separate_documents = config.training.attn_mask_type == "block_causal",
+                         .pack = config.training.packing == "best_fit",
+                         .window = window,
+                         .workers = workers}),
+      plan.global_batch_size);
+}
+
+/// Of texts, the end is the tokenizer's; held-out token files must have the same.
+void take_document_end(const config::TrainConfig& config, data::TokenId end, TrainingTokenizer& tokenizer) {
+  const nlohmann::json mine = data::document_end_json(end);
+  const nlohmann::json held_out = tokenizer.identity.value("document_end", mine);
+  if (held_out != mine && !config.training.allow_tokenizer_mismatch) {
+    throw ConfigError(fmt::format(
+        "the texts of [stream] paths end by token {}, the documents of the held-out token files by {}: expected the "
+        "same; "
+        "make those again by `phalanx tokenize`, or train all the same by [training] allow_tokenizer_mismatch = true",
+        mine.dump(), held_out.dump()));
+  }
+  tokenizer.identity["document_end"] = mine;
+}
+
+}  // namespace
 
 TrainingFiles open_training_files(const config::TrainConfig& config, const config::RunPlan& plan) {
   const auto& training = config.training;
@@ -28,41 +82,78 @@ TrainingFiles open_training_files(const config::TrainConfig& config, const confi
   }
   data::TokenFileOptions options{.vocab_size = model.vocab_size};
   if (training.dataset_dtype != "auto") options.type = data::token_type_named(training.dataset_dtype);
-  const data::TokenFile tokens(training.dataset_path, options);
-  std::vector<const data::TokenFile*> files{&tokens};
-  data::DataLoaderOptions train{.seq_len = training.seq_len,
-                                .global_batch_size = plan.global_batch_size,
-                                .shuffle = training.shuffle,
-                                .seed = static_cast<std::uint64_t>(config.debug.seed),
-                                .separate_documents = training.attn_mask_type == "block_causal",
-                                .pack = training.packing == "best_fit"};
-  data::TokenFile held_out = tokens;
-  std::optional<TrainingFiles::HeldOut> part;
+  const config::Datasets sets = config::training_datasets(config);
+  const bool is_blend = sets.size() > 1;
+  std::vector<data::TokenFile> files;
+  for (const config::Dataset& set : sets) files.emplace_back(set.path, options);
+  std::vector<data::TokenRange> ranges;
+  for (std::size_t i = 0; i < sets.size(); ++i) ranges.push_back(range_of(sets[i], files[i]));
+
+  const config::Datasets held_out_sets = held_out_datasets(config);
+  std::vector<data::TokenFile> held_out;
+  std::vector<data::TokenRange> held_out_ranges;
+  const bool takes_part = validation.enable && held_out_sets.empty();
   if (validation.enable) {
-    data::TokenRange range{0, tokens.size()};
-    if (validation.dataset_path.empty()) {
-      const auto parts = data::split_validation(tokens.size(), validation.fraction);
-      train.range = parts.train;
-      range = parts.validation;
-    } else {
-      files.push_back(&held_out);
-      held_out = data::TokenFile(validation.dataset_path, options);
-      range = {0, held_out.size()};
+    for (const config::Dataset& set : held_out_sets) {
+      held_out.emplace_back(set.path, options);
+      held_out_ranges.push_back(range_of(set, held_out.back()));
     }
-    const std::int64_t local =
-        validation.local_batch_size == -1 ? training.local_batch_size : validation.local_batch_size;
-    part = {.dataloader = data::DataLoader(held_out, {.seq_len = training.seq_len,
-                                                      .global_batch_size = local * plan.parallel.data_parallel_size(),
-                                                      .shuffle = false,
-                                                      .range = range,
-                                                      .separate_documents = train.separate_documents,
-                                                      .pack = train.pack}),
-            .range = range,
-            .local_batch_size = local};
   }
-  return {.train = data::DataLoader(tokens, train),
-          .validation = std::move(part),
-          .tokenizer = training_tokenizer(config, options.vocab_size, files)};
+  if (takes_part) {
+    held_out = files;
+    for (data::TokenRange& range : ranges) {
+      const auto parts = data::split_validation(range.size(), validation.fraction);
+      const std::int64_t border = range.begin + parts.train.end;
+      held_out_ranges.push_back({border, range.end});
+      range.end = border;
+    }
+  }
+
+  const bool separate_documents = training.attn_mask_type == "block_causal";
+  const bool pack = training.packing == "best_fit";
+  const auto loader = [&](const data::TokenFile& file, data::TokenRange range, std::int64_t batch, bool shuffle) {
+    return data::DataLoader(file, {.seq_len = training.seq_len,
+                                   .global_batch_size = batch,
+                                   .shuffle = shuffle,
+                                   .seed = static_cast<std::uint64_t>(config.debug.seed),
+                                   .range = range,
+                                   .separate_documents = separate_documents,
+                                   .pack = pack});
+  };
+  const std::int64_t local =
+      validation.local_batch_size == -1 ? training.local_batch_size : validation.local_batch_size;
+  TrainingFiles result{.validation_batch_size = local};
+  const config::Datasets& names = takes_part ? sets : held_out_sets;
+  for (std::size_t i = 0; i < held_out.size(); ++i) {
+    result.validation.push_back({.name = held_out.size() > 1 ? names[i].name : "",
+                                 .dataloader = loader(held_out[i], held_out_ranges[i],
+                                                      local * plan.parallel.data_parallel_size(), /*shuffle=*/false),
+                                 .range = held_out_ranges[i]});
+  }
+  if (!config.stream.paths.empty()) {
+    result.train = open_texts(config, plan, result.lines);
+  } else if (is_blend) {
+    std::vector<data::BlendedLoader::Part> parts;
+    for (std::size_t i = 0; i < sets.size(); ++i) {
+      parts.push_back({.name = sets[i].name,
+                       .weight = sets[i].weight.value_or(1),
+                       .rows = loader(files[i], ranges[i], 1, training.shuffle)});
+    }
+    result.train = std::make_unique<data::BlendedLoader>(std::move(parts), plan.global_batch_size);
+  } else {
+    result.train = std::make_unique<data::DataLoader>(
+        loader(files.front(), ranges.front(), plan.global_batch_size, training.shuffle));
+  }
+  std::vector<const data::TokenFile*> all;
+  for (const data::TokenFile& file : files) all.push_back(&file);
+  if (!takes_part) {
+    for (const data::TokenFile& file : held_out) all.push_back(&file);
+  }
+  result.tokenizer = training_tokenizer(config, options.vocab_size, all);
+  if (const auto* const texts = dynamic_cast<const data::TextStream*>(result.train.get())) {
+    take_document_end(config, texts->windows().document_end(), result.tokenizer);
+  }
+  return result;
 }
 
 }  // namespace phalanx::train
