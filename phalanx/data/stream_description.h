@@ -3,6 +3,7 @@
 //   {"version": 1, "name": "train.bin", "format": "Megatron", "type": "uint16", "tokens": 5000000,
 //    "content": "9f86...", "index": "02ab...", "range": [0, 4750000], "seq_len": 2048, "shuffle": true, "seed": 0}
 //
+// A file with a mask (token_file.h) has "mask": its hash.
 // A packed stream (packed_rows.h) has "version": 2 and "packing": {"kind": "best_fit", "rows": 1234}.
 //
 // The name is only for messages: a file that was moved or copied is the same. A position is a number of tokens.

@@ -3,10 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 
+#include "phalanx/base/error.h"
 #include "phalanx/train/autocast_guard.h"
 #include "phalanx/train/token_batch.h"
 
@@ -55,6 +57,12 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
   // equally often.
   world.all_reduce(host);
   const auto* values = host.const_data_ptr<double>();
+  if (values[1] == 0) {
+    throw DataError(
+        fmt::format("{}: none of the {} held-out sequences that are read has a trained token: expected "
+                    "more of them ([validation] steps), or training.packing = \"best_fit\"",
+                    dataloader_.tokens().path(), samples));
+  }
   return ValidationMetrics{.step = step,
                            .loss = values[0] / values[1],
                            .tokens = samples * dataloader_.seq_len(),
