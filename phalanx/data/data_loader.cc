@@ -106,7 +106,8 @@ std::vector<std::int64_t> DataLoader::document_starts(std::int64_t after, std::i
 
 std::int64_t DataLoader::label_count(std::int64_t step) const {
   const std::int64_t seq = options_.seq_len;
-  if (!options_.separate_documents) return options_.global_batch_size * seq;
+  const bool has_mask = !tokens_.mask().empty();
+  if (!options_.separate_documents && !has_mask) return options_.global_batch_size * seq;
   std::int64_t sum = 0;
   for (std::int64_t row = 0; row < options_.global_batch_size; ++row) {
     const StreamPosition place = place_of(step, row);
@@ -114,7 +115,11 @@ std::int64_t DataLoader::label_count(std::int64_t step) const {
       sum += packed_->label_count(place.epoch, place.token / seq);
     } else {
       const std::int64_t first = range_.begin + first_token(place);
-      sum += seq - std::ssize(document_starts(first, first + seq));
+      sum += tokens_.trained_count({first + 1, first + seq + 1});
+      if (!options_.separate_documents) continue;
+      for (const std::int64_t start : document_starts(first, first + seq)) {
+        sum -= tokens_.trained_count({start, start + 1});
+      }
     }
   }
   return sum;
@@ -127,12 +132,23 @@ void DataLoader::check_buffers(std::int64_t rows, std::size_t inputs, std::size_
                                 rows * seq, rows, seq));
 }
 
+/// `labels`: tokens from first + 1 on.
+void DataLoader::leave_out_untrained(std::int64_t first, std::span<std::int64_t> labels) const {
+  const std::span<const std::uint8_t> mask = tokens_.mask();
+  if (mask.empty()) return;
+  const auto is_trained = mask.subspan(static_cast<std::size_t>(first + 1), labels.size());
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    if (is_trained[i] == 0) labels[i] = kIgnoredLabel;
+  }
+}
+
 void DataLoader::fill_row(StreamPosition place, const Row& row) const {
   const std::int64_t seq = options_.seq_len, first = range_.begin + first_token(place);
   std::vector<std::int64_t> sample(static_cast<std::size_t>(seq + 1));
   tokens_.read(first, sample);
   std::copy(sample.begin(), sample.end() - 1, row.inputs.begin());
   std::copy(sample.begin() + 1, sample.end(), row.labels.begin());
+  leave_out_untrained(first, row.labels);
   if (!options_.separate_documents) return;
   for (const std::int64_t start : document_starts(first, first + seq)) {
     row.labels[static_cast<std::size_t>(start - first - 1)] = kIgnoredLabel;
@@ -149,7 +165,9 @@ void DataLoader::fill_packed_row(StreamPosition place, const Row& row) const {
     tokens.resize(static_cast<std::size_t>(piece.count + 1));
     tokens_.read(piece.begin, tokens);
     std::copy(tokens.begin(), tokens.end() - 1, row.inputs.begin() + filled);
-    std::copy(tokens.begin() + 1, tokens.end(), row.labels.begin() + filled);
+    const auto labels = row.labels.subspan(static_cast<std::size_t>(filled), static_cast<std::size_t>(piece.count));
+    std::copy(tokens.begin() + 1, tokens.end(), labels.begin());
+    leave_out_untrained(piece.begin, labels);
     filled += piece.count;
     row.ends.push_back(static_cast<std::int32_t>(row.at + filled));
   }

@@ -8,7 +8,8 @@
 //
 // With packing, sample k is a row of whole documents and padding (packed_rows.h). With or without it, documents may be
 // kept apart (separate_documents): the first token of a document is then no label, and fill() says where documents end,
-// for attention and positions. A place without a label has the label kIgnoredLabel.
+// for attention and positions. Where the file has a mask, a token that is not trained is no label either. A place without
+// a label has the label kIgnoredLabel.
 //
 // Nothing depends on the number of ranks, so a resumed run may have another number. If a resumed run changes B or,
 // without shuffling, seq_len, begin_at() lets the samples continue after the tokens that have been read: no token is
@@ -104,6 +105,7 @@ class DataLoader : public BatchSource {
   template <class PlaceOf>
   std::vector<std::int32_t> fill_rows(std::int64_t rows, std::span<std::int64_t> inputs, std::span<std::int64_t> labels,
                                       const PlaceOf& place_of_row) const;
+  void leave_out_untrained(std::int64_t first, std::span<std::int64_t> labels) const;
   void fill_row(StreamPosition place, const Row& row) const;
   void fill_packed_row(StreamPosition place, const Row& row) const;
   std::vector<std::int64_t> document_starts(std::int64_t after, std::int64_t last) const;

@@ -52,35 +52,51 @@ PackedRows::PackedRows(TokenFile tokens, PackedRowsOptions options)
     std::vector<std::int32_t>& labels = labels_.emplace_back();
     for (const auto& row : pack(number, &statistics_).rows) {
       labels.push_back(0);
-      for (const Piece& piece : row) labels.back() += static_cast<std::int32_t>(piece.count);
+      for (const Piece& piece : row) labels.back() += static_cast<std::int32_t>(label_count(piece));
+      statistics_.labels += labels.back();
     }
     statistics_.rows += std::ssize(labels);
   }
   if (statistics_.rows > 0) return;
-  throw DataError(fmt::format("{}: no document of two tokens among the {} of tokens [{}, {}): nothing to pack",
-                              tokens_.path(), document_count_, options_.range.begin, options_.range.end));
+  throw DataError(fmt::format("{}: no document of two tokens{} among the {} of tokens [{}, {}): nothing to pack",
+                              tokens_.path(), tokens_.mask().empty() ? "" : " with a trained one", document_count_,
+                              options_.range.begin, options_.range.end));
 }
 
 PackedRows::~PackedRows() = default;
 
 std::int64_t PackedRows::windows() const { return (document_count_ + options_.window - 1) / options_.window; }
 
+std::int64_t PackedRows::label_count(const Piece& piece) const {
+  return tokens_.trained_count({piece.begin + 1, piece.begin + piece.count + 1});
+}
+
 PackedRows::Window PackedRows::pack(std::int64_t window, Statistics* statistics) const {
   const Permutation order(document_count_, {options_.seed, kOrderOfDocuments});
   const std::int64_t first = window * options_.window, end = std::min(first + options_.window, document_count_);
+  const bool is_masked = !tokens_.mask().empty();
   std::vector<Piece> pieces;
   for (std::int64_t i = first; i < end; ++i) {
     const TokenRange whole = tokens_.document(first_document_ + (options_.shuffle ? order(i) : i));
     const TokenRange used{std::max(whole.begin, options_.range.begin), std::min(whole.end, options_.range.end)};
     const std::int64_t places = used.size() - 1;
-    if (statistics != nullptr) {
-      places < 1 ? ++statistics->skipped : ++statistics->documents;
-      if (places > options_.seq_len) ++statistics->cut;
-      statistics->labels += std::max<std::int64_t>(places, 0);
-    }
+    Statistics seen{.skipped = places < 1 ? 1 : 0, .cut = places > options_.seq_len ? 1 : 0};
     for (std::int64_t at = 0; at < places; at += options_.seq_len) {
-      pieces.push_back({used.begin + at, std::min(options_.seq_len, places - at)});
+      const Piece piece{used.begin + at, std::min(options_.seq_len, places - at)};
+      if (is_masked && label_count(piece) == 0) {
+        ++seen.untrained;
+        continue;
+      }
+      pieces.push_back(piece);
+      seen.documents = 1;
+      seen.places += piece.count;
     }
+    if (statistics == nullptr) continue;
+    statistics->documents += seen.documents;
+    statistics->skipped += seen.skipped;
+    statistics->untrained += seen.untrained;
+    statistics->cut += seen.cut;
+    statistics->places += seen.places;
   }
 
   std::vector<std::int64_t> sizes;

@@ -6,7 +6,8 @@
 // Documents are taken in windows of 65,536. A window's documents are put into rows by best fit, the longest first: each
 // into the fullest row that still has room, else into a new row. No document is cut, unless it is longer than a row. Then
 // it is cut every seq_len places; each part but the first begins with the last label of the part before, and sees none of
-// the tokens before that. A document of a single token has no place and is left out. All this is counted.
+// the tokens before that. A document of a single token has no place and is left out. Where the file has a mask, a document,
+// or a part of a cut one, without any trained label is left out too: no row is without labels. All this is counted.
 //
 // With `shuffle` the documents are in an order drawn from the seed, and each epoch takes windows, and rows within a
 // window, in an order drawn from (seed, epoch). Otherwise rows are in the order of their first documents. Which
@@ -15,8 +16,8 @@
 //   const PackedRows rows(tokens, {.seq_len = 2048, .shuffle = true, .seed = 1});
 //   for (const PackedRows::Piece& piece : rows.row(/*epoch=*/0, 17)) tokens.read(piece.begin, ...);   // count + 1 tokens
 //
-// The constructor looks at every document's length, not at tokens: about a second for 10 million documents. Memory is
-// four bytes a row and that of a few windows. Any number of threads may call the const methods.
+// The constructor looks at every document's length and at the mask, not at tokens: about a second for 10 million
+// documents. Memory is four bytes a row and that of a few windows. Any number of threads may call the const methods.
 #pragma once
 
 #include <cstdint>
@@ -46,12 +47,14 @@ class PackedRows {
   struct Statistics {
     std::int64_t documents = 0;  // that have a place
     std::int64_t skipped = 0;    // of less than two tokens
+    std::int64_t untrained = 0;  // documents, and parts of cut ones, without a trained label: left out
     std::int64_t cut = 0;        // longer than a row
-    std::int64_t labels = 0;     // places that are no padding
+    std::int64_t places = 0;     // that are no padding
+    std::int64_t labels = 0;     // places whose label is trained
     std::int64_t rows = 0;
   };
 
-  /// Throws DataError if the range has no document of two tokens.
+  /// Throws DataError if the range has no document of two tokens, or none with a trained label.
   PackedRows(TokenFile tokens, PackedRowsOptions options);
   ~PackedRows();
 
@@ -59,7 +62,7 @@ class PackedRows {
   const Statistics& statistics() const { return statistics_; }
   /// The pieces of a row, in their order in it. REQUIRES: 0 <= row < row_count().
   std::vector<Piece> row(std::int64_t epoch, std::int64_t row) const;
-  /// The places of a row that are no padding: the sum of its pieces.
+  /// The places of a row that are no padding and whose label is trained.
   std::int64_t label_count(std::int64_t epoch, std::int64_t row) const;
 
  private:
@@ -68,6 +71,7 @@ class PackedRows {
     std::int64_t window, row;
   };
   std::int64_t windows() const;
+  std::int64_t label_count(const Piece& piece) const;
   Window pack(std::int64_t window, Statistics* statistics) const;
   std::shared_ptr<const Window> window(std::int64_t number) const;
   Place place_of(std::int64_t epoch, std::int64_t row) const;

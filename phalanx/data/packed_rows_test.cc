@@ -275,5 +275,132 @@ TEST_F(PackedRowsTest, AFileThatListsNoDocumentsIsRefused) {
   EXPECT_THROW(DataLoader(tokens, {.seq_len = 5, .global_batch_size = 1, .pack = true}), ConfigError);
 }
 
+/// Documents of tokens 0, 1, ...; `mask`: one string a document, 'x' where a token is trained.
+class MaskedFileTest : public PackedRowsTest {
+ protected:
+  TokenFile masked(const std::vector<std::string>& mask, const std::string& name = "masked") {
+    TokenFileWriter writer((folder_.path() / name).string(), {.vocab_size = 1 << 20, .has_mask = true});
+    for (const std::string& document : mask) {
+      std::vector<std::int32_t> ids(document.size());
+      std::iota(ids.begin(), ids.end(), static_cast<std::int32_t>(writer.size()));
+      std::vector<std::uint8_t> is_trained;
+      for (const char one : document) is_trained.push_back(one == 'x' ? 1 : 0);
+      writer.add_document(ids, is_trained);
+    }
+    writer.finish();
+    return TokenFile((folder_.path() / name).string());
+  }
+  std::string refusal(const std::string& name = "masked") {
+    return error_text<DataError>([&] { const TokenFile file((folder_.path() / name).string()); });
+  }
+  /// The labels of all rows of an epoch, and that label_count() agrees.
+  static std::vector<std::int64_t> labels_of_epoch(const DataLoader& dataloader) {
+    std::vector<std::int64_t> all;
+    for (std::int64_t step = 0; step < dataloader.sample_count() / dataloader.global_batch_size(); ++step) {
+      const auto count = static_cast<std::size_t>(dataloader.global_batch_size() * dataloader.seq_len());
+      std::vector<std::int64_t> inputs(count), labels(count);
+      dataloader.fill(step, {0, dataloader.global_batch_size()}, inputs, labels);
+      const auto counted = std::ranges::count_if(labels, [](std::int64_t one) { return one != kIgnoredLabel; });
+      EXPECT_EQ(dataloader.label_count(step), counted) << "step " << step;
+      all.insert(all.end(), labels.begin(), labels.end());
+    }
+    return all;
+  }
+};
+
+TEST_F(MaskedFileTest, LabelsAreTrainedTokensAlone) {
+  const TokenFile tokens = masked({"..xx.x", ".x", "x..x"});
+  EXPECT_EQ(tokens.trained_count({0, tokens.size()}), 6);
+  EXPECT_EQ(tokens.trained_count({1, 4}), 2);
+  constexpr std::int64_t none = kIgnoredLabel;
+  // Rows of 5: documents of 5 places; of 3 and 1. The first token of a document is no label, although it is trained.
+  const DataLoaderOptions packed{
+      .seq_len = 5, .global_batch_size = 1, .shuffle = false, .separate_documents = true, .pack = true};
+  EXPECT_THAT(labels_of_epoch(DataLoader(tokens, packed)), ElementsAre(none, 2, 3, none, 5, 7, none, none, 11, none));
+  EXPECT_EQ(DataLoader(tokens, packed).packed_rows()->statistics().labels, 5);
+  EXPECT_EQ(DataLoader(tokens, packed).packed_rows()->statistics().places, 9);
+  // Consecutive tokens, documents apart or not.
+  EXPECT_THAT(labels_of_epoch(DataLoader(
+                  tokens, {.seq_len = 5, .global_batch_size = 1, .shuffle = false, .separate_documents = true})),
+              ElementsAre(none, 2, 3, none, 5, none, 7, none, none, none));
+  EXPECT_THAT(labels_of_epoch(DataLoader(tokens, {.seq_len = 5, .global_batch_size = 1, .shuffle = false})),
+              ElementsAre(none, 2, 3, none, 5, none, 7, 8, none, none));
+}
+
+TEST_F(MaskedFileTest, NoPackedRowIsWithoutLabels) {
+  // Left out: a document whose only trained token is its first, one of none, a part of the third that has none, and one
+  // of a single token.
+  const TokenFile tokens = masked({"x...", "....", "..x.........x", "x", ".x"});
+  const PackedRows rows(tokens, whole(tokens, 4));
+  ASSERT_EQ(rows.row_count(), 3);
+  EXPECT_THAT(rows.row(0, 0), ElementsAre(Piece{8, 4}));
+  EXPECT_THAT(rows.row(0, 1), ElementsAre(Piece{16, 4}));
+  EXPECT_THAT(rows.row(0, 2), ElementsAre(Piece{22, 1}));
+  for (std::int64_t row = 0; row < 3; ++row) EXPECT_EQ(rows.label_count(0, row), 1);
+  const PackedRows::Statistics& seen = rows.statistics();
+  EXPECT_EQ(seen.documents, 2);
+  EXPECT_EQ(seen.untrained, 3);
+  EXPECT_EQ(seen.skipped, 1);
+  EXPECT_EQ(seen.cut, 1);
+  EXPECT_EQ(seen.labels, 3);
+  const TokenFile none = masked({"x..", "..."}, "none");
+  EXPECT_THAT(error_text<DataError>([&] { const PackedRows packed(none, whole(none, 4)); }),
+              HasSubstr("no document of two tokens with a trained one among the 2"));
+}
+
+TEST_F(MaskedFileTest, AMaskBelongsToItsFile) {
+  masked({"..xx", "x.x."});
+  EXPECT_EQ(refusal(), "");
+  masked({"..xx", "xx.."}, "other");
+  const auto file = [&](const std::string& name) { return folder_.path() / name; };
+  const std::string mask = read_file(file("masked.mask")), sidecar = read_file(file("masked.json"));
+  write_file(file("masked.mask"), read_file(file("other.mask")));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("masked.mask: its content is"), HasSubstr("the mask of another file")));
+  write_file(file("masked.mask"), mask.substr(1));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("masked.mask: 7 bytes"), HasSubstr("has 8 tokens")));
+  std::filesystem::remove(file("masked.mask"));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("masked.mask: no such file"), HasSubstr("only some tokens of")));
+  // Without what describes it, a mask is not silently left out.
+  write_file(file("masked.mask"), mask);
+  std::filesystem::remove(file("masked.json"));
+  EXPECT_THAT(refusal(), HasSubstr("does not name it: expected the three as they were made together"));
+  // A program that knows no masks refuses the description by its version.
+  EXPECT_THAT(sidecar, HasSubstr("\"version\": 2"));
+  const auto told = [&](const std::string& from, const std::string& to) {
+    std::string changed = sidecar;
+    changed.replace(changed.find(from), from.size(), to);
+    write_file(file("masked.json"), changed);
+    return refusal();
+  };
+  EXPECT_THAT(told("\"version\": 2", "\"version\": 1"), HasSubstr("none in version 1"));
+  EXPECT_THAT(told("\"version\": 2", "\"version\": 3"), HasSubstr("a later version of Phalanx"));
+  EXPECT_THAT(told("\"mask\"", "\"musk\""), HasSubstr("the hash of the mask"));
+}
+
+TEST_F(MaskedFileTest, ATokenFileInItsPlaceHasNoMask) {
+  masked({"..xx", "x.x."});
+  TokenFileWriter writer((folder_.path() / "masked").string(), {.vocab_size = 10});
+  writer.add_document(std::vector<std::int32_t>{1, 2, 3});
+  EXPECT_THAT(
+      error_text<DataError>([&] { writer.add_document(std::vector<std::int32_t>{1}, std::vector<std::uint8_t>{1}); }),
+      HasSubstr("expected a writer with a mask"));
+  writer.finish();
+  EXPECT_TRUE(TokenFile((folder_.path() / "masked").string()).mask().empty());
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "masked.mask"));
+}
+
+TEST_F(MaskedFileTest, AnotherMaskIsAnotherStream) {
+  const DataLoaderOptions options{.seq_len = 4, .global_batch_size = 1, .separate_documents = true, .pack = true};
+  const DataLoader first(masked({"..xx", "x.x.", ".x.x"}), options);
+  const auto saved = describe_stream(first);
+  const auto told = [&](TokenFile file) {
+    return resume_stream(saved, 4, DataLoader(std::move(file), options)).differences;
+  };
+  EXPECT_TRUE(told(masked({"..xx", "x.x.", ".x.x"}, "copy")).empty());
+  EXPECT_THAT(told(masked({"..xx", "x.xx", ".x.x"}, "other")),
+              ElementsAre(AllOf(HasSubstr("[training] dataset_path"), HasSubstr(", mask "), HasSubstr("other.bin"))));
+  EXPECT_THAT(told(documents({4, 4, 4})), ElementsAre(AllOf(HasSubstr(", mask "), HasSubstr(", no mask"))));
+}
+
 }  // namespace
 }  // namespace phalanx::data::packed_rows_test

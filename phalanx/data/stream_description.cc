@@ -17,7 +17,7 @@ constexpr std::int64_t kStreamVersion = 1, kPackedStreamVersion = 2;
 
 /// The values of a description. Throws DataError if it is malformed.
 struct StreamValues {
-  std::string name, type, content, index;
+  std::string name, type, content, index, mask;
   std::int64_t tokens = 0;
   TokenRange range;
   std::int64_t seq_len = 0;
@@ -40,6 +40,7 @@ StreamValues values_of(const json& saved) {
                         .seq_len = saved.at("seq_len"),
                         .shuffle = saved.at("shuffle"),
                         .seed = saved.at("seed")};
+    values.mask = saved.value("mask", "");
     if (const auto packing = saved.find("packing"); packing != saved.end()) {
       if (packing->at("kind") != "best_fit") fail(fmt::format("has an unknown packing {}", packing->at("kind").dump()));
       values.packed_rows = packing->at("rows");
@@ -59,11 +60,14 @@ std::int64_t epoch_tokens(const StreamValues& values) {
   return (values.range.size() - 1) / values.seq_len * values.seq_len;
 }
 
-/// `with_index`: for files that differ only in their index.
-std::string file_text(const StreamValues& values, bool with_index) {
-  const std::string index = values.index.empty() ? ", no index" : ", index " + values.index.substr(0, 12);
-  return fmt::format("{} ({} {} tokens, content {}{})", values.name, values.tokens, values.type,
-                     values.content.substr(0, 12), with_index ? index : "");
+/// `with_index`: for files that do not differ in their ids. `with_mask`: for those that differ in their masks too.
+std::string file_text(const StreamValues& values, bool with_index, bool with_mask) {
+  const auto part = [](const char* what, const std::string& hash) {
+    return hash.empty() ? fmt::format(", no {}", what) : fmt::format(", {} {}", what, hash.substr(0, 12));
+  };
+  return fmt::format("{} ({} {} tokens, content {}{}{})", values.name, values.tokens, values.type,
+                     values.content.substr(0, 12), with_index ? part("index", values.index) : "",
+                     with_mask ? part("mask", values.mask) : "");
 }
 
 std::string order_text(const StreamValues& values) {
@@ -76,8 +80,10 @@ std::vector<std::string> differences_of(const StreamValues& saved, const StreamV
     found.push_back(fmt::format("{}: the checkpoint's run read {}; this one reads {}", key, before, after));
   };
   const bool same_ids = saved.tokens == now.tokens && saved.type == now.type && saved.content == now.content;
-  const bool same_file = same_ids && saved.index == now.index;
-  if (!same_file) add("[training] dataset_path", file_text(saved, same_ids), file_text(now, same_ids));
+  const bool same_mask = saved.mask == now.mask, same_file = same_ids && saved.index == now.index && same_mask;
+  if (!same_file) {
+    add("[training] dataset_path", file_text(saved, same_ids, !same_mask), file_text(now, same_ids, !same_mask));
+  }
   if (saved.range != now.range && same_file) {
     const auto text = [](TokenRange range) { return fmt::format("tokens [{}, {})", range.begin, range.end); };
     add("[validation] enable, fraction or dataset_path", text(saved.range), text(now.range));
@@ -151,15 +157,18 @@ json describe_stream(const DataLoader& dataloader) {
                       {"seq_len", dataloader.seq_len()},
                       {"shuffle", dataloader.options().shuffle},
                       {"seed", dataloader.options().seed}};
+  if (!tokens.mask_hash().empty()) description["mask"] = tokens.mask_hash();
   if (packed != nullptr) description["packing"] = {{"kind", "best_fit"}, {"rows", packed->row_count()}};
   return description;
 }
 
 json describe_range(const TokenFile& tokens, TokenRange range) {
-  return {{"name", std::filesystem::path(tokens.path()).filename().string()},
-          {"tokens", tokens.size()},
-          {"content", tokens.content_hash()},
-          {"range", {range.begin, range.end}}};
+  json description = {{"name", std::filesystem::path(tokens.path()).filename().string()},
+                      {"tokens", tokens.size()},
+                      {"content", tokens.content_hash()},
+                      {"range", {range.begin, range.end}}};
+  if (!tokens.mask_hash().empty()) description["mask"] = tokens.mask_hash();
+  return description;
 }
 
 std::int64_t tokens_read(const DataLoader& dataloader, std::int64_t step) {

@@ -3,6 +3,7 @@
 //   {"version": 1, "name": "train.bin", "format": "Megatron", "type": "uint16", "tokens": 5000000,
 //    "content": "9f86...", "index": "02ab...", "range": [0, 4750000], "seq_len": 2048, "shuffle": true, "seed": 0}
 //
+// A file with a mask (token_file.h) has "mask": its hash.
 // A packed stream (packed_rows.h) has "version": 2 and "packing": {"kind": "best_fit", "rows": 1234}. A blend
 // (blended_loader.h) has "version": 3, "seq_len" and "sets": [{"name": "web", "share": 7, "stream": {...}}, ...]. Its
 // position is the number of tokens of all its rows. Texts (corpus/text_stream.h) have "version": 4 and describe

@@ -192,7 +192,46 @@ TokenFile::TokenFile(const std::string& path, TokenFileOptions options)
   }
   check_stated_type();
   check_sidecar();
+  open_mask();
   check_vocabulary();
+}
+
+void TokenFile::open_mask() {
+  const std::string path = mask_path(path_);
+  if (!sidecar_ || sidecar_->mask.empty()) {
+    if (!is_file(path)) return;
+    throw DataError(
+        fmt::format("{} says which tokens of {} are trained, but {} does not name it: expected the three as they were "
+                    "made together; make them again, or remove the mask to train every token",
+                    path, path_, sidecar_path(path_)));
+  }
+  if (!is_file(path)) {
+    throw DataError(fmt::format(
+        "{}: no such file, but {} says that only some tokens of {} are trained: expected their mask there; put it "
+        "back, or make all again",
+        path, sidecar_path(path_), path_));
+  }
+  mask_ = std::make_shared<const MappedFile>(path);
+  if (static_cast<std::int64_t>(mask_->size()) != size_) {
+    throw DataError(fmt::format("{}: {} bytes, but {} has {} tokens: expected one byte a token; make both again", path,
+                                mask_->size(), path_, size_));
+  }
+  mask_hash_ = hash_of_ids(TokenType::u8, mask_->bytes());
+  if (mask_hash_ != sidecar_->mask) {
+    throw DataError(fmt::format("{}: its content is {}, but {} says {}: it is the mask of another file; make all again",
+                                path, mask_hash_, sidecar_path(path_), sidecar_->mask));
+  }
+}
+
+std::span<const std::uint8_t> TokenFile::mask() const {
+  if (!mask_) return {};
+  return {reinterpret_cast<const std::uint8_t*>(mask_->data()), mask_->size()};
+}
+
+std::int64_t TokenFile::trained_count(TokenRange range) const {
+  if (!mask_) return range.size();
+  const auto part = mask().subspan(static_cast<std::size_t>(range.begin), static_cast<std::size_t>(range.size()));
+  return std::ranges::count_if(part, [](std::uint8_t one) { return one != 0; });
 }
 
 void TokenFile::check_stated_type() const {
@@ -485,6 +524,7 @@ std::string TokenFile::description() const {
   for (auto at = static_cast<std::ptrdiff_t>(count.size()) - 3; at > 0; at -= 3) count.insert(count.begin() + at, ',');
   std::string text = fmt::format("{}: {}, {}, {} tokens", path_, to_string(format_), to_string(type_), count);
   if (documents_) text += fmt::format(", {} document{}", document_count_, document_count_ == 1 ? "" : "s");
+  if (mask_) text += ", of which a mask says which are trained";
   return text;
 }
 

@@ -14,6 +14,10 @@
 // returns. An id outside [0, vocab_size) is a DataError that names the id and its position. A PREFIX.json that
 // describes another file, or a tokenizer with more ids than vocab_size, is also a DataError.
 //
+// A file of any format may have a mask beside it, PREFIX.mask: one byte a token, 0 or 1, whether the token is trained,
+// that is, whether predicting it counts (token_sidecar.h). A mask that is missing, too short, or another file's is a
+// DataError.
+//
 // A TokenFile is immutable: any number of threads may read from it. Copies share the mapping.
 //
 //   TokenFile tokens("data/train.bin", {.vocab_size = 4096});
@@ -27,6 +31,10 @@
 #include <span>
 #include <string>
 #include <utility>
+
+namespace phalanx {
+class MappedFile;
+}
 
 namespace phalanx::data {
 
@@ -60,6 +68,7 @@ struct TokenSidecar {
   std::optional<std::int64_t> document_end;  // the id that ends each document, or kNoDocumentEnd
   std::string content;                       // content_hash() of the file
   std::string set_aside;  // content_hash() of the file with the part of this text that `phalanx tokenize` set aside
+  std::string mask = {};  // mask_hash() of the file; empty: every token is trained
 };
 
 /// A half-open range of positions in a token file.
@@ -90,12 +99,19 @@ class TokenFile {
   /// the vocabulary.
   void read(std::int64_t begin, std::span<std::int64_t> out) const;
 
+  /// By token, 0 if it is not trained. Empty: every token is trained.
+  std::span<const std::uint8_t> mask() const;
+  /// How many tokens of the range are trained. REQUIRES: the range lies within the file.
+  std::int64_t trained_count(TokenRange range) const;
+
   std::int64_t file_bytes() const;  // of the file that holds the ids
   /// A hash of size, type and ids: of all ids if they have up to 4 MiB, else of 256 blocks spread over them. Cheap for
   /// any file.
   std::string content_hash() const;
   /// A hash of all of Megatron's index; "" if there is none.
   std::string index_hash() const;
+  /// As content_hash(), of the mask; "" if there is none.
+  std::string mask_hash() const { return mask_hash_; }
 
   /// For start-up lines: "data/train.bin: Megatron, uint16, 1,234,567 tokens, 89 documents".
   std::string description() const;
@@ -107,10 +123,13 @@ class TokenFile {
   void check_sidecar() const;
   void open_llmc();
   void open_raw();
+  void open_mask();
   void check_vocabulary() const;
   std::int64_t ids_end() const;  // upper limit of ids (exclusive), from the caller and the sidecar; 0: unknown
 
   std::shared_ptr<const Mapping> mapping_;
+  std::shared_ptr<const MappedFile> mask_;  // null: none
+  std::string mask_hash_;
   std::string path_;
   std::optional<TokenSidecar> sidecar_;
   std::optional<TokenType> stated_;  // by the caller or the sidecar

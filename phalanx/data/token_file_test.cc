@@ -289,11 +289,16 @@ TEST_F(TokenFileTest, WriterErrors) {
   EXPECT_THROW(writer.append(std::vector<std::int32_t>{1}), DataError);
 }
 
-TEST_F(TokenFileTest, AFailureAtAnyOperationLosesNothing) {
+class FailingTokenFileTest : public TokenFileTest, public ::testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(, FailingTokenFileTest, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "WithAMask" : "WithoutAMask"; });
+
+TEST_P(FailingTokenFileTest, AFailureAtAnyOperationLosesNothing) {
   const std::vector<std::int64_t> old_ids{1, 2, 3, 4, 5}, new_ids(1000, 7);
   const auto write_new = [&](FileSystem& fs) {
-    TokenFileWriter writer(path("m"), {.vocab_size = 100, .file_system = &fs});
-    writer.add_document(std::vector<std::int32_t>(1000, 7));
+    TokenFileWriter writer(path("m"), {.vocab_size = 100, .file_system = &fs, .has_mask = GetParam()});
+    const std::vector<std::int32_t> ids(1000, 7);
+    GetParam() ? writer.add_document(ids, std::vector<std::uint8_t>(1000, 1)) : writer.add_document(ids);
     writer.finish();
   };
   write_small();
@@ -320,16 +325,18 @@ TEST_F(TokenFileTest, AFailureAtAnyOperationLosesNothing) {
         const auto found = all_of(TokenFile(path("m")));
         EXPECT_TRUE(found == old_ids || found == new_ids) << "operation " << n;
       } catch (const DataError&) {
-        ++refused;  // between the three renames
+        ++refused;  // between the renames
       }
       if (kind != Fault::crash) {
         EXPECT_FALSE(std::filesystem::exists(path("m.bin.tmp"))) << "operation " << n;
         EXPECT_FALSE(std::filesystem::exists(path("m.idx.tmp"))) << "operation " << n;
         EXPECT_FALSE(std::filesystem::exists(path("m.json.tmp"))) << "operation " << n;
+        EXPECT_FALSE(std::filesystem::exists(path("m.mask.tmp"))) << "operation " << n;
       }
     }
   }
-  EXPECT_EQ(refused, 4);
+  // Between two of three or four renames, once by an error and once by a crash.
+  EXPECT_EQ(refused, GetParam() ? 6 : 4);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <limits>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "phalanx/base/error.h"
@@ -37,7 +38,8 @@ TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptio
       vocab_size_(options.vocab_size),
       document_end_(options.document_end),
       set_aside_(std::move(options.set_aside)),
-      file_system_(options.file_system ? *options.file_system : posix_file_system()) {
+      file_system_(options.file_system ? *options.file_system : posix_file_system()),
+      has_mask_(options.has_mask) {
   if (vocab_size_ < 1 || vocab_size_ > std::numeric_limits<std::int32_t>::max()) {
     throw ConfigError(fmt::format("{}: vocab_size is {}: expected 1 to 2147483647", prefix, vocab_size_));
   }
@@ -56,7 +58,9 @@ TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptio
 TokenFileWriter::~TokenFileWriter() {
   if (!bin_) return;
   bin_.reset();
-  for (const std::string& path : {bin_path() + ".tmp", idx_path() + ".tmp", sidecar_path(bin_path()) + ".tmp"}) {
+  mask_.reset();
+  for (const std::string& path :
+       {bin_path() + ".tmp", idx_path() + ".tmp", sidecar_path(bin_path()) + ".tmp", mask_path(bin_path()) + ".tmp"}) {
     try {
       file_system_.remove_all(path);
     } catch (const std::exception&) {
@@ -102,6 +106,17 @@ void TokenFileWriter::append(std::span<const std::int32_t> ids) {
   size_ += count;
 }
 
+void TokenFileWriter::add_document(std::span<const std::int32_t> ids, std::span<const std::uint8_t> is_trained) {
+  if (!has_mask_ || ids.size() != is_trained.size()) {
+    throw DataError(fmt::format("{}: {} tokens with a mask of {}: expected a writer with a mask, and one value a token",
+                                bin_path(), ids.size(), is_trained.size()));
+  }
+  append(ids);
+  if (!mask_) mask_ = file_system_.create(mask_path(bin_path()) + ".tmp");
+  mask_->write(std::as_bytes(is_trained));
+  end_document();
+}
+
 void TokenFileWriter::end_document() {
   lengths_.push_back(static_cast<std::int32_t>(open_document_));
   open_document_ = 0;
@@ -139,19 +154,30 @@ void TokenFileWriter::finish() {
   flush();
   bin_->sync();
   bin_->close();
+  const std::string mask = mask_path(bin_path());
+  if (has_mask_) {
+    if (!mask_) mask_ = file_system_.create(mask + ".tmp");
+    mask_->sync();
+    mask_->close();
+  }
   const std::string beside = sidecar_path(bin_path());
-  write(beside + ".tmp", sidecar_text({.type = type_,
-                                       .tokens = size_,
-                                       .documents = std::max<std::int64_t>(document_count(), 1),
-                                       .vocab_size = vocab_size_,
-                                       .tokenizer = tokenizer_,
-                                       .document_end = document_end_,
-                                       .content = hash_of_ids(type_, MappedFile(bin_path() + ".tmp").bytes()),
-                                       .set_aside = set_aside_}));
+  write(beside + ".tmp",
+        sidecar_text({.type = type_,
+                      .tokens = size_,
+                      .documents = std::max<std::int64_t>(document_count(), 1),
+                      .vocab_size = vocab_size_,
+                      .tokenizer = tokenizer_,
+                      .document_end = document_end_,
+                      .content = hash_of_ids(type_, MappedFile(bin_path() + ".tmp").bytes()),
+                      .set_aside = set_aside_,
+                      .mask = mask_ ? hash_of_ids(TokenType::u8, MappedFile(mask + ".tmp").bytes()) : std::string()}));
   file_system_.rename(bin_path() + ".tmp", bin_path());
   file_system_.rename(idx_path() + ".tmp", idx_path());
+  if (mask_) file_system_.rename(mask + ".tmp", mask);
   file_system_.rename(beside + ".tmp", beside);
+  if (std::error_code error; !mask_ && std::filesystem::exists(mask, error)) file_system_.remove_all(mask);
   bin_.reset();
+  mask_.reset();
   const auto directory = std::filesystem::path(bin_path()).parent_path();
   file_system_.sync_directory(directory.empty() ? "." : directory);
 }

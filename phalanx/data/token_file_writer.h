@@ -6,6 +6,8 @@
 // nothing behind, so a run that fails never leaves a partial file under a final name. A crash between the renames
 // leaves files that do not match, which TokenFile refuses. A PREFIX.json that no TokenFileWriter made is not replaced:
 // DataError.
+// With `has_mask` it also writes PREFIX.mask, which says of each token whether it is trained. Without, it removes one that
+// is there.
 // An empty document is stored (Megatron allows it). A full disk, a missing permission and ids outside the vocabulary
 // are DataErrors.
 //
@@ -32,6 +34,7 @@ struct TokenFileWriterOptions {
   FileSystem* file_system = nullptr;              // null: the real file system
   std::optional<std::int64_t> document_end = {};  // the id that ends each document, or kNoDocumentEnd; unset: unknown
   std::string set_aside = {};                     // TokenSidecar::set_aside
+  bool has_mask = false;                          // documents come with which of their tokens are trained
 };
 
 class TokenFileWriter {
@@ -48,6 +51,9 @@ class TokenFileWriter {
     append(ids);
     end_document();
   }
+
+  /// `is_trained`: one value a token, 0 if it is not trained. REQUIRES: has_mask, and no other function appends.
+  void add_document(std::span<const std::int32_t> ids, std::span<const std::uint8_t> is_trained);
 
   /// Ends the current document if it has tokens, writes the rest and moves the files into place.
   void finish();
@@ -69,10 +75,11 @@ class TokenFileWriter {
   std::string set_aside_;
   TokenType type_;
   FileSystem& file_system_;
-  std::unique_ptr<WritableFile> bin_;
-  std::vector<std::byte> buffer_;      // waiting to be written
-  std::vector<std::uint16_t> narrow_;  // scratch of append()
-  std::vector<std::int32_t> lengths_;  // one entry for each document
+  bool has_mask_;
+  std::unique_ptr<WritableFile> bin_, mask_;  // mask_: from the first document on
+  std::vector<std::byte> buffer_;             // waiting to be written
+  std::vector<std::uint16_t> narrow_;         // scratch of append()
+  std::vector<std::int32_t> lengths_;         // one entry for each document
   std::int64_t open_document_ = 0;
   std::int64_t size_ = 0;
   bool finished_ = false;

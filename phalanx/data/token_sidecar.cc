@@ -16,16 +16,19 @@ namespace phalanx::data {
 namespace {
 
 constexpr const char* kSidecarFormat = "phalanx.tokens";
-constexpr std::int64_t kSidecarVersion = 1;
+constexpr std::int64_t kSidecarVersion = 1, kMaskedVersion = 2;
 constexpr std::uintmax_t kMaxSidecarBytes = 1 << 20;
 constexpr const char* kNone = "none";
 
+std::string prefix_of(const std::string& bin_path) {
+  const bool is_bin = bin_path.size() > 4 && bin_path.ends_with(".bin");
+  return is_bin ? bin_path.substr(0, bin_path.size() - 4) : bin_path;
+}
+
 }  // namespace
 
-std::string sidecar_path(const std::string& bin_path) {
-  const bool is_bin = bin_path.size() > 4 && bin_path.ends_with(".bin");
-  return (is_bin ? bin_path.substr(0, bin_path.size() - 4) : bin_path) + ".json";
-}
+std::string sidecar_path(const std::string& bin_path) { return prefix_of(bin_path) + ".json"; }
+std::string mask_path(const std::string& bin_path) { return prefix_of(bin_path) + ".mask"; }
 
 std::optional<TokenSidecar> read_sidecar(const std::string& bin_path) {
   const std::string path = sidecar_path(bin_path);
@@ -54,15 +57,20 @@ std::optional<TokenSidecar> read_sidecar(const std::string& bin_path) {
     if (!found->is_string()) fail(key, "a string", *found);
     return found->get<std::string>();
   };
-  if (const auto version = number("version"); version && *version != kSidecarVersion) {
-    fail("version", "1 (a later version of Phalanx wrote it)", json["version"]);
+  const std::int64_t version = number("version").value_or(kSidecarVersion);
+  if (version != kSidecarVersion && version != kMaskedVersion) {
+    fail("version", "1 or 2 (a later version of Phalanx wrote it)", json["version"]);
   }
   TokenSidecar sidecar{.tokens = number("tokens"),
                        .documents = number("documents"),
                        .vocab_size = number("vocab_size").value_or(0),
                        .tokenizer = text_of("tokenizer"),
                        .content = text_of("content"),
-                       .set_aside = text_of("set_aside")};
+                       .set_aside = text_of("set_aside"),
+                       .mask = text_of("mask")};
+  if ((version == kMaskedVersion) != !sidecar.mask.empty()) {
+    fail("mask", version == kMaskedVersion ? "the hash of the mask" : "none in version 1", json["mask"]);
+  }
   if (const auto end = json.find("document_end"); end != json.end() && !end->is_null()) {
     if (*end != kNone && !end->is_number_unsigned()) fail("document_end", "an id, or \"none\"", *end);
     sidecar.document_end = *end == kNone ? kNoDocumentEnd : number("document_end");
@@ -107,7 +115,8 @@ bool is_foreign_sidecar(const std::string& bin_path) {
 }
 
 std::string sidecar_text(const TokenSidecar& sidecar) {
-  nlohmann::ordered_json json = {{"format", kSidecarFormat}, {"version", kSidecarVersion}};
+  nlohmann::ordered_json json = {{"format", kSidecarFormat},
+                                 {"version", sidecar.mask.empty() ? kSidecarVersion : kMaskedVersion}};
   if (sidecar.type) json["type"] = to_string(*sidecar.type);
   if (sidecar.tokens) json["tokens"] = *sidecar.tokens;
   if (sidecar.documents) json["documents"] = *sidecar.documents;
@@ -116,6 +125,7 @@ std::string sidecar_text(const TokenSidecar& sidecar) {
   if (sidecar.document_end) json["document_end"] = document_end_json(*sidecar.document_end);
   if (!sidecar.content.empty()) json["content"] = sidecar.content;
   if (!sidecar.set_aside.empty()) json["set_aside"] = sidecar.set_aside;
+  if (!sidecar.mask.empty()) json["mask"] = sidecar.mask;
   return json.dump(2) + "\n";
 }
 

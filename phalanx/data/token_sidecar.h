@@ -5,6 +5,8 @@
 //    "tokenizer": "tok1:...", "document_end": 0, "content": "...",
 //    "set_aside": "..."}
 //
+// A file with a mask (PREFIX.mask) has "version": 2 and "mask": its hash. Programs that know no masks refuse it.
+//
 // It may be written by hand for a file of raw ids (train.bin: train.json). Then "format", and "type" or "vocab_size",
 // are enough. A .json file without that "format" belongs to another program and is ignored.
 #pragma once
@@ -22,6 +24,9 @@ namespace phalanx::data {
 
 /// "data/train.json" for data/train.bin; other names get ".json" appended.
 std::string sidecar_path(const std::string& bin_path);
+
+/// "data/train.mask" for data/train.bin.
+std::string mask_path(const std::string& bin_path);
 
 /// Reads the sidecar; nothing if there is none of Phalanx's. Throws DataError that names the file, the key and what is
 /// wrong.

@@ -150,7 +150,7 @@ TEST_F(RawIdsTest, ASidecarThatDescribesAnotherFileIsRefused) {
   EXPECT_THAT(with("type", "int32"), HasSubstr("\"type\" is int32"));
   EXPECT_THAT(with("type", "float"), HasSubstr("expected uint8"));
   EXPECT_THAT(with("tokens", "many"), HasSubstr("\"tokens\": expected a number"));
-  EXPECT_THAT(with("version", 2), HasSubstr("later version"));
+  EXPECT_THAT(with("version", 3), HasSubstr("later version"));
   EXPECT_THAT(with("vocab_size", 101),
               AllOf(HasSubstr("a tokenizer of 101 ids"), HasSubstr("more than the model's vocab_size of 100")));
   EXPECT_THAT(with("document_end", "end"), HasSubstr("\"document_end\": expected an id, or \"none\", found \"end\""));

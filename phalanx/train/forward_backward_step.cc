@@ -23,9 +23,10 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
   pass.data_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_of_step).count();
   if (pass.global_label_count == 0) {
     throw DataError(
-        fmt::format("step {}: no token of the global batch has a label: its {} sequences hold documents of "
-                    "single tokens alone; expected a larger batch, or training.packing = \"best_fit\"",
-                    step + 1, dataloader.global_batch_size()));
+        fmt::format("step {}: no token of the global batch has a label: its {} sequences hold {}; expected a larger "
+                    "batch, or training.packing = \"best_fit\"",
+                    step + 1, dataloader.global_batch_size(),
+                    dataloader.tokens().mask().empty() ? "documents of single tokens alone" : "no trained token"));
   }
   for (std::int64_t part = 0; part < parts; ++part) {
     TokenBatch batch;

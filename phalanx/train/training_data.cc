@@ -22,10 +22,17 @@ std::string packing_text(const data::PackedRows& rows, std::int64_t seq_len) {
   const auto places = static_cast<double>(seen.rows * seq_len);
   std::string text =
       fmt::format("{} documents in {} sequences of {}, {:.1f} % padding", with_commas(seen.documents),
-                  with_commas(seen.rows), seq_len, 100 * (1 - static_cast<double>(seen.labels) / places));
+                  with_commas(seen.rows), seq_len, 100 * (1 - static_cast<double>(seen.places) / places));
   if (seen.cut > 0) text += fmt::format("; {} longer than a sequence were cut", with_commas(seen.cut));
   if (seen.skipped > 0) {
     text += fmt::format("{} {} of less than two tokens left out", seen.cut > 0 ? "," : ";", with_commas(seen.skipped));
+  }
+  if (seen.untrained > 0) {
+    text += fmt::format("; {} (or parts of cut ones) without a trained token left out", with_commas(seen.untrained));
+  }
+  if (seen.labels < seen.places) {
+    text += fmt::format("; {} of {} labels are trained ({:.1f} %)", with_commas(seen.labels), with_commas(seen.places),
+                        100 * static_cast<double>(seen.labels) / static_cast<double>(seen.places));
   }
   return text;
 }
@@ -58,7 +65,11 @@ TrainingData open_training_data(const config::TrainConfig& config, const config:
   TrainingData result;
   if (!files.validation.empty()) {
     result.validation = describe_held_out(files.validation);
-    if (rank == 0) result.unigram_entropy = unigram_entropy(files.validation);
+    // The entropy of all tokens says nothing about the loss of some of them.
+    const auto has_mask = [](const auto& set) { return !set.dataloader.tokens().mask().empty(); };
+    if (rank == 0 && std::ranges::none_of(files.validation, has_mask)) {
+      result.unigram_entropy = unigram_entropy(files.validation);
+    }
     std::vector<Validator::Set> sets;
     for (auto& [name, dataloader, range] : files.validation) sets.push_back({name, std::move(dataloader)});
     result.validator = std::make_unique<Validator>(

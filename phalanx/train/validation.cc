@@ -3,10 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 
+#include "phalanx/base/error.h"
 #include "phalanx/train/autocast_guard.h"
 #include "phalanx/train/token_batch.h"
 
@@ -69,7 +71,13 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
   double loss_sum = 0, label_count = 0;
   for (std::size_t i = 0; i < sets_.size(); ++i) {
     const double losses = values[2 * i], labels = values[2 * i + 1];
-    const std::int64_t tokens = sample_count_of(sets_[i]) * sets_[i].dataloader.seq_len();
+    const std::int64_t samples = sample_count_of(sets_[i]), tokens = samples * sets_[i].dataloader.seq_len();
+    if (labels == 0) {
+      throw DataError(
+          fmt::format("{}: none of the {} held-out sequences that are read has a trained token: expected more of them "
+                      "([validation] steps), or training.packing = \"best_fit\"",
+                      sets_[i].dataloader.tokens().path(), samples));
+    }
     loss_sum += losses;
     label_count += labels;
     result.tokens += tokens;

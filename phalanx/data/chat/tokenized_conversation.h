@@ -70,6 +70,7 @@ class ConversationTokenizer {
   /// The special token that ends an answer in this template; nullopt: it ends by none.
   std::optional<TokenId> end_of_turn() const;
   const BpeTokenizer& tokenizer() const { return tokenizer_; }
+  const std::vector<std::int64_t>& end_tokens() const { return options_.end_tokens; }
 
  private:
   void train(TokenizedConversation& made, std::size_t from, std::size_t to, bool is_marked) const;

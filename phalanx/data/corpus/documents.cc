@@ -71,9 +71,8 @@ std::optional<std::string> text_in(json record, const std::string& field, const 
     for (const char* key : {"messages", "conversations"}) {
       if (!record.contains(key) || !record[key].is_array()) continue;
       throw DataError(fmt::format(
-          "{}: chat data (\"{}\") and no field \"{}\": expected plain text; write each conversation as text by its "
-          "model's chat template first (transformers: tokenizer.apply_chat_template(..., tokenize=False)), as lines of "
-          "{{\"text\": ...}}; the template's marks are then ordinary text, not the tokens that they name",
+          "{}: conversations (\"{}\") and no field \"{}\": expected plain text; `phalanx tokenize --chat` turns "
+          "conversations into token files, by the model's chat template",
           where, key, field));
     }
     throw DataError(fmt::format("{}: no field \"{}\" that would hold the text; it has {}: name one by --field", where,

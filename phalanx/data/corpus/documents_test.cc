@@ -119,7 +119,7 @@ TEST_F(DocumentsTest, RecordsChatsAndDataSetsAreNeverTakenForText) {
   EXPECT_THAT(texts_of({path("a.txt")}, {.format = TextFormat::text}), ElementsAre(records));
   for (const char* key : {"messages", "conversations"}) {
     EXPECT_THAT(refused({write("chat.jsonl", "{\""s + key + "\": [{\"role\": \"user\", \"content\": \"x\"}]}\n")}),
-                AllOf(HasSubstr("line 1: chat data"), HasSubstr("apply_chat_template")));
+                AllOf(HasSubstr("line 1: conversations"), HasSubstr("tokenize --chat")));
   }
   for (const char* name : {"state.json", "dataset_dict.json", "dataset_info.json"}) {
     const std::string folder = "set-"s + name;
