@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "phalanx/models/config/lora_config.h"
+
 namespace phalanx::config {
 
 /// Value of model.flavor: the shape is that of config.json in model.hf_assets_path.
@@ -69,6 +71,7 @@ struct TrainConfig {
     std::int64_t num_tokens_per_microbatch_per_dp_rank = -1;  // read_config() converts it to local_batch_size
     std::int64_t num_tokens_per_train_step = -1;              // read_config() converts it to global_batch_size
     std::int64_t seq_len = 2048;
+    std::vector<std::string> frozen;
     double max_norm = 1.0;
     std::int64_t steps = 10000;
     bool shuffle = true;
@@ -80,6 +83,10 @@ struct TrainConfig {
     std::int64_t loss_scale_window = 2000;
     bool enable_cpu_offload = false;
   } training;
+
+  struct Lora : models::LoraOptions {
+    std::string initial_adapter;
+  } lora;
 
   struct Parallelism {
     std::int64_t data_parallel_replicate_degree = -1;
