@@ -22,6 +22,8 @@ a second time, or while nothing is being said, it ends the program, as the end o
   --system TEXT            what the system message says
   --variables JSON         further variables of the template, such as '{"enable_thinking": false}'
   --chat-template NAME     where the model has several: which one
+  --adapter DIR            an adapter of the model, as PEFT saves it: a folder with adapter_config.json (docs/lora.md)
+  --allow-base-mismatch    use it although it was trained on other weights than those of this model
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
   --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer is another one than the model was trained with
   --allow-model-mismatch   take config.json's word where weights that Phalanx wrote say that they are of another model
@@ -51,6 +53,8 @@ ChatArguments parse_chat_arguments(const Arguments& arguments) {
   app.add_option("--system", parsed.system);
   app.add_option("--variables", parsed.variables);
   app.add_option("--chat-template", parsed.chat_template);
+  app.add_option("--adapter", parsed.adapter);
+  app.add_flag("--allow-base-mismatch", parsed.allow_base_mismatch);
   app.add_option("--tokenizer", parsed.tokenizer);
   app.add_flag("--allow-tokenizer-mismatch", parsed.allow_tokenizer_mismatch);
   app.add_flag("--allow-model-mismatch", parsed.allow_model_mismatch);
@@ -60,6 +64,7 @@ ChatArguments parse_chat_arguments(const Arguments& arguments) {
   add_sampling_options(app, parsed);
   parse_options(app, arguments);
   if (parsed.checkpoint.empty()) throw UsageError("the model's folder is missing: phalanx chat MODEL_FOLDER");
+  require_adapter_for_base(parsed);
   parsed.dtype = dtype_option("--dtype", parsed.dtype);
   check_sampling_options(parsed);
   return parsed;

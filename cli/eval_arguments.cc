@@ -23,6 +23,8 @@ Says how well a model predicts a text (perplexity), or which of several continua
   --tokens FILE            a token file, in any of the formats of training (docs/data.md)
   --choices FILE.jsonl     questions: {"prompt": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0} a line. Accuracy goes by
                            the likeliest continuation, and by the likeliest per byte
+  --adapter DIR            an adapter of the model, as PEFT saves it: a folder with adapter_config.json (docs/lora.md)
+  --allow-base-mismatch    use it although it was trained on other weights than those of this model
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
   --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer (or that of a token file) is another one than
                            the model was trained with

@@ -27,6 +27,8 @@ to standard error.
   --chat FILE              conversations, one JSON object a line (docs/chat.md): answers the last message of each, by the
                            model's chat template. - is standard input
   --chat-template NAME     where the model has several: which one (default: its own choice)
+  --adapter DIR            an adapter of the model, as PEFT saves it: a folder with adapter_config.json (docs/lora.md)
+  --allow-base-mismatch    use it although it was trained on other weights than those of this model
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
   --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer (or that of a token file) is another one than
                            the model was trained with

@@ -9,6 +9,8 @@ namespace phalanx::cli {
 
 struct ModelArguments {
   std::string checkpoint, tokenizer;
+  std::string adapter;  // a folder as PEFT saves it; empty: none
+  bool allow_base_mismatch = false;
   bool allow_tokenizer_mismatch = false;
   bool allow_model_mismatch = false;
   std::int64_t batch_size = 8;
@@ -20,6 +22,9 @@ struct ModelArguments {
 };
 
 void add_model_options(CLI::App& app, ModelArguments& parsed);
+
+/// Throws a UsageError for --allow-base-mismatch without --adapter.
+void require_adapter_for_base(const ModelArguments& parsed);
 
 /// Throws a UsageError for a wrong value, and replaces an alias of a dtype by its name.
 void check_model_options(ModelArguments& parsed);

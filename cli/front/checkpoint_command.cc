@@ -14,6 +14,8 @@
 #include <system_error>
 #include <vector>
 
+#include "cli/front/worker_program.h"
+#include "cli/merge_arguments.h"
 #include "cli/parse_options.h"
 #include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
@@ -40,6 +42,7 @@ constexpr std::string_view kCheckpointHelp =
        phalanx checkpoint consolidate DIR OUT [--all | --hf [--assets DIR]] [--dtype TYPE]
            [--max-file-size SIZE] [--quiet]
        phalanx checkpoint reshard DIR OUT --ranks N [--quiet]
+       phalanx checkpoint merge DIR OUT [--adapter DIR] [--dtype TYPE] [--max-file-size SIZE] [--quiet]
 
 Looks into checkpoints, checks, compares and rewrites them, whatever number of ranks has saved them in whatever layout.
 DIR, A and B: a run's folder or its checkpoint folder (the newest complete step), or one of the step-N directories.
@@ -52,8 +55,11 @@ DIR, A and B: a run's folder or its checkpoint folder (the newest complete step)
                 x.safetensors, or a new directory for model.safetensors
   reshard       writes the same state as N files with even parts of the rows, to a step directory in the folder OUT.
                 Not needed for loading: any number of ranks loads what any other has saved
+  merge         adds an adapter to the weights of its base, and writes a Hugging Face directory OUT. DIR is the base, a
+                Hugging Face directory or a run's, with --adapter; or the run that trained the adapter (docs/lora.md)
 
-Nothing is written into the folder of a run that lives: consolidate and reshard are refused with its host and process.
+Nothing is written into the folder of a run that lives: consolidate, reshard and merge are refused with its host and
+process.
 
   --all                 consolidate every tensor under its whole name, the optimizer's too
   --hf                  under the names of Hugging Face's LlamaForCausalLM, with config.json, generation_config.json and
@@ -62,11 +68,14 @@ Nothing is written into the folder of a run that lives: consolidate and reshard 
   --allow-tokenizer-mismatch  write another tokenizer than the checkpoint names, with a warning
   --dtype TYPE          convert floating-point tensors to bf16, f16, f32 or f64
   --max-file-size SIZE  several files of at most so many bytes (5G, 500M), and model.safetensors.index.json
+  --adapter DIR         merge: the adapter, a folder as PEFT saves it
+  --allow-base-mismatch  merge: although it was trained on other weights than those of DIR
   --quiet, -q           no progress
 
   phalanx checkpoint verify outputs/checkpoint
   phalanx checkpoint consolidate outputs/checkpoint weights.safetensors --dtype bf16
   phalanx checkpoint consolidate outputs/checkpoint llama-hf --hf
+  phalanx checkpoint merge Llama-3.2-1B merged --adapter outputs/adapter --dtype bf16
 )";
 
 struct CheckpointArguments {
@@ -366,10 +375,16 @@ int checkpoint_command(const Arguments& arguments) {
     fmt::print(help ? stdout : stderr, "{}", kCheckpointHelp);
     return help ? 0 : 2;
   }
+  if (arguments.front() == "merge") {
+    const Arguments rest(arguments.begin() + 1, arguments.end());
+    parse_merge_arguments(rest);
+    become_worker("merge", rest);
+  }
   CheckpointArguments parsed;
   CLI::App app;
   for (const Subcommand& subcommand : subcommands())
     add_checkpoint_options(*app.add_subcommand(std::string(subcommand.name)), parsed);
+  app.add_subcommand("merge");  // known, and taken above
   Arguments words = arguments;
   CLI::App& chosen = take_subcommand(app, words);
   parse_options(chosen, words);

@@ -196,8 +196,7 @@ class Chat {
 
 int chat_worker(const Arguments& arguments) {
   const ChatArguments parsed = parse_chat_arguments(arguments);
-  infer::ModelFiles files = infer::find_model(parsed.checkpoint);
-  files.allow_model_mismatch = parsed.allow_model_mismatch;
+  infer::ModelFiles files = find_model(parsed);
   const data::BpeTokenizer tokenizer = infer::load_tokenizer(files, parsed.tokenizer, parsed.allow_tokenizer_mismatch);
   const std::string beside = parsed.tokenizer.empty() ? *files.tokenizer : parsed.tokenizer;
   const data::ConversationTokenizer tokenize(data::ChatTemplate::load(beside, parsed.chat_template), tokenizer);

@@ -325,8 +325,7 @@ std::size_t multiple_choice(const EvalArguments& arguments, const ModelRanks& ra
 
 int eval_worker(const Arguments& arguments) {
   const EvalArguments parsed = parse_eval_arguments(arguments);
-  infer::ModelFiles files = infer::find_model(parsed.checkpoint);
-  files.allow_model_mismatch = parsed.allow_model_mismatch;
+  infer::ModelFiles files = find_model(parsed);
   const ModelRanks ranks = start_model_ranks(parsed, arguments);
   std::size_t skipped = 0;
   ranks.run([&] {

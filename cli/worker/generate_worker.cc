@@ -214,6 +214,7 @@ nlohmann::json description_of(const Task& task, const Inputs& inputs, const infe
       {"ignore_end", arguments.ignore_end},
       {"dtype", arguments.dtype},
       {"fields", {arguments.format.id_field, arguments.format.prompt_field, arguments.response_field}}};
+  if (!files.adapter.empty()) description["adapter"] = weights_identity(files.adapter);
   if (!task.prompts.skipped.empty()) description["seeds_of_prompts"] = "hash of seed and number of the line";
   // The template's text, and what it depends on, such as the date.
   if (arguments.is_chat) description["rendered_conversations"] = hash_of_text(inputs.chat_ids);
@@ -421,8 +422,7 @@ void print_speeds(const ModelRanks& ranks, const infer::GenerationStats& mine, b
 int generate_worker(const Arguments& arguments) {
   const GenerateArguments parsed = parse_generate_arguments(arguments);
   Inputs inputs = read_prompts(parsed);
-  infer::ModelFiles files = infer::find_model(parsed.checkpoint);
-  files.allow_model_mismatch = parsed.allow_model_mismatch;
+  infer::ModelFiles files = find_model(parsed);
   const ModelRanks ranks = start_model_ranks(parsed, arguments);
   // Prompts that are given as ids need no tokenizer. If there is one, it is used for the text of the answers.
   const bool needs_tokenizer =

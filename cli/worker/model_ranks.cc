@@ -117,13 +117,23 @@ ModelRanks start_model_ranks(const ModelArguments& options, const Arguments& arg
   return ranks;
 }
 
+infer::ModelFiles find_model(const ModelArguments& options) {
+  infer::ModelFiles files = infer::find_model(options.checkpoint);
+  files.allow_model_mismatch = options.allow_model_mismatch;
+  if (!options.adapter.empty()) infer::take_adapter(files, options.adapter, options.allow_base_mismatch);
+  return files;
+}
+
 std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const ModelRanks& ranks,
                                           const std::string& dtype) {
   const at::ScalarType type = dtype == "bfloat16" ? at::kBFloat16 : dtype == "float16" ? at::kHalf : at::kFloat;
   if (!ranks.mesh) return infer::load_model(files, ranks.process.device, type);
   // If a folder is given, the newest step may change between the reads of two ranks.
   nlohmann::json mine = {{"model", models::model_identity(files.config)}};
-  ranks.each([&] { mine["weights"] = weights_identity(files.weights); });
+  ranks.each([&] {
+    mine["weights"] = weights_identity(files.weights);
+    if (!files.adapter.empty()) mine["adapter"] = weights_identity(files.adapter);
+  });
   ranks.require_same("model", mine);
   return infer::load_model_shard(files, ranks.plan, *ranks.mesh, ranks.process.device, type);
 }

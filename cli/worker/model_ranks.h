@@ -52,6 +52,9 @@ ModelRanks start_model_ranks(const ModelArguments& options, const Arguments& arg
 /// ranks.
 std::string read_on_each_rank(const std::string& path);
 
+/// The model of --checkpoint, with the adapter of --adapter.
+infer::ModelFiles find_model(const ModelArguments& options);
+
 /// Collective. All ranks must have the same model content of the same step.
 std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const ModelRanks& ranks,
                                           const std::string& dtype);

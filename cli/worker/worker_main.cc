@@ -15,6 +15,7 @@
 #include "cli/worker/eval_worker.h"
 #include "cli/worker/generate_worker.h"
 #include "cli/worker/lecture_command.h"
+#include "cli/worker/merge_worker.h"
 #include "cli/worker/train_worker.h"
 #include "cli/worker/verify_worker.h"
 #include "phalanx/base/quick_exit.h"
@@ -43,6 +44,7 @@ int main(int argc, char** argv) {
       {"generate", "", "", with_threads(generate_worker)},
       {"chat", "", "", with_threads(chat_worker)},
       {"eval", "", "", with_threads(eval_worker)},
+      {"merge", "", "", with_threads(merge_worker)},
   };
   const Arguments arguments(argv + 1, argv + argc);
   for (const Command& command : commands) {

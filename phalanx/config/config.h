@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "phalanx/config/dataset_tables.h"
+#include "phalanx/models/config/lora_config.h"
 
 namespace phalanx::config {
 
@@ -72,6 +73,7 @@ struct TrainConfig {
     std::int64_t num_tokens_per_microbatch_per_dp_rank = -1;  // read_config() converts it to local_batch_size
     std::int64_t num_tokens_per_train_step = -1;              // read_config() converts it to global_batch_size
     std::int64_t seq_len = 2048;
+    std::vector<std::string> frozen;
     double max_norm = 1.0;
     std::int64_t steps = 10000;
     bool shuffle = true;
@@ -90,6 +92,10 @@ struct TrainConfig {
     std::int64_t window = 4096;
     std::int64_t workers = 1;
   } stream;
+
+  struct Lora : models::LoraOptions {
+    std::string initial_adapter;
+  } lora;
 
   struct Parallelism {
     std::int64_t data_parallel_replicate_degree = -1;

@@ -155,6 +155,15 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
         "see "
         "each other; set attn_mask_type = \"block_causal\"");
   });
+  check({"lora.rank", "lora.initial_adapter"}, [&] {
+    const bool has_base = config.checkpoint.initial_load_in_hf || !config.checkpoint.initial_load_path.empty();
+    if (config.lora.initial_adapter.empty() || (config.lora.rank > 0 && has_base)) return;
+    throw ConfigError(
+        config.lora.rank == 0
+            ? "[lora] initial_adapter is set, but rank is 0: expected the adapter's rank, or no initial_adapter"
+            : "[lora] initial_adapter is set, but nothing says where the weights of its base come from: expected "
+              "[checkpoint] initial_load_in_hf or initial_load_path");
+  });
   check({"validation.dataset_path", "validation.datasets", "validation.fraction"}, [&] {
     if (!validation.enable || !validation.dataset_path.empty() || !validation.datasets.empty() ||
         validation.fraction != 0) {

@@ -8,6 +8,7 @@ namespace phalanx::config {
 namespace {
 
 using C = TrainConfig;
+using L = models::LoraOptions;
 
 template <auto Section, auto Member>
 Slot at(TrainConfig& config) {
@@ -157,6 +158,10 @@ const std::vector<Key>& known_keys() {
       {"training", "num_tokens_per_train_step", at<&C::training, &C::Training::num_tokens_per_train_step>,
        "Another way to give global_batch_size: tokens, a multiple of seq_len. -1: not used.", -1, kAny},
       {"training", "seq_len", at<&C::training, &C::Training::seq_len>, "Tokens of a sequence.", 1, kAny},
+      {"training", "frozen", at<&C::training, &C::Training::frozen>,
+       "Patterns of the names of parameters that keep their values, as a shell's over files: `[\"tok_embeddings*\", "
+       "\"layers.[0-3].*\"]`; on the command line separated by commas. They have no gradient and no optimizer state; "
+       "checkpoints hold them."},
       {"training", "max_norm", at<&C::training, &C::Training::max_norm>,
        "Gradients are scaled down to this global norm. 0: never.", 0, kAny},
       {"training", "steps", at<&C::training, &C::Training::steps>, "Optimizer steps of the whole run.", 1, kAny},
@@ -215,6 +220,23 @@ const std::vector<Key>& known_keys() {
       {"stream", "workers", at<&C::stream, &C::Stream::workers>,
        "Threads of each rank that read and tokenise ahead of the step; the data are the same for every number.", 1,
        1024},
+
+      {"lora", "rank", at<&C::lora, &L::rank>,
+       "Train low-rank adapters of this rank (LoRA) on the layers of target_modules, and nothing else. 0: train the "
+       "model itself (docs/lora.md).",
+       0, kAny},
+      {"lora", "alpha", at<&C::lora, &L::alpha>, "What an adapter adds is scaled by alpha / rank.", 1e-6, 1e6},
+      {"lora", "dropout", at<&C::lora, &L::dropout>, "Share of an adapter's inputs that a training step leaves out.", 0,
+       0.99},
+      {"lora", "target_modules", at<&C::lora, &L::target_modules>,
+       "Layers with adapters: all-linear (every matrix of the blocks), names as in PEFT (`[\"q_proj\", \"v_proj\"]`) "
+       "or "
+       "here (wq), or a shell's patterns over whole names; on the command line separated by commas."},
+      {"lora", "zero_b", at<&C::lora, &L::zero_b>,
+       "A new adapter's B starts as zeros, so that the model starts as the base. Off: at random, for tests."},
+      {"lora", "initial_adapter", at<&C::lora, &C::Lora::initial_adapter>,
+       "Folder of an adapter, as PEFT saves it, whose values a new run begins with. Its rank, alpha and layers must be "
+       "those of this section."},
 
       {"parallelism", "data_parallel_replicate_degree",
        at<&C::parallelism, &C::Parallelism::data_parallel_replicate_degree>,

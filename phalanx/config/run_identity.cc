@@ -148,6 +148,16 @@ bool is_without_effect(const JsonDifference& difference, const nlohmann::json& s
   return false;
 }
 
+/// Of adapters that neither run has.
+bool is_of_no_adapter(const JsonDifference& difference, const nlohmann::json& saved, const nlohmann::json& found) {
+  if (!difference.key.starts_with("settings.lora.")) return false;
+  const nlohmann::json::json_pointer rank("/settings/lora/rank");
+  const auto is_off = [&](const nlohmann::json& document) {
+    return !document.contains(rank) || document.at(rank) == 0;
+  };
+  return is_off(saved) && is_off(found);
+}
+
 /// A key that did not exist when the checkpoint was saved had its default there.
 bool is_default_of_new_key(const JsonDifference& difference, const nlohmann::json& defaults) {
   if (difference.saved || !difference.key.starts_with("settings.")) return false;
@@ -266,7 +276,7 @@ IdentityComparison compare_identities(const nlohmann::json& saved, const nlohman
       continue;
     }
     if (is_other_optimizer && difference.key == "settings.optimizer.state") continue;  // the optimizer's name says it
-    if (is_default_of_new_key(difference, defaults)) continue;
+    if (is_default_of_new_key(difference, defaults) || is_of_no_adapter(difference, before, now)) continue;
     if (difference.key.starts_with("data.")) continue;  // compared by data_resume.h
     if (is_other_name_alone(difference, before, now)) continue;
     const IdentityRule rule = rule_of(difference.key);

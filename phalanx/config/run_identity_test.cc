@@ -62,7 +62,7 @@ TEST(RunIdentity, EveryComparedKeyIsFoundWhenItChanges) {
   for (const Key& key : known_keys()) {
     const SettingRule* rule = setting_rule(key.section, key.name);
     if (rule->on_resume != OnResume::said && rule->on_resume != OnResume::refused) continue;
-    TrainConfig config = config_with({"--optimizer.momentum=0.5"}), other = config;
+    TrainConfig config = config_with({"--optimizer.momentum=0.5", "--lora.rank=4"}), other = config;
     const Slot slot = key.slot(other);
     if (auto* const* value = std::get_if<bool*>(&slot)) **value = !**value;
     if (auto* const* value = std::get_if<std::int64_t*>(&slot)) **value = **value == -1 ? 16 : **value * 2;
@@ -90,6 +90,14 @@ TEST(RunIdentity, WhatMayChangeIsSaidWithBothValues) {
                           "[optimizer] lr: saved 0.001, now 0.002", "[training] steps: saved 100, now 200"));
   EXPECT_THAT(found.refused, IsEmpty());
   EXPECT_THAT(found.changes[1].record().dump(), R"({"key":"[optimizer] lr","now":0.002,"saved":0.001})");
+}
+
+TEST(RunIdentity, KeysOfAdaptersMeanNothingWithoutThem) {
+  const auto found = compare({}, {"--lora.alpha=3", "--lora.target_modules=q_proj"});
+  EXPECT_THAT(found.refused, IsEmpty());
+  EXPECT_THAT(found.changes, IsEmpty());
+  EXPECT_THAT(change_lines(compare({"--lora.rank=4"}, {"--lora.rank=4", "--lora.alpha=3"}).refused),
+              ElementsAre(HasSubstr("[lora] alpha: saved 16.0, now 3.0")));
 }
 
 TEST(RunIdentity, NothingChangedAndOtherLayoutsSayNothing) {

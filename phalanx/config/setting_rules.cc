@@ -8,6 +8,7 @@ const std::vector<SettingRule>& setting_rules() {
   constexpr std::string_view place = "a place or a name";
   constexpr std::string_view layout = "any layout goes on from any other; losses change by rounding alone";
   constexpr std::string_view of_model = "the model's description is compared as a whole (metadata.model)";
+  constexpr std::string_view of_adapter = "the same adapter adds something else, or is another one";
   constexpr std::string_view saving = "when and how checkpoints are written";
   constexpr std::string_view shown = "what is shown and recorded";
   constexpr std::string_view talk = "how ranks talk; sums keep their order";
@@ -52,6 +53,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"training", "num_tokens_per_microbatch_per_dp_rank", elsewhere, "read as local_batch_size"},
       {"training", "num_tokens_per_train_step", elsewhere, "read as global_batch_size"},
       {"training", "seq_len", said},
+      {"training", "frozen", refused, "the optimizer's state is that of the parameters that were trained"},
       {"training", "max_norm", said},
       {"training", "steps", said},
       {"training", "shuffle", said},
@@ -67,6 +69,14 @@ const std::vector<SettingRule>& setting_rules() {
       {"stream", "field", elsewhere, "part of the data's description"},
       {"stream", "window", elsewhere, "part of the data's description"},
       {"stream", "workers", silent, "the data are the same for every number"},
+
+      {"lora", "rank", refused, of_adapter},
+      {"lora", "alpha", refused, of_adapter},
+      {"lora", "dropout", said},
+      {"lora", "target_modules", refused, of_adapter},
+      {"lora", "zero_b", silent, "of a new run alone"},
+      {"lora", "initial_adapter", silent, "of a new run alone; what lies there is compared between ranks",
+       AcrossRanks::free},
 
       {"parallelism", "data_parallel_replicate_degree", silent, layout},
       {"parallelism", "data_parallel_shard_degree", silent, layout},

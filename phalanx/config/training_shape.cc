@@ -1,6 +1,7 @@
 #include "phalanx/config/training_shape.h"
 
 #include "phalanx/config/model_config.h"
+#include "phalanx/models/config/frozen_parameters.h"
 
 namespace phalanx::config {
 
@@ -14,6 +15,8 @@ plan::TrainingShape shape_without_layout(const TrainConfig& config) {
   shape.offload = config.training.enable_cpu_offload;
   shape.async_checkpoint = config.checkpoint.enable && config.checkpoint.async_mode == "async";
   shape.exports_at_end = config.checkpoint.last_save_in_hf;
+  shape.lora = config.lora;
+  shape.frozen = models::frozen_parameters(shape.model, config.training.frozen, config.lora);
   return shape;
 }
 

@@ -11,6 +11,7 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/json_reader.h"
 #include "phalanx/base/log.h"
+#include "phalanx/checkpoint/adapter_weights.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
 #include "phalanx/checkpoint/files/manifest.h"
@@ -28,6 +29,7 @@
 #include "phalanx/models/config/model_identity.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_parallel.h"
+#include "phalanx/models/lora.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::infer {
@@ -98,6 +100,9 @@ ModelFiles find_model(const std::filesystem::path& path) {
     throw CheckpointError(
         fmt::format("{} does not say the model's shape (metadata.model): it was not saved by `phalanx train`", where));
   files.config = models::llama_from_metadata(metadata["model"], where + ": metadata.model");
+  if (const auto lora = metadata.find(kLoraInMetadata); lora != metadata.end()) {
+    files.lora = lora_from_metadata(*lora, where + ": metadata.lora");
+  }
   const auto checkpoints = std::filesystem::absolute(files.weights).lexically_normal().parent_path();
   std::vector<std::filesystem::path> folders{files.weights, checkpoints, checkpoints.parent_path()};
   const JsonReader<CheckpointError> read(metadata, where + ": metadata");
@@ -107,6 +112,19 @@ ModelFiles find_model(const std::filesystem::path& path) {
   files.tokenizer_fingerprint = tokenizer_in_metadata(reader.manifest().metadata);
   files.document_end = document_end_in_metadata(reader.manifest().metadata);
   return files;
+}
+
+void take_adapter(ModelFiles& files, const std::filesystem::path& folder, bool allow_base_mismatch) {
+  const PeftAdapter adapter = read_peft_adapter(folder);
+  if (files.lora.rank > 0) {
+    throw CheckpointError(
+        fmt::format("{} is of a run that trains adapters, and holds them: expected the base of {} instead, or no other "
+                    "adapter",
+                    files.weights.string(), folder.string()));
+  }
+  require_base(adapter, files.weights, allow_base_mismatch);
+  files.lora = adapter.lora;
+  files.adapter = folder;
 }
 
 namespace {
@@ -217,10 +235,13 @@ void load_into(models::Llama& model, const ModelFiles& files) {
   } else if (!whole) {
     // A part of the model does not read the weights of the other parts.
     options.elsewhere = [shapes = models::llama_parameter_shapes(files.config)](const std::string& name) {
-      return shapes.contains(name);
+      return shapes.contains(name) || models::is_lora_name(name);
     };
   }
-  const LoadedWeights loaded = load_weights(files.weights, nn::named_parameters(model), options);
+  const std::vector<NamedTensor> parameters = nn::named_parameters(model);
+  const LoadedWeights loaded =
+      load_weights(files.weights, files.adapter.empty() ? parameters : base_among(parameters), options);
+  if (!files.adapter.empty()) load_adapter(read_peft_adapter(files.adapter), parameters, whole);
   if (!loaded.ignored.empty()) {
     log::info(fmt::format("{}: not read: {}", files.weights.string(), brief_names(loaded.ignored)));
   }
@@ -235,6 +256,7 @@ std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device d
   check_config(files);
   auto model =
       std::make_shared<models::Llama>(files.config, nn::TensorOptionsOfModule{.dtype = dtype, .device = device});
+  models::add_lora(*model, files.lora);
   load_into(*model, files);
   return model;
 }
@@ -256,6 +278,7 @@ std::shared_ptr<models::Llama> load_model_shard(const ModelFiles& files, const P
   }
   auto model =
       std::make_shared<models::Llama>(config, part, nn::TensorOptionsOfModule{.dtype = dtype, .device = device});
+  models::add_lora(*model, files.lora);
   if (plan.tp > 1) models::parallelize_llama(*model, mesh, {.sequence_parallel = false});
   ranks.run_collectively([&] {  // each reads its own part, and may be the only one with an error
     load_into(*model, files);

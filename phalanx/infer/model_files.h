@@ -25,6 +25,7 @@
 #include "phalanx/layout/parallel_plan.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/config/llama_config.h"
+#include "phalanx/models/config/lora_config.h"
 
 namespace phalanx::models {
 class Llama;
@@ -42,6 +43,8 @@ struct ModelFiles {
   std::optional<std::int64_t> document_end;   // the token that ended the documents of its run (data/token_file.h)
   std::vector<std::string> tokenizer_places;  // paths searched for a tokenizer, for messages
   std::vector<std::int64_t> end_tokens;       // those that end a text, from generation_config.json or config.json
+  models::LoraOptions lora;       // the adapters' that are among the weights of a run's checkpoint, or in `adapter`
+  std::filesystem::path adapter;  // a folder as PEFT saves it; empty: none. Set by take_adapter()
   // Set by the caller: load config.json's model although Phalanx wrote these weights and their header names another
   // model. Else whatever loads them throws CheckpointError.
   bool allow_model_mismatch = false;
@@ -49,6 +52,10 @@ struct ModelFiles {
 
 /// Throws CheckpointError that says what is missing or malformed.
 ModelFiles find_model(const std::filesystem::path& path);
+
+/// From now on the model has this adapter (checkpoint/files/peft_adapter.h). Throws CheckpointError if there is none, if
+/// it was trained on another base, unless that is allowed, and if the model is a run's with adapters of its own.
+void take_adapter(ModelFiles& files, const std::filesystem::path& folder, bool allow_base_mismatch);
 
 /// Loads the tokenizer at `path`; if that is empty, the one that was found. Throws DataError that lists the paths
 /// searched if there is none. Also throws it if the tokenizer differs, by content, from the model's: that of its

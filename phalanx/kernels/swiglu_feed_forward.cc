@@ -74,28 +74,31 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
     const at::Tensor &x = saved[0], &w1 = saved[1], &w2 = saved[2], &w3 = saved[3], &gates = saved[4], &ups = saved[5];
     const at::Tensor dy = grads[0].reshape({x.size(0), -1});
     const std::int64_t rows = x.size(0), hidden = w1.size(0), chunk = std::min(rows, kFeedForwardChunk);
+    const bool needs_dx = ctx->needs_input_grad(0), needs_dw1 = ctx->needs_input_grad(1);
+    const bool needs_dw2 = ctx->needs_input_grad(2), needs_dw3 = ctx->needs_input_grad(3);
     const auto later = queue_for(*ctx, w1, w2, w3);
     const std::int64_t kept = later.queue ? rows : chunk;
     const at::Tensor dproduct = at::empty({chunk, hidden}, x.options());
     const at::Tensor products = at::empty({kept, hidden}, x.options());
     const at::Tensor dgates = at::empty_like(products), dups = at::empty_like(products);
-    at::Tensor dx = at::empty_like(x);
+    at::Tensor dx = needs_dx ? at::empty_like(x) : at::Tensor();
     WeightGradient dw1, dw2, dw3;
-    if (!later.queue) dw1 = weight_gradient(w1), dw2 = weight_gradient(w2), dw3 = weight_gradient(w3);
+    if (!later.queue && needs_dw1) dw1 = weight_gradient(w1);
+    if (!later.queue && needs_dw2) dw2 = weight_gradient(w2);
+    if (!later.queue && needs_dw3) dw3 = weight_gradient(w3);
     for (std::int64_t from = 0; from < rows; from += chunk) {
       const std::int64_t n = std::min(chunk, rows - from), at_row = later.queue ? from : 0;
       at::Tensor dh = dproduct.narrow(0, 0, n), h = products.narrow(0, at_row, n);
       const at::Tensor dgate = dgates.narrow(0, at_row, n), dup = dups.narrow(0, at_row, n);
       const at::Tensor x_rows = x.narrow(0, from, n), dy_rows = dy.narrow(0, from, n);
-      at::Tensor dx_rows = dx.narrow(0, from, n);
       at::mm_out(dh, dy_rows, w2);
       swiglu_backward_into(gates.narrow(0, from, n), ups.narrow(0, from, n), dh, dgate, dup, h);
-      if (!later.queue) {
-        dw2.out.addmm_(dy_rows.t(), h, dw2.beta);
-        dw1.out.addmm_(dgate.t(), x_rows, dw1.beta);
-        dw3.out.addmm_(dup.t(), x_rows, dw3.beta);
-        dw1.beta = dw2.beta = dw3.beta = 1.0;  // the other chunks add
-      }
+      if (dw2.out.defined()) dw2.out.addmm_(dy_rows.t(), h, dw2.beta);
+      if (dw1.out.defined()) dw1.out.addmm_(dgate.t(), x_rows, dw1.beta);
+      if (dw3.out.defined()) dw3.out.addmm_(dup.t(), x_rows, dw3.beta);
+      dw1.beta = dw2.beta = dw3.beta = 1.0;  // the other chunks add
+      if (!needs_dx) continue;
+      at::Tensor dx_rows = dx.narrow(0, from, n);
       at::mm_out(dx_rows, dgate, w1);
       dx_rows.addmm_(dup, w3);
     }
@@ -106,7 +109,7 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
     }
     std::vector<std::int64_t> shape = grads[0].sizes().vec();
     shape.back() = x.size(1);
-    return {dx.view(shape), dw1.returned, dw2.returned, dw3.returned, at::Tensor()};
+    return {needs_dx ? dx.view(shape) : dx, dw1.returned, dw2.returned, dw3.returned, at::Tensor()};
   }
 };
 

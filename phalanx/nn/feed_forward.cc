@@ -12,10 +12,11 @@ FeedForward::FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfM
 }
 
 at::Tensor FeedForward::forward(const at::Tensor& x) {
-  // A hook on a projection must see its call, so the projections are then not fused. The last projection's output is
+  // A hook on a projection must see its call, so the projections are then not fused, and neither if one has an adapter. The last projection's output is
   // the same as the fused kernel's.
   const auto is_called = [](const Linear& projection) {
-    return projection.has_forward_hooks() || projection.has_input_hook() || projection.has_parameter_uses();
+    return projection.has_forward_hooks() || projection.has_input_hook() || projection.has_parameter_uses() ||
+           projection.has_adapter();
   };
   if (is_called(*w1) || is_called(*w2) || is_called(*w3) || w1->has_parameter_hooks() || w3->has_parameter_hooks()) {
     const at::Tensor all = collective_matmul_ ? collective_matmul_->gather(x) : x;

@@ -2,7 +2,13 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "phalanx/base/error.h"
 #include "phalanx/kernels/linear.h"
+#include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx::nn {
 
@@ -11,8 +17,32 @@ Linear::Linear(const LinearOptions& options, TensorOptionsOfModule tensor) : Mod
   if (options.bias) bias = make_parameter("bias", {options.out_features}, tensor, Init::constant(0.0));
 }
 
+void Linear::add_adapter(const AdapterOptions& options) {
+  if (options.rank < 1) throw ConfigError(fmt::format("adapter: rank is {}: expected 1 or more", options.rank));
+  if (has_adapter() || shard_of("weight")) {
+    throw Error(has_adapter() ? "adapter: the layer has one already"
+                              : "adapter: the layer is split over ranks already; add adapters before that");
+  }
+  const TensorOptionsOfModule tensor = {
+      .dtype = weight.scalar_type(), .device = weight.device(), .without_memory = !has_memory(weight)};
+  // As in PEFT: the initial values of a layer of torch.
+  const double bound = 1.0 / std::sqrt(static_cast<double>(options_.in_features));
+  lora_a = make_parameter("lora_A", {options.rank, options_.in_features}, tensor, Init::uniform(-bound, bound));
+  lora_b = make_parameter("lora_B", {options_.out_features, options.rank}, tensor, options.b);
+  adapter_scale_ = options.scale;
+  if (options.dropout == 0) return;
+  adapter_dropout_ = register_module("lora_dropout", std::make_shared<Dropout>(options.dropout));
+}
+
+at::Tensor Linear::adapted(const at::Tensor& y, const at::Tensor& x) {
+  const at::Tensor a = used("lora_A", lora_a), b = used("lora_B", lora_b);
+  const at::Tensor low = kernels::linear(adapter_dropout_ ? call(adapter_dropout_, x) : x, a);  // [..., rank]
+  return y.add(kernels::linear(low, b).to(y.scalar_type()), adapter_scale_);
+}
+
 at::Tensor Linear::forward(const at::Tensor& x) {
   const at::Tensor w = used_weight(), b = used_bias();
+  if (has_adapter()) return adapted(kernels::linear(x, w, b), x);
   if (!gathers_ && !scatters_) return kernels::linear(x, w, b);
   const at::Tensor y = gathers_ ? gathers_->all_gather_matmul(x, {w})[0] : scatters_->matmul_reduce_scatter(x, w);
   return b.defined() ? y + b : y;

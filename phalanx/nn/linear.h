@@ -1,4 +1,10 @@
 // y = x W^T + b, with W of shape [out_features, in_features].
+//
+// With a low-rank adapter (LoRA), which add_adapter() adds before the model is sharded or gets values:
+//
+//   y = x W^T + b + scale (dropout(x) A^T) B^T        lora_A [rank, in_features], lora_B [out_features, rank]
+//
+// Code that multiplies with the weight itself has to call a layer with an adapter instead (must_be_called()).
 #pragma once
 
 #include <cstdint>
@@ -6,6 +12,7 @@
 #include <utility>
 
 #include "phalanx/nn/collective_matmul.h"
+#include "phalanx/nn/dropout.h"
 #include "phalanx/nn/module.h"
 
 namespace phalanx::nn {
@@ -16,6 +23,13 @@ struct LinearOptions {
   bool bias = false;
 };
 
+struct AdapterOptions {
+  std::int64_t rank = 8;
+  double scale = 2.0;    // alpha / rank
+  double dropout = 0.0;  // probability, of elements of the adapter's input
+  Init b = Init::constant(0.0);
+};
+
 class Linear : public Module {
  public:
   explicit Linear(const LinearOptions& options, TensorOptionsOfModule tensor = {});
@@ -24,6 +38,11 @@ class Linear : public Module {
 
   const LinearOptions& options() const noexcept { return options_; }
 
+  /// ConfigError unless the rank is 1 or more. Error if there is one already, or the layer is split over ranks.
+  void add_adapter(const AdapterOptions& options);
+  bool has_adapter() const noexcept { return lora_a.defined(); }
+  const std::shared_ptr<Dropout>& adapter_dropout() const noexcept { return adapter_dropout_; }  // null: none
+
   /// From now on the product is computed through it: with all ranks' rows, or as each rank's rows of the sum.
   void set_all_gather_matmul(std::shared_ptr<const CollectiveMatmul> exchange) { gathers_ = std::move(exchange); }
   void set_matmul_reduce_scatter(std::shared_ptr<const CollectiveMatmul> exchange) { scatters_ = std::move(exchange); }
@@ -31,15 +50,22 @@ class Linear : public Module {
   at::Tensor used_weight() const { return used("weight", weight); }
   at::Tensor used_bias() const { return used("bias", bias); }  // undefined without one
   /// Whether forward() is the product with the weight and nothing else.
-  bool is_plain() const { return !bias.defined() && !gathers_ && !scatters_ && !has_runner(); }
-  /// Whether this layer's own call must happen, because it has hooks.
-  bool must_be_called() const { return has_forward_hooks() || has_input_hook() || has_parameter_hooks(); }
+  bool is_plain() const { return !bias.defined() && !gathers_ && !scatters_ && !has_runner() && !has_adapter(); }
+  /// Whether this layer's own call must happen, because it has hooks or an adapter.
+  bool must_be_called() const {
+    return has_forward_hooks() || has_input_hook() || has_parameter_hooks() || has_adapter();
+  }
 
   at::Tensor weight;
-  at::Tensor bias;  // undefined without a bias
+  at::Tensor bias;            // undefined without a bias
+  at::Tensor lora_a, lora_b;  // parameters "lora_A" and "lora_B"; undefined without an adapter
 
  private:
+  at::Tensor adapted(const at::Tensor& y, const at::Tensor& x);
+
   LinearOptions options_;
+  double adapter_scale_ = 1.0;
+  std::shared_ptr<Dropout> adapter_dropout_;
   std::shared_ptr<const CollectiveMatmul> gathers_, scatters_;
 };
 

@@ -17,8 +17,8 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/name_patterns.h"
 #include "phalanx/observe/memory_counters.h"
-#include "phalanx/optim/name_patterns.h"
 #include "phalanx/optim/widen.h"
 
 namespace phalanx {

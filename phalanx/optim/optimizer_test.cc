@@ -15,11 +15,11 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/name_patterns.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/adamw.h"
-#include "phalanx/optim/name_patterns.h"
 #include "phalanx/optim/sgd.h"
 
 namespace phalanx {

@@ -2,8 +2,11 @@
 #include "phalanx/kernels/gpu/gpu_kernels.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "phalanx/plan/model_partition.h"
+#include "phalanx/plan/unit_shapes.h"
 
 namespace phalanx::plan {
 namespace {
@@ -100,7 +103,8 @@ ActivationBytes fused(const TrainingShape& shape) {
   if (shape.model.has_experts()) bytes.backward = kFloatBytes * (2 * n.dim + (n.splits ? n.between : 0) + 4 * chunk);
   const bool waits = !n.is_cut && shape.pipeline && n.tokens <= n.model.dim;  // the output layer's own weight gradient
   // The last norm's input and output, its gradient, a chunk of logits.
-  const std::int64_t early = kFloatBytes * n.model.table();  // the output layer's gradient, made in the forward pass
+  // The output layer's gradient, made in the forward pass.
+  const std::int64_t early = trains_output(shape) ? kFloatBytes * n.model.table() : 0;
   if (n.is_cut) {
     const std::int64_t blocks = n.tokens > kRowsAtOnce ? 2 : 1;
     bytes.loss = kFloatBytes * (n.between + 2 * n.dim + blocks * n.rows_at_once * n.model.vocab + 2 * n.tokens);
@@ -134,7 +138,7 @@ struct DeviceTypes {
 // and of the output layer.
 void add_head_on_gpu(const TrainingShape& shape, const Sizes& n, ActivationBytes& bytes) {
   const auto [wide, narrow] = DeviceTypes(shape);
-  const std::int64_t early = shape.weight_bytes * n.model.table();
+  const std::int64_t early = trains_output(shape) ? shape.weight_bytes * n.model.table() : 0;
   const std::int64_t norm = wide * n.between + kFloatBytes * n.statistics;
   const bool waits = !n.is_cut && shape.pipeline && n.tokens <= n.model.dim;
   if (n.is_cut) {  // logits are in float32, in blocks of which two are there
@@ -234,12 +238,40 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   return bytes;
 }
 
+// What adapters save and need beside it, and what their layers do because they are not fused any more.
+void add_adapters(const TrainingShape& shape, bool was_fused, ActivationBytes& bytes) {
+  const Sizes n(shape);
+  const std::int64_t type = shape.autocast || shape.gather_bytes == 2 ? 2 : kFloatBytes;
+  std::set<std::string> adapted;  // in some layer
+  for (const std::string& layer : models::lora_layers(shape.model, shape.lora)) {
+    adapted.insert(layer.substr(layer.rfind('.') + 1));
+  }
+  // Of each adapter the product with A, and with dropout its input after it and the mask.
+  const auto input_of = [&](const std::string& name) {
+    return name == "w2" ? n.ffn : name == "wo" ? n.queries : n.dim;
+  };
+  for (const std::string& name : adapted) {
+    const std::int64_t saved = type * (n.tokens * shape.lora.rank + (shape.lora.dropout > 0 ? 2 * input_of(name) : 0));
+    const bool of_net = name == "w1" || name == "w2" || name == "w3";
+    (of_net ? bytes.feed_forward : bytes.attention) += saved;
+  }
+  const bool of_net = adapted.contains("w1") || adapted.contains("w2") || adapted.contains("w3");
+  if (!of_net || !was_fused) return;
+  // SiLU's result, and the product if it goes into an adapter; in the backward pass the gradients of all of them.
+  bytes.feed_forward += type * n.ffn * (adapted.contains("w2") ? 2 : 1);
+  bytes.forward = std::max(bytes.forward, type * (n.dim + n.between + 2 * n.ffn));
+  bytes.backward = std::max(bytes.backward, type * (3 * n.dim + 3 * n.ffn));
+  bytes.backward_input = std::max(bytes.backward_input, type * (3 * n.dim + 3 * n.ffn));
+}
+
 }  // namespace
 
 ActivationBytes activation_sizes(const TrainingShape& shape) {
   const bool is_fused = !shape.on_device && !shape.autocast && shape.gather_bytes == kFloatBytes;
-  if (shape.on_device && !shape.model.is_gpt2()) return on_gpu(shape);
-  return is_fused ? fused(shape) : by_operators(shape);
+  const bool is_on_gpu = shape.on_device && !shape.model.is_gpt2();
+  ActivationBytes bytes = is_on_gpu ? on_gpu(shape) : is_fused ? fused(shape) : by_operators(shape);
+  if (shape.lora.rank > 0) add_adapters(shape, is_fused || is_on_gpu, bytes);
+  return bytes;
 }
 
 bool is_recomputed(const TrainingShape& shape, std::int64_t block) {

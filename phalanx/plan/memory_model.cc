@@ -32,16 +32,22 @@ class Prediction {
  public:
   /// `rank`: in a pipeline.
   Prediction(const TrainingShape& shape, std::size_t rank)
-      : s_(shape), model_(shape), rank_(rank), parts_(parts_of(shape, rank)), weights_(count_weights()) {
-    stepped_ =
-        weights_ - (std::ranges::any_of(parts_, [&](const auto& part) { return has_copy(part); }) ? model_.table() : 0);
+      : s_(shape),
+        model_(shape),
+        rank_(rank),
+        parts_(parts_of(shape, rank)),
+        counts_(count_elements()),
+        weights_(counts_.all()) {
+    const bool copies = std::ranges::any_of(parts_, [&](const auto& part) { return has_copy(part); });
+    stepped_ = counts_.trained - (copies && trains_embedding(s_) ? model_.table() : 0);
   }
 
   TrainingMemory run() {
     s_.shards > 1 ? shard() : replicate();
     if (s_.async_checkpoint) {
       const std::int64_t per_parameter = s_.weight_bytes + kFloatBytes * copies_of_float32();
-      buffer("copy of the state that is being saved", stepped_ * per_parameter / s_.ranks());
+      const std::int64_t bytes = stepped_ * per_parameter + counts_.frozen * s_.weight_bytes;
+      buffer("copy of the state that is being saved", bytes / s_.ranks());
     }
     take_highest_moment();
     const std::int64_t activations = memory_.peak[MemoryCategory::activations];
@@ -62,9 +68,13 @@ class Prediction {
     }
     return parts;
   }
-  std::int64_t count_weights() const {
-    std::int64_t sum = 0;
-    for (const models::LlamaPart& part : parts_) sum += model_.parameters(part, s_.model.tie_embeddings);
+  ElementCounts count_elements() const {
+    ElementCounts sum;
+    for (const models::LlamaPart& part : parts_) {
+      const ElementCounts one = elements_of_part(s_, part);
+      sum.trained += one.trained;
+      sum.frozen += one.frozen;
+    }
     return sum;
   }
   // If tied embeddings are on two stages, the last stage's are the weights; the first stage copies their values.
@@ -105,8 +115,8 @@ class Prediction {
   }
 
   void replicate() {
-    const std::int64_t bytes = weights_ * s_.weight_bytes;
-    add(MemoryCategory::parameters, bytes);
+    const std::int64_t bytes = counts_.trained * s_.weight_bytes;
+    add(MemoryCategory::parameters, weights_ * s_.weight_bytes);
     if (s_.ranks() > 1) {
       add_shared(MemoryCategory::gradients, bytes);
       // Buckets are rebuilt in the order in which gradients arrived; for a moment both sets exist. This happens after
@@ -147,24 +157,26 @@ class Prediction {
     Pools pools;
     for (const UnitShape& unit : unit_shapes(s_, part)) {
       const FlatLayout layout = fsdp::lay_out_flat(unit.parameters, static_cast<int>(s_.shards));
+      const FlatLayout frozen = fsdp::lay_out_flat(unit.frozen, static_cast<int>(s_.shards));
       const std::int64_t flat = layout.flat_elements(), mine = layout.shard_elements;
-      padding += unit.count * layout.padding();
+      const std::int64_t all = flat + frozen.flat_elements(), all_mine = mine + frozen.shard_elements;
+      padding += unit.count * (layout.padding() + frozen.padding());
       const bool resident = unit.is_root || s_.zero_stage < 3 || !s_.reshard_after_forward;
       const bool own_grads = unit.is_root || s_.zero_stage == 1;
-      if (resident) add_shared(MemoryCategory::parameters, unit.count * flat * s_.gather_bytes);
-      if (!direct) add_of_shards(MemoryCategory::parameters, unit.count * mine * s_.weight_bytes);
-      if (direct && !resident) add_shared(MemoryCategory::parameters, unit.count * mine * s_.weight_bytes);
+      if (resident) add_shared(MemoryCategory::parameters, unit.count * all * s_.gather_bytes);
+      if (!direct) add_of_shards(MemoryCategory::parameters, unit.count * all_mine * s_.weight_bytes);
+      if (direct && !resident) add_shared(MemoryCategory::parameters, unit.count * all_mine * s_.weight_bytes);
       if (own_grads) add_shared(MemoryCategory::gradients, unit.count * flat * s_.reduce_bytes);
       if (!own_grads || s_.offload) note_averages(unit.count, mine * (own_grads ? s_.reduce_bytes : sum_bytes));
       if (!unit.is_root || !has_copy(part)) {
         add_of_shards(MemoryCategory::optimizer, unit.count * mine * kFloatBytes * copies_of_float32());
       }
-      if (s_.reshard_group > 0 && !resident) pools.kept += unit.count * flat * s_.gather_bytes / s_.reshard_group;
+      if (s_.reshard_group > 0 && !resident) pools.kept += unit.count * all * s_.gather_bytes / s_.reshard_group;
       if (!resident) {
         pools.gathered_units += unit.count;
-        pools.gathered = std::max(pools.gathered, flat * s_.gather_bytes);
+        pools.gathered = std::max(pools.gathered, all * s_.gather_bytes);
       }
-      if (own_grads) continue;
+      if (own_grads || flat == 0) continue;
       if (adds_up) {
         pools.full_gradients += unit.count * flat * s_.reduce_bytes;
       } else {
@@ -173,6 +185,19 @@ class Prediction {
       }
     }
     return pools;
+  }
+
+  // Trained elements of each layer, without a pipeline.
+  std::vector<std::int64_t> trained_in_layers() const {
+    std::vector<std::int64_t> result;
+    for (std::int64_t layer = 0; layer < s_.model.n_layers; ++layer) {
+      if (!s_.trains_a_part() && layer > 0) {
+        result.push_back(result.back());
+      } else {
+        result.push_back(elements_of_part(s_, {.begin = 2 * layer, .end = 2 * layer + 2}).trained);
+      }
+    }
+    return result;
   }
 
   // This rank's rows of the units' averaged gradients: they exist from each unit's backward pass until they are reset.
@@ -213,7 +238,8 @@ class Prediction {
     constexpr std::int64_t kAtATime = std::int64_t{1} << 25;
     const bool has_narrow_gradients = s_.weight_bytes == 2 || (s_.shards > 1 && s_.reduce_bytes == 2);
     if (!has_narrow_gradients) return 0;
-    const std::int64_t largest = model_.table() / s_.shards, others = stepped_ / s_.shards - largest;
+    const std::int64_t largest = trains_output(s_) ? model_.table() / s_.shards : 0,
+                       others = stepped_ / s_.shards - largest;
     return kFloatBytes * std::min(others, kAtATime) + (s_.weight_bytes == 2 ? 11 : kFloatBytes) * largest;
   }
 
@@ -226,7 +252,7 @@ class Prediction {
     std::vector<Moment> moments;
     // A single rank's gradients are made by the backward pass, and freed after the step.
     const bool makes_gradients = s_.ranks() == 1;
-    const std::int64_t table = model_.table();
+    const std::int64_t table = trains_output(s_) ? model_.table() : 0;
     if (s_.pipeline) {
       const GradientStorage storage = s_.shards > 1     ? GradientStorage::units
                                       : makes_gradients ? GradientStorage::tensors
@@ -235,10 +261,10 @@ class Prediction {
         moments.push_back({moment.activations, moment.gradients});
       }
     } else {
-      const std::int64_t block = model_.attention() + model_.feed_forward();
+      const std::vector<std::int64_t> trained = trained_in_layers();
       // The gradients of earlier micro-batches are already there.
       const bool has_all = makes_gradients && s_.accumulates;
-      std::int64_t made = has_all ? weights_ * s_.weight_bytes : makes_gradients ? table * s_.weight_bytes : 0;
+      std::int64_t made = has_all ? counts_.trained * s_.weight_bytes : makes_gradients ? table * s_.weight_bytes : 0;
       // In the current block the experts finish one after the other. The gradients of one are made after the saved
       // activations of those before it are freed.
       const std::int64_t of_nets = s_.weight_bytes * model_.feed_forward_matrices();
@@ -249,20 +275,24 @@ class Prediction {
       const std::int64_t beside = s_.on_device ? of_nets / model_.nets : 0;
       for (const std::int64_t activations : activation_memory_timeline(s_)) {
         const bool is_block = !moments.empty();
+        const std::int64_t block = is_block ? trained[trained.size() - moments.size()] : 0;
+        const double share =
+            static_cast<double>(block) / static_cast<double>(model_.attention() + model_.feed_forward());
         // From the second pass on all of them are there, and those of this pass are added.
         const std::int64_t of_units = !s_.accumulates_sharded_gradients()
                                           ? averages_of(moments.size())
                                           : averages_of(averages_.size()) + on_its_way(moments.size());
         const std::int64_t of_block = !is_block || !makes_gradients ? 0 : has_all ? beside : -gone - later;
-        moments.push_back({activations, of_units + made + of_block});
-        if (makes_gradients && !has_all) made += block * s_.weight_bytes;
+        if (is_block && makes_gradients && !has_all) made += block * s_.weight_bytes;
+        moments.push_back(
+            {activations, of_units + made + static_cast<std::int64_t>(share * static_cast<double>(of_block))});
       }
     }
     const std::int64_t averages = averages_of(averages_.size());
     if (s_.pipeline) {
       moments.back().gradients += averages;
     } else {
-      const std::int64_t all = makes_gradients ? weights_ * s_.weight_bytes : averages;
+      const std::int64_t all = makes_gradients ? counts_.trained * s_.weight_bytes : averages;
       const std::size_t units = averages_.size();
       const std::int64_t of_first_units = units > 0 ? on_its_way(units) + on_its_way(units - 1) : 0;
       moments.push_back({0, all + new_buckets_ + of_first_units});
@@ -293,7 +323,8 @@ class Prediction {
   const ModelPartition model_;
   const std::size_t rank_;
   const std::vector<models::LlamaPart> parts_;
-  const std::int64_t weights_;  // of this rank, before they are sharded
+  const ElementCounts counts_;  // of this rank, before they are sharded
+  const std::int64_t weights_;  // of both kinds
   std::int64_t stepped_ = 0;    // of these, the parameters that this rank steps
   std::int64_t new_buckets_ = 0;
   std::vector<std::int64_t> averages_;  // of each unit, in the order of use

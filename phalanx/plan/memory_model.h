@@ -22,6 +22,7 @@
 
 #include "phalanx/models/config/llama_config.h"
 #include "phalanx/models/config/llama_part.h"
+#include "phalanx/models/config/lora_config.h"
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/schedule/schedule.h"
 
@@ -58,6 +59,9 @@ struct TrainingShape {
   std::int64_t reshard_group = 0;  // stage 3: ranks over which units are sharded between the passes; 0: not set
   bool offload = false;            // shards, their gradients and the optimizer's state are on the host
 
+  std::vector<std::string> frozen;  // names of parameters that are not trained: no gradient, no optimizer state
+  models::LoraOptions lora;         // with a rank: adapters, and all other parameters are frozen
+
   std::int64_t recompute_every = 0;   // one of this many blocks saves only its input; 0: no block
   bool uses_op_sac = false;           // that block also saves what op_sac_policy selects (activation_checkpoint.h)
   std::int64_t optimizer_copies = 2;  // float32 numbers per parameter: AdamW 2, SGD with momentum 1
@@ -74,6 +78,7 @@ struct TrainingShape {
   std::int64_t thread_stacks = 0;  // of the intra-op pool, in bytes of address space
   /// The ranks that have the same part of the model, or shards of it.
   std::int64_t ranks() const noexcept { return replicas * shards; }
+  bool trains_a_part() const noexcept { return lora.rank > 0 || !frozen.empty(); }
   bool uses_model_parallelism() const noexcept { return tensor_parallel_size > 1 || pipeline; }
   /// Whether passes accumulate only this rank's rows of a sharded model's gradients.
   bool accumulates_sharded_gradients() const noexcept {

@@ -7,6 +7,7 @@
 
 #include "phalanx/plan/activation_memory.h"
 #include "phalanx/plan/model_partition.h"
+#include "phalanx/plan/unit_shapes.h"
 #include "phalanx/schedule/actions.h"
 
 namespace phalanx::plan {
@@ -40,10 +41,11 @@ StageBytes stage_bytes(const TrainingShape& shape, const LlamaPart& part, Gradie
   const std::int64_t costly = shape.uses_op_sac ? bytes.saved : 0;
   const std::int64_t head = part.head ? bytes.head : 0, head_deferred = part.head ? bytes.head_deferred : 0;
   const std::int64_t element = storage == GradientStorage::units ? shape.gather_bytes : shape.weight_bytes;
-  const std::int64_t table = element * (m.table() + (part.embedding ? m.positions : 0));
+  const bool has_table = (part.head && trains_output(shape)) || (part.embedding && trains_embedding(shape));
+  const std::int64_t table = has_table ? element * (m.table() + (part.embedding ? m.positions : 0)) : 0;
   StageBytes stage;
-  stage.weights = element * m.parameters(part, shape.model.tie_embeddings);
-  if (shape.model.tie_embeddings && part.embedding != part.head) {
+  stage.weights = element * elements_of_part(shape, part).trained;
+  if (shape.model.tie_embeddings && part.embedding != part.head && trains_embedding(shape)) {
     stage.copies = (storage == GradientStorage::units ? shape.reduce_bytes : shape.weight_bytes) * m.table();
   }
   std::int64_t layer = 0, again = 0;  // of one layer, to be recomputed
@@ -64,7 +66,8 @@ StageBytes stage_bytes(const TrainingShape& shape, const LlamaPart& part, Gradie
   // these are those of one feed-forward net at once (one expert; for GPT-2 one matrix, as its layers are not fused), in
   // W those of one matrix.
   const bool has_halves = part.end > part.begin;
-  const std::int64_t matrix = has_place ? 0 : element * m.feed_forward_matrices() / (m.nets * m.matrices_of_net);
+  const bool adds_matrices = !has_place && shape.lora.rank == 0;  // adapters are small
+  const std::int64_t matrix = adds_matrices ? element * m.feed_forward_matrices() / (m.nets * m.matrices_of_net) : 0;
   const std::int64_t product = matrix * (shape.model.is_gpt2() ? 1 : m.matrices_of_net);
   const std::int64_t grown = std::max(stage.left - stage.saved, std::int64_t{0});
   stage.during_forward = bytes.forward;

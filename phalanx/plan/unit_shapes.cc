@@ -1,5 +1,12 @@
 #include "phalanx/plan/unit_shapes.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
 #include "phalanx/plan/model_partition.h"
 
 namespace phalanx::plan {
@@ -7,58 +14,183 @@ namespace {
 
 using fsdp::FlatParameter;
 
+struct NamedShape {
+  std::string name;  // without that of its layer
+  FlatParameter shape;
+};
+
+// The linear layers that may have adapters: rows and columns on a rank, and which of them tensor parallelism cuts.
+struct LinearShape {
+  const char* name;
+  std::int64_t rows, columns;
+};
+
+void add_adapters(const TrainingShape& shape, const std::set<std::string>& adapted, const std::string& layer,
+                  const std::vector<LinearShape>& linears, std::vector<NamedShape>& parameters) {
+  const std::int64_t rank = shape.lora.rank;
+  for (const LinearShape& linear : linears) {
+    if (!adapted.contains(layer + linear.name)) continue;
+    parameters.push_back({std::string(linear.name) + models::kLoraA, {rank, linear.columns}});
+    parameters.push_back({std::string(linear.name) + models::kLoraB, {linear.rows, rank}});
+  }
+}
+
 // The parameters of a layer with both halves, or of a layer that is cut by the end of a stage.
-std::vector<FlatParameter> layer_parameters(const TrainingShape& shape, bool has_attention, bool has_feed_forward) {
+std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::set<std::string>& adapted,
+                                         const std::string& layer, bool has_attention, bool has_feed_forward) {
   const models::LlamaConfig& model = shape.model;
   const ModelPartition m(shape);
   const std::int64_t dim = m.dim, q = m.queries, kv = m.keys, ffn = m.feed_forward_hidden;
   const FlatParameter vector{dim, 1};
-  std::vector<FlatParameter> layer;
+  std::vector<NamedShape> all;
+  const auto add = [&](const std::string& name, const FlatParameter& parameter) { all.push_back({name, parameter}); };
+  const auto add_norm = [&](const std::string& name) {
+    add(name + ".weight", vector);
+    if (model.is_gpt2()) add(name + ".bias", vector);
+  };
   if (has_attention) {
-    layer.insert(layer.end(), {{q, dim}, {kv, dim}, {kv, dim}, {dim, q}});
-    layer.insert(layer.end(), m.norm / dim, vector);
-    if (model.has_qkv_bias()) layer.insert(layer.end(), {{q, 1}, {kv, 1}, {kv, 1}});
-    if (model.has_qk_norm()) layer.insert(layer.end(), 2, {model.head_dim(), 1});
-    if (model.is_gpt2()) layer.push_back(vector);
+    add("attention.wq.weight", {q, dim});
+    add("attention.wk.weight", {kv, dim});
+    add("attention.wv.weight", {kv, dim});
+    add("attention.wo.weight", {dim, q});
+    add_norm("attention_norm");
+    if (model.has_qkv_bias()) {
+      add("attention.wq.bias", {q, 1});
+      add("attention.wk.bias", {kv, 1});
+      add("attention.wv.bias", {kv, 1});
+    }
+    if (model.has_qk_norm()) {
+      add("attention.q_norm.weight", {model.head_dim(), 1});
+      add("attention.k_norm.weight", {model.head_dim(), 1});
+    }
+    if (model.is_gpt2()) add("attention.wo.bias", vector);
+    add_adapters(
+        shape, adapted, layer,
+        {{"attention.wq", q, dim}, {"attention.wk", kv, dim}, {"attention.wv", kv, dim}, {"attention.wo", dim, q}},
+        all);
   }
   if (has_feed_forward) {
     for (std::int64_t net = 0; net < m.nets; ++net) {
-      layer.insert(layer.end(), {{ffn, dim}, {dim, ffn}});
-      if (m.matrices_of_net == 3) layer.push_back({ffn, dim});
+      const std::string name = model.has_experts() ? fmt::format("moe.experts.{}.", net) : "feed_forward.";
+      add(name + "w1.weight", {ffn, dim});
+      add(name + "w2.weight", {dim, ffn});
+      if (m.matrices_of_net == 3) add(name + "w3.weight", {ffn, dim});
     }
-    layer.insert(layer.end(), m.norm / dim, vector);
-    if (model.is_gpt2()) layer.insert(layer.end(), {vector, {ffn, 1}});
-    if (model.has_experts()) layer.push_back({model.experts, dim});
+    add_norm("ffn_norm");
+    if (model.is_gpt2()) {
+      add("feed_forward.w2.bias", vector);
+      add("feed_forward.w1.bias", {ffn, 1});
+    }
+    if (model.has_experts()) add("moe.gate.weight", {model.experts, dim});
+    add_adapters(shape, adapted, layer,
+                 {{"feed_forward.w1", ffn, dim}, {"feed_forward.w2", dim, ffn}, {"feed_forward.w3", ffn, dim}}, all);
   }
-  return layer;
+  return all;
+}
+
+bool same(const std::vector<FlatParameter>& a, const std::vector<FlatParameter>& b) {
+  return std::ranges::equal(a, b, [](const FlatParameter& x, const FlatParameter& y) {
+    return x.rows == y.rows && x.row_elements == y.row_elements;
+  });
+}
+
+class Units {
+ public:
+  explicit Units(const TrainingShape& shape) : shape_(shape), frozen_(shape.frozen.begin(), shape.frozen.end()) {
+    if (shape.lora.rank == 0) return;
+    const std::vector<std::string> layers = models::lora_layers(shape.model, shape.lora);
+    adapted_.insert(layers.begin(), layers.end());
+  }
+
+  bool is_frozen(const std::string& name) const {
+    return frozen_.contains(name) || (shape_.lora.rank > 0 && !models::is_lora_name(name));
+  }
+
+  std::vector<UnitShape> of(const models::LlamaPart& part) const {
+    const models::LlamaConfig& model = shape_.model;
+    const ModelPartition m(shape_);
+    const FlatParameter table{m.vocab, m.dim};
+    std::vector<UnitShape> units;
+    // If both ends use the embedding, it is in no unit.
+    if (part.embedding || (part.head && model.tie_embeddings)) {
+      units.push_back(unit("", {{"tok_embeddings.weight", table}}));
+      units.back().is_root = model.tie_embeddings;
+    }
+    if (part.embedding && m.positions > 0) {
+      units.push_back(unit("", {{"pos_embeddings.weight", {model.max_seq_len, m.dim}}}));
+    }
+    const std::size_t before = units.size();
+    bool last_is_whole = false;
+    for (std::int64_t layer = part.begin / 2; 2 * layer < part.end; ++layer) {
+      const std::string name = fmt::format("layers.{}.", layer);
+      const bool has_attention = part.begin <= 2 * layer, has_feed_forward = 2 * layer + 1 < part.end;
+      const bool is_whole = has_attention && has_feed_forward;
+      if (is_whole && last_is_whole && !shape_.trains_a_part()) {  // as the one before
+        ++units.back().count;
+        continue;
+      }
+      last_is_whole = is_whole;
+      UnitShape next = unit(name, layer_parameters(shape_, adapted_, name, has_attention, has_feed_forward));
+      const bool is_alike = units.size() > before && same(units.back().parameters, next.parameters) &&
+                            same(units.back().frozen, next.frozen);
+      if (is_alike) {
+        ++units.back().count;
+      } else {
+        units.push_back(std::move(next));
+      }
+    }
+    if (part.head) {
+      std::vector<NamedShape> last = {{"norm.weight", {m.dim, 1}}};
+      if (model.is_gpt2()) last.push_back({"norm.bias", {m.dim, 1}});
+      if (!model.tie_embeddings) last.push_back({"output.weight", table});
+      units.push_back(unit("", last));
+    }
+    return units;
+  }
+
+ private:
+  UnitShape unit(const std::string& layer, const std::vector<NamedShape>& parameters) const {
+    UnitShape made;
+    for (const auto& [name, shape] : parameters) {
+      (is_frozen(layer + name) ? made.frozen : made.parameters).push_back(shape);
+    }
+    return made;
+  }
+
+  const TrainingShape& shape_;
+  std::set<std::string> frozen_, adapted_;
+};
+
+std::int64_t sum_of(const std::vector<FlatParameter>& parameters) {
+  std::int64_t sum = 0;
+  for (const FlatParameter& parameter : parameters) sum += parameter.numel();
+  return sum;
 }
 
 }  // namespace
 
 std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::LlamaPart& part) {
-  const models::LlamaConfig& model = shape.model;
-  const ModelPartition m(shape);
-  const FlatParameter table{m.vocab, m.dim};
-  std::vector<UnitShape> units;
-  // If both ends use the embedding, it is in no unit.
-  if (part.embedding || (part.head && model.tie_embeddings)) {
-    units.push_back({.parameters = {table}, .is_root = model.tie_embeddings});
+  return Units(shape).of(part);
+}
+
+ElementCounts elements_of(const UnitShape& unit) {
+  return {.trained = sum_of(unit.parameters), .frozen = sum_of(unit.frozen)};
+}
+
+ElementCounts elements_of_part(const TrainingShape& shape, const models::LlamaPart& part) {
+  ElementCounts counts;
+  for (const UnitShape& unit : unit_shapes(shape, part)) {
+    const ElementCounts one = elements_of(unit);
+    counts.trained += unit.count * one.trained;
+    counts.frozen += unit.count * one.frozen;
   }
-  if (part.embedding && m.positions > 0) units.push_back({.parameters = {{model.max_seq_len, m.dim}}});
-  std::int64_t first = part.begin, whole = 0;
-  if (first % 2 == 1 && first < part.end) {
-    units.push_back({.parameters = layer_parameters(shape, false, true)});
-    ++first;
-  }
-  whole = (part.end - first) / 2;
-  if (whole > 0) units.push_back({.parameters = layer_parameters(shape, true, true), .count = whole});
-  if (first + 2 * whole < part.end) units.push_back({.parameters = layer_parameters(shape, true, false)});
-  if (part.head) {
-    units.push_back({});
-    units.back().parameters.insert(units.back().parameters.end(), m.norm / m.dim, {m.dim, 1});
-    if (!model.tie_embeddings) units.back().parameters.push_back(table);
-  }
-  return units;
+  return counts;
+}
+
+bool trains_embedding(const TrainingShape& shape) { return !Units(shape).is_frozen("tok_embeddings.weight"); }
+
+bool trains_output(const TrainingShape& shape) {
+  return shape.model.tie_embeddings ? trains_embedding(shape) : !Units(shape).is_frozen("output.weight");
 }
 
 }  // namespace phalanx::plan

@@ -12,11 +12,23 @@
 namespace phalanx::plan {
 
 struct UnitShape {
-  std::vector<fsdp::FlatParameter> parameters;  // after tensor parallelism
-  std::int64_t count = 1;                       // units of this shape
-  bool is_root = false;                         // stays unsharded on every rank, with its gradients
+  std::vector<fsdp::FlatParameter> parameters;  // trained, after tensor parallelism
+  std::vector<fsdp::FlatParameter> frozen;
+  std::int64_t count = 1;  // units of this shape
+  bool is_root = false;    // stays unsharded on every rank, with its gradients
 };
 
 std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::LlamaPart& part);
+
+/// Elements on a rank, before they are sharded.
+struct ElementCounts {
+  std::int64_t trained = 0, frozen = 0;
+  std::int64_t all() const noexcept { return trained + frozen; }
+};
+ElementCounts elements_of(const UnitShape& unit);  // of one unit of that shape
+ElementCounts elements_of_part(const TrainingShape& shape, const models::LlamaPart& part);
+/// Whether the embedding or output matrix is trained. With tied embeddings they are one.
+bool trains_embedding(const TrainingShape& shape);
+bool trains_output(const TrainingShape& shape);
 
 }  // namespace phalanx::plan

@@ -30,6 +30,7 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
   }
   for (std::int64_t part = 0; part < parts; ++part) {
     TokenBatch batch;
+    std::int64_t first_row = 0;
     {
       const TraceSpan span(tracing, "data loading", "data");
       const auto begin = std::chrono::steady_clock::now();
@@ -38,11 +39,14 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
                                             .micro_batch = part,
                                             .micro_batches = parts});
       batch = load_batch(dataloader, step, rows, options.device);
+      first_row = rows.begin;
       pass.data_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }
 
     const at::Tensor loss = model.forward_backward(batch, {.optimizer_step = optimizer_step,
                                                            .divisor = static_cast<double>(pass.global_label_count),
+                                                           .step = step,
+                                                           .first_row = first_row,
                                                            .is_last = part + 1 == parts,
                                                            .autocast = options.autocast,
                                                            .profiler = options.profiler});

@@ -12,6 +12,7 @@
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/optim/sgd.h"
 #include "phalanx/train/precision.h"
+#include "phalanx/train/trained_model.h"
 
 namespace phalanx::train {
 namespace {
@@ -19,17 +20,18 @@ namespace {
 using observe::TraceSpan;
 
 std::unique_ptr<Optimizer> make_optimizer(const config::TrainConfig::Optimizer& config,
-                                          std::vector<NamedTensor> parameters) {
+                                          const std::vector<NamedTensor>& parameters,
+                                          const std::vector<std::string>& frozen) {
+  const std::vector<std::string> no_decay = no_decay_of_trained(config.no_decay, parameters, frozen);
   if (config.name == "SGD") {
     return std::make_unique<Sgd>(
-        std::move(parameters),
-        SgdOptions{.momentum = config.momentum, .weight_decay = config.weight_decay, .no_decay = config.no_decay});
+        parameters, SgdOptions{.momentum = config.momentum, .weight_decay = config.weight_decay, .no_decay = no_decay});
   }
-  return std::make_unique<AdamW>(std::move(parameters), AdamWOptions{.beta1 = config.beta1,
-                                                                     .beta2 = config.beta2,
-                                                                     .eps = config.eps,
-                                                                     .weight_decay = config.weight_decay,
-                                                                     .no_decay = config.no_decay});
+  return std::make_unique<AdamW>(parameters, AdamWOptions{.beta1 = config.beta1,
+                                                          .beta2 = config.beta2,
+                                                          .eps = config.eps,
+                                                          .weight_decay = config.weight_decay,
+                                                          .no_decay = no_decay});
 }
 
 LearningRateScheduleOptions schedule_options(const config::TrainConfig& config) {
@@ -43,9 +45,9 @@ LearningRateScheduleOptions schedule_options(const config::TrainConfig& config) 
 
 }  // namespace
 
-OptimizerStep::OptimizerStep(const config::TrainConfig& config, std::vector<NamedTensor> parameters,
-                             Communicator* grad_norm_group)
-    : optimizer_(make_optimizer(config.optimizer, std::move(parameters))),
+OptimizerStep::OptimizerStep(const config::TrainConfig& config, const std::vector<NamedTensor>& parameters,
+                             Communicator* grad_norm_group, const std::vector<std::string>& frozen)
+    : optimizer_(make_optimizer(config.optimizer, parameters, frozen)),
       schedule_(schedule_options(config)),
       device_(optimizer_->parameters().front().tensor.device()),
       max_norm_(config.training.max_norm > 0 ? config.training.max_norm : std::numeric_limits<double>::infinity()),

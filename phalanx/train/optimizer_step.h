@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
@@ -34,9 +35,11 @@ namespace phalanx::train {
 
 class OptimizerStep {
  public:
-  /// `grad_norm_group`: the group that sums the gradient norm; null: each rank has all gradients.
+  /// `parameters`: the trained ones. `grad_norm_group`: the group that sums the gradient norm; null: each rank has all
+  /// gradients. `frozen`: names of the model's other parameters, which [optimizer] no_decay may match, too.
   /// REQUIRES: `grad_norm_group` outlives this object.
-  OptimizerStep(const config::TrainConfig& config, std::vector<NamedTensor> parameters, Communicator* grad_norm_group);
+  OptimizerStep(const config::TrainConfig& config, const std::vector<NamedTensor>& parameters,
+                Communicator* grad_norm_group, const std::vector<std::string>& frozen = {});
 
   double lr_at(std::int64_t step) const { return schedule_.lr_at(step); }
   /// The tensor to call backward() on: the loss, in float16 times the loss scale.

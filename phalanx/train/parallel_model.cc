@@ -7,15 +7,28 @@
 
 #include "phalanx/base/human.h"
 #include "phalanx/config/model_config.h"
+#include "phalanx/nn/dropout.h"
 #include "phalanx/train/autocast_guard.h"
+#include "phalanx/train/evaluation_mode.h"
 #include "phalanx/train/pipelined_model.h"
 #include "phalanx/train/replicated_model.h"
 #include "phalanx/train/shard_options.h"
 #include "phalanx/train/sharded_model.h"
+#include "phalanx/train/trained_model.h"
 
 namespace phalanx::train {
 
 using observe::TraceSpan;
+
+namespace {
+
+std::int64_t bytes_of(const std::vector<NamedTensor>& tensors) {
+  std::int64_t bytes = 0;
+  for (const NamedTensor& one : tensors) bytes += static_cast<std::int64_t>(one.tensor.nbytes());
+  return bytes;
+}
+
+}  // namespace
 
 std::unique_ptr<ParallelModel> make_parallel_model(const config::TrainConfig& config, const config::RunPlan& plan,
                                                    std::shared_ptr<Communicator> world, at::Device device) {
@@ -30,17 +43,20 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
       mesh_(world_, plan.parallel.axes(), c10::DeviceTypeName(device.type(), /*lower_case=*/true)),
       plan_(plan),
       device_(device),
-      model_(std::make_shared<models::Llama>(
-          config::model_config(config),
+      model_(build_model(
+          config, config::model_config(config),
           nn::TensorOptionsOfModule{.device = device, .without_memory = ParallelModel::is_model_sharded()})),
+      frozen_(frozen_parameters(config, model_->config())),
       optimizer_copies_(config.optimizer.name == "AdamW" ? 2
                         : config.optimizer.momentum > 0  ? 1
                                                          : 0),
+      dropout_seed_(config.lora.rank > 0 && config.lora.dropout > 0 ? std::optional(config.debug.seed) : std::nullopt),
       sharding_text_(sharding_text(config)),
       keeps_full_gradients_(config.parallelism.zero_stage == 1) {}
 
 at::Tensor ParallelModel::run_whole_model(const TokenBatch& batch, const ForwardBackwardPass& pass, bool sync) {
   observe::TraceRecorder* const tracing = pass.profiler ? pass.profiler->recorder() : nullptr;
+  place_dropout(*model_, pass.step, pass.first_row);
   at::Tensor loss;
   {
     const TraceSpan span(tracing, "forward", "compute");
@@ -55,7 +71,13 @@ at::Tensor ParallelModel::run_whole_model(const TokenBatch& batch, const Forward
   return loss.detach();
 }
 
+void ParallelModel::place_dropout(models::Llama& model, std::int64_t step, std::int64_t first_row) const {
+  if (!dropout_seed_) return;
+  nn::set_dropout_rng_state(model, {.seed = *dropout_seed_, .step = step, .first_row = first_row});
+}
+
 at::Tensor ParallelModel::loss_sum_of_whole_model(const TokenBatch& batch) {
+  const EvaluationMode evaluating(modules());
   return model_->loss(batch.inputs, batch.labels, {.documents = batch.documents, .divisor = 1.0});
 }
 
@@ -77,10 +99,12 @@ void ParallelModel::collect_state(TrainState& state) const {
   state.tensors.insert(state.tensors.end(), named.begin(), named.end());
 }
 
-std::vector<NamedTensor> ParallelModel::full_weights_on_rank0() const {
+std::vector<NamedTensor> ParallelModel::full_weights_on_rank0(
+    const std::function<bool(const std::string&)>& wanted) const {
   const at::NoGradGuard no_grad;
   std::vector<NamedTensor> result;
   for (const auto& [name, tensor, shard] : weights()) {
+    if (wanted && !wanted(name)) continue;
     at::Tensor whole = tensor;
     if (shard) {
       // Each element is non-zero on one rank only.
@@ -121,7 +145,7 @@ observe::MemoryCounts ParallelModel::held() const {
   observe::MemoryCounts counts;
   if (plan_.parallel.dp_shard == 1) {
     for (const auto& named : weights()) counts[parameters] += static_cast<std::int64_t>(named.tensor.nbytes());
-    counts[gradients] = counts[parameters];
+    counts[gradients] = bytes_of(without(frozen_, weights()));
     return counts;
   }
   for (const auto* sharding : shardings()) {
@@ -137,13 +161,12 @@ observe::MemoryCounts ParallelModel::held() const {
 std::string ParallelModel::memory_text() const {
   const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
   if (plan_.parallel.dp_shard == 1) {
-    std::int64_t weight_bytes = 0;
-    for (const auto& p : weights()) weight_bytes += static_cast<std::int64_t>(p.tensor.nbytes());
     return fmt::format("{} for weights, gradients and optimizer on {}, and activations",
-                       bytes(weight_bytes * (2 + optimizer_copies_)), plan_.parallel.pp > 1 ? "rank 0" : "each rank");
+                       bytes(bytes_of(weights()) + bytes_of(without(frozen_, weights())) * (1 + optimizer_copies_)),
+                       plan_.parallel.pp > 1 ? "rank 0" : "each rank");
   }
-  std::int64_t rows = 0, weight_bytes = 0, gradient_bytes = 0, unsharded_bytes = 0;
-  for (const auto& p : weights()) rows += static_cast<std::int64_t>(p.tensor.nbytes());
+  const std::int64_t rows = bytes_of(without(frozen_, weights()));
+  std::int64_t weight_bytes = 0, gradient_bytes = 0, unsharded_bytes = 0;
   for (const auto* sharding : shardings()) {
     const FullyShardStatistics statistics = sharding->statistics();
     weight_bytes += statistics.shard_bytes;

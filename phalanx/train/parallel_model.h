@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,6 +40,8 @@ namespace phalanx::train {
 struct ForwardBackwardPass {
   const OptimizerStep& optimizer_step;  // knows the loss scale
   double divisor = 1;                   // of the sum of the tokens' losses: how many the global batch has
+  std::int64_t step = 0;                // counted from 0
+  std::int64_t first_row = 0;           // of this batch in the global batch of the step
   bool is_last = true;                  // of the step
   std::optional<at::ScalarType> autocast;
   Profiler* profiler = nullptr;
@@ -67,10 +70,13 @@ class ParallelModel {
   virtual std::vector<NamedTensor> weights() const = 0;
   /// These, and copies of them that other stages hold: ranks that hold the same part have the same bits.
   virtual std::vector<NamedTensor> replicated_weights() const { return weights(); }
-  /// What this rank trains. REQUIRES: values_were_loaded().
+  /// What this rank trains: the weights that are not frozen. REQUIRES: values_were_loaded().
   virtual const std::vector<NamedTensor>& parameters() const = 0;
   /// Appends "model.<name>" and what belongs to the form of parallelism.
   virtual void collect_state(TrainState& state) const;
+
+  /// The names of the weights that are not trained.
+  const std::vector<std::string>& frozen() const noexcept { return frozen_; }
 
   /// The whole model; in a pipeline: without memory.
   models::Llama& model() noexcept { return *model_; }
@@ -83,8 +89,8 @@ class ParallelModel {
   std::vector<std::shared_ptr<Communicator>> communicators() const;
   /// The ranks that add up the gradient norm with this one; null: each rank has it all.
   Communicator* grad_norm_group() const;
-  /// Whole parameters on rank 0, an empty list on the others.
-  std::vector<NamedTensor> full_weights_on_rank0() const;
+  /// Whole parameters on rank 0, an empty list on the others. `wanted` chooses among their names; unset: all.
+  std::vector<NamedTensor> full_weights_on_rank0(const std::function<bool(const std::string&)>& wanted = {}) const;
 
   const DeviceMesh& mesh() const noexcept { return mesh_; }
   std::string layout() const;  // "4 ranks, ZeRO-3 over 2, replicated 2 times"
@@ -98,6 +104,8 @@ class ParallelModel {
   /// What shards the model, or this rank's stages.
   virtual std::vector<const FullyShardedDataParallel*> shardings() const { return {}; }
   virtual std::string pipeline_text() const { return ""; }
+  /// Says where in the run a forward pass of `model` is, for its dropout.
+  void place_dropout(models::Llama& model, std::int64_t step, std::int64_t first_row) const;
   /// Of a model that this rank has a whole forward pass of. `sync`: gradients are summed in this backward pass.
   at::Tensor run_whole_model(const TokenBatch& batch, const ForwardBackwardPass& pass, bool sync);
   at::Tensor loss_sum_of_whole_model(const TokenBatch& batch);
@@ -107,9 +115,11 @@ class ParallelModel {
   const config::RunPlan plan_;
   const at::Device device_;
   std::shared_ptr<models::Llama> model_;  // has no memory where it is cut in any way
+  const std::vector<std::string> frozen_;
 
  private:
   const std::int64_t optimizer_copies_;
+  const std::optional<std::uint64_t> dropout_seed_;  // unset: no dropout
   const std::string sharding_text_;
   const bool keeps_full_gradients_;
 };

@@ -18,9 +18,11 @@
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/schedule_text.h"
 #include "phalanx/train/autocast_guard.h"
+#include "phalanx/train/evaluation_mode.h"
 #include "phalanx/train/layer_costs.h"
 #include "phalanx/train/parallelize.h"
 #include "phalanx/train/precision.h"
+#include "phalanx/train/trained_model.h"
 
 namespace phalanx::train {
 namespace {
@@ -117,15 +119,15 @@ PipelinedModel::PipelinedModel(const config::TrainConfig& config, const config::
                         : models::balance_llama(shape, schedule_.stages(), config.training.seq_len);
   numbers_ = schedule_.stages_of(mesh_.coordinate("pp"));
   for (const int stage : numbers_) {
-    const auto part =
-        std::make_shared<models::Llama>(shape, parts_[static_cast<std::size_t>(stage)],
-                                        nn::TensorOptionsOfModule{.device = device, .without_memory = true});
+    const auto part = build_model(config, shape, parts_[static_cast<std::size_t>(stage)],
+                                  nn::TensorOptionsOfModule{.device = device, .without_memory = true});
     Parallelized parallelized = parallelize(*part, config, plan, mesh_, device);
     models_.push_back(part);
     if (parallelized.sharded) sharded_.push_back(std::move(parallelized.sharded));
     replicas_ = std::move(parallelized.replicas);
   }
-  weights_ = list_weights();
+  weights_ = list_weights(config);
+  trained_ = without(frozen(), weights_);
   runtime_ = std::make_unique<PipelineRuntime>(ranks_, schedule_, stages(), PipelineOptions{.loss = PipelineLoss::sum});
 }
 
@@ -136,9 +138,10 @@ std::vector<PipelineStage> PipelinedModel::stages() {
     models::Llama* const model = models_[i].get();
     stages.push_back(make_stage(numbers_[i], models_[i]));
     PipelineStage& stage = stages.back();
-    stage.begin_micro_batch = [this](int micro_batch) {
+    stage.begin_micro_batch = [this, model](int micro_batch) {
       documents_ =
           micro_batch_documents_.empty() ? nullptr : micro_batch_documents_.at(static_cast<std::size_t>(micro_batch));
+      place_dropout(*model, step_, first_row_ + micro_batch * micro_batch_rows_);
     };
     stage.forward = [this, model](const at::Tensor& input) { return nn::call(*model, input, documents_); };
     if (has_loss) {
@@ -166,12 +169,12 @@ std::vector<NamedTensor> PipelinedModel::held_by(std::size_t model) const {
   return sharded_.empty() ? nn::named_parameters(*models_[model]) : sharded_[model]->parameters();
 }
 
-std::vector<NamedTensor> PipelinedModel::list_weights() {
+std::vector<NamedTensor> PipelinedModel::list_weights(const config::TrainConfig& config) {
   std::map<std::string, std::vector<int>> stages_of;
   for (int stage = 0; stage < schedule_.stages(); ++stage) {
-    const models::Llama part(model_->config(), parts_[static_cast<std::size_t>(stage)],
-                             nn::TensorOptionsOfModule{.without_memory = true});
-    for (const NamedTensor& parameter : nn::named_parameters(part)) stages_of[parameter.name].push_back(stage);
+    const auto part = build_model(config, model_->config(), parts_[static_cast<std::size_t>(stage)],
+                                  nn::TensorOptionsOfModule{.without_memory = true});
+    for (const NamedTensor& parameter : nn::named_parameters(*part)) stages_of[parameter.name].push_back(stage);
   }
   const auto rank_of = [&](int stage) { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; };
 
@@ -200,6 +203,7 @@ std::vector<NamedTensor> PipelinedModel::list_weights() {
     const auto held = std::make_shared<Shard>(Shard{specs.at(name), mesh_.rank()});
     const auto owned = here.find({name, stages.back()});
     const bool is_here = owned != here.end();
+    copies_change_ |= stages.size() > 1 && std::ranges::find(frozen(), name) == frozen().end();
     weights.push_back({name, is_here ? owned->second.tensor : at::empty(held->box().shape, tensor.options()), held});
     for (std::size_t i = 0; i + 1 < stages.size(); ++i) {
       const auto copy = here.find({name, stages[i]});
@@ -225,6 +229,9 @@ void PipelinedModel::values_were_loaded() {
   copies_are_old_ = true;
   if (!replicas_ || !ddp_.empty()) return;
   for (const auto& model : models_) {
+    const auto parameters = model->parameters();
+    const bool is_trained = std::ranges::any_of(parameters, [](const at::Tensor& p) { return p.requires_grad(); });
+    if (!is_trained) continue;  // a stage without gradients
     ddp_.push_back(std::make_unique<DistributedDataParallel>(*model, replicas_, ddp_options()));
   }
 }
@@ -278,6 +285,7 @@ at::Tensor PipelinedModel::forward_backward(const TokenBatch& batch, const Forwa
 
 void PipelinedModel::describe_batch(const TokenBatch& batch, std::int64_t micro_batches, double divisor) {
   divisor_ = divisor;
+  micro_batch_rows_ = batch.labels.size(0) / micro_batches;
   micro_batch_documents_.clear();
   if (!batch.documents) return;
   const std::int64_t rows = batch.documents->rows() / micro_batches;
@@ -291,6 +299,8 @@ at::Tensor PipelinedModel::train(const TokenBatch& batch, const ForwardBackwardP
   const OptimizerStep& optimizer_step = pass.optimizer_step;
   copy_shared_weights();
   describe_batch(batch, schedule_.micro_batches, pass.divisor);
+  step_ = pass.step;
+  first_row_ = pass.first_row;
   if (const at::Tensor scale = optimizer_step.loss_scale_on_device(); scale.defined()) {
     runtime_->scale_gradients(scale);
   } else {
@@ -300,14 +310,14 @@ at::Tensor PipelinedModel::train(const TokenBatch& batch, const ForwardBackwardP
   at::Tensor loss = device_.is_cpu() ? on_device(runtime_->step(batch.inputs, batch.labels).loss())
                                      : runtime_->queue_step(batch.inputs, batch.labels);
   // What other stages hold is stepped, too: of nothing.
-  for (const auto& [name, tensor, shard] : weights_) {
+  for (const auto& [name, tensor, shard] : trained_) {
     if (tensor.numel() == 0) tensor.mutable_grad() = at::empty_like(tensor);
   }
   // The optimizer does not step copies, so it does not reset their gradients.
   for (const Copied& one : copied_) {
     if (one.copy.defined()) one.copy.mutable_grad().reset();
   }
-  copies_are_old_ = true;
+  copies_are_old_ = copies_change_;
   return loss;
 }
 
@@ -315,6 +325,7 @@ at::Tensor PipelinedModel::loss_sum(const TokenBatch& batch) {
   copy_shared_weights();
   if (!evaluation_) evaluation_ = std::make_unique<PipelineRuntime>(ranks_, forward_schedule(schedule_), stages());
   describe_batch(batch, /*micro_batches=*/1, /*divisor=*/1);
+  const EvaluationMode evaluating(modules());
   return on_device(evaluation_->evaluate(batch.inputs, batch.labels).loss());
 }
 

@@ -38,7 +38,7 @@ class PipelinedModel final : public ParallelModel {
   std::vector<nn::Module*> modules() const override;
   std::vector<NamedTensor> weights() const override { return weights_; }
   std::vector<NamedTensor> replicated_weights() const override;
-  const std::vector<NamedTensor>& parameters() const override { return weights_; }
+  const std::vector<NamedTensor>& parameters() const override { return trained_; }
 
  private:
   std::vector<const FullyShardedDataParallel*> shardings() const override;
@@ -53,7 +53,7 @@ class PipelinedModel final : public ParallelModel {
     at::Tensor owned, copy;  // here; undefined elsewhere
     int owner = 0, rank = 0;
   };
-  std::vector<NamedTensor> list_weights();
+  std::vector<NamedTensor> list_weights(const config::TrainConfig& config);
   std::vector<NamedTensor> held_by(std::size_t model) const;
   std::vector<PipelineStage> stages();
   void copy_shared_weights();
@@ -65,15 +65,17 @@ class PipelinedModel final : public ParallelModel {
   std::vector<int> numbers_;                                        // of this rank's stages
   std::vector<std::shared_ptr<models::Llama>> models_;              // these
   std::vector<std::unique_ptr<FullyShardedDataParallel>> sharded_;  // as many, or none
-  std::vector<NamedTensor> weights_;
+  std::vector<NamedTensor> weights_, trained_;
   std::vector<Copied> copied_;
   std::vector<NamedTensor> copies_;
   bool copies_are_old_ = true;
+  bool copies_change_ = false;  // they are trained
   // Of the batch that the stages run: by micro-batch, empty if each row is one document; of the micro-batch in progress;
   // and what divides the sum of its losses.
   std::vector<std::shared_ptr<const DocumentBoundaries>> micro_batch_documents_;
   std::shared_ptr<const DocumentBoundaries> documents_;
   double divisor_ = 1;
+  std::int64_t step_ = 0, first_row_ = 0, micro_batch_rows_ = 0;  // where the batch is in the run, for dropout
   std::optional<at::ScalarType> autocast_;
   std::shared_ptr<Communicator> replicas_;  // null: no stage is replicated
   std::vector<std::unique_ptr<DistributedDataParallel>> ddp_;

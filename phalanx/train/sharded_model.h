@@ -19,7 +19,7 @@ class ShardedModel final : public ParallelModel {
   at::Tensor loss_sum(const TokenBatch& batch) override { return loss_sum_of_whole_model(batch); }
   std::vector<nn::Module*> modules() const override { return {model_.get()}; }
   std::vector<NamedTensor> weights() const override { return sharded_->parameters(); }
-  const std::vector<NamedTensor>& parameters() const override { return sharded_->parameters(); }
+  const std::vector<NamedTensor>& parameters() const override { return sharded_->trained_parameters(); }
 
  private:
   std::vector<const FullyShardedDataParallel*> shardings() const override { return {sharded_.get()}; }

@@ -17,6 +17,7 @@
 #include "phalanx/base/log.h"
 #include "phalanx/base/process_stats.h"
 #include "phalanx/base/progress.h"
+#include "phalanx/checkpoint/adapter_weights.h"
 #include "phalanx/config/config_checks.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/config/run_identity.h"
@@ -31,6 +32,7 @@
 #include "phalanx/train/precision.h"
 #include "phalanx/train/rank_agreement.h"
 #include "phalanx/train/run_description.h"
+#include "phalanx/train/trained_model.h"
 
 namespace phalanx::train {
 namespace {
@@ -78,6 +80,7 @@ Trainer::Trainer(config::TrainConfig config, TrainerContext context)
   models::LlamaConfig model;
   on_every_rank(context_.world, [&] {
     model = config::model_config(config_);  // wrong dimensions are an error before anything is read or written
+    frozen_parameters(config_, model);      // and so are wrong names
     data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
   });
   for (const std::string& line : data_.lines) log_info(line);
@@ -162,6 +165,7 @@ void Trainer::compare_with_saved(const std::filesystem::path& step_directory, co
   DataResume data =
       resume_data(config_, *data_.dataloader, saved.value("data", nlohmann::json::object()), manifest.integers);
   const auto metadata = nlohmann::json::parse(manifest.metadata, nullptr, /*allow_exceptions=*/false);
+  if (metadata.is_object()) base_ = metadata.value(kBaseInMetadata, nlohmann::json());
   std::optional<double> loss;
   if (metadata.is_object() && metadata.contains("loss") && metadata["loss"].is_number()) loss = metadata["loss"];
   resumed_ = std::make_unique<ResumedState>(ResumedState{step_directory, std::move(comparison), std::move(data), loss});
@@ -194,11 +198,13 @@ void Trainer::say_changes() {
 void Trainer::make_model() {
   model_ = make_parallel_model(config_, plan_, context_.world, context_.device);
   if (!checkpoints_.resumes()) {
-    if (!has_initial_weights(config_)) {
+    if (!has_initial_weights(config_) || config_.lora.rank > 0) {
       model_->initialise(static_cast<std::uint64_t>(config_.debug.seed));
-    } else {
+    }
+    if (has_initial_weights(config_)) {
       nlohmann::json source;
       on_every_rank(context_.world, [&] { source = initial_weights_identity(config_); });
+      base_ = source;
       require_same_on_ranks(*context_.world, "initial weights", source, "give every rank the same files");
       const std::vector<NamedTensor> weights = model_->weights();
       on_every_rank(context_.world, [&] {
@@ -209,7 +215,8 @@ void Trainer::make_model() {
   // Checked before one rank's values are sent to all.
   if (!checkpoints_.resumes()) require_same_weights(*context_.world, model_->weights());
   model_->values_were_loaded();
-  optimizer_step_ = std::make_unique<OptimizerStep>(config_, model_->parameters(), model_->grad_norm_group());
+  optimizer_step_ =
+      std::make_unique<OptimizerStep>(config_, model_->parameters(), model_->grad_norm_group(), model_->frozen());
 }
 
 TrainState Trainer::collect_state() const {
@@ -258,15 +265,32 @@ void Trainer::require_finite() const {
 std::string Trainer::saved_metadata() const {
   // A path in the metadata may not be valid UTF-8.
   nlohmann::json metadata = checkpoint_metadata(model_->model().config(), config_, identity_);
+  if (config_.lora.rank > 0) {
+    metadata[kLoraInMetadata] = lora_metadata(config_.lora);
+    if (!base_.is_null()) metadata[kBaseInMetadata] = base_;
+  }
   if (std::isfinite(result_.loss)) metadata["loss"] = result_.loss;  // the loss of this step in metrics.jsonl
   return metadata.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+void Trainer::save_adapters() {
+  if (config_.lora.rank == 0) return;
+  require_finite();
+  const std::vector<NamedTensor> adapters = model_->full_weights_on_rank0(models::is_lora_name);
+  if (!is_first_rank()) return;
+  const auto folder = std::filesystem::path(config_.job.dump_folder) / "adapter";
+  save_adapter(
+      folder, model().config(), config_.lora, adapters,
+      {.base_name = has_initial_weights(config_) ? initial_weights_name(config_) : "", .metadata = saved_metadata()});
+  log_info(fmt::format("wrote the adapter to {}", folder.string()));
 }
 
 void Trainer::save_in_hf() {
   if (!config_.checkpoint.last_save_in_hf) return;
   require_finite();
-  const std::vector<NamedTensor> whole = model_->full_weights_on_rank0();
+  std::vector<NamedTensor> whole = model_->full_weights_on_rank0();
   if (!is_first_rank()) return;
+  if (config_.lora.rank > 0) whole = merged_weights(whole, config_.lora);
   const auto folder = std::filesystem::path(config_.job.dump_folder) / "hf";
   const auto written = export_in_hf(
       folder, model().config(), whole,
@@ -282,8 +306,8 @@ void Trainer::save_in_hf() {
 std::shared_ptr<models::Llama> Trainer::full_model() const {
   const std::vector<NamedTensor> whole = model_->full_weights_on_rank0();
   if (!is_first_rank()) return nullptr;
-  auto model = std::make_shared<models::Llama>(
-      model_->model().config(), nn::TensorOptionsOfModule{.device = context_.device, .without_memory = true});
+  auto model = build_model(config_, model_->model().config(),
+                           nn::TensorOptionsOfModule{.device = context_.device, .without_memory = true});
   const at::NoGradGuard no_grad;
   for (const NamedTensor& parameter : nn::named_parameters(*model)) {
     const auto same = std::ranges::find(whole, parameter.name, &NamedTensor::name);
@@ -321,6 +345,7 @@ void Trainer::run_steps() {
   const std::int64_t steps = config_.training.steps;
   if (step_ >= steps) {
     log_info(fmt::format("nothing to train: step {} of {} is done", step_, steps));
+    save_adapters();
     save_in_hf();
     if (metrics_logger_) metrics_logger_->describe({{"status", "finished"}, {"steps_done", step_}});
     return;
@@ -379,9 +404,11 @@ void Trainer::run_steps() {
         checkpoints_.enabled()
             ? fmt::format("stopped on request after step {}: run the same command to continue", step_)
             : fmt::format("stopped on request after step {}; checkpoints are disabled, so nothing was saved", step_));
-  } else if (result_.asked_to_stop && config_.checkpoint.last_save_in_hf) {
-    log_info("hf/ is left out: the run was asked to stop; run the same command to write it");
+  } else if (result_.asked_to_stop && (config_.checkpoint.last_save_in_hf || config_.lora.rank > 0)) {
+    log_info(fmt::format("{} left out: the run was asked to stop; run the same command to write it",
+                         config_.lora.rank > 0 ? "adapter/ is" : "hf/ is"));
   } else {
+    save_adapters();
     save_in_hf();
   }
 

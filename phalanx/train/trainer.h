@@ -139,6 +139,7 @@ class Trainer {
   bool validate(bool is_asked_to_stop);  // false: cut short, all ranks must stop
   bool any_asked_to_stop() const;
   void save_checkpoint();
+  void save_adapters();
   void save_in_hf();
   std::string saved_metadata() const;  // of checkpoints and of the exported weights
   void report_memory();
@@ -157,6 +158,7 @@ class Trainer {
   std::unique_ptr<RunMemory> memory_;
   TrainingData data_;
   nlohmann::json identity_;  // run_identity.h
+  nlohmann::json base_;      // the fingerprint of the weights that the run began with; null: it began with random ones
   struct ResumedState;
   std::unique_ptr<ResumedState> resumed_;  // from a checkpoint; null in a new run
   std::unique_ptr<ParallelModel> model_;

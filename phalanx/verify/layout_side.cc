@@ -9,11 +9,13 @@
 #include <utility>
 
 #include "phalanx/config/model_config.h"
+#include "phalanx/nn/dropout.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/train/inputs/initial_weights.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/run_checkpoints.h"
 #include "phalanx/train/token_batch.h"
+#include "phalanx/train/trained_model.h"
 #include "phalanx/verify/layout_check.h"
 
 namespace phalanx::verify {
@@ -23,19 +25,22 @@ LayoutSide::LayoutSide(const config::TrainConfig& config, const std::shared_ptr<
       data(train::open_training_data(config, plan, device, world->rank())),
       model(train::make_parallel_model(config, plan, world, device)),
       options{.plan = plan, .rank = world->rank(), .device = device, .autocast = train::autocast_dtype(config, plan)} {
-  if (!train::has_initial_weights(config)) {
+  if (!train::has_initial_weights(config) || config.lora.rank > 0) {
     model->initialise(static_cast<std::uint64_t>(config.debug.seed));
-  } else {
+  }
+  if (train::has_initial_weights(config)) {
     train::load_initial_weights(config, model->weights(), [](const std::string&) {});
   }
   model->values_were_loaded();
-  optimizer_step = std::make_unique<train::OptimizerStep>(config, model->parameters(), model->grad_norm_group());
+  optimizer_step =
+      std::make_unique<train::OptimizerStep>(config, model->parameters(), model->grad_norm_group(), model->frozen());
 }
 
 void LayoutSide::compute_in(const config::TrainConfig& config, at::ScalarType dtype) {
-  cast_ = std::make_shared<models::Llama>(config::model_config(config),
-                                          nn::TensorOptionsOfModule{.dtype = dtype, .device = options.device});
+  cast_ = train::build_model(config, config::model_config(config),
+                             nn::TensorOptionsOfModule{.dtype = dtype, .device = options.device});
   options.autocast.reset();
+  dropout_seed_ = static_cast<std::uint64_t>(config.debug.seed);
 }
 
 std::vector<nn::Module*> LayoutSide::modules() const {
@@ -44,7 +49,7 @@ std::vector<nn::Module*> LayoutSide::modules() const {
 
 double LayoutSide::forward_backward_in_cast(std::int64_t step) {
   std::map<std::string, at::Tensor> weights;
-  for (const NamedTensor& p : model->parameters()) weights[p.name] = p.tensor;
+  for (const NamedTensor& p : model->weights()) weights[p.name] = p.tensor;
   const std::vector<NamedTensor> copies = nn::named_parameters(*cast_);
   {
     const at::NoGradGuard no_grad;
@@ -54,14 +59,15 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
   const auto divisor = static_cast<double>(data.dataloader->label_count(step));
   double loss_sum = 0;
   for (std::int64_t part = 0; part < parts; ++part) {
-    const train::TokenBatch batch =
-        train::load_batch(*data.dataloader, step,
-                          data.dataloader->rows_of({.micro_batch = part, .micro_batches = parts}), options.device);
+    const data::RowRange rows = data.dataloader->rows_of({.micro_batch = part, .micro_batches = parts});
+    const train::TokenBatch batch = train::load_batch(*data.dataloader, step, rows, options.device);
+    nn::set_dropout_rng_state(*cast_, {.seed = dropout_seed_, .step = step, .first_row = rows.begin});
     const at::Tensor loss =
         cast_->loss(batch.inputs, batch.labels, {.documents = batch.documents, .divisor = divisor}).to(at::kFloat);
     optimizer_step->scaled(loss).backward();
     loss_sum += loss.item<double>();
     for (const NamedTensor& copy : copies) {
+      if (!copy.tensor.requires_grad()) continue;
       at::Tensor gradient = std::exchange(copy.tensor.mutable_grad(), at::Tensor()).to(at::kFloat);
       at::Tensor& sum = weights.at(copy.name).mutable_grad();
       sum = sum.defined() ? sum + gradient : std::move(gradient);

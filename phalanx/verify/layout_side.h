@@ -52,6 +52,7 @@ struct LayoutSide {
   double forward_backward_in_cast(std::int64_t step);
 
   std::shared_ptr<models::Llama> cast_;  // the model in another type; null: none
+  std::uint64_t dropout_seed_ = 0;       // of it
 };
 
 }  // namespace phalanx::verify

@@ -11,6 +11,7 @@
 #include "phalanx/base/log.h"
 #include "phalanx/checkpoint/files/hf_files.h"
 #include "phalanx/checkpoint/files/mismatch.h"
+#include "phalanx/checkpoint/files/peft_adapter.h"
 #include "phalanx/checkpoint/files/weights_description.h"
 #include "phalanx/data/tokenizer/bpe_tokenizer.h"
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
@@ -124,6 +125,11 @@ void require_own_tokenizer(const SavedState& saved, const std::filesystem::path&
 WrittenFiles consolidate_for_hf(SavedState& saved, const std::filesystem::path& folder, ConsolidateOptions options,
                                 const std::filesystem::path& assets, FileSystem& fs) {
   const models::LlamaConfig config = shape_of_model(saved);
+  if (nlohmann::json::parse(saved.manifest().metadata).contains(kLoraInMetadata)) {
+    throw CheckpointError(fmt::format(
+        "{} is of a run that trains adapters ([lora]): `phalanx checkpoint merge` writes its base with them added",
+        saved.folder().string()));
+  }
   require_weights_of(config, saved);
   const Dtype dtype = options.dtype.value_or(saved.find("model.norm.weight")->dtype);
   options.key_mapping = [&](const std::string& name) { return models::hf_tensor_view(config, name); };

@@ -273,7 +273,7 @@ FullyShardStatistics FullyShardedDataParallel::statistics() const {
   for (const auto& unit : runtime_->units()) {
     result.shard_bytes += unit->resident_bytes();
     result.sharded_grad_bytes += unit->reduced_bytes();
-    result.padding_bytes += unit->layout().padding() * unit->bytes() / unit->layout().flat_elements();
+    result.padding_bytes += unit->padding_bytes();
   }
   return result;
 }

@@ -20,6 +20,10 @@ namespace {
 // Peers read each part only for a moment, and then not again until the next step.
 constexpr SymmetricOptions kSharded{.keeps_peers_mapped = false};
 
+constexpr std::int64_t kAlignment = 256;  // bytes, of the frozen parameters behind the trained ones
+
+std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
 std::vector<std::int64_t> with_rows(const at::Tensor& tensor, std::int64_t rows) {
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
   sizes[0] = rows;
@@ -51,6 +55,12 @@ ParamGroup::ParamGroup(std::string name, std::vector<NamedTensor> parameters, st
       offload_(options.offload),
       gathered_on_use_(options.gathered_on_use) {
   const at::NoGradGuard no_grad;
+  const auto frozen = std::ranges::stable_partition(
+      parameters, [](const NamedTensor& parameter) { return parameter.tensor.requires_grad(); });
+  if (!frozen.empty() && frozen.size() < parameters.size()) {
+    frozen_ = std::make_unique<ParamGroup>(name_, std::vector(frozen.begin(), frozen.end()), comm_, options);
+    parameters.erase(frozen.begin(), frozen.end());
+  }
   check(parameters, options);
   const at::TensorOptions given = parameters.front().tensor.options().requires_grad(false);
   options_ = given.dtype(options.param_dtype.value_or(parameters.front().tensor.scalar_type()));
@@ -162,15 +172,29 @@ void ParamGroup::make_shard(const ParamGroupOptions& options) {
   unsharded_ = comm_->size() == 1 && direct_;
 }
 
+const ParamGroup::Parameter& ParamGroup::at(std::size_t i) const {
+  return i < parameters_.size() ? parameters_[i] : frozen_->at(i - parameters_.size());
+}
+
 void ParamGroup::watch(std::weak_ptr<UseListener> listener, std::size_t number) {
+  if (frozen_) frozen_->watch(listener, number);
   fsdp::watch(full_.tensor().storage(), std::move(listener), number);
 }
 
-std::int64_t ParamGroup::bytes() const noexcept {
+std::int64_t ParamGroup::own_bytes() const noexcept {
   return layout_.flat_elements() * static_cast<std::int64_t>(options_.dtype().itemsize());
 }
 
+std::int64_t ParamGroup::bytes() const noexcept {
+  return frozen_ ? aligned(own_bytes()) + frozen_->bytes() : own_bytes();
+}
+
+std::int64_t ParamGroup::padding_bytes() const noexcept {
+  return layout_.padding() * own_bytes() / layout_.flat_elements() + (frozen_ ? frozen_->padding_bytes() : 0);
+}
+
 std::int64_t ParamGroup::grad_bytes() const noexcept {
+  if (!has_trained()) return 0;
   return layout_.flat_elements() * static_cast<std::int64_t>(grad_options_.dtype().itemsize());
 }
 
@@ -179,8 +203,9 @@ std::int64_t ParamGroup::shard_bytes() const noexcept {
 }
 
 std::int64_t ParamGroup::resident_bytes() const noexcept {
-  const std::int64_t beside_full = resident_ && direct_ ? 0 : shard_bytes();
-  return beside_full + (resident_ ? bytes() : 0) + (post_forward_group_ ? bytes() / post_forward_group_->size() : 0);
+  const std::int64_t beside_full = resident_ && direct_ ? 0 : shard_bytes(), of_full = own_bytes();
+  return beside_full + (resident_ ? of_full : 0) + (post_forward_group_ ? of_full / post_forward_group_->size() : 0) +
+         (frozen_ ? frozen_->resident_bytes() : 0);
 }
 
 std::int64_t ParamGroup::reduced_bytes() const noexcept {
@@ -188,8 +213,15 @@ std::int64_t ParamGroup::reduced_bytes() const noexcept {
   return in_grads || !has_trained() ? 0 : grad_bytes() / layout_.ranks;
 }
 
+void ParamGroup::attach(const at::Tensor& memory) {
+  full_.attach(memory);
+  if (frozen_) frozen_->attach(memory.narrow(0, aligned(own_bytes()), frozen_->bytes()));
+}
+
 void ParamGroup::unshard() {
-  PHALANX_ASSERT(!unsharded_, "a group that is unsharded is not gathered again");
+  PHALANX_ASSERT(!is_unsharded(), "a group that is unsharded is not gathered again");
+  if (frozen_ && !frozen_->is_unsharded()) frozen_->unshard();
+  if (unsharded_) return;
   unsharded_ = true;
   if (is_sharded_post_forward_) {
     all_gather_ = post_forward_group_->all_gather(full_.tensor(), sharded_post_forward_, {.async = true});
@@ -208,14 +240,19 @@ std::uint64_t ParamGroup::shard_version() const {
   return version;
 }
 
-bool ParamGroup::is_current() const { return (comm_->size() == 1 && direct_) || gathered_version_ == shard_version(); }
+bool ParamGroup::is_current() const {
+  if (frozen_ && !frozen_->is_current()) return false;
+  return (comm_->size() == 1 && direct_) || gathered_version_ == shard_version();
+}
 
 void ParamGroup::wait_for_unshard() {
+  if (frozen_) frozen_->wait_for_unshard();
   all_gather_.wait();
   all_gather_ = Work();
 }
 
 void ParamGroup::to_sharded_post_forward() {
+  if (frozen_) frozen_->to_sharded_post_forward();
   if (!post_forward_group_ || !unsharded_) return;
   wait_for_unshard();
   sharded_post_forward_.copy_(full_.tensor().narrow(0, post_forward_group_->rank() * sharded_post_forward_.numel(),
@@ -224,21 +261,23 @@ void ParamGroup::to_sharded_post_forward() {
 }
 
 void ParamGroup::invalidate_unsharded() {
+  if (frozen_) frozen_->invalidate_unsharded();
   wait_for_unshard();
   unsharded_ = comm_->size() == 1 && direct_;
   is_sharded_post_forward_ = false;
 }
 
 at::Tensor ParamGroup::detach() {
+  if (frozen_) frozen_->detach();
   wait_for_unshard();
   unsharded_ = false;
-  return full_.detach();
+  return full_.detach();  // the whole piece
 }
 
 at::Tensor ParamGroup::detach_grads() {
   if (keeps_grads_) return {};
-  for (std::size_t i = 0; i < size(); ++i) {
-    if (is_trained(i)) reclaim_grad_buffer(parameter(i).tensor);
+  for (const Parameter& p : parameters_) {
+    if (p.is_trained) reclaim_grad_buffer(p.full.tensor);
   }
   return grads_.detach();
 }
@@ -250,15 +289,15 @@ void ParamGroup::keep_grads(const at::Tensor& memory) {
 
 void ParamGroup::offer_grad_buffers() {
   if (grad_options_.dtype() != options_.dtype()) return;
-  for (std::size_t i = 0; i < size(); ++i) {
-    const at::Tensor &tensor = parameter(i).tensor, &buffer = parameters_[i].grad_view;
-    if (is_trained(i) && !buffer.is_same(grad_buffer(tensor))) set_grad_buffer(tensor, buffer);
+  for (const Parameter& p : parameters_) {
+    const at::Tensor& tensor = p.full.tensor;
+    if (p.is_trained && !p.grad_view.is_same(grad_buffer(tensor))) set_grad_buffer(tensor, p.grad_view);
   }
 }
 
 void ParamGroup::withdraw_grad_buffers() {
-  for (std::size_t i = 0; i < size(); ++i) {
-    if (is_trained(i)) set_grad_buffer(parameter(i).tensor, at::Tensor());
+  for (const Parameter& p : parameters_) {
+    if (p.is_trained) set_grad_buffer(p.full.tensor, at::Tensor());
   }
 }
 
@@ -285,8 +324,8 @@ void ParamGroup::place_grad(std::size_t i) {
 
 void ParamGroup::to_accumulated_grads() {
   if (grad_options_.dtype() == options_.dtype()) return;
-  for (std::size_t i = 0; i < size(); ++i) {
-    if (is_trained(i) && parameters_[i].full.tensor.grad().defined()) place_grad(i);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].is_trained && parameters_[i].full.tensor.grad().defined()) place_grad(i);
   }
 }
 
@@ -363,9 +402,8 @@ void ParamGroup::copy_to_host() {
 void ParamGroup::publish_grads() {
   PHALANX_ASSERT(reduced_.defined(), "gradients are published after they were reduced");
   const at::Tensor reduced = std::exchange(reduced_, at::Tensor());
-  for (std::size_t i = 0; i < size(); ++i) {
-    if (!is_trained(i)) continue;
-    Parameter& p = parameters_[i];
+  for (Parameter& p : parameters_) {
+    if (!p.is_trained) continue;
     const at::Tensor& rows = p.shard.tensor;
     const std::int64_t begin = rows.numel() > 0 ? rows.storage_offset() - shard_.storage_offset() : 0;
     const at::Tensor grad = reduced.narrow(0, begin, rows.numel()).view(rows.sizes()).variable_data();

@@ -15,6 +15,10 @@
 //                    reduced. In float32 if the reduction has 16 bits. On the host if the result is kept there.
 // `full` has the parameters' dtype, `grads` and `reduced` have that of the reduction, `shard` has the module's own.
 //
+// Frozen parameters (requires_grad = false) have no gradients. If a unit has both kinds, the frozen ones form a group of
+// their own inside this one: with `full` and `shard` and nothing else, in a dtype of its own, gathered and freed together
+// with the trained ones, in the same piece of memory.
+//
 // ParamGroup does not decide when its operations run: FsdpRuntime does (fsdp_runtime.h). The rank's thread calls them
 // or, inside a backward pass, the thread that runs it.
 #pragma once
@@ -55,23 +59,25 @@ struct ParamGroupOptions {
 class ParamGroup {
  public:
   /// Collective. Takes over the parameters: copies this rank's rows of those that have values, then replaces their
-  /// memory. Throws Error for a parameter without dimensions, or whose dtype or device differs from the first one's.
+  /// memory. Throws Error for a parameter without dimensions, or whose dtype or device differs from that of the first one
+  /// of its kind (trained or frozen).
   ParamGroup(std::string name, std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm,
              const ParamGroupOptions& options);
 
   const std::string& name() const noexcept { return name_; }
-  const FlatLayout& layout() const noexcept { return layout_; }
-  std::int64_t bytes() const noexcept;           // of `full`
-  std::int64_t grad_bytes() const noexcept;      // of `grads`
-  std::int64_t shard_bytes() const noexcept;     // of `shard`
+  const FlatLayout& layout() const noexcept { return layout_; }  // of the trained parameters, if there are both kinds
+  std::int64_t bytes() const noexcept;                           // of `full`, of both kinds of parameters
+  std::int64_t grad_bytes() const noexcept;                      // of `grads`; 0 if nothing is trained
+  std::int64_t shard_bytes() const noexcept;                     // of `shard`
   std::int64_t resident_bytes() const noexcept;  // of the memory that holds parameters even while sharded
   std::int64_t reduced_bytes() const noexcept;   // of `reduced` at the end of a pass, where not in `grads`
-  std::size_t size() const noexcept { return parameters_.size(); }
-  const NamedTensor& parameter(std::size_t i) const { return parameters_[i].full; }
+  std::int64_t padding_bytes() const noexcept;   // of `full`
+  std::size_t size() const noexcept { return parameters_.size() + (frozen_ ? frozen_->size() : 0); }
+  const NamedTensor& parameter(std::size_t i) const { return at(i).full; }  // the trained ones first
   /// This rank's rows with their spec. The spec splits further what the parameter's own shard describes. .grad() is the
   /// result of the last synchronised pass.
-  const NamedTensor& shard(std::size_t i) const { return parameters_[i].shard; }
-  bool is_trained(std::size_t i) const { return parameters_[i].is_trained; }  // as it was at construction
+  const NamedTensor& shard(std::size_t i) const { return at(i).shard; }
+  bool is_trained(std::size_t i) const { return at(i).is_trained; }  // as it was at construction
   bool has_trained() const;
   bool resident() const noexcept { return resident_; }
   bool own_grads() const noexcept { return own_grads_; }
@@ -80,11 +86,11 @@ class ParamGroup {
   void watch(std::weak_ptr<UseListener> listener, std::size_t number);
 
   // Parameters.
-  bool is_unsharded() const noexcept { return unsharded_; }
+  bool is_unsharded() const noexcept { return unsharded_ && (!frozen_ || frozen_->is_unsharded()); }
   /// False if a shard has been written to (by an optimizer, or by loading it) since its values were gathered.
   bool is_current() const;
   bool has_memory() const noexcept { return full_.is_attached(); }
-  void attach(const at::Tensor& memory) { full_.attach(memory); }
+  void attach(const at::Tensor& memory);
   void unshard();
   void wait_for_unshard();
   /// Call before a detach() if the group is needed again before its values change: the ranks of post_forward_group can
@@ -139,6 +145,8 @@ class ParamGroup {
     at::Tensor carried;      // the shard's gradient of earlier passes
     bool is_placed = false;  // its gradient is in grad_view, not in .grad(), which has another dtype
   };
+  const Parameter& at(std::size_t i) const;
+  std::int64_t own_bytes() const noexcept;  // without those of frozen_
   void check(const std::vector<NamedTensor>& parameters, const ParamGroupOptions& options) const;
   void make_shard(const ParamGroupOptions& options);
   at::Tensor slice_of(const at::Tensor& flat) const;
@@ -151,6 +159,7 @@ class ParamGroup {
   std::shared_ptr<Communicator> post_forward_group_;
   at::TensorOptions shard_options_, options_, grad_options_;
   std::vector<Parameter> parameters_;
+  std::unique_ptr<ParamGroup> frozen_;  // null: the parameters are of one kind
   FlatBuffer full_, grads_;
   at::Tensor shard_, sharded_post_forward_, reduced_, partial_reduce_output_;
   ReduceOp gradient_reduction_ = ReduceOp::avg;

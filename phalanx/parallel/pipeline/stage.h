@@ -32,8 +32,8 @@ struct PipelineStage {
   std::shared_ptr<torch::nn::Module> module;  // its parameters are the stage's
   Forward forward;
   Loss loss;  // last stage only: from its input to the loss
-  /// Called before each forward pass, for what the pass needs beside its input, such as document boundaries. Unset:
-  /// nothing.
+  /// Called before each forward pass, for what the pass needs beside its input, such as document boundaries, and before
+  /// each backward pass, in which checkpointed layers run forward again. Unset: nothing.
   std::function<void(int micro_batch)> begin_micro_batch = nullptr;
   std::shared_ptr<StageSharding> sharding = nullptr;  // FullyShardedDataParallel::in_pipeline()
 };

@@ -103,6 +103,8 @@ at::Tensor StageExecutor::backward(int micro_batch, const at::Tensor& output_gra
   if (defers_weights) return backward_input(micro_batch, output_gradient);
   const auto cached = std::exchange(fwd_cache_.at(micro_batch), nullptr);
   cached->split.reset();
+  // What is checkpointed runs forward again.
+  if (stage_.begin_micro_batch) stage_.begin_micro_batch(micro_batch);
   at::Tensor dx = run_backward(*cached, output_gradient, /*deferring=*/false);
   fwd_cache_.erase(micro_batch);
   count_gradients();
@@ -114,6 +116,7 @@ at::Tensor StageExecutor::backward_input(int micro_batch, const at::Tensor& outp
   PHALANX_ASSERT(fwd_cache_.at(micro_batch) != nullptr && fwd_cache_.at(micro_batch)->input.defined(),
                  "backward_input runs once for a micro-batch");
   ForwardCache& cached = *fwd_cache_.at(micro_batch);
+  if (stage_.begin_micro_batch) stage_.begin_micro_batch(micro_batch);
   at::Tensor dx;
   if (cached.split) {
     const at::NoGradGuard no_grad;

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/name_patterns.h"
 #include "phalanx/comm/data_type.h"
 #include "phalanx/nn/attention.h"
 #include "phalanx/nn/dropout.h"
@@ -23,7 +24,6 @@
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/norm.h"
-#include "phalanx/optim/name_patterns.h"
 #include "phalanx/parallel/tensor/coalesced_all_reduce.h"
 #include "phalanx/parallel/tensor/functional_collectives.h"
 #include "phalanx/parallel/tensor/overlapped_layers.h"
@@ -34,6 +34,12 @@ namespace phalanx {
 namespace {
 
 constexpr const char* kTensorAxis = "tp";
+constexpr const char *kAdapterA = "lora_A", *kAdapterB = "lora_B";  // of a Linear
+
+bool has_adapter(const nn::Module& module) {
+  const auto* linear = dynamic_cast<const nn::Linear*>(&module);
+  return linear != nullptr && linear->has_adapter();
+}
 
 // How one parameter is split; empty: it stays whole.
 struct ParameterSplit {
@@ -266,8 +272,11 @@ class Parallelizer {
     check_conversion(what + ", output", ActivationLayout::split(-1), style.output);
     const auto take_input = [&](auto& layer) {
       check_conversion(what + ", input", style.input, ActivationLayout::shared());
-      for (const auto& p : layer.named_parameters(/*recurse=*/false)) own(what, p.value(), {0, copies_of.at(p.key())});
-      if (!style.overlap) {
+      for (const auto& p : layer.named_parameters(/*recurse=*/false)) {
+        const auto copies = copies_of.find(p.key());
+        own(what, p.value(), copies == copies_of.end() ? ParameterSplit{} : ParameterSplit{0, copies->second});
+      }
+      if (!style.overlap || has_adapter(layer)) {
         styles_.push_back(convert_input(module, style.input, ActivationLayout::shared()));
         return;
       }
@@ -297,13 +306,16 @@ class Parallelizer {
       copies_.insert(copies);
       sum_gradient(name, module, parameter, copies);
     }
+    // Every rank has all of it, and sees the gradient of its own columns of y alone.
+    if (has_adapter(module)) sum_gradient(name, module, kAdapterA, 0);
   }
 
-  // How many neighbouring ranks hold the same part of each parameter.
+  // How many neighbouring ranks hold the same part of each parameter that is cut.
   std::map<std::string, int> copies_of_parameters(const std::string& what, const nn::Module& module,
                                                   const ColwiseParallel& style) const {
     std::map<std::string, int> result;
     for (const auto& p : module.named_parameters(/*recurse=*/false)) result[p.key()] = style.copies;
+    if (has_adapter(module)) result.erase(kAdapterA);  // whole on every rank
     for (const auto& [name, copies] : style.part_copies) {
       const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
       if (fused == nullptr) refuse(what + ", part_copies", module, "a FusedLinear");
@@ -348,13 +360,25 @@ class Parallelizer {
       check_conversion(what + ", input", style.input, ActivationLayout::split(-1));
     own(what, linear->weight, {1});
     own(what, linear->bias, {});
+    own(what, linear->lora_a, {1});
+    own(what, linear->lora_b, {});
+    const bool overlaps = style.overlap && !linear->has_adapter();
+    if (linear->has_adapter()) {
+      // Each rank makes an addend of y from its columns of x, and an addend of this gradient.
+      sum_gradient(name, module, kAdapterB, 0);
+      if (const std::shared_ptr<nn::Dropout>& dropout = linear->adapter_dropout()) {
+        styles_.push_back([dropout](const std::shared_ptr<Communicator>& group) {
+          dropout->set_split({.dim = -1, .part = group->rank(), .parts = group->size()});
+        });
+      }
+    }
     styles_.push_back(convert_input(module, style.input, ActivationLayout::split(-1)));
-    if (style.overlap) {
+    if (overlaps) {
       styles_.push_back([linear, dim = overlapped_dim(what, style.output)](const auto& group) {
         linear->set_matmul_reduce_scatter(overlapped_collective_matmul(group, dim));
       });
     }
-    const ActivationLayout made = style.overlap ? style.output : ActivationLayout::partial();
+    const ActivationLayout made = overlaps ? style.output : ActivationLayout::partial();
     if (!linear->bias.defined()) {
       styles_.push_back(convert_output(module, made, style.output));
       return;

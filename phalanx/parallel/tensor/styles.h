@@ -13,6 +13,9 @@
 //   RowwiseParallel      L: splits the columns of the weight; the whole bias is added once. E: rows, that is ids
 //                        ("vocabulary").
 //                        input (L): any -> split(-1); E: none, ids are replicated. output: partial -> any
+//                        An adapter of a Linear (nn/linear.h) is cut with it: under Colwise A is whole and B split by
+//                        rows, under Rowwise A is split by columns and B whole, and its addends join those of W. The
+//                        gradient of the whole one is summed over the group. Such a layer does not overlap
 //   SequenceParallel     the module works on parts of the activations. The parameters of a norm, a Linear or an
 //                        Embedding stay whole, and their gradients are summed over the group. A Dropout drops its part
 //                        of what one rank would drop.

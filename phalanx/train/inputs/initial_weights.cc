@@ -141,6 +141,11 @@ void require_word_on_initial_weights(const config::TrainConfig& config) {
                   config.model.hf_assets_path));
 }
 
+std::string initial_weights_name(const config::TrainConfig& config) {
+  const std::string& path = config.checkpoint.initial_load_path;
+  return path.empty() ? config.model.hf_assets_path : path;
+}
+
 nlohmann::json initial_weights_identity(const config::TrainConfig& config) {
   return weights_identity(initial_weights_path(config));
 }

@@ -32,6 +32,8 @@ std::vector<std::string> compare_initial_tokenizer(const config::TrainConfig& co
 /// A new run whose configuration does not mention initial weights starts from random ones. Throws ConfigError where
 /// that cannot be intended.
 void require_word_on_initial_weights(const config::TrainConfig& config);
+/// As the configuration names them, without a look at the files.
+std::string initial_weights_name(const config::TrainConfig& config);
 /// Identifies the weights by content (checkpoint/files/weights_identity.h). Ranks that read shards of them must all
 /// read the same weights.
 nlohmann::json initial_weights_identity(const config::TrainConfig& config);

@@ -1,4 +1,4 @@
-#include "phalanx/optim/name_patterns.h"
+#include "phalanx/base/name_patterns.h"
 
 #include <fmt/format.h>
 #include <fnmatch.h>

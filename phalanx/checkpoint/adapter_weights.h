@@ -1,0 +1,43 @@
+// Loads and saves the values of adapters in PEFT's format (checkpoint/files/peft_adapter.h).
+//
+//   const PeftAdapter adapter = read_peft_adapter("run/adapter");
+//   add_lora(model, adapter.lora);
+//   load_adapter(adapter, nn::named_parameters(model));
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "phalanx/checkpoint/files/peft_adapter.h"
+#include "phalanx/models/config/llama_config.h"
+#include "phalanx/tensor/named.h"
+
+namespace phalanx {
+
+/// Those of the tensors that are parts of adapters, or those that are not.
+std::vector<NamedTensor> adapters_among(const std::vector<NamedTensor>& tensors);
+std::vector<NamedTensor> base_among(const std::vector<NamedTensor>& tensors);
+
+/// Fills the adapters among `tensors`, converted to their types. A tensor with a shard reads its box. Throws
+/// CheckpointError, before any is changed, if one is missing or has another shape; and, if `all` of the model's are
+/// there, if the file has more.
+void load_adapter(const PeftAdapter& adapter, const std::vector<NamedTensor>& tensors, bool all = true);
+
+struct SaveAdapterOptions {
+  std::string base_name;  // for PEFT: the path or name of the base model
+  std::string metadata;   // of a checkpoint; its publishable part and the base's fingerprint go into the header
+};
+
+/// Writes the adapters among `tensors`, which are whole, in float32. Creates the folder. The weights appear when they
+/// are complete.
+void save_adapter(const std::filesystem::path& folder, const models::LlamaConfig& model,
+                  const models::LoraOptions& lora, const std::vector<NamedTensor>& tensors,
+                  const SaveAdapterOptions& options);
+
+/// The base's tensors with what the adapters add, W + alpha / rank B A, in new memory where there is an adapter. In
+/// float32 these are the bits of PEFT's merge.
+std::vector<NamedTensor> merged_weights(const std::vector<NamedTensor>& tensors, const models::LoraOptions& lora);
+
+}  // namespace phalanx

@@ -1,0 +1,199 @@
+#include "phalanx/checkpoint/files/peft_adapter.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string_view>
+#include <system_error>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/json_reader.h"
+#include "phalanx/base/json_text.h"
+#include "phalanx/base/log.h"
+#include "phalanx/checkpoint/files/safetensors.h"
+#include "phalanx/checkpoint/files/weights_description.h"
+#include "phalanx/checkpoint/files/weights_identity.h"
+#include "phalanx/models/config/hf_names.h"
+
+namespace phalanx {
+namespace {
+
+constexpr std::string_view kPeftPrefix = "base_model.model.";
+constexpr std::string_view kWeight = ".weight";
+constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
+using Reader = JsonReader<CheckpointError>;
+
+/// What other adapters have, and the values that mean that this one does not.
+void refuse_other_kinds(const nlohmann::json& json, const Reader& read) {
+  const auto refuse = [&](const char* key, const char* expected) {
+    throw CheckpointError(
+        fmt::format("{}: \"{}\" is {}: expected {}, as Phalanx has plain LoRA alone; merge such an adapter with peft "
+                    "(merge_and_unload) and train on the result",
+                    read.where(), key, json.at(key).dump(), expected));
+  };
+  if (read.get<std::string>("peft_type") != "LORA") refuse("peft_type", "\"LORA\"");
+  for (const char* key : {"use_dora", "use_rslora", "fan_in_fan_out", "lora_bias"}) {
+    if (read.get_or<bool>(key, false)) refuse(key, "false");
+  }
+  if (read.get_or<std::string>("bias", "none") != "none") refuse("bias", "\"none\"");
+  for (const char* key : {"rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices"}) {
+    if (read.has(key) && !json.at(key).empty()) refuse(key, "none");
+  }
+}
+
+/// The layers' names, ours, in the order of the model.
+std::vector<std::string> layers_in(const safetensors::File& file) {
+  std::map<std::string, int> halves;
+  for (const safetensors::TensorInfo& info : file.tensors()) {
+    std::string_view name = info.name;
+    const auto fail = [&](const std::string& why) {
+      throw CheckpointError(fmt::format("{}: {} {}; expected names such as {}", file.path(),
+                                        safetensors::quote_name(info.name), why,
+                                        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"));
+    };
+    if (!name.starts_with(kPeftPrefix) || !name.ends_with(kWeight)) fail("is no part of an adapter of PEFT");
+    name.remove_prefix(kPeftPrefix.size());
+    name.remove_suffix(kWeight.size());
+    if (!models::is_lora_name(std::string(name))) fail("is neither a lora_A nor a lora_B");
+    name.remove_suffix(std::string_view(models::kLoraA).size());
+    std::string layer;
+    try {
+      layer = models::llama_fqn_from_hf(std::string(name) + ".weight");
+    } catch (const Error&) {
+      fail("is on a layer that Phalanx does not know");
+    }
+    layer.resize(layer.size() - kWeight.size());
+    ++halves[layer];
+  }
+  std::vector<std::string> layers;
+  for (const auto& [layer, count] : halves) {
+    if (count != 2) throw CheckpointError(fmt::format("{}: {} has only one of lora_A and lora_B", file.path(), layer));
+    layers.push_back(layer);
+  }
+  if (layers.empty()) throw CheckpointError(fmt::format("{} holds no adapter", file.path()));
+  return layers;
+}
+
+nlohmann::json base_in(const safetensors::File& file) {
+  const auto text = file.header().metadata.find(kMetadataInHeader);
+  if (text == file.header().metadata.end()) return nullptr;
+  const auto json = parse_json_object<CheckpointError>(text->second, file.path());
+  return json.value(kBaseInMetadata, nlohmann::json());
+}
+
+/// PEFT's alpha is a whole number as a rule.
+nlohmann::ordered_json whole_if_possible(double number) {
+  if (std::floor(number) == number) return static_cast<std::int64_t>(number);
+  return number;
+}
+
+}  // namespace
+
+PeftAdapter read_peft_adapter(const std::filesystem::path& folder) {
+  PeftAdapter adapter{.folder = folder, .lora = {}, .base = nullptr};
+  std::error_code error;
+  const std::filesystem::path config = folder / kAdapterConfigName;
+  for (const std::filesystem::path& path : {config, adapter.weights()}) {
+    if (std::filesystem::is_regular_file(path, error)) continue;
+    throw CheckpointError(fmt::format(
+        "{} is no adapter: it has no {}; expected a folder as PEFT saves it, or adapter/ of a run with [lora]",
+        folder.string(), path.filename().string()));
+  }
+  const auto json = parse_json_object<CheckpointError>(read_file(config, kMaxConfigBytes), config.string());
+  const Reader read(json, config.string());
+  refuse_other_kinds(json, read);
+  const safetensors::File file(adapter.weights().string());
+  adapter.lora = {.rank = read.get<std::int64_t>("r"),
+                  .alpha = read.get<double>("lora_alpha"),
+                  .dropout = read.get_or<double>("lora_dropout", 0.0),
+                  .target_modules = layers_in(file)};
+  if (adapter.lora.rank < 1) read.fail("r", "1 or more");
+  if (!(adapter.lora.alpha > 0)) read.fail("lora_alpha", "a number above 0");
+  if (!(adapter.lora.dropout >= 0 && adapter.lora.dropout < 1)) read.fail("lora_dropout", "0 or more, and below 1");
+  adapter.base = base_in(file);
+  return adapter;
+}
+
+void require_base(const PeftAdapter& adapter, const std::filesystem::path& base, bool allow_mismatch) {
+  if (adapter.base.is_null()) {
+    log::info(fmt::format("nothing says on which base the adapter in {} was trained: not compared with {}",
+                          adapter.folder.string(), base.string()));
+    return;
+  }
+  const nlohmann::json found = weights_identity(base);
+  if (found == adapter.base) return;
+  const std::string text = fmt::format("the adapter in {} was trained on other weights ({}) than those of {} ({})",
+                                       adapter.folder.string(), adapter.base.dump(), base.string(), found.dump());
+  if (!allow_mismatch) {
+    throw CheckpointError(text +
+                          ": it would add to what it does not know; name the base that it was trained on, or go on all "
+                          "the same by --allow-base-mismatch");
+  }
+  log::warn(text + ": gone on all the same, as --allow-base-mismatch says");
+}
+
+std::string peft_name(const std::string& parameter) {
+  const std::size_t dot = parameter.rfind('.');
+  std::string layer = models::llama_hf_name(parameter.substr(0, dot) + std::string(kWeight));
+  layer.resize(layer.size() - kWeight.size());
+  return fmt::format("{}{}{}{}", kPeftPrefix, layer, parameter.substr(dot), kWeight);
+}
+
+std::string peft_config_text(const models::LlamaConfig& model, const models::LoraOptions& lora,
+                             const std::string& base) {
+  const auto theirs = [](const std::string& layer) {
+    std::string name = models::llama_hf_name(layer + std::string(kWeight));
+    name.resize(name.size() - kWeight.size());
+    return name;
+  };
+  const std::vector<std::string> layers = models::lora_layers(model, lora);
+  // Last names alone, if they mean these layers and no others.
+  std::set<std::string> last;
+  for (const std::string& layer : layers) {
+    const std::string name = theirs(layer);
+    last.insert(name.substr(name.rfind('.') + 1));
+  }
+  models::LoraOptions by_last = lora;
+  by_last.target_modules.assign(last.begin(), last.end());
+  std::vector<std::string> targets = by_last.target_modules;
+  if (models::lora_layers(model, by_last) != layers) {
+    targets.clear();
+    for (const std::string& layer : layers) targets.push_back(theirs(layer));
+  }
+  const nlohmann::ordered_json json = {
+      {"peft_type", "LORA"},
+      {"task_type", "CAUSAL_LM"},
+      {"base_model_name_or_path", base.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(base)},
+      {"r", lora.rank},
+      {"lora_alpha", whole_if_possible(lora.alpha)},
+      {"lora_dropout", lora.dropout},
+      {"target_modules", targets},
+      {"bias", "none"},
+      {"fan_in_fan_out", false},
+      {"use_rslora", false},
+      {"use_dora", false},
+      {"rank_pattern", nlohmann::ordered_json::object()},
+      {"alpha_pattern", nlohmann::ordered_json::object()},
+      {"modules_to_save", nullptr},
+      {"inference_mode", true}};
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+nlohmann::json lora_metadata(const models::LoraOptions& lora) {
+  return {
+      {"rank", lora.rank}, {"alpha", lora.alpha}, {"dropout", lora.dropout}, {"target_modules", lora.target_modules}};
+}
+
+models::LoraOptions lora_from_metadata(const nlohmann::json& json, const std::string& where) {
+  const Reader read(json, where);
+  return {.rank = read.get<std::int64_t>("rank"),
+          .alpha = read.get<double>("alpha"),
+          .dropout = read.get<double>("dropout"),
+          .target_modules = read.get<std::vector<std::string>>("target_modules")};
+}
+
+}  // namespace phalanx

@@ -1,0 +1,56 @@
+// Adapters on disk, in the format of the PEFT library: a folder with adapter_config.json and adapter_model.safetensors.
+// It does not use torch.
+//
+//   const PeftAdapter adapter = read_peft_adapter("run/adapter");
+//   require_base(adapter, "Llama-3.2-1B");                              // the base that it was trained on
+//   add_lora(model, adapter.lora);
+//
+// PEFT calls a layer's A "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight". Which layers have adapters is
+// read from these names. An adapter that Phalanx has saved also has the fingerprint of its base's weights
+// (weights_identity.h) in the header of its safetensors file.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "phalanx/models/config/llama_config.h"
+#include "phalanx/models/config/lora_config.h"
+
+namespace phalanx {
+
+inline constexpr const char* kAdapterConfigName = "adapter_config.json";
+inline constexpr const char* kAdapterWeightsName = "adapter_model.safetensors";
+
+struct PeftAdapter {
+  std::filesystem::path folder;
+  models::LoraOptions lora;  // target_modules are the layers' names
+  nlohmann::json base;       // the fingerprint of its base; null if nothing says it
+
+  std::filesystem::path weights() const { return folder / kAdapterWeightsName; }
+};
+
+/// Throws CheckpointError for a folder without an adapter, and for kinds of adapters that Phalanx does not have: another
+/// peft_type than LORA, DoRA, rsLoRA, trained biases or whole modules, ranks that differ by layer.
+PeftAdapter read_peft_adapter(const std::filesystem::path& folder);
+
+/// Throws CheckpointError if the weights at `base` are not those that the adapter was trained on; with `allow_mismatch`
+/// that is a warning. If nothing says on which it was trained, that is logged.
+void require_base(const PeftAdapter& adapter, const std::filesystem::path& base, bool allow_mismatch);
+
+/// "layers.0.attention.wq.lora_A" -> "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight".
+std::string peft_name(const std::string& parameter);
+
+/// The text of adapter_config.json. `base` is the path or name of the base model, for PEFT; empty: not said.
+std::string peft_config_text(const models::LlamaConfig& model, const models::LoraOptions& lora,
+                             const std::string& base);
+
+/// The options as JSON, for a checkpoint's metadata, and back. Throws CheckpointError, which begins with `where`.
+nlohmann::json lora_metadata(const models::LoraOptions& lora);
+models::LoraOptions lora_from_metadata(const nlohmann::json& json, const std::string& where);
+
+/// The key of the base's fingerprint in a checkpoint's metadata and in an adapter's header.
+inline constexpr const char* kBaseInMetadata = "base";
+inline constexpr const char* kLoraInMetadata = "lora";
+
+}  // namespace phalanx

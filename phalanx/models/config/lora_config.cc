@@ -1,0 +1,110 @@
+#include "phalanx/models/config/lora_config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/nearest.h"
+#include "phalanx/models/config/hf_names.h"
+#include "phalanx/models/config/llama_json.h"
+
+namespace phalanx::models {
+namespace {
+
+constexpr std::array<const char*, 7> kLinear = {"attention.wq",    "attention.wk",    "attention.wv",   "attention.wo",
+                                                "feed_forward.w1", "feed_forward.w2", "feed_forward.w3"};
+constexpr std::string_view kAllLinear = "all-linear";
+
+struct LayerName {
+  std::string ours, theirs;
+};
+
+std::vector<LayerName> layers_of(const LlamaConfig& config) {
+  std::vector<LayerName> names;
+  for (std::int64_t layer = 0; layer < config.n_layers; ++layer) {
+    for (const char* linear : kLinear) {
+      if (config.has_experts() && std::string_view(linear).starts_with("feed_forward")) continue;
+      const std::string ours = fmt::format("layers.{}.{}", layer, linear);
+      std::string theirs = llama_hf_name(ours + ".weight");
+      theirs.resize(theirs.size() - std::string_view(".weight").size());
+      names.push_back({ours, std::move(theirs)});
+    }
+  }
+  return names;
+}
+
+bool matches(const std::string& target, const std::string& name) {
+  return fnmatch(target.c_str(), name.c_str(), 0) == 0 || fnmatch(("*." + target).c_str(), name.c_str(), 0) == 0;
+}
+
+/// Last names, which most targets are.
+std::vector<std::string> last_names(const std::vector<LayerName>& layers) {
+  std::vector<std::string> result{std::string(kAllLinear)};
+  for (const LayerName& layer : layers) {
+    for (const std::string* name : {&layer.theirs, &layer.ours}) {
+      std::string last = name->substr(name->rfind('.') + 1);
+      if (std::ranges::find(result, last) == result.end()) result.push_back(std::move(last));
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+bool is_lora_name(const std::string& parameter) { return parameter.ends_with(kLoraA) || parameter.ends_with(kLoraB); }
+
+std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOptions& options, const std::string& what) {
+  if (options.rank == 0) return {};
+  if (options.rank < 0 || !(options.alpha > 0) || !(options.dropout >= 0 && options.dropout < 1)) {
+    throw ConfigError(fmt::format(
+        "{}: rank {}, alpha {}, dropout {}: expected a rank of 0 or more, an alpha above 0 and 0 <= dropout < 1", what,
+        options.rank, options.alpha, options.dropout));
+  }
+  if (config.is_gpt2()) {
+    throw ConfigError(fmt::format(
+        "{}: a model of the family {} has no adapters: its files keep queries, keys and values in one matrix; expected "
+        "another family, or rank = 0",
+        what, family_name(config.family)));
+  }
+  const std::vector<LayerName> layers = layers_of(config);
+  if (options.target_modules.empty()) {
+    throw ConfigError(fmt::format("{}: target_modules is empty: expected layers, such as [\"{}\"]", what, kAllLinear));
+  }
+  std::vector<bool> chosen(layers.size(), false);
+  for (const std::string& target : options.target_modules) {
+    bool any = false;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const bool is_one = target == kAllLinear || matches(target, layers[i].ours) || matches(target, layers[i].theirs);
+      if (is_one) chosen[i] = any = true;
+    }
+    if (any) continue;
+    const std::vector<std::string> known = last_names(layers);
+    throw ConfigError(fmt::format(
+        "{}: target_modules: '{}' matches none of the {} linear layers of the blocks{}; expected {}, or a pattern over "
+        "whole names, such as \"{}\"{}",
+        what, target, layers.size(), did_you_mean(target, known), fmt::join(known, ", "), layers.front().theirs,
+        config.has_experts() ? " (experts have no adapters)" : ""));
+  }
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (chosen[i]) names.push_back(layers[i].ours);
+  }
+  return names;
+}
+
+std::int64_t lora_parameter_count(const LlamaConfig& config, const LoraOptions& options) {
+  const auto shapes = llama_parameter_shapes(config);
+  std::int64_t count = 0;
+  for (const std::string& layer : lora_layers(config, options)) {
+    const std::vector<std::int64_t>& shape = shapes.at(layer + ".weight");
+    count += options.rank * (shape[0] + shape[1]);
+  }
+  return count;
+}
+
+}  // namespace phalanx::models

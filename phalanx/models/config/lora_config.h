@@ -1,0 +1,45 @@
+// Which linear layers of a model get low-rank adapters (LoRA), and how large they are. Torch-free.
+//
+//   const LoraOptions lora{.rank = 16, .alpha = 32, .target_modules = {"q_proj", "v_proj"}};
+//   lora_layers(config, lora);      // layers.0.attention.wq, layers.0.attention.wv, layers.1.attention.wq, ...
+//
+// A target is one of
+// - "all-linear": every linear layer of the blocks, as in PEFT;
+// - a layer's last name or more of its end, as in Hugging Face's or in our names: q_proj, self_attn.q_proj, wq;
+// - a shell's pattern over whole names: layers.[0-3].attention.*, model.layers.0.*.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "phalanx/models/config/llama_config.h"
+
+namespace phalanx::models {
+
+struct LoraOptions {
+  std::int64_t rank = 0;  // 0: no adapters
+  double alpha = 16.0;    // adapters are scaled by alpha / rank
+  double dropout = 0.0;   // probability, of elements of an adapter's input
+  std::vector<std::string> target_modules = {"all-linear"};
+  bool zero_b = true;  // lora_B starts as zeros, so that the model starts as the base is; false: random, for tests
+
+  double scale() const noexcept { return alpha / static_cast<double>(rank); }
+  bool operator==(const LoraOptions&) const = default;
+};
+
+inline constexpr const char* kLoraA = ".lora_A";
+inline constexpr const char* kLoraB = ".lora_B";
+
+/// Whether a parameter belongs to an adapter.
+bool is_lora_name(const std::string& parameter);
+
+/// The names of the layers with adapters, in the model's order; none if the rank is 0. ConfigError that begins with
+/// `what` for a target that matches no layer, wrong numbers, and families without adapters (GPT-2; experts of Mixtral).
+std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOptions& options,
+                                     const std::string& what = "[lora]");
+
+/// Elements of all adapters.
+std::int64_t lora_parameter_count(const LlamaConfig& config, const LoraOptions& options);
+
+}  // namespace phalanx::models

@@ -1,0 +1,60 @@
+#include "phalanx/models/config/lora_config.h"
+
+#include <gtest/gtest.h>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
+
+namespace phalanx::models {
+namespace lora_config_test {
+
+LlamaConfig two_layers() { return {.dim = 16, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .ffn_hidden = 40}; }
+
+std::vector<std::string> layers(const std::vector<std::string>& targets, const LlamaConfig& config = two_layers()) {
+  return lora_layers(config, {.rank = 4, .target_modules = targets});
+}
+
+TEST(LoraLayers, AreNamedAsInPeftAsHereOrByPatterns) {
+  EXPECT_EQ(layers({"all-linear"}).size(), 14U);
+  EXPECT_THAT(layers({"q_proj"}), ElementsAre("layers.0.attention.wq", "layers.1.attention.wq"));
+  EXPECT_EQ(layers({"wq"}), layers({"q_proj"}));
+  EXPECT_EQ(layers({"self_attn.q_proj"}), layers({"attention.wq"}));
+  EXPECT_EQ(layers({"v_proj", "q_proj"}), (std::vector<std::string>{"layers.0.attention.wq", "layers.0.attention.wv",
+                                                                    "layers.1.attention.wq", "layers.1.attention.wv"}));
+  EXPECT_THAT(layers({"layers.1.feed_forward.*"}),
+              ElementsAre("layers.1.feed_forward.w1", "layers.1.feed_forward.w2", "layers.1.feed_forward.w3"));
+  EXPECT_EQ(layers({"model.layers.1.mlp.*"}), layers({"layers.1.feed_forward.*"}));
+  EXPECT_EQ(layers({"*.mlp.up_proj"}), layers({"w3"}));
+  EXPECT_TRUE(lora_layers(two_layers(), {}).empty());
+  LlamaConfig experts = two_layers();
+  experts.family = LlamaFamily::mixtral;
+  experts.experts = 4;
+  experts.experts_per_token = 2;
+  EXPECT_EQ(layers({"all-linear"}, experts).size(), 8U);
+  EXPECT_THAT(error_text<ConfigError>([&] { layers({"w1"}, experts); }), HasSubstr("experts have no adapters"));
+}
+
+TEST(LoraLayers, WrongOnesAreRefused) {
+  EXPECT_THAT(error_text<ConfigError>([] {
+                layers({"q_proj", "qproj"});
+              }),
+              AllOf(HasSubstr("'qproj' matches none of the 14 linear layers"), HasSubstr("did you mean 'q_proj'?"),
+                    HasSubstr("model.layers.0.self_attn.q_proj")));
+  EXPECT_THAT(error_text<ConfigError>([] { layers({"lm_head"}); }), HasSubstr("'lm_head' matches none"));
+  EXPECT_THAT(error_text<ConfigError>([] { layers({}); }), HasSubstr("target_modules is empty"));
+  EXPECT_THAT(error_text<ConfigError>([] { lora_layers(two_layers(), {.rank = 2, .alpha = 0}); }),
+              HasSubstr("expected a rank of 0 or more"));
+  LlamaConfig gpt2 = two_layers();
+  gpt2.family = LlamaFamily::gpt2;
+  EXPECT_THAT(error_text<ConfigError>([&] { layers({"all-linear"}, gpt2); }), HasSubstr("gpt2 has no adapters"));
+}
+
+TEST(LoraLayers, CountTheirParameters) {
+  // q: 16 -> 16, k and v: 16 -> 8, o: 16 -> 16, w1 and w3: 16 -> 40, w2: 40 -> 16.
+  const std::int64_t per_layer = 4 * (32 + 24 + 24 + 32 + 56 + 56 + 56);
+  EXPECT_EQ(lora_parameter_count(two_layers(), {.rank = 4}), 2 * per_layer);
+}
+
+}  // namespace lora_config_test
+}  // namespace phalanx::models

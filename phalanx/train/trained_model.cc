@@ -1,0 +1,56 @@
+#include "phalanx/train/trained_model.h"
+
+#include <algorithm>
+#include <set>
+
+#include "phalanx/base/name_patterns.h"
+#include "phalanx/models/config/frozen_parameters.h"
+#include "phalanx/models/lora.h"
+#include "phalanx/nn/init.h"
+
+namespace phalanx::train {
+
+std::shared_ptr<models::Llama> build_model(const config::TrainConfig& config, const models::LlamaConfig& shape,
+                                           const models::LlamaPart& part, nn::TensorOptionsOfModule tensor) {
+  auto model = std::make_shared<models::Llama>(shape, part, tensor);
+  models::add_lora(*model, config.lora);
+  const std::vector<std::string> frozen = frozen_parameters(config, shape);
+  const std::set<std::string> names(frozen.begin(), frozen.end());
+  for (const NamedTensor& parameter : nn::named_parameters(*model)) {
+    if (names.contains(parameter.name)) parameter.tensor.set_requires_grad(false);
+  }
+  return model;
+}
+
+std::shared_ptr<models::Llama> build_model(const config::TrainConfig& config, const models::LlamaConfig& shape,
+                                           nn::TensorOptionsOfModule tensor) {
+  return build_model(config, shape, models::full_llama(shape), tensor);
+}
+
+std::vector<std::string> frozen_parameters(const config::TrainConfig& config, const models::LlamaConfig& shape) {
+  return models::frozen_parameters(shape, config.training.frozen, config.lora);
+}
+
+std::vector<NamedTensor> without(const std::vector<std::string>& frozen, const std::vector<NamedTensor>& tensors) {
+  const std::set<std::string> names(frozen.begin(), frozen.end());
+  std::vector<NamedTensor> trained;
+  for (const NamedTensor& one : tensors) {
+    if (!names.contains(one.name)) trained.push_back(one);
+  }
+  return trained;
+}
+
+std::vector<std::string> no_decay_of_trained(const std::vector<std::string>& no_decay,
+                                             const std::vector<NamedTensor>& trained,
+                                             const std::vector<std::string>& frozen) {
+  std::vector<std::string> all = frozen, kept;
+  for (const NamedTensor& one : trained) all.push_back(one.name);
+  for (const std::string& pattern : no_decay) {
+    const std::vector<bool> matched = matching_names("[optimizer] no_decay", {pattern}, all);
+    const auto first_trained = matched.begin() + static_cast<std::ptrdiff_t>(frozen.size());
+    if (std::find(first_trained, matched.end(), true) != matched.end()) kept.push_back(pattern);
+  }
+  return kept;
+}
+
+}  // namespace phalanx::train
