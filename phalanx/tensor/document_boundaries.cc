@@ -47,6 +47,15 @@ DocumentBoundaries::DocumentBoundaries(std::int64_t seq_len, std::vector<std::in
   positions_ = positions.to(device, /*non_blocking=*/true);
 }
 
+double DocumentBoundaries::pairs() const noexcept {
+  double sum = 0;
+  for (std::size_t i = 1; i < ends_.size(); ++i) {
+    const double length = ends_[i] - ends_[i - 1];
+    sum += length * length;
+  }
+  return sum;
+}
+
 std::span<const std::int32_t> DocumentBoundaries::of_row(std::int64_t row) const {
   const auto first = static_cast<std::size_t>(first_of_row_.at(static_cast<std::size_t>(row)));
   const auto last = static_cast<std::size_t>(first_of_row_.at(static_cast<std::size_t>(row + 1)));

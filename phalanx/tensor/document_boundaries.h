@@ -29,6 +29,8 @@ class DocumentBoundaries {
   std::int64_t seq_len() const noexcept { return seq_len_; }
   std::int64_t longest() const noexcept { return longest_; }  // tokens of the longest document
   std::int64_t count() const noexcept { return std::ssize(ends_) - 1; }
+  /// The sum of the squared lengths: how many pairs of tokens share a document.
+  double pairs() const noexcept;
 
   /// On the host, and int32 [count + 1] on the device, as kernels with variable lengths take them.
   const std::vector<std::int32_t>& cumulative_lengths() const noexcept { return ends_; }

@@ -18,6 +18,7 @@ TEST(DocumentBoundaries, PositionsCountFromEachDocumentsStart) {
   EXPECT_EQ(documents.rows(), 2);
   EXPECT_EQ(documents.count(), 4);
   EXPECT_EQ(documents.longest(), 6);
+  EXPECT_EQ(documents.pairs(), 9 + 25 + 36 + 4);
   EXPECT_TRUE(at::equal(documents.positions().flatten(),
                         at::tensor(std::vector<std::int64_t>{0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 0, 1})));
   EXPECT_TRUE(at::equal(documents.cumulative_lengths_on_device(), at::tensor(Lengths{0, 3, 8, 14, 16})));

@@ -21,7 +21,8 @@ GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicato
                            mine.wall_seconds,
                            mine.save_ended ? 1.0 : 0.0,
                            mine.mean_loss,
-                           static_cast<double>(mine.label_count)};
+                           static_cast<double>(mine.label_count),
+                           mine.pairs};
   constexpr std::int64_t kFields = std::ssize(fields);
   const int size = world.size();
   // On the host, even if the device is a GPU. So an error between the ranks in this step is thrown here, before
@@ -34,6 +35,7 @@ GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicato
   for (int r = 0; r < size; ++r, values += kFields) {
     totals.loss += values[0] * static_cast<double>(data_ranks) / size;
     labels += values[10] * static_cast<double>(data_ranks) / size;
+    totals.pairs += values[11] * static_cast<double>(data_ranks) / size;
     if (values[9] > totals.max_loss) totals.max_loss = values[9];  // not NaN
     totals.stop = totals.stop || values[1] != 0;
     totals.data_seconds = std::max(totals.data_seconds, values[2]);

@@ -18,6 +18,7 @@ struct RankStepMetrics {
   double loss = 0;       // its part of the loss of the global batch
   double mean_loss = 0;  // over its own tokens; NaN: it has none
   std::int64_t label_count = 0;
+  double pairs = 0;  // of its tokens that share a document
   bool should_stop = false;
   bool save_ended = false;  // this rank's part of an asynchronous checkpoint is written, or has failed
   double data_seconds = 0;
@@ -34,6 +35,7 @@ struct GlobalStepMetrics {
   double loss = 0;                                                                           // of the global batch
   double max_loss = 0;                                                                       // largest mean of a rank
   std::int64_t label_count = 0;                                                              // of the global batch
+  double pairs = 0;                                                                          // of the global batch
   bool stop = false;                                                                         // some rank wants to stop
   bool save_ended = true;                                                                    // on all ranks
   double data_seconds = 0;                                                                   // of the slowest rank

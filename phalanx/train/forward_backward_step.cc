@@ -52,6 +52,8 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
                                                            .profiler = options.profiler});
     pass.loss = pass.loss.defined() ? pass.loss + loss : loss;
     pass.label_count += batch.label_count;
+    const auto seq = static_cast<double>(batch.inputs.size(1));
+    pass.pairs += batch.documents ? batch.documents->pairs() : static_cast<double>(batch.inputs.size(0)) * seq * seq;
   }
   return pass;
 }

@@ -300,8 +300,10 @@ TEST(StepMetrics, OfUnequalPartsAreThoseOfTheGlobalBatch) {
     const GlobalStepMetrics totals =
         exchange_step_metrics({.loss = is_first ? 1.75 : 0.0,
                                .mean_loss = is_first ? 1.75 : std::numeric_limits<double>::quiet_NaN(),
-                               .label_count = is_first ? 6 : 0},
+                               .label_count = is_first ? 6 : 0,
+                               .pairs = is_first ? 100.0 : 28.0},
                               *world, /*data_ranks=*/2);
+    EXPECT_DOUBLE_EQ(totals.pairs, 128);
     EXPECT_DOUBLE_EQ(totals.loss, 1.75);
     EXPECT_DOUBLE_EQ(totals.max_loss, 1.75);
     EXPECT_EQ(totals.label_count, 6);

@@ -109,6 +109,7 @@ class Trainer {
     std::int64_t step = 0;  // counted from 0
     double data_seconds = 0;
     std::int64_t label_count = 0, global_label_count = 0;
+    double pairs = 0;
     DeviceReadback numbers;  // of OptimizerStep::queue()
   };
   void run_steps();
@@ -136,7 +137,8 @@ class Trainer {
   void require_finite_norm(const StepOutcome& outcome) const;
   [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;
   void log_step(const StepOutcome& outcome);
-  bool validate(bool is_asked_to_stop);  // false: cut short, all ranks must stop
+  double flops_of(const StepOutcome& outcome) const;  // of the global batch
+  bool validate(bool is_asked_to_stop);               // false: cut short, all ranks must stop
   bool any_asked_to_stop() const;
   void save_checkpoint();
   void save_adapters();
@@ -176,6 +178,7 @@ class Trainer {
   double interval_seconds_ = 0;                                          // of steps since the last log line
   double interval_wall_ = 0, interval_comm_ = 0, interval_exposed_ = 0;  // seconds of these, means over the ranks
   std::int64_t interval_tokens_ = 0;
+  double interval_flops_ = 0;
   double last_cpu_seconds_ = 0;
   bool said_no_replicas_ = false;
   TrainResult result_;

@@ -38,6 +38,13 @@ class TrainerDocumentsTest : public TrainerTest {
     more.insert(more.begin(), "--training.packing=best_fit");
     return separate(std::move(more));
   }
+  /// In the last step: less than whole sequences would need, as attention is within documents.
+  double flops_per_token(const std::string& run) const {
+    const nlohmann::json last = lines_with(run, "tflops").back();
+    const double flops = last["tflops"].get<double>() * 1e12 / last["tps"].get<double>();
+    EXPECT_LT(flops, 0.99 * config::model_config(config(run)).flops_per_token(32)) << run;
+    return flops;
+  }
   static std::vector<Layout> layouts() {
     const auto with = [](std::vector<std::string> keys, const std::vector<std::string>& more) {
       keys.insert(keys.end(), more.begin(), more.end());
@@ -76,12 +83,14 @@ TEST_F(TrainerDocumentsTest, EveryLayoutHasTheLossesOfOneRank) {
     const double validation = result_.validation_loss.value();
     ASSERT_EQ(expected.size(), 12U);
     EXPECT_LT(expected.back(), expected.front() - 0.5);
+    const double flops = flops_per_token(kind);
     for (const Layout& layout : layouts()) {
       if (kind == "separate" && !of_separate.contains(layout.name)) continue;
       SCOPED_TRACE(kind + ", " + layout.name);
       const std::string run = kind + " " + layout.name;
       train(config_of(layout, run, keys), layout.ranks);
       expect_same_losses(losses(run), expected);
+      EXPECT_NEAR(flops_per_token(run), flops, 1e-9 * flops);
       EXPECT_NEAR(result_.validation_loss.value(), validation, kLossTolerance * validation);
     }
   }

@@ -106,6 +106,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   outcome.totals = exchange({.loss = loss,
                              .mean_loss = mean_loss(loss, pass.label_count, pass.global_label_count),
                              .label_count = pass.label_count,
+                             .pairs = pass.pairs,
                              .data_seconds = pass.data_seconds,
                              .wall_seconds = std::chrono::duration<double>(told - begin).count() + tail_seconds_},
                             comm, *context_.world);
@@ -127,6 +128,7 @@ Trainer::QueuedStep Trainer::queue_step(std::int64_t step) {
           .data_seconds = pass.data_seconds,
           .label_count = pass.label_count,
           .global_label_count = pass.global_label_count,
+          .pairs = pass.pairs,
           .numbers = DeviceReadback(optimizer_step_->queue(step, pass.loss, profiler_.recorder()))};
 }
 
@@ -141,6 +143,7 @@ Trainer::StepOutcome Trainer::await_step(const QueuedStep& queued, bool is_last_
   outcome.totals = exchange({.loss = loss,
                              .mean_loss = mean_loss(loss, queued.label_count, queued.global_label_count),
                              .label_count = queued.label_count,
+                             .pairs = queued.pairs,
                              .data_seconds = queued.data_seconds,
                              .wall_seconds = outcome.seconds},
                             comm_timer_->take(), metrics_group_ && !is_last_queued ? *metrics_group_ : *context_.world);
@@ -161,6 +164,7 @@ bool Trainer::end_step(const StepOutcome& outcome) {
   interval_comm_ += mean_of(outcome.totals.comm_seconds);
   interval_exposed_ += mean_of(outcome.totals.exposed_seconds);
   interval_tokens_ += plan_.global_batch_size * config_.training.seq_len;
+  interval_flops_ += flops_of(outcome);
   if (metrics_logger_) log_step(outcome);
   if (outcome.totals.save_ended) checkpoints_.finish();  // a failed save ends the run here
   if (!std::exchange(has_ended_a_step_, true)) context_.world->mark_started();
@@ -219,11 +223,15 @@ std::string Trainer::advice_on_divergence() const {
                          : "");
 }
 
+double Trainer::flops_of(const StepOutcome& outcome) const {
+  const auto tokens = static_cast<double>(plan_.global_batch_size * config_.training.seq_len);
+  return tokens * model_->model().flops_per_token(outcome.totals.pairs / tokens);
+}
+
 void Trainer::log_step(const StepOutcome& outcome) {
   const std::int64_t step = outcome.step;
   const double device_tokens =
       static_cast<double>(plan_.global_batch_size * config_.training.seq_len) / static_cast<double>(plan_.world_size);
-  const double flops = model_->model().flops_per_token(config_.training.seq_len);
   const bool to_log = step == 1 || step % config_.metrics.log_freq == 0 || step == config_.training.steps;
   StepMetrics metrics{.step = step,
                       .loss = outcome.totals.loss,
@@ -244,7 +252,7 @@ void Trainer::log_step(const StepOutcome& outcome) {
   metrics.sets = data_.dataloader->counts_before(step);
   metrics.loss_scale = outcome.optimizer_step.loss_scale;
   metrics.skipped = !outcome.optimizer_step.stepped;
-  metrics.tflops = metrics.tps * flops / 1e12;
+  metrics.tflops = flops_of(outcome) / static_cast<double>(plan_.world_size) / outcome.seconds / 1e12;
   if (peak_tflops_) metrics.mfu_percent = 100.0 * metrics.tflops / *peak_tflops_;
   metrics_logger_->write_step(metrics, to_log);
   if (metrics.skipped) {
@@ -257,7 +265,7 @@ void Trainer::log_step(const StepOutcome& outcome) {
 
   // The speed in a log line is that of all steps since the previous line.
   const double tps = static_cast<double>(interval_tokens_) / plan_.world_size / interval_seconds_;
-  const double tflops = tps * flops / 1e12;
+  const double tflops = interval_flops_ / plan_.world_size / interval_seconds_ / 1e12;
   const double memory = outcome.totals.memory_gib[0];
   std::optional<report::StepReport::Exposed> exposed;
   if (plan_.world_size > 1) {
@@ -278,6 +286,7 @@ void Trainer::log_step(const StepOutcome& outcome) {
        .exposed = exposed}));
   interval_seconds_ = interval_wall_ = interval_comm_ = interval_exposed_ = 0;
   interval_tokens_ = 0;
+  interval_flops_ = 0;
 }
 
 // Collective. If any rank was asked to stop, all ranks stop.

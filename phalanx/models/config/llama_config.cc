@@ -269,11 +269,11 @@ std::int64_t LlamaConfig::active_parameter_count() const noexcept {
   return count_parameters<std::int64_t>(*this, has_experts() ? experts_per_token : 1);
 }
 
-double LlamaConfig::flops_per_token(std::int64_t seq) const noexcept {
+double LlamaConfig::flops_per_token(double seq) const noexcept {
   const std::int64_t looked_up = (tie_embeddings ? 0 : vocab_size * dim) + (is_gpt2() ? max_seq_len * dim : 0);
   const std::int64_t in_products = active_parameter_count() - looked_up;
   return 6.0 * static_cast<double>(in_products) +
-         12.0 * static_cast<double>(n_layers) * static_cast<double>(n_heads * head_dim()) * static_cast<double>(seq);
+         12.0 * static_cast<double>(n_layers) * static_cast<double>(n_heads * head_dim()) * seq;
 }
 
 LlamaConfig llama_flavor(const std::string& name) {

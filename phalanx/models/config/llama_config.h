@@ -77,8 +77,9 @@ struct LlamaConfig {
   ///   6 N + 12 n_layers n_heads head_dim seq
   /// N: parameters that take part in a token's matrix products: all active ones but the input embedding and learnt
   /// positions (a tied matrix does take part, as output). 12 = (q k^T and p v) x (forward 1, backward 2) x (multiply,
-  /// add). The causal half is not subtracted.
-  double flops_per_token(std::int64_t seq) const noexcept;
+  /// add). The causal half is not subtracted. Where documents share a sequence, `seq` is the mean length of a token's
+  /// document: the sum of squared lengths / tokens.
+  double flops_per_token(double seq) const noexcept;
 
   bool operator==(const LlamaConfig&) const = default;
 
