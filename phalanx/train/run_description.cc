@@ -54,9 +54,11 @@ DescriptionLines describe_run(const RunParts& run) {
                            human_count(static_cast<double>(training.steps * plan.global_batch_size * training.seq_len)),
                            epochs));
   if (run.data.validator) {
-    lines.emplace_back("validation", fmt::format("{} tokens every {} steps, unigram entropy {:.4f}",
-                                                 with_commas(run.data.validator->sample_count() * training.seq_len),
-                                                 run.config.validation.freq, run.data.unigram_entropy.value_or(0)));
+    const auto& entropy = run.data.unigram_entropy;
+    lines.emplace_back(
+        "validation",
+        fmt::format("{} tokens every {} steps{}", with_commas(run.data.validator->sample_count() * training.seq_len),
+                    run.config.validation.freq, entropy ? fmt::format(", unigram entropy {:.4f}", *entropy) : ""));
   }
   lines.emplace_back("folder", run.config.job.dump_folder);
   return lines;

@@ -16,6 +16,7 @@
 #include "phalanx/config/config_reader.h"
 #include "phalanx/config/run_plan.h"
 #include "phalanx/data/token_file.h"
+#include "phalanx/train/inputs/conversation_data.h"
 #include "phalanx/train/inputs/initial_weights.h"
 #include "phalanx/train/inputs/training_files.h"
 
@@ -52,6 +53,10 @@ void check_files(const config::ConfigReading& reading, const std::optional<confi
   check("training.dataset_path", [&] {
     if (!dataset.empty()) require_token_file(dataset);
   });
+  if (!config.sft.conversations.empty() && !config.model.hf_assets_path.empty() &&
+      !reading.wrong_keys.contains("model.hf_assets_path")) {
+    check("sft.conversations", [&] { check_conversations(config); });
+  }
   check("validation.dataset_path", [&] {
     if (config.validation.enable && !config.validation.dataset_path.empty()) {
       require_token_file(config.validation.dataset_path);
