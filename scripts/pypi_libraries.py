@@ -25,14 +25,15 @@ def pip(*arguments):
         skip(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'failed'}")
 
 
-def bring(folder, libraries, without_torch):
+def bring(folder, libraries, without_torch=()):
     """Installs them once, and puts the folder in front of sys.path. No package may bring torch, which takes gigabytes:
     those of the second list, which ask for it, come without what they depend on."""
-    done, wanted = folder / "done", "\n".join(libraries + without_torch)
+    done, wanted = folder / "done", "\n".join([*libraries, *without_torch])
     if not done.exists() or done.read_text() != wanted:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "constraints.txt").write_text("torch<0\n")
         pip("install", "--target", folder, "--upgrade", "--constraint", folder / "constraints.txt", *libraries)
-        pip("install", "--target", folder, "--upgrade", "--no-deps", *without_torch)
+        if without_torch:
+            pip("install", "--target", folder, "--upgrade", "--no-deps", *without_torch)
         done.write_text(wanted)
     sys.path.insert(0, str(folder))

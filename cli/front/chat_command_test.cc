@@ -5,7 +5,9 @@
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "cli/testing/program_fixture.h"
 #include "phalanx/base/file.h"
@@ -146,6 +148,131 @@ TEST_F(ChatCommandTest, AMessageThatIsTooLongIsLeftOut) {
   ASSERT_EQ(chat(std::string(100000, 'x') + "\nquestion 5\n", "--greedy --quiet"), 0) << error_;
   EXPECT_THAT(error_, HasSubstr("the message is left out; /new begins a new conversation"));
   EXPECT_EQ(out_, answer + "\n");
+}
+
+/// Questions with one answer to all of them.
+std::string conversations(int count) {
+  std::string lines;
+  for (int i = 0; i < count; ++i) {
+    lines += R"({"prompt": "question )" + std::to_string(i) + R"(", "completion": "has the answer 5."})" + "\n";
+  }
+  return lines;
+}
+
+std::vector<double> numbers_of(const std::string& metrics, const char* key) {
+  std::vector<double> found;
+  std::istringstream lines(program_testing::contents(metrics));
+  for (std::string line; std::getline(lines, line);) {
+    const auto entry = nlohmann::json::parse(line);
+    if (entry.contains(key)) found.push_back(entry[key]);
+  }
+  return found;
+}
+
+class TuningTest : public ChatCommandTest {
+ protected:
+  static void SetUpTestSuite() {
+    ChatCommandTest::SetUpTestSuite();
+    // A prompt that ends by a line break: no token of an answer reaches into it.
+    replace_file(file("run/hf/chat_template.jinja"),
+                 "{% for m in messages %}{{ m.role + ':\n' + m.content + '<|endoftext|>' }}{% endfor %}"
+                 "{% if add_generation_prompt %}{{ 'assistant:\n' }}{% endif %}");
+  }
+  static std::string config(const std::string& run, const std::string& more = "") {
+    write_file(
+        file("sft.toml"),
+        "[job]\ndump_folder = \"" + file(run) + "\"\n[model]\nflavor = \"hf\"\nhf_assets_path = \"" + file("run/hf") +
+            "\"\n[training]\nseq_len = 64\nlocal_batch_size = 4\nsteps = 40\n" +
+            "[optimizer]\nlr = 3e-3\n[lr_scheduler]\nwarmup_steps = 4\n[checkpoint]\ninitial_load_in_hf = true\n" +
+            "last_save_in_hf = true\n[validation]\nenable = true\nfreq = 20\nfraction = 0.2\n[sft]\n" +
+            "conversations = [\"" + file("chats.jsonl") + "\"]\n" + more);
+    return file("sft.toml");
+  }
+};
+
+TEST_F(TuningTest, AModelTunedOnConversationsAnswersAndStops) {
+  write_file(file("chats.jsonl"), conversations(60));
+  ASSERT_EQ(call("train -n 2 " + config("tuned")), 0) << error_;
+  EXPECT_THAT(error_, AllOf(HasSubstr("conversations, train: 48 conversations"), HasSubstr("%) are trained"),
+                            HasSubstr("conversations, validation: 12 conversations"),
+                            HasSubstr("user:\nquestion 0<|endoftext|>assistant:\n[[has the answer 5.<|endoftext|>]]"),
+                            HasSubstr("labels are trained")));
+  const auto losses = numbers_of(file("tuned/metrics.jsonl"), "loss");
+  ASSERT_EQ(losses.size(), 40U);
+  EXPECT_LT(losses.back(), losses.front() / 8);
+  EXPECT_LT(numbers_of(file("tuned/metrics.jsonl"), "validation_loss").back(), losses.front() / 8);
+  replace_file(file("ask.jsonl"), R"({"messages": [{"role": "user", "content": "question 71"}]})"
+                                  "\n");
+  ASSERT_EQ(call("generate --checkpoint " + file("tuned/hf") + " --chat " + file("ask.jsonl") +
+                 " --greedy --max-new-tokens 60 --quiet"),
+            0)
+      << error_;
+  EXPECT_EQ(nlohmann::json::parse(out_)["completion"], "has the answer 5.");
+  // The same command goes on, from the same token files.
+  ASSERT_EQ(call("train " + file("sft.toml") + " --training.steps 41"), 0) << error_;
+  EXPECT_THAT(error_, HasSubstr("are up to date"));
+  EXPECT_EQ(numbers_of(file("tuned/metrics.jsonl"), "loss").size(), 41U);
+  // Other answers are other data, although their number and length are the same.
+  std::string other = conversations(60);
+  other.replace(other.rfind("answer 5"), 8, "answer 6");
+  replace_file(file("chats.jsonl"), other);
+  EXPECT_EQ(call("train " + file("sft.toml") + " --training.steps 42"), 1);
+  EXPECT_THAT(error_, HasSubstr("the data are not those that the checkpoint's run read"));
+}
+
+TEST_F(TuningTest, EveryLayoutIsVerifiedOnConversations) {
+  replace_file(file("chats.jsonl"), conversations(60));
+  ASSERT_EQ(call("verify -n 2 " + config("verified") +
+                 " --steps 2 --layout dp_replicate=2 --layout dp_shard=2,zero=3 --layout tp=2 --layout pp=2"),
+            0)
+      << error_ << out_;
+  EXPECT_THAT(out_, HasSubstr("4 of 4 layouts right"));
+}
+
+TEST_F(TuningTest, ConversationsThatCannotBeTrainedOnAreOneError) {
+  const auto refused = [&](const std::string& more, const std::string& flags = "") {
+    return call("train -n 2 " + config("refused", more) + " " + flags);
+  };
+  replace_file(file("chats.jsonl"), conversations(5) + "{\"messages\": [{\"role\": \"user\"}]}\n" + conversations(5));
+  EXPECT_EQ(refused(""), 1);
+  EXPECT_EQ(program_testing::count(error_, "chats.jsonl, line 6: message 1 has no \"content\""), 1) << error_;
+  EXPECT_EQ(refused("skip_malformed = true\n", "--training.steps 1 --checkpoint.no-last_save_in_hf"), 0) << error_;
+  EXPECT_THAT(error_, HasSubstr("1 skipped, the first because of"));
+  EXPECT_EQ(refused("chat_template = \"rag\"\n"), 1);
+  EXPECT_THAT(error_, HasSubstr("no chat template named 'rag'"));
+  replace_file(file("chats.jsonl"), R"({"messages": [{"role": "user", "content": "x"}]})");
+  EXPECT_EQ(refused("", "--validation.no-enable"), 1);
+  EXPECT_THAT(error_, AllOf(HasSubstr("0 % of the tokens for"), HasSubstr("chats.jsonl, line 1")));
+  EXPECT_EQ(call("train " + config("refused") + " --sft.conversations " + file("none.jsonl")), 1);
+  EXPECT_THAT(error_, HasSubstr("[sft] conversations: '" + file("none.jsonl") + "' does not exist"));
+  EXPECT_FALSE(std::filesystem::exists(file("refused/sft/unfinished/train.bin")));
+}
+
+TEST_F(TuningTest, TokenizeWritesTheTokenFilesOfConversations) {
+  replace_file(file("chats.jsonl"), conversations(40));
+  const std::string rest = " --tokenizer " + file("run/hf") + " --output " + file("chat-tokens") + " --quiet";
+  ASSERT_EQ(call("tokenize --chat " + file("chats.jsonl") + rest + " --validation-fraction 0.25"), 0) << error_;
+  EXPECT_THAT(out_,
+              AllOf(HasSubstr("chat-tokens.bin: 30 conversations"), HasSubstr("-validation.bin: 10 conversations"),
+                    HasSubstr("assistant:\n[[has the answer 5.<|endoftext|>]]")));
+  ASSERT_EQ(
+      call("train " + file("run.toml") + " --job.dump_folder " + file("from-tokens") + " --training.dataset_path " +
+           file("chat-tokens") + " --training.attn_mask_type block_causal --training.packing best_fit"),
+      0)
+      << error_;
+  EXPECT_THAT(error_, HasSubstr("labels are trained"));
+  EXPECT_EQ(call("tokenize --chat " + file("chats.jsonl") + rest), 1);
+  EXPECT_THAT(error_, HasSubstr("chat-tokens.mask"));
+  ASSERT_EQ(call("tokenize --chat " + file("chats.jsonl") + rest + " --force --max-tokens 20 --leave-out-longer"), 1);
+  EXPECT_THAT(error_, HasSubstr("longer than 20 tokens"));
+  const auto wrong = [&](const std::string& arguments) {
+    EXPECT_EQ(call("tokenize " + arguments), 2) << arguments;
+    return error_;
+  };
+  EXPECT_THAT(wrong("--chat a.jsonl --tokenizer b --output c --field text"), HasSubstr("--field is of texts"));
+  EXPECT_THAT(wrong("a.txt --tokenizer b --output c --max-tokens 5"), HasSubstr("--max-tokens is of conversations"));
+  EXPECT_THAT(wrong("--chat a.jsonl --tokenizer b"), HasSubstr("--output PREFIX is missing"));
+  EXPECT_THAT(wrong("--chat a.jsonl --tokenizer b --output c --leave-out-longer"), HasSubstr("needs --max-tokens"));
 }
 
 }  // namespace

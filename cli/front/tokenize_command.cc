@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cli/front/show_tokens.h"
+#include "cli/front/tokenize_chats.h"
 #include "cli/parse_options.h"
 #include "phalanx/base/byte_order_mark.h"
 #include "phalanx/base/cpu.h"
@@ -35,6 +36,7 @@ namespace phalanx::cli {
 
 const std::string_view kTokenizeHelp =
     R"(usage: phalanx tokenize INPUT... --tokenizer FILE [--vocab-size N] [--output PREFIX] [options]
+       phalanx tokenize --chat FILE... --tokenizer MODEL --output PREFIX [options]
        phalanx tokenize --show TEXT --tokenizer FILE
 
 Trains a byte-level BPE tokenizer on texts, turns texts into token files for training, or both at once.
@@ -60,6 +62,13 @@ end-of-text token.
                              about 40 bytes of memory a text
   --histogram                print how long the documents are
   --threads N                that encode (default: all cores); the files are the same for every number
+  --chat                     the inputs are files of conversations, JSON lines (docs/sft.md): each becomes a document by
+                             the chat template in the folder of --tokenizer, and PREFIX.mask says which of its tokens,
+                             the assistant's, are trained
+  --chat-template NAME       of several chat templates
+  --max-tokens N             take a conversation's first N tokens
+  --leave-out-longer         with --max-tokens: leave longer ones out
+  --skip-malformed           leave out records that are malformed or that the template refuses; else they are an error
   --show TEXT                print the ids and tokens of this text, and nothing else
   --quiet                    no progress
 
@@ -72,6 +81,10 @@ Encode JSON lines with a tokenizer that exists, and what another program writes:
 
   phalanx tokenize "c4/*.jsonl.gz" --tokenizer gpt2/tokenizer.json --output data/c4
   zstdcat pile.jsonl.zst | phalanx tokenize - --tokenizer gpt2/tokenizer.json --output data/pile
+
+Conversations of a chat model, a twentieth for validation:
+
+  phalanx tokenize --chat chats.jsonl --tokenizer SmolLM2-135M-Instruct --output data/chats --validation-fraction 0.05
 
 Encode text files:
 
@@ -96,6 +109,11 @@ struct TokenizeArguments {
   bool deduplicate = false;
   bool histogram = false;
   std::int64_t threads = 0;  // 0: all cores
+  bool chat = false;
+  std::string chat_template;
+  std::optional<std::int64_t> max_tokens;
+  bool leave_out_longer = false;
+  bool skip_malformed = false;
   std::optional<std::string> show;
   bool force = false;
   bool quiet = false;
@@ -119,6 +137,11 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   app.add_flag("--deduplicate", parsed.deduplicate);
   app.add_flag("--histogram", parsed.histogram);
   const auto* const threads = app.add_option("--threads", parsed.threads);
+  const auto* const chat = app.add_flag("--chat", parsed.chat);
+  const std::vector<const CLI::Option*> of_chat{app.add_option("--chat-template", parsed.chat_template),
+                                                app.add_option("--max-tokens", parsed.max_tokens),
+                                                app.add_flag("--leave-out-longer", parsed.leave_out_longer),
+                                                app.add_flag("--skip-malformed", parsed.skip_malformed)};
   const auto* const show = app.add_option("--show", parsed.show);
   app.add_flag("--force", parsed.force);
   const auto* const quiet = app.add_flag("--quiet,-q", parsed.quiet);
@@ -134,6 +157,26 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
     }
     return parsed;
   }
+  for (const CLI::Option* option : app.get_options()) {
+    const bool is_of_text = option->get_name() == "--vocab-size" || option->get_name() == "--field" ||
+                            option->get_name() == "--format" || option->get_name() == "--extensions" ||
+                            option->get_name() == "--exclude" || option->get_name() == "--min-frequency" ||
+                            option->get_name() == "--no-end-of-text" || option->get_name() == "--deduplicate" ||
+                            option->get_name() == "--histogram" || option->get_name() == "--threads";
+    if (option->count() == 0) continue;
+    if (parsed.chat && is_of_text) {
+      throw UsageError(fmt::format("{} is of texts and has no meaning beside --chat: remove it", option->get_name()));
+    }
+    if (!parsed.chat && std::ranges::find(of_chat, option) != of_chat.end()) {
+      throw UsageError(
+          fmt::format("{} is of conversations: give {} too, or remove it", option->get_name(), chat->get_name()));
+    }
+  }
+  if (parsed.leave_out_longer && !parsed.max_tokens) {
+    throw UsageError("--leave-out-longer needs --max-tokens N: longer than what?");
+  }
+  if (parsed.max_tokens) require_range("--max-tokens", *parsed.max_tokens, 2);
+  if (parsed.chat && parsed.output.empty()) throw UsageError("--output PREFIX is missing: the token files to write");
   if (parsed.inputs.empty()) throw UsageError("expected at least one input: a file, a directory or a pattern");
   if (parsed.tokenizer.empty()) {
     throw UsageError("--tokenizer FILE is missing: the tokenizer.json to write (with --vocab-size) or to read");
@@ -184,6 +227,11 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   return parsed;
 }
 
+/// Those of a token file; the mask is there only for conversations.
+std::vector<std::string> files_of(const std::string& prefix) {
+  return {prefix + ".bin", prefix + ".idx", prefix + ".json", prefix + ".mask"};
+}
+
 std::vector<std::string> output_prefixes(const TokenizeArguments& arguments) {
   std::vector<std::string> prefixes;
   if (arguments.output.empty()) return prefixes;
@@ -204,6 +252,17 @@ std::optional<std::string> set_aside_before(const TokenizeArguments& arguments) 
   } catch (const Error&) {
     return std::nullopt;
   }
+}
+
+/// Removes what set_aside_before() names.
+void drop_set_aside(const TokenizeArguments& arguments) {
+  const auto before = set_aside_before(arguments);
+  if (!before) return;
+  for (const std::string& path : files_of(*before)) std::filesystem::remove(path);
+  log::warn(
+      fmt::format("{0}.bin, .idx and .json are removed: they were set aside of {1}.bin, of which they become a "
+                  "part now (--validation-fraction sets text aside)",
+                  *before, arguments.output));
 }
 
 /// Checks the outputs before any work. Hours of encoding must not end with an error about an existing file, or destroy
@@ -227,7 +286,7 @@ void check_outputs(const TokenizeArguments& arguments) {
     return std::filesystem::weakly_canonical(path, error).string();
   };
   for (const std::string& prefix : output_prefixes(arguments)) {
-    for (const std::string& path : {prefix + ".bin", prefix + ".idx", prefix + ".json"}) {
+    for (const std::string& path : files_of(prefix)) {
       look(path);
       for (const std::string& input : arguments.inputs) {
         if (place(input) == place(path)) {
@@ -283,7 +342,7 @@ std::string keep_standard_input(const TempDirectory& folder) {
 /// second name.
 void refuse_output_among(const std::vector<data::Document>& documents, const TokenizeArguments& arguments) {
   for (const std::string& prefix : output_prefixes(arguments)) {
-    for (const std::string& path : {prefix + ".bin", prefix + ".idx", prefix + ".json"}) {
+    for (const std::string& path : files_of(prefix)) {
       std::error_code error;
       if (!std::filesystem::exists(path, error)) continue;
       for (const data::Document& document : documents) {
@@ -408,6 +467,20 @@ int tokenize_command(const Arguments& arguments) {
     fmt::print("{}", shown_tokens(data::BpeTokenizer::load(parsed.tokenizer), *parsed.show));
     return 0;
   }
+  if (parsed.chat) {
+    check_outputs(parsed);
+    const OwnerLocks locks = locks_of_outputs(parsed);
+    drop_set_aside(parsed);
+    return tokenize_chats({.inputs = parsed.inputs,
+                           .model = parsed.tokenizer,
+                           .chat_template = parsed.chat_template,
+                           .output = parsed.output,
+                           .validation_fraction = parsed.validation_fraction,
+                           .max_tokens = parsed.max_tokens.value_or(0),
+                           .leave_out_longer = parsed.leave_out_longer,
+                           .skip_malformed = parsed.skip_malformed,
+                           .quiet = parsed.quiet});
+  }
   // Load it before the corpus is read: a missing or malformed tokenizer should fail without a scan of the corpus.
   check_outputs(parsed);
   const OwnerLocks locks = locks_of_outputs(parsed);
@@ -445,13 +518,7 @@ int tokenize_command(const Arguments& arguments) {
   const data::CorpusSplit split = data::split_corpus(listing.documents, parsed.validation_fraction);
   if (!tokenizer) tokenizer = train_and_save(parsed, split.train);
   if (parsed.output.empty()) return 0;
-  if (const auto before = set_aside_before(parsed)) {
-    for (const char* end : {".json", ".idx", ".bin"}) std::filesystem::remove(*before + end);
-    log::warn(
-        fmt::format("{0}.bin, .idx and .json are removed: they were set aside of {1}.bin, of which they become a "
-                    "part now (--validation-fraction sets text aside)",
-                    *before, parsed.output));
-  }
+  drop_set_aside(parsed);
   // Write the smaller part first. If it has no text, nothing has been written yet.
   std::string set_aside;
   data::SeenTexts seen_texts;

@@ -13,6 +13,7 @@
 #include "phalanx/base/log.h"
 #include "phalanx/config/run_identity.h"
 #include "phalanx/launch/process_context.h"
+#include "phalanx/train/conversation_files.h"
 #include "phalanx/train/rank_agreement.h"
 #include "phalanx/verify/layout_report.h"
 
@@ -56,7 +57,7 @@ void verify(const config::NamedLayout& layout, const VerifyArguments& arguments,
   std::string finding;
   if (group) {
     const verify::LayoutCheck check =
-        verify::check_layout(layout.config, {.world = group, .device = process.device},
+        verify::check_layout(train::config_of_data(layout.config, group), {.world = group, .device = process.device},
                              {.steps = arguments.steps, .tolerance = tolerance_of(arguments)});
     if (check.finding) finding = check.finding->text();
     if (rank == 0) {

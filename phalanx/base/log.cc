@@ -89,6 +89,9 @@ void disable_colors() {
     static_cast<spdlog::sinks::stderr_color_sink_mt&>(*sink).set_color_mode(spdlog::color_mode::never);
   }
 }
+bool has_colors() {
+  return static_cast<spdlog::sinks::stderr_color_sink_mt&>(*logger().sinks().front()).should_color();
+}
 void set_process_rank(int rank, int world_size) {
   process_rank = rank;
   process_world_size = world_size;

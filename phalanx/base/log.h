@@ -25,6 +25,8 @@ void error(std::string_view message);
 void set_level(Level level);
 /// Switches colours off, also on a terminal. If NO_COLOR is set (no-color.org), they are off from the start.
 void disable_colors();
+/// Whether lines have colours: on a terminal, unless they are switched off.
+bool has_colors();
 void set_process_rank(int rank, int world_size);
 void set_thread_rank(int rank, int world_size);
 

@@ -177,6 +177,14 @@ struct TrainConfig {
     std::int64_t steps = -1;
   } validation;
 
+  struct Sft {
+    std::vector<std::string> conversations;             // empty: no fine-tuning on conversations
+    std::vector<std::string> validation_conversations;  // empty: validation.fraction of the conversations
+    std::string chat_template;
+    std::string too_long = "cut";
+    bool skip_malformed = false;
+  } sft;
+
   struct Memory {
     bool check = true;
   } memory;

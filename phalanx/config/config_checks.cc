@@ -25,6 +25,59 @@ void take_token_budget(std::string_view tokens_name, std::int64_t& tokens, std::
   tokens = -1;
 }
 
+/// [sft] with the sections that it takes the place of.
+template <class Check>
+void check_conversations(const TrainConfig& config, const Check& check) {
+  const auto& sft = config.sft;
+  if (sft.conversations.empty()) {
+    const char* set = !sft.validation_conversations.empty() ? "validation_conversations"
+                      : !sft.chat_template.empty()          ? "chat_template"
+                      : sft.skip_malformed                  ? "skip_malformed"
+                                                            : nullptr;
+    check({"sft.conversations"}, [&] {
+      if (set == nullptr) return;
+      throw ConfigError(fmt::format("[sft] {} is set, but conversations, the files to train on, is not", set));
+    });
+    return;
+  }
+  const auto replaced = [&](const char* key, const char* label, const std::string& path, const char* by) {
+    check({key}, [&] {
+      if (path.empty()) return;
+      throw ConfigError(fmt::format(
+          "{} is set beside [sft] conversations: expected one of them; the token files of conversations are made by "
+          "the run ({})",
+          label, by));
+    });
+  };
+  replaced("training.dataset_path", "[training] dataset_path", config.training.dataset_path, "remove dataset_path");
+  replaced("validation.dataset_path", "[validation] dataset_path", config.validation.dataset_path,
+           "name held-out conversations as [sft] validation_conversations");
+  const auto first_of = [](const Datasets& sets) { return sets.empty() ? "" : sets.front().path; };
+  replaced("training.datasets", "[[training.datasets]]", first_of(config.training.datasets), "remove the data sets");
+  replaced("validation.datasets", "[[validation.datasets]]", first_of(config.validation.datasets),
+           "name held-out conversations as [sft] validation_conversations");
+  replaced("stream.paths", "[stream] paths", config.stream.paths.empty() ? "" : config.stream.paths.front(),
+           "remove paths");
+  check({"training.packing", "training.attn_mask_type"}, [&] {
+    if (config.training.packing == "best_fit" && config.training.attn_mask_type == "block_causal") return;
+    throw ConfigError(fmt::format(
+        "[training] packing is \"{}\" and attn_mask_type \"{}\", but [sft] trains on whole conversations that do not "
+        "see each other: expected \"best_fit\" and \"block_causal\", which are the defaults beside [sft]; remove the "
+        "two keys",
+        config.training.packing, config.training.attn_mask_type));
+  });
+  check({"model.hf_assets_path"}, [&] {
+    if (!config.model.hf_assets_path.empty()) return;
+    throw ConfigError(
+        "[sft] conversations is set, but [model] hf_assets_path (the folder of the model's tokenizer and chat "
+        "template) is not");
+  });
+  check({"validation.enable"}, [&] {
+    if (sft.validation_conversations.empty() || config.validation.enable) return;
+    throw ConfigError("[sft] validation_conversations is set, but [validation] enable is not");
+  });
+}
+
 }  // namespace
 
 void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong_keys, ConfigProblems& problems) {
@@ -155,6 +208,7 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
         "see "
         "each other; set attn_mask_type = \"block_causal\"");
   });
+  check_conversations(config, check);
   check({"lora.rank", "lora.initial_adapter"}, [&] {
     const bool has_base = config.checkpoint.initial_load_in_hf || !config.checkpoint.initial_load_path.empty();
     if (config.lora.initial_adapter.empty() || (config.lora.rank > 0 && has_base)) return;
@@ -166,7 +220,7 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
   });
   check({"validation.dataset_path", "validation.datasets", "validation.fraction"}, [&] {
     if (!validation.enable || !validation.dataset_path.empty() || !validation.datasets.empty() ||
-        validation.fraction != 0) {
+        validation.fraction != 0 || !config.sft.validation_conversations.empty()) {
       return;
     }
     throw ConfigError("[validation] is enabled, but fraction is 0 and dataset_path is not set: nothing is held out");
@@ -228,10 +282,10 @@ void require_dump_folder(const TrainConfig& config) {
 }
 
 void require_dataset(const TrainConfig& config) {
-  if (!training_datasets(config).empty() || !config.stream.paths.empty()) return;
+  if (!training_datasets(config).empty() || !config.stream.paths.empty() || !config.sft.conversations.empty()) return;
   throw ConfigError(
       "[training] dataset_path is not set: expected a token file; `phalanx tokenize` makes one; or [stream] paths, for "
-      "texts");
+      "texts, or [sft] conversations");
 }
 
 }  // namespace phalanx::config

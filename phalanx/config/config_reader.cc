@@ -287,6 +287,13 @@ class Reader {
     }
   }
 
+  /// Called after the flags. What is trained on conversations has other defaults.
+  void take_defaults_of_conversations() {
+    if (config_.sft.conversations.empty()) return;
+    if (!assigned_.contains("training.attn_mask_type")) config_.training.attn_mask_type = "block_causal";
+    if (!assigned_.contains("training.packing")) config_.training.packing = "best_fit";
+  }
+
   /// Called after the flags, which may switch a section on. Keys of sections that are off are not read; a note says so.
   void conclude(std::vector<std::string>& notes) {
     std::vector<std::string> not_read;
@@ -489,13 +496,14 @@ class Reader {
       throw ConfigError(fmt::format("{}: {} sets {} again, after {}", given.where, key_label(section, name),
                                     key_label(key->section, key->name), before->second));
     }
+    assigned_.insert(fmt::format("{}.{}", key->section, key->name));
     assign(config_, *key, std::move(given));
   }
 
   TrainConfig& config_;
   ConfigProblems& problems_;
   std::map<const Key*, std::string> given_;
-  std::set<std::string> wrong_keys_;
+  std::set<std::string> wrong_keys_, assigned_;
   std::vector<IdleKey> idle_;
   std::set<std::string> said_off_;
   std::optional<SequenceLength> sequence_;
@@ -547,6 +555,7 @@ std::set<std::string> read_keys(TrainConfig& config, std::string_view toml, cons
   if (const Preset* preset = take_preset_flag(overrides)) reader.take_preset(*preset);
   reader.read_file(toml, source);
   reader.read_flags(overrides);
+  reader.take_defaults_of_conversations();
   reader.conclude(notes);
   return reader.wrong_keys();
 }

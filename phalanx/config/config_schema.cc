@@ -458,6 +458,28 @@ const std::vector<Key>& known_keys() {
       {"validation", "steps", at<&C::validation, &C::Validation::steps>,
        "Batches of one validation. -1: all held-out tokens.", -1, kAny},
 
+      {"sft", "conversations", at<&C::sft, &C::Sft::conversations>,
+       "Files of conversations (JSON lines) to train on, in place of training.dataset_path: what the assistant says in "
+       "them (docs/sft.md). training.packing is best_fit and attn_mask_type block_causal then. On the command line "
+       "separated by commas."},
+      {"sft", "validation_conversations", at<&C::sft, &C::Sft::validation_conversations>,
+       "With validation.enable: files of conversations to validate on. Empty: validation.fraction of "
+       "sft.conversations, which is then not trained on."},
+      {"sft", "chat_template", at<&C::sft, &C::Sft::chat_template>,
+       "Which of the chat templates of model.hf_assets_path, where it has several by name. Empty: its default, and "
+       "tool_use for conversations with tools."},
+      {"sft",
+       "too_long",
+       at<&C::sft, &C::Sft::too_long>,
+       "What becomes of a conversation of more than seq_len + 1 tokens: cut takes so many from its start, leave_out "
+       "none. How many is said.",
+       -kAny,
+       kAny,
+       {"cut", "leave_out"}},
+      {"sft", "skip_malformed", at<&C::sft, &C::Sft::skip_malformed>,
+       "Leave out records that are malformed or that the chat template refuses; how many is said, and the first. Off: "
+       "they are an error, with file, line and reason."},
+
       {"memory", "check", at<&C::memory, &C::Memory::check>,
        "Refuse a run whose predicted memory does not fit into what the limits of the process, its cgroup, the machine "
        "or the card leave, before anything is allocated."},

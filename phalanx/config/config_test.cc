@@ -86,6 +86,30 @@ TEST(Config, PrintedConfigurationReadsBackTheSame) {
   EXPECT_EQ(again.training.global_batch_size, 16);
 }
 
+TEST(Config, ConversationsTakeThePlaceOfTokenFiles) {
+  const std::string sft = "[sft]\nconversations = [\"a.jsonl\"]\n[model]\nhf_assets_path = \"m\"\n";
+  const TrainConfig config = parse(sft);
+  EXPECT_EQ(config.training.packing, "best_fit");
+  EXPECT_EQ(config.training.attn_mask_type, "block_causal");
+  EXPECT_EQ(print_config(parse(print_config(config))), print_config(config));
+  EXPECT_EQ(parse(sft, {"--sft.conversations=a.jsonl,b.jsonl"}).sft.conversations,
+            (std::vector<std::string>{"a.jsonl", "b.jsonl"}));
+  EXPECT_EQ(parse("").training.packing, "none");
+  EXPECT_THAT(refusal(sft + "[training]\npacking = \"none\"\n"),
+              AllOf(HasSubstr("packing is \"none\""), HasSubstr("remove the two keys")));
+  EXPECT_THAT(refusal(sft + "[training]\nattn_mask_type = \"causal\"\n"), HasSubstr("attn_mask_type \"causal\""));
+  EXPECT_THAT(refusal(sft + "[training]\ndataset_path = \"x\"\n"),
+              HasSubstr("[training] dataset_path is set beside [sft] conversations"));
+  EXPECT_THAT(refusal(sft + "[validation]\nenable = true\ndataset_path = \"x\"\n"),
+              HasSubstr("[sft] validation_conversations"));
+  EXPECT_THAT(refusal("[sft]\nconversations = [\"a.jsonl\"]\n"), HasSubstr("[model] hf_assets_path"));
+  EXPECT_THAT(refusal("[sft]\nchat_template = \"rag\"\n"), HasSubstr("chat_template is set, but conversations"));
+  EXPECT_THAT(refusal(sft, {"--sft.validation_conversations=b.jsonl"}), HasSubstr("but [validation] enable is not"));
+  EXPECT_THAT(refusal(sft, {"--sft.too_long=drop"}), HasSubstr("\"leave_out\""));
+  const std::string held_out = "--sft.validation_conversations=b.jsonl";
+  EXPECT_EQ(refusal(sft, {held_out, "--validation.enable", "--validation.fraction=0"}), "");
+}
+
 TEST(Config, StopSignalsAreNamedAndAreSignalsThatMayMeanToStop) {
   EXPECT_THAT(stop_signals(parse("")), ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU));
   EXPECT_THAT(stop_signals(parse("", {"--checkpoint.stop_signals=SIGUSR1,SIGTERM"})), ElementsAre(SIGUSR1, SIGTERM));

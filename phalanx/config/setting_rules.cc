@@ -145,6 +145,12 @@ const std::vector<SettingRule>& setting_rules() {
       {"validation", "freq", silent, shown},
       {"validation", "steps", said},
 
+      {"sft", "conversations", said, {}, AcrossRanks::free},  // data are compared by content, also the next two
+      {"sft", "validation_conversations", said, {}, AcrossRanks::free},
+      {"sft", "chat_template", said},
+      {"sft", "too_long", said},
+      {"sft", "skip_malformed", said},
+
       {"memory", "check", silent, "refuses or does not; changes no number"},
 
       {"debug", "seed", elsewhere, "part of the data's description, where they are shuffled"},

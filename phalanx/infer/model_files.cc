@@ -48,16 +48,6 @@ void look_for_tokenizer(ModelFiles& files, const std::vector<std::filesystem::pa
   }
 }
 
-/// A model that was trained for chats ends its turn with another token than its texts. So generation_config.json comes
-/// first.
-void take_end_tokens(ModelFiles& files, const std::filesystem::path& folder) {
-  for (const char* name : {"generation_config.json", "config.json"}) {
-    const auto file = folder / name;
-    if (!files.end_tokens.empty() || !is_file(file)) continue;
-    files.end_tokens = models::hf_end_tokens(read_file(file, models::kMaxHfConfigBytes), file.string());
-  }
-}
-
 ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   ModelFiles files{.weights = path, .hugging_face = true};
   const auto config = path / "config.json";
@@ -65,7 +55,7 @@ ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   files.config = models::llama_config_from_hf(text, config.string());
   files.not_honoured = models::hf_unsupported(text, config.string());
   look_for_tokenizer(files, {path});
-  take_end_tokens(files, path);
+  files.end_tokens = models::hf_end_tokens_in(path);
   for (const std::int64_t token : files.end_tokens) {
     if (token < files.config.vocab_size) continue;
     if (!files.not_honoured.empty()) files.not_honoured += "; ";
@@ -108,7 +98,8 @@ ModelFiles find_model(const std::filesystem::path& path) {
   const JsonReader<CheckpointError> read(metadata, where + ": metadata");
   if (const auto assets = read.get_or<std::string>("hf_assets_path", ""); !assets.empty()) folders.emplace_back(assets);
   look_for_tokenizer(files, folders);
-  if (files.tokenizer) take_end_tokens(files, std::filesystem::path(*files.tokenizer).parent_path());
+  if (files.tokenizer)
+    files.end_tokens = models::hf_end_tokens_in(std::filesystem::path(*files.tokenizer).parent_path());
   files.tokenizer_fingerprint = tokenizer_in_metadata(reader.manifest().metadata);
   files.document_end = document_end_in_metadata(reader.manifest().metadata);
   return files;

@@ -1,5 +1,6 @@
 #include "phalanx/train/first_rank.h"
 
+#include <chrono>
 #include <exception>
 #include <string>
 
@@ -23,6 +24,40 @@ void on_first_rank(Communicator& world, const std::function<void()>& work) {
   note = world.broadcast_bytes(note);
   if (failure) std::rethrow_exception(failure);
   if (!note.empty()) throw_serialized_error(note);
+}
+
+std::string from_first_rank(Communicator& world,
+                            const std::function<std::string(const std::function<void()>& still_working)>& work) {
+  constexpr char kWorking = 'w', kDone = 'd', kFailed = 'f';
+  constexpr std::chrono::milliseconds kBetweenSigns{250};
+  if (world.rank() != 0) {
+    while (true) {
+      const std::string message = world.broadcast_bytes("");
+      if (message.front() == kFailed) throw_serialized_error(message.substr(1));
+      if (message.front() == kDone) return message.substr(1);
+    }
+  }
+  bool are_ranks_lost = false;
+  auto last_sign = std::chrono::steady_clock::now();
+  const auto still_working = [&] {
+    if (std::chrono::steady_clock::now() - last_sign < kBetweenSigns) return;
+    are_ranks_lost = true;  // unless the next line returns
+    world.broadcast_bytes(std::string(1, kWorking));
+    are_ranks_lost = false;
+    last_sign = std::chrono::steady_clock::now();
+  };
+  std::string message;
+  std::exception_ptr failure;
+  try {
+    message = kDone + work(still_working);
+  } catch (const std::exception& error) {
+    if (are_ranks_lost) throw;
+    failure = std::current_exception();
+    message = kFailed + serialize_error(error);
+  }
+  world.broadcast_bytes(message);
+  if (failure) std::rethrow_exception(failure);
+  return message.substr(1);
 }
 
 void on_every_rank(const std::shared_ptr<Communicator>& world, const std::function<void()>& work) {

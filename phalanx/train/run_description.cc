@@ -70,10 +70,12 @@ DescriptionLines describe_run(const RunParts& run) {
   if (run.data.validator) {
     const std::string sets =
         run.data.validator->set_count() > 1 ? fmt::format(" of {} data sets", run.data.validator->set_count()) : "";
+    const auto& entropy = run.data.unigram_entropy;
     lines.emplace_back("validation",
-                       fmt::format("{} tokens{} every {} steps, unigram entropy {:.4f}",
+                       fmt::format("{} tokens{} every {} steps{}",
                                    with_commas(run.data.validator->sample_count() * training.seq_len), sets,
-                                   run.config.validation.freq, run.data.unigram_entropy.value_or(0)));
+                                   run.config.validation.freq,
+                                   entropy ? fmt::format(", unigram entropy {:.4f}", *entropy) : ""));
   }
   lines.emplace_back("folder", run.config.job.dump_folder);
   return lines;

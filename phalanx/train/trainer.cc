@@ -24,6 +24,7 @@
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
 #include "phalanx/launch/libtorch_version.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/train/conversation_files.h"
 #include "phalanx/train/finite_weights.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/hf_export.h"
@@ -81,8 +82,12 @@ Trainer::Trainer(config::TrainConfig config, TrainerContext context)
   on_every_rank(context_.world, [&] {
     model = config::model_config(config_);  // wrong dimensions are an error before anything is read or written
     frozen_parameters(config_, model);      // and so are wrong names
-    data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
   });
+  const config::TrainConfig reads =
+      config_of_data(config_, context_.world,
+                     {.log_info = [this](const std::string& line) { log_info(line); }, .quiet = context_.quiet});
+  on_every_rank(context_.world,
+                [&] { data_ = open_training_data(reads, plan_, context_.device, context_.world->rank()); });
   for (const std::string& line : data_.lines) log_info(line);
   identity_ = config::run_identity({.config = config_,
                                     .plan = plan_,

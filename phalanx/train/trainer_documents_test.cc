@@ -17,17 +17,24 @@ class TrainerDocumentsTest : public TrainerTest {
  protected:
   TrainerDocumentsTest() {
     // Lengths from 1 to 61; one document in thirty is longer than a sequence of 32.
-    data::TokenFileWriter writer(path("documents"), {.vocab_size = 512});
+    data::TokenFileWriter writer(path("documents"), {.vocab_size = 512}),
+        with_mask(path("masked"), {.vocab_size = 512, .has_mask = true});
     std::uint32_t state = 7;
     for (std::size_t at = 0; at < tokens_.size();) {
       state = state * 1664525U + 1013904223U;
       const std::size_t length = 1 + (state >> 24U) % ((state >> 8U) % 30 == 0 ? 61 : 23);
       const std::size_t end = std::min(at + length, tokens_.size());
-      writer.add_document(std::vector<std::int32_t>(tokens_.begin() + static_cast<std::ptrdiff_t>(at),
-                                                    tokens_.begin() + static_cast<std::ptrdiff_t>(end)));
+      const std::vector<std::int32_t> ids(tokens_.begin() + static_cast<std::ptrdiff_t>(at),
+                                          tokens_.begin() + static_cast<std::ptrdiff_t>(end));
+      writer.add_document(ids);
+      // Of some documents the end is trained, of some all, of some nothing.
+      std::vector<std::uint8_t> is_trained(ids.size(), 0);
+      for (std::size_t i = at % 4 * ids.size() / 4; i < ids.size() && at % 5 != 0; ++i) is_trained[i] = 1;
+      with_mask.add_document(ids, is_trained);
       at = end;
     }
     writer.finish();
+    with_mask.finish();
   }
   std::vector<std::string> separate(std::vector<std::string> more = {}) const {
     more.insert(more.begin(),
@@ -44,6 +51,10 @@ class TrainerDocumentsTest : public TrainerTest {
     const double flops = last["tflops"].get<double>() * 1e12 / last["tps"].get<double>();
     EXPECT_LT(flops, 0.99 * config::model_config(config(run)).flops_per_token(32)) << run;
     return flops;
+  }
+  std::vector<std::string> masked(std::vector<std::string> more = {}) const {
+    more.push_back("--training.dataset_path=" + path("masked"));
+    return packed(std::move(more));
   }
   static std::vector<Layout> layouts() {
     const auto with = [](std::vector<std::string> keys, const std::vector<std::string>& more) {
@@ -75,8 +86,14 @@ class TrainerDocumentsTest : public TrainerTest {
 };
 
 TEST_F(TrainerDocumentsTest, EveryLayoutHasTheLossesOfOneRank) {
-  const std::map<std::string, std::vector<std::string>> kinds = {{"packed", packed()}, {"separate", separate()}};
-  const std::set<std::string> of_separate = {"ddp", "zero3", "tp", "pp"};
+  const std::map<std::string, std::vector<std::string>> kinds = {
+      {"packed", packed()},
+      {"separate", separate()},
+      {"masked", masked()},
+      {"masked, separate", masked({"--training.packing=none"})}};
+  const std::set<std::string> of_separate = {"ddp", "zero3", "tp", "pp"},
+                              of_masked = {"ddp accumulated", "zero2 accumulated", "hsdp", "zero3 tp",
+                                           "pp tp",           "pp zero3"};
   for (const auto& [kind, keys] : kinds) {
     train(config_of({"one"}, kind, keys), 1);
     const std::vector<double> expected = losses(kind);
@@ -85,7 +102,8 @@ TEST_F(TrainerDocumentsTest, EveryLayoutHasTheLossesOfOneRank) {
     EXPECT_LT(expected.back(), expected.front() - 0.5);
     const double flops = flops_per_token(kind);
     for (const Layout& layout : layouts()) {
-      if (kind == "separate" && !of_separate.contains(layout.name)) continue;
+      if (kind.ends_with("separate") && !of_separate.contains(layout.name)) continue;
+      if (kind == "masked" && !of_separate.contains(layout.name) && !of_masked.contains(layout.name)) continue;
       SCOPED_TRACE(kind + ", " + layout.name);
       const std::string run = kind + " " + layout.name;
       train(config_of(layout, run, keys), layout.ranks);
@@ -109,6 +127,29 @@ TEST_F(TrainerDocumentsTest, ARunGoesOnWhereItWasWithAnotherNumberOfRanks) {
   // On the same ranks to the bit.
   train(of("bits", 20, 4), 2);
   EXPECT_EQ(train(of("bits", 50, 4), 2), whole);
+}
+
+TEST_F(TrainerDocumentsTest, AMaskedRunGoesOnWithItsMaskAlone) {
+  const auto of = [&](const std::string& run, int steps) {
+    return config(run, masked({fmt::format("--training.steps={}", steps), "--lr_scheduler.decay_ratio=0"}));
+  };
+  const Weights whole = train(of("whole", 20), 2);
+  EXPECT_NE(train(config("all tokens", packed({"--training.steps=20", "--lr_scheduler.decay_ratio=0"})), 2), whole);
+  train(of("parts", 7), 2);
+  EXPECT_EQ(train(of("parts", 20), 2), whole);
+  // The same tokens, of which others are trained.
+  const data::TokenFile file(path("masked"));
+  data::TokenFileWriter writer(path("masked"), {.vocab_size = 512, .has_mask = true});
+  for (std::int64_t i = 0; i < file.document_count(); ++i) {
+    std::vector<std::int64_t> ids(static_cast<std::size_t>(file.document(i).size()));
+    file.read(file.document(i).begin, ids);
+    std::vector<std::uint8_t> is_trained(ids.size(), 0);
+    is_trained.back() = 1;
+    writer.add_document(std::vector<std::int32_t>(ids.begin(), ids.end()), is_trained);
+  }
+  writer.finish();
+  EXPECT_THAT(refusal<CheckpointError>(of("parts", 21), 2),
+              AllOf(HasSubstr("[training] dataset_path"), HasSubstr(", mask ")));
 }
 
 TEST_F(TrainerDocumentsTest, SettingsAndFilesThatDoNotFitAreRefused) {

@@ -250,5 +250,25 @@ TEST(OnFirstRank, TheErrorIsOfOneClassOnAll) {
   EXPECT_THAT(kinds, Each("ConfigError: wrong key"));
 }
 
+TEST(FromFirstRank, TheOthersWaitAsLongAsItWorks) {
+  const CommunicatorOptions options{.first_timeout = std::chrono::milliseconds(1200)};
+  run_local_ranks(
+      3,
+      [](const std::shared_ptr<Communicator>& world) {
+        const std::string result = from_first_rank(*world, [](const std::function<void()>& still_working) {
+          const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2000);
+          while (std::chrono::steady_clock::now() < end) still_working();
+          return std::string("made");
+        });
+        EXPECT_EQ(result, "made");
+      },
+      options);
+  const auto kinds = texts_of_ranks(3, [](const auto& world) {
+    return error_with_kind(
+        [&] { from_first_rank(*world, [](const auto&) -> std::string { throw DataError("chats.jsonl, line 3"); }); });
+  });
+  EXPECT_THAT(kinds, Each("DataError: chats.jsonl, line 3"));
+}
+
 }  // namespace
 }  // namespace phalanx::train

@@ -113,8 +113,9 @@ std::map<std::string, std::string> hf_assets(const std::filesystem::path& assets
   constexpr std::uint64_t kMaxBytes = 256 << 20;
   std::map<std::string, std::string> texts;
   const auto folder = folder_of_assets(assets);
-  for (const char* name : {kTokenizer, kTokenizerConfig, "special_tokens_map.json", "added_tokens.json",
-                           "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja", kGeneration}) {
+  for (const char* name :
+       {kTokenizer, kTokenizerConfig, "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json",
+        "merges.txt", "chat_template.jinja", "chat_template.json", kGeneration}) {
     if (is_file(folder / name)) texts[name] = read_file(folder / name, kMaxBytes);
   }
   return texts;

@@ -140,6 +140,7 @@ class ChatEncoder {
     ++summary_.conversations;
     summary_.trained += trained;
     summary_.answers_without_end += made.answers_without_end;
+    summary_.answers_inside_token += made.answers_inside_token;
   }
 
   std::string nothing_left() const {
@@ -206,6 +207,13 @@ std::string ChatSummary::text() const {
   add(untrained, "without a trained token is left out", "without a trained token are left out");
   add(answers_without_end, "answer ends by no special token: the model does not learn to stop there",
       "answers end by no special token: the model does not learn to stop there");
+  add(answers_inside_token, "answer begins inside a token", "answers begin inside a token");
+  if (answers_inside_token > 0) {
+    made +=
+        " of the prompt: asked by the prompt alone, the model sees other tokens (does the template's generation prompt "
+        "end by "
+        "a space?)";
+  }
   if (skipped > 0) made += fmt::format("; {} skipped, the first because of {}", with_commas(skipped), first_skipped);
   return made;
 }

@@ -36,9 +36,9 @@ struct ChatEncodingOptions {
 struct ChatSummary {
   std::string path;  // of the ids
   std::int64_t conversations = 0, tokens = 0, trained = 0;
-  std::int64_t cut = 0, too_long = 0;  // of more than `longest` tokens: cut, left out
-  std::int64_t untrained = 0;          // left out: without a trained token
-  std::int64_t answers_without_end = 0;
+  std::int64_t cut = 0, too_long = 0;                              // of more than `longest` tokens: cut, left out
+  std::int64_t untrained = 0;                                      // left out: without a trained token
+  std::int64_t answers_without_end = 0, answers_inside_token = 0;  // tokenized_conversation.h
   std::int64_t skipped = 0;
   std::string first_skipped;    // "chats.jsonl, line 3: message 2 has no "content""
   std::string first_untrained;  // "chats.jsonl, line 7"

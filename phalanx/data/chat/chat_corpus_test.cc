@@ -150,6 +150,23 @@ TEST_F(ChatCorpusTest, HeldOutConversationsAreTheOthersAndThreadsChangeNothing) 
   EXPECT_THAT(both, ::testing::UnorderedElementsAreArray(all));
 }
 
+TEST_F(ChatCorpusTest, AnswersThatShareATokenWithThePromptAreSaid) {
+  write("chats.jsonl", line("Hi", "Hello"));
+  EXPECT_EQ(encode().answers_inside_token, 0);
+  BpeTrainer trainer({.vocab_size = 262, .special_tokens = {"<|im_end|>"}});
+  trainer.add("a Hello a Hello a Hello");
+  const BpeTokenizer tokenizer = trainer.train();
+  ASSERT_TRUE(tokenizer.id_of(" Hello"));
+  const ConversationTokenizer spaced{
+      ChatTemplate("{% for m in messages %}{{ m.role + ': ' + m.content + '<|im_end|>' }}{% endfor %}{% if "
+                   "add_generation_prompt %}{{ 'assistant: ' }}{% endif %}",
+                   "test.jinja"),
+      tokenizer};
+  const ChatSummary made = encode_conversations({path("chats.jsonl")}, spaced, path("spaced"));
+  EXPECT_EQ(made.answers_inside_token, 1);
+  EXPECT_THAT(made.text(), HasSubstr("; 1 answer begins inside a token of the prompt"));
+}
+
 TEST_F(ChatCorpusTest, ASampleShowsNoControlCharacters) {
   write("chats.jsonl", line("\\u001b[2J", "é\\u0007"));
   encode();

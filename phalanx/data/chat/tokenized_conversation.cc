@@ -296,7 +296,9 @@ TokenizedConversation ConversationTokenizer::operator()(const Conversation& conv
         std::find_if(first, places.end(), [&](const TextSpan& place) { return place.begin >= answer.end; });
     const auto from = static_cast<std::size_t>(first - places.begin()),
                to = static_cast<std::size_t>(end - places.begin());
-    if (answer.begin < answer.end && from < to) train(made, from, to, has_marks);
+    if (answer.begin == answer.end || from >= to) continue;
+    if (places[from].begin < answer.begin) ++made.answers_inside_token;
+    train(made, from, to, has_marks);
   }
   return made;
 }

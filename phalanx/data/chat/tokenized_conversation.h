@@ -44,6 +44,9 @@ struct TokenizedConversation {
   std::vector<std::uint8_t> is_trained;  // by token, 0 or 1: whether predicting it counts
   /// Answers whose last trained token is no special token: a model would not learn to stop there.
   std::int64_t answers_without_end = 0;
+  /// Answers whose first token begins before them, as the prompt's last character and theirs are one token: the prompt alone,
+  /// with which a model is asked, ends by other tokens.
+  std::int64_t answers_inside_token = 0;
   std::int64_t trained_count() const;
   /// `tokens` with `ignored` for those that are not trained: what a loss takes, before it is shifted.
   std::vector<std::int64_t> labels(std::int64_t ignored = kIgnoredLabel) const;

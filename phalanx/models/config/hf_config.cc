@@ -4,11 +4,14 @@
 
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/json_number.h"
 #include "phalanx/base/json_text.h"
 #include "phalanx/models/config/hf_gpt2_config.h"
@@ -290,6 +293,16 @@ std::vector<std::int64_t> hf_end_tokens(const std::string& text, const std::stri
     tokens.push_back(token.get<std::int64_t>());
   }
   return tokens;
+}
+
+std::vector<std::int64_t> hf_end_tokens_in(const std::filesystem::path& folder) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const std::filesystem::path file = folder / name;
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(file, error)) continue;
+    if (auto tokens = hf_end_tokens(read_file(file, kMaxHfConfigBytes), file.string()); !tokens.empty()) return tokens;
+  }
+  return {};
 }
 
 std::string llama_hf_config(const LlamaConfig& config, const std::string& dtype) {

@@ -16,6 +16,7 @@
 #include "phalanx/config/config_reader.h"
 #include "phalanx/config/run_plan.h"
 #include "phalanx/data/token_file.h"
+#include "phalanx/train/inputs/conversation_data.h"
 #include "phalanx/train/inputs/initial_weights.h"
 #include "phalanx/train/inputs/training_files.h"
 
@@ -57,6 +58,10 @@ void check_files(const config::ConfigReading& reading, const std::optional<confi
   check_token_files("training", config.training.dataset_path, config.training.datasets);
   if (config.validation.enable) {
     check_token_files("validation", config.validation.dataset_path, config.validation.datasets);
+  }
+  if (!config.sft.conversations.empty() && !config.model.hf_assets_path.empty() &&
+      !reading.wrong_keys.contains("model.hf_assets_path")) {
+    check("sft.conversations", [&] { check_conversations(config); });
   }
   check("model.hf_assets_path", [&] {
     const std::string& folder = config.model.hf_assets_path;
