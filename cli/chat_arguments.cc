@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-
 #include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 

@@ -18,8 +18,8 @@ extern const std::string_view kGenerateHelp;
 struct GenerateArguments : ModelArguments, SamplingArguments {
   std::vector<std::string> prompts;
   std::string prompts_file;
-  bool is_chat = false;       // the prompts file holds conversations
-  std::string chat_template;  // its name, where the model has several
+  bool is_chat = false;          // the prompts file holds conversations
+  std::string chat_template;     // its name, where the model has several
   std::int64_t cache_bytes = 0;  // 0: no limit
   bool ignore_end = false;
   std::string output;  // the folder of a job; empty: standard output

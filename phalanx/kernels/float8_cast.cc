@@ -12,11 +12,15 @@
 #include <ATen/ops/reciprocal.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-#include <torch/version.h>
+#include <fmt/format.h>
 
+#include <array>
+#include <atomic>
 #include <cstdint>
+#include <string_view>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/gpu_launch.h"
 
@@ -33,7 +37,8 @@ std::int64_t padded(std::int64_t size) { return (size + kMultiple - 1) / kMultip
 
 /// Float bits of numbers that are not negative are in the numbers' order, and a NaN is the largest.
 void take_max_over_ranks(const at::Tensor& amax, const Float8CastOptions& options) {
-  if (options.max_over_ranks == nullptr) throw Error("cast_to_float8: a matrix that is cut needs max_over_ranks");
+  if (options.max_over_ranks == nullptr || !*options.max_over_ranks)
+    throw Error("cast_to_float8: a matrix that is cut needs max_over_ranks");
   (*options.max_over_ranks)(amax.view(at::kInt));
 }
 
@@ -147,6 +152,27 @@ Float8Cast cast_by_kernels(const GpuLaunch& launch, const at::Tensor& matrix, co
   return result;
 }
 
+/// product(float32), or, where the library has none such, product(bfloat16), which is said once.
+template <class Product>
+at::Tensor float32_or_bfloat16(bool by_row, Product product) {
+  static std::array<std::atomic<bool>, 2> lacks_float32{};
+  std::atomic<bool>& lacks = lacks_float32[by_row ? 1 : 0];
+  if (!lacks.load(std::memory_order_relaxed)) {
+    try {
+      return product(at::kFloat);
+    } catch (const c10::Error& error) {
+      const std::string_view text = error.what_without_backtrace();
+      if (text.find("NOT_SUPPORTED") == text.npos && text.find("supported") == text.npos) throw;
+      lacks.store(true, std::memory_order_relaxed);
+    }
+    log::warn_once(fmt::format(
+        "float8: libtorch has no {} products of float8 numbers in float32 here: gradients of weights are rounded to "
+        "bfloat16 before they are added up",
+        by_row ? "rowwise" : "tensorwise"));
+  }
+  return product(at::kBFloat16);
+}
+
 }  // namespace
 
 Float8Cast cast_to_float8(const at::Tensor& matrix, const Float8CastOptions& options) {
@@ -166,11 +192,16 @@ at::Tensor float8_product(const Float8Matrix& a, const Float8Matrix& b, const Fl
     return out.defined() ? out.copy_(made) : made.to(options.dtype);
   }
   const at::ScalarType dtype = out.defined() ? out.scalar_type() : options.dtype;
-  at::Tensor made = out.defined() && is_at_multiple_of_16(out)
-                        ? out
-                        : at::empty({a.values.size(0), b.values.size(0)}, a.values.options().dtype(dtype));
-  at::_scaled_mm_out(made, a.values, b.values.t(), a.inverse, scale_b, {}, {}, dtype, options.fast_accum);
-  return !out.defined() || made.is_same(out) ? made : out.copy_(made);
+  const auto product_in = [&](at::ScalarType type) {
+    at::Tensor made = out.defined() && type == dtype && is_at_multiple_of_16(out)
+                          ? out
+                          : at::empty({a.values.size(0), b.values.size(0)}, a.values.options().dtype(type));
+    return at::_scaled_mm_out(made, a.values, b.values.t(), a.inverse, scale_b, {}, {}, type, options.fast_accum);
+  };
+  const at::Tensor made =
+      dtype == at::kFloat ? float32_or_bfloat16(a.inverse.numel() > 1, product_in) : product_in(dtype);
+  if (out.defined()) return made.is_same(out) ? made : out.copy_(made);
+  return made.to(dtype);
 }
 
 std::string float8_problem(at::Device device, Float8Recipe recipe) {

@@ -20,6 +20,7 @@
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/float8_linear.h"
+#include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/testing/grad_buffer_test_support.h"
 #include "phalanx/tensor/weight_gradient_queue.h"
@@ -79,6 +80,38 @@ TEST(Float8Cast, HasTheNumbersOfThePlainFormula) {
       for (const at::ScalarType from : {at::kFloat, at::kBFloat16}) {
         expect_cast((at::randn({7, 16}) * 3).to(from), recipe, to);
         expect_cast((at::randn({16, 32}).pow(7)).to(from), recipe, to);  // of very different sizes
+      }
+    }
+  }
+}
+
+void expect_same(const Float8Matrix& found, const Float8Matrix& expected) {
+  ASSERT_EQ(found.values.defined(), expected.values.defined());
+  if (!found.values.defined()) return;
+  ASSERT_EQ(found.values.scalar_type(), expected.values.scalar_type());
+  EXPECT_TRUE(at::equal(found.values.view(at::kByte), expected.values.view(at::kByte)));
+  EXPECT_TRUE(at::equal(found.inverse, expected.inverse));
+}
+
+// A GPU's kernels, by their host build, and libtorch's operators.
+TEST(Float8Cast, KernelsHaveTheBitsOfTheOperators) {
+  for (const Float8Recipe recipe : kRecipes) {
+    const bool by_row = recipe == Float8Recipe::rowwise;
+    for (const at::ScalarType to : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+      for (const at::ScalarType from : {at::kFloat, at::kBFloat16}) {
+        for (const at::ScalarType through : {at::kFloat, at::kBFloat16}) {
+          for (const int wanted : {1, 2, 3}) {
+            const at::Tensor m = (at::randn({77, 144}) * at::randn({144}).exp()).to(from);
+            const Float8CastOptions options{
+                .recipe = recipe, .to = to, .plain = wanted != 2, .transposed = wanted != 1, .through = through};
+            const Float8Cast expected = cast_to_float8(m, options);
+            const HostGpuKernels kernels;
+            const Float8Cast found = cast_to_float8(m, options);
+            expect_same(found.plain, expected.plain);
+            expect_same(found.transposed, expected.transposed);
+            EXPECT_TRUE(by_row || at::equal(found.amax, expected.amax));
+          }
+        }
       }
     }
   }

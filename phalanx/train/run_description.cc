@@ -14,6 +14,7 @@
 #include "phalanx/models/config/hf_config.h"
 #include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/config/llama_json.h"
+#include "phalanx/train/float8_layers.h"
 #include "phalanx/train/precision.h"
 
 namespace phalanx::train {
@@ -41,6 +42,9 @@ DescriptionLines describe_run(const RunParts& run) {
   if (plan.world_size > 1) lines.emplace_back("layout", run.model.layout());
   lines.emplace_back("memory", run.model.memory_text());
   lines.emplace_back("precision", precision_text(run.config, plan));
+  if (const std::string float8 = float8_text(run.model.model(), run.config, run.device); !float8.empty()) {
+    lines.emplace_back("float8", float8);
+  }
   lines.emplace_back("data", run.data.dataloader->tokens().description());
   lines.emplace_back(
       "batch", fmt::format("{} sequences x {} tokens x {} {}rank{} x {} accumulated = {} tokens a step",
