@@ -141,6 +141,10 @@ train() {  # train NAME SECONDS KEYS...
 readonly -a small=(--model.flavor debug --model.dim 256 --model.n_layers 4 --model.n_heads 8 --model.n_kv_heads 4
   --model.ffn_hidden 704 --model.vocab_size 4096 --training.seq_len 256 --training.global_batch_size 8 --training.steps 20)
 
+# The recipe's name follows.
+readonly -a float8=(--training.mixed_precision_param bfloat16 --model.converters quantize.linear.float8
+  --quantize.linear.float8.recipe_name)
+
 run_small() {  # run_small NAME KEYS...
   train "$1" 60 "${small[@]}" --training.dataset_path "$results/small.bin" "${@:2}"
 }
@@ -191,6 +195,12 @@ check() {
   run_small one_bf16_full --training.mixed_precision_param bfloat16 --activation_checkpoint.mode full
   run_small one_bf16_op --training.mixed_precision_param bfloat16 --activation_checkpoint.mode selective \
     --activation_checkpoint.selective_ac_option op
+  local recipe
+  for recipe in tensorwise rowwise; do
+    run_small "one_fp8_$recipe" "${float8[@]}" "$recipe"
+    run_small "one_fp8_${recipe}_op" "${float8[@]}" "$recipe" --training.local_batch_size 2 \
+      --activation_checkpoint.mode selective --activation_checkpoint.selective_ac_option op
+  done
   local -a shared=(env CUDA_VISIBLE_DEVICES=0 NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
     "$here/bin/phalanx" launch -n)
   local -a node=(bash -c 'export NCCL_HOSTID=node$LOCAL_RANK; exec "$@"' node)
@@ -219,6 +229,11 @@ check() {
       --parallelism.data_parallel_shard_degree 2
     run_small "tp_2_$type" "${nccl[@]}" --training.mixed_precision_param "$type" --parallelism.tensor_parallel_degree 2
     run_small "pp_2_$type" "${nccl[@]}" --training.mixed_precision_param "$type" --parallelism.pipeline_parallel_degree 2
+  done
+  for recipe in tensorwise rowwise; do
+    run_small "fsdp_2_fp8_$recipe" "${nccl[@]}" "${float8[@]}" "$recipe" --training.local_batch_size 4 \
+      --parallelism.data_parallel_shard_degree 2
+    run_small "tp_2_fp8_$recipe" "${nccl[@]}" "${float8[@]}" "$recipe" --parallelism.tensor_parallel_degree 2
   done
   launcher=("${shared[@]}" 4 "${node[@]}")
   run_small fsdp_tp_4 "${nccl[@]}" --training.local_batch_size 4 --parallelism.data_parallel_shard_degree 2 \
@@ -251,6 +266,15 @@ speed() {
   step llama1b_compile 120 "${peer[@]}" "${llama1b[@]}" --steps 20 --skip 10 --compile
   train wide 90 "${keys[@]}" --model.flavor llama3_8b --model.n_layers 6 --training.local_batch_size 4 --training.steps 15 \
     "${profile[@]}" --profiling.profile_freq 15
+  # In float8. What the same steps take in bfloat16 is above.
+  local recipe suffix
+  for recipe in tensorwise rowwise; do
+    suffix=fp8; [[ $recipe == tensorwise ]] || suffix=fp8_$recipe
+    train "llama1b_$suffix" 90 "${keys[@]}" "${float8[@]}" "$recipe" --model.flavor llama3_1b --training.local_batch_size 8 \
+      --training.steps 20 "${profile[@]}" --profiling.profile_freq 20
+    train "wide_$suffix" 90 "${keys[@]}" "${float8[@]}" "$recipe" --model.flavor llama3_8b --model.n_layers 6 \
+      --training.local_batch_size 4 --training.steps 15 "${profile[@]}" --profiling.profile_freq 15
+  done
   step wide_eager 90 "${peer[@]}" "${wide[@]}" --steps 12 --skip 5
   step wide_compile 120 "${peer[@]}" "${wide[@]}" --steps 15 --skip 8 --compile
   # Attention over whole sequences, and within documents of about 110 tokens.

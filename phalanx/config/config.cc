@@ -107,6 +107,11 @@ std::int64_t recompute_every(const TrainConfig& config) {
   return mode == "full" ? 1 : parse_whole<std::int64_t>(option).value_or(1);
 }
 
+bool uses_float8(const TrainConfig& config) {
+  return std::ranges::any_of(config.model.converters,
+                             [](const std::string& name) { return name == kFloat8Section || name == kOldFloat8; });
+}
+
 bool uses_op_sac(const TrainConfig& config) {
   return config.activation_checkpoint.mode == "selective" && config.activation_checkpoint.selective_ac_option == "op";
 }

@@ -43,6 +43,7 @@ struct TrainConfig {
     double rope_theta = 0;
     double norm_eps = 0;
     std::optional<bool> tie_embeddings;
+    std::vector<std::string> converters;  // uses_float8()
   } model;
 
   struct Optimizer {
@@ -117,6 +118,12 @@ struct TrainConfig {
     std::string mode = "none";
     std::string selective_ac_option = "2";
   } activation_checkpoint;
+
+  struct Float8 {
+    std::string recipe_name = "tensorwise";
+    std::vector<std::string> filter_fqns;
+    bool emulate = false;
+  } float8;  // [quantize.linear.float8]
 
   struct Checkpoint {
     bool enable = true;
@@ -222,6 +229,9 @@ std::string config_reference();
 std::int64_t recompute_every(const TrainConfig& config);
 /// Whether recomputed blocks also save the activations that are costly to recompute.
 bool uses_op_sac(const TrainConfig& config);
+
+/// Whether [model] converters asks for linear layers in float8.
+bool uses_float8(const TrainConfig& config);
 
 /// Whether units are resharded after the forward pass: fsdp_reshard_after_forward. The default is yes, but no in a
 /// pipeline.

@@ -201,6 +201,46 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
     throw ConfigError(
         "[metrics] sample_prompt is set, but [model] hf_assets_path (the folder of tokenizer.json) is not");
   });
+  check({"model.converters"}, [&] {
+    for (std::string& converter : config.model.converters) {
+      if (converter == kOldFloat8) converter = kFloat8Section;
+      if (converter == kFloat8Section) continue;
+      throw ConfigError(
+          fmt::format("[model] converters names \"{}\": expected \"{}\", the only one that is known here, or nothing",
+                      converter, kFloat8Section));
+    }
+  });
+  check({"model.converters", "training.mixed_precision_param"}, [&] {
+    if (!uses_float8(config) || training.mixed_precision_param == "bfloat16") return;
+    throw ConfigError(
+        fmt::format("[model] converters asks for float8, but [training] mixed_precision_param is \"{}\": products of "
+                    "float8 numbers have results in bfloat16; set mixed_precision_param = \"bfloat16\"",
+                    training.mixed_precision_param));
+  });
+  check({"model.converters", "lora.rank"}, [&] {
+    if (!uses_float8(config) || config.lora.rank == 0) return;
+    throw ConfigError(
+        "[model] converters asks for float8, and [lora] rank for adapters: layers with adapters have no float8 "
+        "products; "
+        "remove one of them");
+  });
+  check({"quantize.linear.float8.filter_fqns"}, [&] {
+    if (!uses_float8(config)) return;
+    for (const std::string& filter : config.float8.filter_fqns) {
+      if (filter.empty()) {
+        throw ConfigError(
+            fmt::format("[{}] filter_fqns has an empty name, which every layer's contains: remove it, or "
+                        "float8 from [model] converters",
+                        kFloat8Section));
+      }
+      if (filter != "auto_filter_small_kn") continue;
+      throw ConfigError(
+          fmt::format("[{}] filter_fqns has \"auto_filter_small_kn\", a rule of torchao that Phalanx does not have: "
+                      "name the layers "
+                      "that are to stay, for example \"attention.wk\"",
+                      kFloat8Section));
+    }
+  });
   check({"training.packing", "training.attn_mask_type"}, [&] {
     if (config.training.packing == "none" || config.training.attn_mask_type == "block_causal") return;
     throw ConfigError(

@@ -69,7 +69,8 @@ bool is_negated(std::string_view section, std::string_view name) {
 
 /// The section and the name in --section.key. Nothing if the text is none.
 std::optional<std::pair<std::string, std::string>> split_flag(std::string path) {
-  const std::size_t dot = path.find('.');
+  // The sections below quantize have dots in their names.
+  const std::size_t dot = path.starts_with("--quantize.") ? path.rfind('.') : path.find('.');
   if (!path.starts_with("--") || dot == std::string::npos) return {};
   std::replace(path.begin() + 2, path.end(), '-', '_');
   return std::pair(path.substr(2, dot - 2), path.substr(dot + 1));
@@ -254,37 +255,43 @@ class Reader {
       throw ConfigError(fmt::format("{}:{}:{}: not valid TOML: {}", source, error.source().begin.line,
                                     error.source().begin.column, error.description()));
     }
-    for (auto&& [section, node] : root) {
-      const std::string where = fmt::format("{}:{}", source, node.source().begin.line);
-      const toml::table* table = node.as_table();
-      const bool is_wrong = problems_.collect([&, &section = section] {
-        if (!table) {
-          throw ConfigError(fmt::format("{}: key '{}' stands outside of any section: write it below a [section] line",
-                                        where, section.str()));
-        }
-        if (!is_known_section(section.str())) refuse_unknown_section(section.str(), where);
-      });
-      if (is_wrong) continue;
-      const bool is_off = is_switched_off(section.str(), *table), says_off = is_said_off(*table);
-      for (auto&& [name, value] : *table) {
-        // In a section that is off, an unsupported key has no effect, nor has a choice that does not exist here. If the
-        // section says that it is off, no key has. Memory snapshots have their own switch.
-        const Key* key = find_key(section.str(), name.str());
-        const bool is_choice = key && !key->choices.empty() && value.is_string();
-        const bool asks = name.str() == "enable_memory_snapshot" ||
-                          !(says_off || (is_off && (is_choice || (!key && find_refused(section.str(), name.str())))));
-        if (asks) {
-          set_or_collect(section.str(), name.str(), given_from(value, source));
-          continue;
-        }
-        IdleKey idle{.section = std::string(section.str()), .name = std::string(name.str())};
-        const bool is_read = !idle.problem.collect([&, &name = name, &value = value, &section = section] {
-          set(section.str(), name.str(), given_from(value, source));
-        });
-        if (!is_read) idle_.push_back(std::move(idle));
+    for (auto&& [section, node] : root) read_section(std::string(section.str()), node, source);
+  }
+
+  void read_section(const std::string& section, const toml::node& node, const std::string& source) {
+    const std::string where = fmt::format("{}:{}", source, node.source().begin.line);
+    const toml::table* table = node.as_table();
+    const bool is_wrong = problems_.collect([&] {
+      if (!table) {
+        throw ConfigError(
+            fmt::format("{}: key '{}' stands outside of any section: write it below a [section] line", where, section));
       }
-      if (says_off) said_off_.insert(std::string(section.str()));
+      if (!is_known_section(section)) refuse_unknown_section(section, where);
+    });
+    if (is_wrong) return;
+    const bool is_off = is_switched_off(section, *table), says_off = is_said_off(*table);
+    for (auto&& [name, value] : *table) {
+      if (const std::string inner = fmt::format("{}.{}", section, name.str());
+          value.is_table() && (kFloat8Section == inner || kFloat8Section.starts_with(inner + "."))) {
+        read_section(inner, value, source);
+        continue;
+      }
+      // In a section that is off, an unsupported key has no effect, nor has a choice that does not exist here. If the
+      // section says that it is off, no key has. Memory snapshots have their own switch.
+      const Key* key = find_key(section, name.str());
+      const bool is_choice = key && !key->choices.empty() && value.is_string();
+      const bool asks = name.str() == "enable_memory_snapshot" ||
+                        !(says_off || (is_off && (is_choice || (!key && find_refused(section, name.str())))));
+      if (asks) {
+        set_or_collect(section, name.str(), given_from(value, source));
+        continue;
+      }
+      IdleKey idle{.section = section, .name = std::string(name.str())};
+      const bool is_read = !idle.problem.collect(
+          [&, &name = name, &value = value] { set(section, name.str(), given_from(value, source)); });
+      if (!is_read) idle_.push_back(std::move(idle));
     }
+    if (says_off) said_off_.insert(section);
   }
 
   /// Called after the flags. What is trained on conversations has other defaults.
@@ -311,6 +318,9 @@ class Reader {
     }
     if (config_.checkpoint.load_step >= 0 && !config_.checkpoint.enable) {
       not_read.push_back(key_label("checkpoint", "load_step"));
+    }
+    if (is_float8_given_ && !uses_float8(config_)) {
+      notes.push_back(fmt::format("[{0}] has no effect: [model] converters does not name \"{0}\"", kFloat8Section));
     }
     if (!not_read.empty()) {
       notes.push_back(fmt::format("not read, as {} off: {}",
@@ -400,6 +410,7 @@ class Reader {
     if (section == "validation") return config_.validation.enable;
     if (section == "checkpoint") return config_.checkpoint.enable;
     if (section == "profiling") return config_.profiling.enable_profiling;
+    if (section == kFloat8Section || section == "float8") return uses_float8(config_);
     return section == "activation_checkpoint" && config_.activation_checkpoint.mode != "none";
   }
 
@@ -424,8 +435,9 @@ class Reader {
     }
     if (section == "activation_checkpoint") return table["mode"].value_or(std::string_view()) == "none";
     // Converters are switched on in [model].
-    constexpr std::array<std::string_view, 8> kOffByDefault = {
-        "compile", "fault_tolerance", "float8", "memory_estimation", "mx", "profiling", "quantize", "validation"};
+    constexpr std::array<std::string_view, 10> kOffByDefault = {
+        "compile",   "fault_tolerance", "float8",          "memory_estimation", "mx",
+        "profiling", "quantize",        "quantize.linear", kFloat8Section,      "validation"};
     return std::ranges::find(kOffByDefault, section) != kOffByDefault.end();
   }
 
@@ -491,6 +503,7 @@ class Reader {
       }
       return;
     }
+    is_float8_given_ |= key->section == kFloat8Section;
     const auto [before, is_new] = given_.emplace(key, given.where);
     if (!is_new) {
       throw ConfigError(fmt::format("{}: {} sets {} again, after {}", given.where, key_label(section, name),
@@ -509,6 +522,7 @@ class Reader {
   std::optional<SequenceLength> sequence_;
   std::map<const Key*, Flag> flags_;
   std::vector<std::string> twice_;
+  bool is_float8_given_ = false;
   std::multimap<std::string, std::string> without_effect_;  // lines, by section
 };
 

@@ -92,6 +92,10 @@ const std::vector<Key>& known_keys() {
        kAny,
        {},
        kFromFlavor},
+      {"model", "converters", at<&C::model, &C::Model::converters>,
+       "What is changed in the model before it is trained: `[\"quantize.linear.float8\"]` multiplies in float8, as "
+       "that "
+       "section says; or nothing."},
 
       {"optimizer", "name", at<&C::optimizer, &C::Optimizer::name>, "Optimizer.", -kAny, kAny, {"AdamW", "SGD"}},
       {"optimizer", "lr", at<&C::optimizer, &C::Optimizer::lr>, "Peak learning rate.", 0, kAny},
@@ -322,6 +326,23 @@ const std::vector<Key>& known_keys() {
        {},
        "a number of blocks"},
 
+      {kFloat8Section,
+       "recipe_name",
+       at<&C::float8, &C::Float8::recipe_name>,
+       "How numbers are scaled before they are cast to float8. tensorwise: one scale a matrix; inputs and weights in "
+       "e4m3, gradients in e5m2. rowwise: one scale a row of each factor, a power of two; e4m3 throughout "
+       "(docs/float8.md).",
+       -kAny,
+       kAny,
+       {"tensorwise", "rowwise"}},
+      {kFloat8Section, "filter_fqns", at<&C::float8, &C::Float8::filter_fqns>,
+       "Linear layers whose name contains one of these stay in mixed_precision_param. The output, routers, experts and "
+       "layers with a size that is no multiple of 16 always do."},
+      {kFloat8Section, "emulate", at<&C::float8, &C::Float8::emulate>,
+       "Cast to float8, but multiply in float32, as the CPU always does: slow, to see what float8 does to the losses "
+       "on "
+       "a device without such products."},
+
       {"checkpoint", "enable", at<&C::checkpoint, &C::Checkpoint::enable>,
        "Save checkpoints and continue from the newest complete one."},
       {"checkpoint", "folder", at<&C::checkpoint, &C::Checkpoint::folder>,
@@ -502,12 +523,24 @@ const std::vector<RefusedKey>& refused_keys() {
       {"compile", "components", "[\"model\", \"loss\"]", "there is no compiler for C++ modules"},
       {"compile", "backend", "\"inductor\"", "there is no compiler for C++ modules"},
       {"compile", "*", "", "there is no compiler for C++ modules: fused kernels are chosen when the program is built"},
-      {"model", "converters", "[]", "weights are trained in float32: there is no float8 or quantised training"},
       {"model", "tokenizer_path", "\"\"", "give the tokenizer's folder as model.hf_assets_path"},
       {"model", "print_after_conversion", "false", "there are no model converters"},
-      {"float8", "*", "", "there is no float8 training"},
+      {kFloat8Section, "enable_fsdp_float8_all_gather", "false",
+       "sharded weights are gathered in mixed_precision_param and cast afterwards"},
+      {kFloat8Section, "precompute_float8_dynamic_scale_for_fsdp", "false",
+       "sharded weights are gathered in mixed_precision_param and cast afterwards"},
+      {kFloat8Section, "force_recompute_fp8_weight_in_bwd", kAnyValue,
+       "weights that are gathered for the backward pass are cast there"},
+      {"float8", "enable_fsdp_float8_all_gather", "false",
+       "sharded weights are gathered in mixed_precision_param and cast afterwards"},
+      {"float8", "precompute_float8_dynamic_scale_for_fsdp", "false",
+       "sharded weights are gathered in mixed_precision_param and cast afterwards"},
+      {"float8", "force_recompute_fp8_weight_in_bwd", kAnyValue,
+       "weights that are gathered for the backward pass are cast there"},
+      {"float8", "*", "", "linear layers alone are in float8: [quantize.linear.float8]"},
       {"mx", "*", "", "there is no MX training"},
-      {"quantize", "*", "", "there is no quantised training"},
+      {"quantize.linear", "*", "", "linear layers in float8 are the only ones: [quantize.linear.float8]"},
+      {"quantize", "*", "", "linear layers in float8 are the only ones: [quantize.linear.float8]"},
       {"optimizer", "implementation", "\"fused\"", "the fused implementation is the only one"},
       {"optimizer", "early_step_in_backward", "false", "the step needs the norm of all gradients first"},
       {"training", "dataset", "\"\"",
@@ -601,6 +634,9 @@ const std::vector<KeyAlias>& key_aliases() {
       {"training", "batch_size", "training", "local_batch_size"},
       {"training", "data_parallel_replicate_degree", "parallelism", "data_parallel_replicate_degree"},
       {"checkpoint", "enable_checkpoint", "checkpoint", "enable"},
+      {"float8", "recipe_name", kFloat8Section, "recipe_name"},
+      {"float8", "filter_fqns", kFloat8Section, "filter_fqns"},
+      {"float8", "emulate", kFloat8Section, "emulate"},
       {"validation", "enabled", "validation", "enable"},
       {"lr_scheduler", "lr_min", "lr_scheduler", "min_lr_factor"},
   };

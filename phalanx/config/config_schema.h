@@ -20,6 +20,12 @@ using Slot = std::variant<bool*, std::int64_t*, double*, std::string*, std::opti
 /// default_text of a model dimension that the flavor provides.
 inline constexpr std::string_view kFromFlavor = "the flavor's";
 
+/// The section of float8, and its name in [model] converters.
+inline constexpr std::string_view kFloat8Section = "quantize.linear.float8";
+
+/// Its name in older versions of torchtitan.
+inline constexpr std::string_view kOldFloat8 = "float8";
+
 /// The end of the expectation text of a count.
 inline constexpr std::string_view kAtMostCount = ", and at most 2147483647";
 

@@ -317,11 +317,11 @@ TEST(Config, UnsupportedKeysAtTheirOffValueAreAccepted) {
 
 TEST(Config, AllProblemsOfAFileAndItsFlagsAreOneReport) {
   const std::string text = refusal(
-      "[model]\nconverters = [\"float8\"]\n[training]\nsteps = 0\nseqlen = 5\nmax_norm = inf\n[trainin]\nx = 1\n"
+      "[model]\nprint_after_conversion = true\n[training]\nsteps = 0\nseqlen = 5\nmax_norm = inf\n[trainin]\nx = 1\n"
       "[parallelism]\ndata_parallel_shard_degree = 0\n[profiling]\nprofiler_active = 11\n",
       {"--optimizer.lr=fast", "--comm.save_traces_file_prefix=a/b"});
   for (const char* problem :
-       {"run.toml: 9 problems\n", "run.toml:2: [model] converters = [\"float8\"] is not supported",
+       {"run.toml: 9 problems\n", "run.toml:2: [model] print_after_conversion = true is not supported",
         "run.toml:4: [training] steps is 0: expected an integer, 1 or more",
         "run.toml:5: unknown key [training] seqlen",
         "run.toml:6: [training] max_norm is inf: expected a number, 0 or more, and not infinite",
@@ -458,6 +458,65 @@ std::vector<std::string> notes_of(std::string_view text, const std::vector<std::
   const ConfigReading reading = take_config(text, "run.toml", flags);
   reading.problems.throw_if_any("run.toml");
   return reading.notes;
+}
+
+TEST(Config, Float8HasTorchtitansKeys) {
+  const std::string on =
+      "[model]\nconverters = [\"quantize.linear.float8\"]\n[training]\nmixed_precision_param = \"bfloat16\"\n";
+  const TrainConfig plain = parse(on);
+  EXPECT_TRUE(uses_float8(plain));
+  EXPECT_EQ(plain.float8.recipe_name, "tensorwise");
+  const TrainConfig set = parse(on +
+                                "[quantize.linear.float8]\nrecipe_name = \"rowwise\"\nfilter_fqns = [\"output\", "
+                                "\"wk\"]\nemulate = true\nenable_fsdp_float8_all_gather = false\n");
+  EXPECT_EQ(set.float8.recipe_name, "rowwise");
+  EXPECT_THAT(set.float8.filter_fqns, ElementsAre("output", "wk"));
+  EXPECT_TRUE(set.float8.emulate);
+  EXPECT_EQ(print_config(parse_config(print_config(set), "again", {})), print_config(set));
+  const TrainConfig flags = parse(on, {"--quantize.linear.float8.recipe_name=rowwise",
+                                       "--quantize.linear.float8.emulate", "--quantize.linear.float8.filter_fqns=a,b"});
+  EXPECT_EQ(flags.float8.recipe_name, "rowwise");
+  EXPECT_TRUE(flags.float8.emulate);
+  EXPECT_THAT(flags.float8.filter_fqns, ElementsAre("a", "b"));
+  // The section's older name.
+  const TrainConfig old = parse(
+      "[model]\nconverters = [\"float8\"]\n[training]\nmixed_precision_param = \"bfloat16\"\n[float8]\n"
+      "recipe_name = \"rowwise\"\n");
+  EXPECT_TRUE(uses_float8(old));
+  EXPECT_EQ(old.float8.recipe_name, "rowwise");
+  EXPECT_FALSE(uses_float8(parse("")));
+}
+
+TEST(Config, WhatFloat8CannotDoIsRefused) {
+  const std::string model = "[model]\nconverters = [\"quantize.linear.float8\"]\n";
+  const std::string on = model + "[training]\nmixed_precision_param = \"bfloat16\"\n";
+  const std::string section = "[quantize.linear.float8]\n";
+  EXPECT_THAT(refusal(model),
+              HasSubstr("mixed_precision_param is \"float32\": products of float8 numbers have results in "
+                        "bfloat16; set mixed_precision_param = \"bfloat16\""));
+  EXPECT_THAT(refusal("[model]\nconverters = [\"mx\"]\n"),
+              HasSubstr("[model] converters names \"mx\": expected \"quantize.linear.float8\""));
+  EXPECT_THAT(
+      refusal(on + section + "recipe_name = \"rowwise_with_gw_hp\"\n"),
+      AllOf(HasSubstr("[quantize.linear.float8] recipe_name is \"rowwise_with_gw_hp\""), HasSubstr("tensorwise")));
+  EXPECT_THAT(refusal(on + section + "enable_fsdp_float8_all_gather = true\n"),
+              AllOf(HasSubstr("run.toml:6: "), HasSubstr("gathered in mixed_precision_param and cast afterwards")));
+  EXPECT_THAT(refusal(on + section + "precompute_float8_dynamic_scale_for_fsdp = true\n"),
+              HasSubstr("gathered in mixed_precision_param"));
+  EXPECT_THAT(refusal(on + section + "recipe = \"rowwise\"\n"),
+              HasSubstr("unknown key [quantize.linear.float8] recipe"));
+  EXPECT_THAT(refusal(on + section + "filter_fqns = [\"auto_filter_small_kn\"]\n"),
+              HasSubstr("a rule of torchao that Phalanx does not have"));
+  EXPECT_THAT(refusal(on + section + "filter_fqns = [\"\"]\n"), HasSubstr("has an empty name"));
+  EXPECT_THAT(refusal("", {"--quantize.linear.mx.recipe_name=x"}), HasSubstr("unknown section [quantize.linear.mx]"));
+  EXPECT_THAT(refusal("[quantize]\nbits = 8\n", {"--quantize.bits=8"}), HasSubstr("are the only ones"));
+}
+
+TEST(Config, ASectionOfFloat8WithoutTheConverterIsSaid) {
+  EXPECT_THAT(notes_of("[quantize.linear.float8]\nfilter_fqns = [\"output\"]\n"),
+              ElementsAre("[quantize.linear.float8] has no effect: [model] converters does not name "
+                          "\"quantize.linear.float8\""));
+  EXPECT_THAT(notes_of("", {"--quantize.linear.float8.recipe_name=rowwise"}), SizeIs(1));
 }
 
 TEST(Config, SectionsThatAreOffRefuseNothingAndSayWhatIsNotRead) {

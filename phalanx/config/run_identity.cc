@@ -85,6 +85,12 @@ nlohmann::json compared_settings(const TrainConfig& config, const RunPlan& plan)
   return settings;
 }
 
+/// The section, which may have dots, and the name.
+std::pair<std::string_view, std::string_view> split_setting(std::string_view key) {
+  const std::size_t dot = std::min(key.rfind('.'), key.size());
+  return {key.substr(0, dot), key.substr(std::min(dot + 1, key.size()))};
+}
+
 std::pair<std::string_view, std::string_view> split_key(std::string_view key) {
   const std::size_t dot = std::min(key.find('.'), key.size());
   return {key.substr(0, dot), key.substr(std::min(dot + 1, key.size()))};
@@ -93,7 +99,7 @@ std::pair<std::string_view, std::string_view> split_key(std::string_view key) {
 const SettingRule* rule_of_setting(std::string_view key) {
   const auto [document_section, rest] = split_key(key);
   if (document_section != "settings") return nullptr;
-  const auto [section, name] = split_key(rest);
+  const auto [section, name] = split_setting(rest);
   return setting_rule(section, name);
 }
 
@@ -138,6 +144,13 @@ bool is_without_effect(const JsonDifference& difference, const nlohmann::json& s
   const std::string& key = difference.key;
   if (key == "settings.training.initial_loss_scale" || key == "settings.training.loss_scale_window") {
     return both("/settings/training/mixed_precision_param", [](const std::string& type) { return type != "float16"; });
+  }
+  if (key.starts_with("settings.quantize.linear.float8.")) {
+    const auto is_off = [](const nlohmann::json& document) {
+      const nlohmann::json::json_pointer converters("/settings/model/converters");
+      return !document.contains(converters) || document.at(converters).empty();
+    };
+    return is_off(saved) && is_off(found);
   }
   if (key == "settings.optimizer.momentum") {
     return both("/settings/optimizer/name", [](const std::string& name) { return name != "SGD"; });

@@ -29,6 +29,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"model", "rope_theta", elsewhere, of_model},
       {"model", "norm_eps", elsewhere, of_model},
       {"model", "tie_embeddings", elsewhere, of_model},
+      {"model", "converters", said},
 
       {"optimizer", "name", refused, "the state of one optimizer means nothing to another"},
       {"optimizer", "lr", said},
@@ -94,6 +95,10 @@ const std::vector<SettingRule>& setting_rules() {
 
       {"activation_checkpoint", "mode", silent, "the same numbers are computed again"},
       {"activation_checkpoint", "selective_ac_option", silent, "the same numbers are computed again"},
+
+      {"quantize.linear.float8", "recipe_name", said},
+      {"quantize.linear.float8", "filter_fqns", said},
+      {"quantize.linear.float8", "emulate", said},
 
       {"checkpoint", "enable", silent, saving},
       {"checkpoint", "folder", silent, saving},

@@ -4,6 +4,7 @@
 
 #include "phalanx/kernels/cached_attention.h"
 #include "phalanx/kernels/causal_attention.h"
+#include "phalanx/kernels/float8_linear.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/rotary.h"
 #include "phalanx/kernels/skinny_gemm.h"
@@ -24,7 +25,8 @@ Attention::Attention(const AttentionOptions& options, TensorOptionsOfModule tens
 }
 
 std::vector<at::Tensor> Attention::projections(const at::Tensor& x) {
-  if (collective_matmul_ && !wq->must_be_called() && !wk->must_be_called() && !wv->must_be_called()) {
+  const bool must_be_called = wq->must_be_called() || wk->must_be_called() || wv->must_be_called();
+  if (collective_matmul_ && !must_be_called && !wq->float8() && !wk->float8() && !wv->float8()) {
     std::vector<at::Tensor> qkv =
         collective_matmul_->all_gather_matmul(x, {wq->used_weight(), wk->used_weight(), wv->used_weight()});
     if (options_.qkv_bias) {
@@ -34,9 +36,11 @@ std::vector<at::Tensor> Attention::projections(const at::Tensor& x) {
   }
   const at::Tensor all = collective_matmul_ ? collective_matmul_->gather(x) : x;
   // Their own forward passes must happen where they have hooks, biases or an exchange.
-  const auto is_plain = [](const Linear& one) { return !one.must_be_called() && one.is_plain(); };
-  if (is_plain(*wq) && is_plain(*wk) && is_plain(*wv)) {
+  if (!must_be_called && wq->is_plain() && wk->is_plain() && wv->is_plain()) {
     return kernels::linears(all, {wq->used_weight(), wk->used_weight(), wv->used_weight()});
+  }
+  if (!must_be_called && share_float8(*wq, *wk, *wv)) {
+    return kernels::float8_linears(all, {wq->used_weight(), wk->used_weight(), wv->used_weight()}, wq->float8());
   }
   return {call(wq, all), call(wk, all), call(wv, all)};
 }
@@ -57,8 +61,8 @@ Attention::Heads Attention::heads(const at::Tensor& x, const RotaryTables& rope)
 at::Tensor Attention::project(const at::Tensor& y) {
   const at::Tensor rows = y.transpose(1, 2).reshape({y.size(0), y.size(2), -1});
   if (!collective_matmul_) return call(wo, rows);
-  return wo->must_be_called() ? collective_matmul_->scatter(call(wo, rows))
-                              : collective_matmul_->matmul_reduce_scatter(rows, wo->used_weight());
+  return wo->must_be_called() || wo->float8() ? collective_matmul_->scatter(call(wo, rows))
+                                              : collective_matmul_->matmul_reduce_scatter(rows, wo->used_weight());
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope,

@@ -1,5 +1,7 @@
 #include "phalanx/nn/feed_forward.h"
 
+#include "phalanx/kernels/float8_linear.h"
+#include "phalanx/kernels/saved_activations.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
 
 namespace phalanx::nn {
@@ -9,6 +11,22 @@ FeedForward::FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfM
   w1 = register_module("w1", std::make_shared<Linear>(LinearOptions{dim, hidden}, tensor));
   w2 = register_module("w2", std::make_shared<Linear>(LinearOptions{hidden, dim}, tensor));
   w3 = register_module("w3", std::make_shared<Linear>(LinearOptions{dim, hidden}, tensor));
+}
+
+// Of its projections some or all are products of float8 numbers.
+at::Tensor FeedForward::forward_in_float8(const at::Tensor& x) {
+  // As the fused function, it saves none of its activations for a second run.
+  const kernels::SavedActivations::Scope nothing(nullptr, kernels::SavedActivations::Run::forward);
+  const at::Tensor all = collective_matmul_ ? collective_matmul_->gather(x) : x;
+  at::Tensor gate, up;
+  if (share_float8(*w1, *w3)) {
+    const auto both = kernels::float8_linears(all, {w1->used_weight(), w3->used_weight()}, w1->float8());
+    gate = both[0], up = both[1];
+  } else {
+    gate = w1->forward(all), up = w3->forward(all);
+  }
+  const at::Tensor y = w2->forward(kernels::swiglu(gate, up));
+  return collective_matmul_ ? collective_matmul_->scatter(y) : y;
 }
 
 at::Tensor FeedForward::forward(const at::Tensor& x) {
@@ -22,6 +40,9 @@ at::Tensor FeedForward::forward(const at::Tensor& x) {
     const at::Tensor all = collective_matmul_ ? collective_matmul_->gather(x) : x;
     const at::Tensor y = call(w2, kernels::swiglu(call(w1, all), call(w3, all)));
     return collective_matmul_ ? collective_matmul_->scatter(y) : y;
+  }
+  if (w1->float8() || w2->float8() || w3->float8()) {
+    return w2->around_use([&] { return forward_in_float8(x); });
   }
   return w2->around_use([&] {
     if (collective_matmul_) return collective_matmul_->feed_forward(x, w1->weight, w2->weight, w3->weight);

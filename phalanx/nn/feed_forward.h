@@ -26,6 +26,8 @@ class FeedForward : public Positionwise {
   std::shared_ptr<Linear> w1, w2, w3;  // gate, down, up
 
  private:
+  at::Tensor forward_in_float8(const at::Tensor& x);
+
   std::shared_ptr<const CollectiveMatmul> collective_matmul_;
 };
 

@@ -40,7 +40,17 @@ at::Tensor Linear::adapted(const at::Tensor& y, const at::Tensor& x) {
   return y.add(kernels::linear(low, b).to(y.scalar_type()), adapter_scale_);
 }
 
+// What the exchange would multiply piece by piece is multiplied at once: a scale is of all rows.
+at::Tensor Linear::forward_in_float8(const at::Tensor& x) const {
+  at::Tensor y = kernels::float8_linear(gathers_ ? gathers_->gather(x) : x, used_weight(), float8_);
+  if (scatters_) y = scatters_->scatter(y);
+  const at::Tensor b = used_bias();
+  return b.defined() ? y + b.to(y.scalar_type()) : y;
+}
+
 at::Tensor Linear::forward(const at::Tensor& x) {
+  if (float8_ && has_adapter()) throw Error("a linear layer with an adapter has no float8 products");
+  if (float8_) return forward_in_float8(x);
   const at::Tensor w = used_weight(), b = used_bias();
   if (has_adapter()) return adapted(kernels::linear(x, w, b), x);
   if (!gathers_ && !scatters_) return kernels::linear(x, w, b);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <utility>
 
+#include "phalanx/kernels/float8_linear.h"
 #include "phalanx/nn/collective_matmul.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/module.h"
@@ -46,11 +47,16 @@ class Linear : public Module {
   /// From now on the product is computed through it: with all ranks' rows, or as each rank's rows of the sum.
   void set_all_gather_matmul(std::shared_ptr<const CollectiveMatmul> exchange) { gathers_ = std::move(exchange); }
   void set_matmul_reduce_scatter(std::shared_ptr<const CollectiveMatmul> exchange) { scatters_ = std::move(exchange); }
+  /// From now on the product is one of float8 numbers (kernels/float8_linear.h).
+  using Float8 = std::shared_ptr<const kernels::Float8LinearOptions>;
+  void set_float8(Float8 how) { float8_ = std::move(how); }
+  const Float8& float8() const noexcept { return float8_; }  // null: it is not
   /// The tensor that forward() uses as the weight, for a layer that multiplies with it itself.
   at::Tensor used_weight() const { return used("weight", weight); }
   at::Tensor used_bias() const { return used("bias", bias); }  // undefined without one
-  /// Whether forward() is the product with the weight and nothing else.
-  bool is_plain() const { return !bias.defined() && !gathers_ && !scatters_ && !has_runner() && !has_adapter(); }
+  /// Whether forward() is the product with the weight and nothing else: in the activations' type, or in float8.
+  bool is_plain() const { return is_product() && !float8_; }
+  bool is_plain_float8() const { return is_product() && float8_; }
   /// Whether this layer's own call must happen, because it has hooks or an adapter.
   bool must_be_called() const {
     return has_forward_hooks() || has_input_hook() || has_parameter_hooks() || has_adapter();
@@ -62,11 +68,20 @@ class Linear : public Module {
 
  private:
   at::Tensor adapted(const at::Tensor& y, const at::Tensor& x);
+  bool is_product() const { return !bias.defined() && !gathers_ && !scatters_ && !has_runner() && !has_adapter(); }
+  at::Tensor forward_in_float8(const at::Tensor& x) const;
 
   LinearOptions options_;
   double adapter_scale_ = 1.0;
   std::shared_ptr<Dropout> adapter_dropout_;
   std::shared_ptr<const CollectiveMatmul> gathers_, scatters_;
+  Float8 float8_;
 };
+
+/// Whether these layers are one product of float8 numbers with a shared input.
+template <class... Others>
+bool share_float8(const Linear& first, const Others&... others) {
+  return first.is_plain_float8() && ((others.is_plain_float8() && others.float8() == first.float8()) && ...);
+}
 
 }  // namespace phalanx::nn

@@ -11,6 +11,16 @@ namespace phalanx::train {
 
 using observe::TraceSpan;
 
+namespace {
+
+bool has_mask(const data::BatchSource& source) {
+  bool any = false;
+  source.each_file([&](const std::string&, const data::DataLoader& file) { any |= !file.tokens().mask().empty(); });
+  return any;
+}
+
+}  // namespace
+
 ForwardBackwardResult forward_backward_step(ParallelModel& model, const OptimizerStep& optimizer_step,
                                             const data::BatchSource& dataloader, const ForwardBackwardOptions& options,
                                             std::int64_t step) {
@@ -26,7 +36,7 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
         fmt::format("step {}: no token of the global batch has a label: its {} sequences hold {}; expected a larger "
                     "batch, or training.packing = \"best_fit\"",
                     step + 1, dataloader.global_batch_size(),
-                    dataloader.tokens().mask().empty() ? "documents of single tokens alone" : "no trained token"));
+                    has_mask(dataloader) ? "no trained token" : "documents of single tokens alone"));
   }
   for (std::int64_t part = 0; part < parts; ++part) {
     TokenBatch batch;

@@ -2,6 +2,7 @@
 
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/train/float8_layers.h"
 #include "phalanx/train/recompute_layers.h"
 #include "phalanx/train/shard_options.h"
 
@@ -48,6 +49,7 @@ void apply_tensor_parallelism(models::Llama& model, const config::TrainConfig& c
 Parallelized parallelize(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
                          const DeviceMesh& mesh, at::Device device) {
   apply_tensor_parallelism(model, config, plan, mesh, device);
+  apply_float8(model, config, mesh, device);
   recompute_layers(model, config);
   if (plan.parallel.dp_shard > 1) return {.sharded = shard(model, config, mesh), .replicas = nullptr};
   return {.sharded = nullptr, .replicas = replicate(model, plan, mesh)};

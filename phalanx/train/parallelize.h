@@ -26,7 +26,7 @@ struct Parallelized {
 /// For these ranks. Every loss is divided by what the global batch has, so that gradients are summed.
 inline DdpOptions ddp_options() { return {.gradient_reduction = ReduceOp::sum}; }
 
-/// In this order: tensor parallelism cuts the matrices, layers are marked for recomputation, and data parallelism
+/// In this order: tensor parallelism cuts the matrices, layers are marked for float8 and for recomputation, and data parallelism
 /// shards the parameters or gives a replica its memory.
 /// REQUIRES: the parameters have no memory, unless nothing is cut. Collective over the world of `mesh`.
 Parallelized parallelize(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,

@@ -15,6 +15,7 @@
 #include "phalanx/models/config/hf_config.h"
 #include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/config/llama_json.h"
+#include "phalanx/train/float8_layers.h"
 #include "phalanx/train/precision.h"
 
 namespace phalanx::train {
@@ -42,6 +43,9 @@ DescriptionLines describe_run(const RunParts& run) {
   if (plan.world_size > 1) lines.emplace_back("layout", run.model.layout());
   lines.emplace_back("memory", run.model.memory_text());
   lines.emplace_back("precision", precision_text(run.config, plan));
+  if (const std::string float8 = float8_text(run.model.model(), run.config, run.device); !float8.empty()) {
+    lines.emplace_back("float8", float8);
+  }
   for (const auto& line : run.data.dataloader->in_words()) lines.push_back(line);
   lines.emplace_back(
       "batch", fmt::format("{} sequences x {} tokens x {} {}rank{} x {} accumulated = {} tokens a step",
@@ -71,11 +75,10 @@ DescriptionLines describe_run(const RunParts& run) {
     const std::string sets =
         run.data.validator->set_count() > 1 ? fmt::format(" of {} data sets", run.data.validator->set_count()) : "";
     const auto& entropy = run.data.unigram_entropy;
-    lines.emplace_back("validation",
-                       fmt::format("{} tokens{} every {} steps{}",
-                                   with_commas(run.data.validator->sample_count() * training.seq_len), sets,
-                                   run.config.validation.freq,
-                                   entropy ? fmt::format(", unigram entropy {:.4f}", *entropy) : ""));
+    lines.emplace_back("validation", fmt::format("{} tokens{} every {} steps{}",
+                                                 with_commas(run.data.validator->sample_count() * training.seq_len),
+                                                 sets, run.config.validation.freq,
+                                                 entropy ? fmt::format(", unigram entropy {:.4f}", *entropy) : ""));
   }
   lines.emplace_back("folder", run.config.job.dump_folder);
   return lines;

@@ -14,6 +14,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend.h"
+#include "phalanx/train/float8_layers.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/verify/document_probe.h"
 #include "phalanx/verify/layout_cause.h"
@@ -68,6 +69,8 @@ class Comparison {
     }
     result_.layout = parallelized_.model->layout();
     result_.tolerance = options.tolerance.value_or(tolerance_for(config, world_->size(), context.device));
+    is_float8_ = config::uses_float8(config);
+    couples_documents_ = is_float8_ && config.float8.recipe_name == "tensorwise";
     rounds_products_ = !options.tolerance && rounds_its_own_products(config, world_->size());
     scaled_ = train::scales_loss(config);
     if (context.prepare) context.prepare(parallelized_);
@@ -346,10 +349,11 @@ class Comparison {
     const auto most = std::ranges::max_element(rounding_.gradients);
     if (most == rounding_.gradients.end() || kRoundingOfBoth * *most < kLittleToSay) return;
     result_.notes.push_back(
-        fmt::format("step {}: rounding to 16 bits alone changes the gradient of '{}' on one rank by {:.2g} of its "
+        fmt::format("step {}: rounding to {} alone changes the gradient of '{}' on one rank by {:.2g} of its "
                     "norm, so this step "
                     "says little of it: a lower [optimizer] lr, fewer steps or float32 say more",
-                    check.step, parts_->names()[static_cast<std::size_t>(most - rounding_.gradients.begin())], *most));
+                    check.step, is_float8_ ? "float8" : "16 bits",
+                    parts_->names()[static_cast<std::size_t>(most - rounding_.gradients.begin())], *most));
   }
 
   double beside_rounding(double tolerance, double rounding) const {
@@ -372,9 +376,20 @@ class Comparison {
     if (reference_) keep(weights_before_, weight_of);
   }
 
+  /// Tensorwise scales are of all documents of a micro-batch, so each token changes the rounding of all others.
+  DocumentProbe probe_without_shared_scales() {
+    if (!couples_documents_) return probe_documents(parallelized_);
+    result_.notes.push_back(
+        "whether documents see each other was looked at without float8: tensorwise scales are those of all documents "
+        "of a "
+        "micro-batch, so a token of one changes how another is rounded");
+    const train::WithoutFloat8 without(parallelized_.modules());
+    return probe_documents(parallelized_);
+  }
+
   /// No document sees another one.
   void check_documents() {
-    const DocumentProbe mine = probe_documents(parallelized_);
+    const DocumentProbe mine = probe_without_shared_scales();
     json told = {{"compared", mine.compared}};
     if (mine.leak) {
       told["leak"] = {{"before", mine.leak->before}, {"after", mine.leak->after}, {"text", mine.leak->text()}};
@@ -467,7 +482,8 @@ class Comparison {
   LayoutSide parallelized_;
   std::unique_ptr<LayoutSide> reference_;  // on rank 0
   std::unique_ptr<LayoutSide> plain_;      // the layout without recomputation, if the bits must be the same
-  bool is_recomputed_ = false, scaled_ = false, rounds_products_ = false;
+  bool is_recomputed_ = false, scaled_ = false, rounds_products_ = false, is_float8_ = false;
+  bool couples_documents_ = false;
   std::unique_ptr<ParameterComparison> parts_;
   UpdateBound bound_;
   double max_norm_;

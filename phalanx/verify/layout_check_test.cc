@@ -9,6 +9,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <limits>
 #include <mutex>
 #include <set>
@@ -171,6 +172,31 @@ TEST_F(LayoutCheckTest, PackedDocumentsAreThoseOfOneRank) {
       const LayoutCheck found = check(typed, 2);
       EXPECT_FALSE(found.finding) << layout.name << ", " << type << ": " << found.finding->text();
       EXPECT_GE(found.documents_compared.value_or(0), 2) << layout.name;
+    }
+  }
+}
+
+// Linear layers in float8: every layout has those of one rank, and a wrong one is still found.
+TEST_F(LayoutCheckTest, LayersInFloat8AreThoseOfOneRank) {
+  write_documents();
+  for (const std::string recipe : {"tensorwise", "rowwise"}) {
+    for (const Layout& layout :
+         {Layout{"one", 1}, Layout{"ddp_2", 2}, Layout{"zero3_2", 2, degrees(1, 2, 3)}, Layout{"tp_2", 2, tensor(2)},
+          Layout{"zero3_tp", 4, tensor(2, degrees(1, 2))}, Layout{"pp_2", 2, pipeline(2)}}) {
+      SCOPED_TRACE(layout.name + " " + recipe);
+      Layout typed = packed(layout);
+      typed.keys.insert(typed.keys.end(),
+                        {"--model.ffn_hidden=192", "--training.mixed_precision_param=bfloat16",
+                         "--model.converters=quantize.linear.float8", "--quantize.linear.float8.recipe_name=" + recipe,
+                         "--activation_checkpoint.mode=selective"});
+      const LayoutCheck found = check(typed, 2);
+      EXPECT_FALSE(found.finding) << found.finding->text();
+      EXPECT_GE(found.documents_compared.value_or(0), 2);
+      const bool is_said = std::ranges::any_of(
+          found.notes, [](const std::string& note) { return note.find("looked at without float8") != note.npos; });
+      EXPECT_EQ(is_said, recipe == "tensorwise");
+      const auto text = tolerance_text(config_of(typed), layout.ranks, found.tolerance);
+      EXPECT_THAT(text, HasSubstr(layout.ranks == 1 ? "the same bits" : "four times what rounding to float8 changes"));
     }
   }
 }

@@ -68,6 +68,10 @@ bool has_products_of_one_rank(const config::TrainConfig& config, std::int64_t ra
   return config::plan_run(config, ranks).parallel.tp == 1;
 }
 
+bool rounds_to_float8(const config::TrainConfig& config, std::int64_t ranks) {
+  return config::uses_float8(config) && ranks > 1;
+}
+
 bool averages_in_16_bits(const config::TrainConfig& config, std::int64_t ranks) {
   return config.training.mixed_precision_reduce != "float32" && config::plan_run(config, ranks).parallel.dp_shard > 1;
 }
@@ -79,14 +83,16 @@ LayoutTolerance tolerance_for(const config::TrainConfig& config, std::int64_t ra
     return {.loss = 0, .gradient = 0, .weight = 0, .weight_in_use = 0, .activation = 0};
   }
   if (is_float32(config)) return {};
-  if (has_products_of_one_rank(config, ranks) && !averages_in_16_bits(config, ranks)) {
+  if (has_products_of_one_rank(config, ranks) && !averages_in_16_bits(config, ranks) &&
+      !rounds_to_float8(config, ranks)) {
     return {.loss = 1e-3, .gradient = 5e-3, .weight_in_use = k16Bits, .activation = 1e-2};
   }
   return {.loss = 1e-2, .gradient = 2e-2, .weight_in_use = k16Bits, .activation = 1e-1};
 }
 
 bool rounds_its_own_products(const config::TrainConfig& config, std::int64_t ranks) {
-  return config.training.mixed_precision_param != "float32" && !has_products_of_one_rank(config, ranks);
+  return config.training.mixed_precision_param != "float32" &&
+         (!has_products_of_one_rank(config, ranks) || rounds_to_float8(config, ranks));
 }
 
 std::string tolerance_text(const config::TrainConfig& config, std::int64_t ranks, const LayoutTolerance& tolerance) {
@@ -100,6 +106,15 @@ std::string tolerance_text(const config::TrainConfig& config, std::int64_t ranks
   if (is_float32(config)) return "expected: " + text;
   const std::string averaged =
       averages_in_16_bits(config, ranks) ? fmt::format("{}, summed in {}", param, reduce) : param;
+  if (rounds_to_float8(config, ranks)) {
+    return fmt::format(
+        "expected in float8 ({}) and {}: {}; or, where that is more, within four times what rounding to float8 changes "
+        "on "
+        "one rank, which is measured at each step: a value that is off by a rounding of {} may become the next number "
+        "of "
+        "float8",
+        config.float8.recipe_name, averaged, text, param);
+  }
   if (rounds_its_own_products(config, ranks)) {
     return fmt::format(
         "expected in {}, of tensor parallelism: {}; or, where that is more, within four times what rounding to 16 bits "

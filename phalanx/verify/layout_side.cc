@@ -11,6 +11,7 @@
 #include "phalanx/config/model_config.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/train/float8_layers.h"
 #include "phalanx/train/inputs/initial_weights.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/run_checkpoints.h"
@@ -39,6 +40,7 @@ LayoutSide::LayoutSide(const config::TrainConfig& config, const std::shared_ptr<
 void LayoutSide::compute_in(const config::TrainConfig& config, at::ScalarType dtype) {
   cast_ = train::build_model(config, config::model_config(config),
                              nn::TensorOptionsOfModule{.dtype = dtype, .device = options.device});
+  train::apply_float8(*cast_, config, model->mesh(), options.device);
   options.autocast.reset();
   dropout_seed_ = static_cast<std::uint64_t>(config.debug.seed);
 }
@@ -108,7 +110,10 @@ LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double
   for (const NamedTensor& p : parameters) rounded.push_back(std::exchange(p.tensor.mutable_grad(), at::Tensor()));
   const auto autocast = std::exchange(options.autocast, std::nullopt);
   const auto cast = std::exchange(cast_, nullptr);
-  const double exact_loss = forward_backward(step);
+  const double exact_loss = [&] {
+    const train::WithoutFloat8 without(modules());
+    return forward_backward(step);
+  }();
   options.autocast = autocast;
   cast_ = cast;
   Rounding result;

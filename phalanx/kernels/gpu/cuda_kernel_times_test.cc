@@ -202,6 +202,33 @@ void bench_lists(Bench& b, Type grad_type) {
   b.free_all();
 }
 
+void bench_float8(Bench& b, Type type, std::int64_t rows, std::int64_t columns) {
+  const GpuKernels& k = *cuda_kernels();
+  const std::int64_t count = rows * columns;
+  void *const x = b.memory(type, count), *const plain = b.memory(Type::bf16, count / 2);
+  void* const turned = b.memory(Type::bf16, count / 2);
+  float *const all = b.floats(1), *const of_rows = b.floats(rows), *const of_columns = b.floats(columns);
+  float *const inverse = b.floats(rows), *const inverse_t = b.floats(columns);
+  const std::string what =
+      std::string(" ") + name_of(type) + " [" + std::to_string(rows) + ", " + std::to_string(columns) + "]";
+  b.time("float8_amax of all" + what, count * size_of(type),
+         [&] { return k.float8_amax(b.stream(), rows, columns, type, x, false, all, nullptr, nullptr); });
+  b.time("float8_amax of lines" + what, count * size_of(type),
+         [&] { return k.float8_amax(b.stream(), rows, columns, type, x, false, nullptr, of_rows, of_columns); });
+  for (const bool by_line : {false, true}) {
+    const Float8Target one{plain, by_line ? of_rows : all, inverse}, two{turned, by_line ? of_columns : all, inverse_t};
+    const auto cast = [&](const char* name, std::int64_t written, const Float8Target& to, const Float8Target& to_t) {
+      b.time(name + std::string(by_line ? " by line" : "") + what, count * (size_of(type) + written), [&] {
+        return k.float8_cast(b.stream(), {rows, columns, type, x, false, Float8Type::e4m3, by_line, to, to_t});
+      });
+    };
+    cast("float8_cast", 1, one, {});
+    cast("float8_cast, transposed", 1, {}, two);
+    cast("float8_cast, both", 2, one, two);
+  }
+  b.free_all();
+}
+
 }  // namespace
 
 int bench() {
@@ -225,6 +252,9 @@ int bench() {
   bench_cross_entropy(b, Type::f32, 128256);
   bench_lists(b, Type::bf16);
   bench_lists(b, Type::f32);
+  bench_float8(b, Type::bf16, 16384, 2048);
+  bench_float8(b, Type::bf16, 16384, 8192);
+  bench_float8(b, Type::f32, 8192, 2048);
   return 0;
 }
 

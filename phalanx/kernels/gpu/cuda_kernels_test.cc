@@ -33,7 +33,7 @@ using namespace testing_support;
 /// `offset` elements past a multiple of 16 bytes.
 class Argument {
  public:
-  enum class Kind { f32, bf16, f16, f64 };
+  enum class Kind { f32, bf16, f16, f64, u8 };
 
   Argument(Kind kind, std::int64_t count, std::int64_t offset, int seed)
       : kind_(kind),
@@ -59,11 +59,13 @@ class Argument {
     if (kind_ == Kind::bf16) *static_cast<Bf16*>(at(i)) = from_float<Bf16>(value);
     if (kind_ == Kind::f16) *static_cast<F16*>(at(i)) = from_float<F16>(value);
     if (kind_ == Kind::f64) *static_cast<double*>(at(i)) = static_cast<double>(value);
+    if (kind_ == Kind::u8) *static_cast<unsigned char*>(at(i)) = static_cast<unsigned char>(value);
   }
   double operator[](std::int64_t i) {
     if (kind_ == Kind::f32) return static_cast<double>(*static_cast<float*>(at(i)));
     if (kind_ == Kind::bf16) return static_cast<double>(to_float(*static_cast<Bf16*>(at(i))));
     if (kind_ == Kind::f16) return static_cast<double>(to_float(*static_cast<F16*>(at(i))));
+    if (kind_ == Kind::u8) return static_cast<double>(*static_cast<unsigned char*>(at(i)));
     return *static_cast<double*>(at(i));
   }
   std::int64_t count() const { return count_; }
@@ -88,7 +90,7 @@ class Argument {
   }
 
  private:
-  std::int64_t size() const { return kind_ == Kind::f64 ? 8 : kind_ == Kind::f32 ? 4 : 2; }
+  std::int64_t size() const { return kind_ == Kind::u8 ? 1 : kind_ == Kind::f64 ? 8 : kind_ == Kind::f32 ? 4 : 2; }
   void* at(std::int64_t i) { return of(host_kernels(), i); }
 
   Kind kind_;
@@ -358,6 +360,72 @@ TEST_F(CudaKernels, Squares) {
       if (const char* error = k.squares(nullptr, 140, tensors.data(), type, partial.as<double>(k))) return error;
       return k.total(nullptr, blocks, partial.as<double>(k), total.as<double>(k));
     });
+  }
+}
+
+// Bit by bit. A NaN may be any NaN; it is compared as the byte that both make.
+TEST_F(CudaKernels, Float8) {
+  using Sizes = std::pair<std::int64_t, std::int64_t>;
+  for (const Type type : kTypes) {
+    for (const auto& [rows, columns] : {Sizes{1, 16}, {16, 144}, {77, 272}, {1000, 2048}, {4096, 1024}}) {
+      for (const bool via_bf16 : {false, true}) {
+        if (via_bf16 && type != Type::f32) continue;
+        const std::int64_t padded = (rows + 15) / 16 * 16;
+        Argument x(type, rows * columns, 0, 1), all(Type::f32, 1, 0, 0), of_rows(Type::f32, rows, 0, 0),
+            of_columns(Type::f32, columns, 0, 0);
+        for (std::int64_t i = 0; i < x.count(); i += 3) x.set(i, static_cast<float>(x[i]) * 1e-4f);  // small ones, too
+        const std::string what = std::string(name_of(type)) + " [" + std::to_string(rows) + ", " +
+                                 std::to_string(columns) + "]" + (via_bf16 ? " via bf16" : "");
+        expect_same("float8_amax " + what, {&x}, {{&all}, {&of_rows}, {&of_columns}}, [&](const GpuKernels& k) {
+          return k.float8_amax(nullptr, rows, columns, type, x.of(k), via_bf16, all.as<float>(k), of_rows.as<float>(k),
+                               of_columns.as<float>(k));
+        });
+        for (const Float8Type to : {Float8Type::e4m3, Float8Type::e5m2}) {
+          for (const bool by_line : {false, true}) {
+            for (const int wanted : {1, 2, 3}) {
+              Argument plain(Argument::Kind::u8, rows * columns, 0, 0),
+                  turned(Argument::Kind::u8, columns * padded, 0, 7);
+              Argument inverse(Type::f32, rows, 0, 0), inverse_t(Type::f32, columns, 0, 0);
+              const auto job = [&](const GpuKernels& k) {
+                Float8CastJob made{rows, columns, type, x.of(k), via_bf16, to, by_line, {}, {}};
+                if ((wanted & 1) != 0) {
+                  made.plain = {plain.of(k), by_line ? of_rows.as<float>(k) : all.as<float>(k), inverse.as<float>(k)};
+                }
+                if ((wanted & 2) != 0) {
+                  made.transposed = {turned.of(k), by_line ? of_columns.as<float>(k) : all.as<float>(k),
+                                     inverse_t.as<float>(k)};
+                }
+                return made;
+              };
+              expect_same("float8_cast " + what + (by_line ? " by line " : " ") + std::to_string(wanted),
+                          {&x, &all, &of_rows, &of_columns}, {{&plain}, {&turned}, {&inverse}, {&inverse_t}},
+                          [&](const GpuKernels& k) { return k.float8_cast(nullptr, job(k)); });
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaKernels, Float8KeepsWhatIsNotFinite) {
+  for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+    for (const Float8Type to : {Float8Type::e4m3, Float8Type::e5m2}) {
+      Argument x(Type::bf16, 32 * 32, 0, 1), amax(Type::f32, 1, 0, 0), inverse(Type::f32, 1, 0, 0);
+      Argument plain(Argument::Kind::u8, 32 * 32, 0, 0);
+      x.set(100, bad);
+      for (Argument* argument : {&x, &amax, &inverse, &plain}) argument->upload();
+      const GpuKernels& k = *cuda_kernels();
+      check(k.float8_amax(nullptr, 32, 32, Type::bf16, x.of(k), false, amax.as<float>(k), nullptr, nullptr));
+      check(k.float8_cast(
+          nullptr,
+          {32, 32, Type::bf16, x.of(k), false, to, false, {plain.of(k), amax.as<float>(k), inverse.as<float>(k)}, {}}));
+      check(cudaDeviceSynchronize(), "float8");
+      amax.download(), plain.download();
+      EXPECT_FALSE(std::isfinite(amax[0]));
+      const int byte = static_cast<int>(plain[100]) & 0x7f;
+      EXPECT_TRUE(byte == 0x7f || (to == Float8Type::e5m2 && byte > 0x7c)) << byte;
+    }
   }
 }
 

@@ -22,6 +22,7 @@
 namespace phalanx::kernels::gpu {
 
 enum class Type : std::int32_t { f32, bf16, f16 };
+enum class Float8Type : std::int32_t { e4m3, e5m2 };
 
 /// A tensor to rotate: x [batch, seq, heads, head_dim], whose last dimension is contiguous, and the contiguous y.
 struct RotateJob {
@@ -62,6 +63,24 @@ struct AdamWSettings {
 struct ConstTensor {
   std::int64_t count;  // elements
   const void* values;
+};
+
+/// A result of float8_cast().
+struct Float8Target {
+  void* values;       // or nullptr: not wanted
+  const float* amax;  // one of all values, or one a line: of a row of `plain`, or of a column of x in `transposed`
+  float* inverse;     // as many: 1 / scale
+};
+
+struct Float8CastJob {
+  std::int64_t rows, columns;
+  Type type;
+  const void* x;  // [rows, columns]
+  bool via_bf16;  // f32 values are rounded to bf16 first
+  Float8Type to;
+  bool by_line;             // scales are those of lines, and powers of two
+  Float8Target plain;       // [rows, columns]
+  Float8Target transposed;  // [columns, rows rounded up to a multiple of 16 with zeros]
 };
 
 struct GpuKernels {
@@ -133,6 +152,17 @@ struct GpuKernels {
 
   /// *total = sum of partial [count], in a fixed order.
   const char* (*total)(void* stream, std::int64_t count, const double* partial, double* total);
+
+  /// The largest absolute values of x [rows, columns]: of all, of each row, of each column; nullptr: not wanted. Each is
+  /// the larger of that and of what is there, where a NaN is larger than any number. via_bf16: of f32 values rounded to
+  /// bf16.
+  /// REQUIRES: columns is a multiple of 8, and x of 16 bytes.
+  const char* (*float8_amax)(void* stream, std::int64_t rows, std::int64_t columns, Type type, const void* x,
+                             bool via_bf16, float* of_all, float* of_rows, float* of_columns);
+
+  /// Values times scale = largest number of the type / max(amax, 1e-12), saturated; what is NaN then stays so.
+  /// REQUIRES: columns is a multiple of 16, and x and the values of 16 bytes.
+  const char* (*float8_cast)(void* stream, const Float8CastJob& job);
 };
 
 constexpr std::int64_t kIgnoredLabel = -100;

@@ -9,6 +9,7 @@
 
 #include "phalanx/kernels/gpu/add_body.h"
 #include "phalanx/kernels/gpu/cross_entropy_body.h"
+#include "phalanx/kernels/gpu/float8_body.h"
 #include "phalanx/kernels/gpu/gpu_kernels.h"
 #include "phalanx/kernels/gpu/rms_norm_body.h"
 #include "phalanx/kernels/gpu/rotate_body.h"
@@ -382,9 +383,64 @@ struct Kernels {
     return launch(stream, 1, 1, lanes_for(count, Total::kLargestBlock), Total{count, partial, total});
   }
 
+  // ---------------------------------------------------------------------------------------------------------- float8
+
+  static const char* float8_amax(void* stream, std::int64_t rows, std::int64_t columns, Type type, const void* x,
+                                 bool via_bf16, float* of_all, float* of_rows, float* of_columns) {
+    if (rows < 0 || columns < 0 || columns > kLargestDim || columns % 8 != 0) {
+      return "float8_amax: rows or columns is negative, or columns above 2^30 or no multiple of 8";
+    }
+    if (!aligned({x})) return "float8_amax: x is no multiple of 16 bytes";
+    if (rows == 0 || columns == 0) return nullptr;
+    return with_type(type, "float8_amax: unknown type", [&](auto t1) {
+      using T = decltype(t1);
+      if (of_all != nullptr) {
+        using Body = Float8AmaxOfAll<T, 16 / static_cast<int>(sizeof(T))>;
+        constexpr std::int64_t kMost = 132 * 8;  // blocks that fill an H100
+        const std::int64_t count = rows * columns, wanted = divide_up(count, Body::kLargestBlock * 64);
+        const std::int64_t blocks = wanted < kMost ? wanted : kMost;
+        const char* const error = launch(stream, blocks, 1, Body::kLargestBlock,
+                                         Body{count, blocks, static_cast<const T*>(x), via_bf16, of_all});
+        if (error != nullptr) return error;
+      }
+      if (of_rows == nullptr && of_columns == nullptr) return static_cast<const char*>(nullptr);
+      using Body = Float8AmaxOfLines<T>;
+      const std::int64_t tiles = divide_up(columns, Body::kColumns);
+      return launch(
+          stream, tiles * divide_up(rows, Body::kRows), 1, Body::kLargestBlock,
+          Body{rows, columns, static_cast<int>(tiles), static_cast<const T*>(x), via_bf16, of_rows, of_columns});
+    });
+  }
+
+  static const char* float8_cast(void* stream, const Float8CastJob& job) {
+    if (job.rows < 0 || job.columns < 0 || job.columns > kLargestDim || job.columns % 16 != 0) {
+      return "float8_cast: rows or columns is negative, or columns above 2^30 or no multiple of 16";
+    }
+    if (!aligned({job.x, job.plain.values, job.transposed.values})) {
+      return "float8_cast: x or values are no multiple of 16 bytes";
+    }
+    if (job.to != Float8Type::e4m3 && job.to != Float8Type::e5m2) return "float8_cast: unknown type of the values";
+    if (job.rows == 0 || job.columns == 0) return nullptr;
+    return with_type(job.type, "float8_cast: unknown type", [&](auto t1) {
+      const auto run = [&](auto to1, auto by_line) {
+        using T = decltype(t1);
+        using Body = Float8CastTile<T, decltype(to1), decltype(by_line)::value>;
+        const std::int64_t tiles = divide_up(job.columns, Body::kColumns), padded = divide_up(job.rows, 16) * 16;
+        return launch(stream, tiles * divide_up(job.rows, Body::kRows), 1, Body::kLargestBlock,
+                      Body{job.rows, job.columns, padded, static_cast<int>(tiles), static_cast<const T*>(job.x),
+                           job.via_bf16, job.plain, job.transposed});
+      };
+      const auto with_lines = [&](auto to1) {
+        return job.by_line ? run(to1, std::true_type()) : run(to1, std::false_type());
+      };
+      return job.to == Float8Type::e4m3 ? with_lines(E4m3()) : with_lines(E5m2());
+    });
+  }
+
   static constexpr GpuKernels table(const char* name) {
-    return {name,   rms_norm,        add_rms_norm,  add,   rms_norm_backward, column_sums, rotate,
-            swiglu, swiglu_backward, cross_entropy, adamw, increment,         squares,     total};
+    return {name,        rms_norm,        add_rms_norm,  add,   rms_norm_backward, column_sums, rotate,
+            swiglu,      swiglu_backward, cross_entropy, adamw, increment,         squares,     total,
+            float8_amax, float8_cast};
   }
 };
 

@@ -234,8 +234,33 @@ const char* total(void* stream, std::int64_t count, const double* partial, doubl
   return call.launch<&GpuKernels::total>(count, call.reads(partial, {count}), call.writes(total, {1}));
 }
 
-constexpr GpuKernels kSimKernels{"sim",  rms_norm,        add_rms_norm,  add,   rms_norm_backward, column_sums, rotate,
-                                 swiglu, swiglu_backward, cross_entropy, adamw, increment,         squares,     total};
+const char* float8_amax(void* stream, std::int64_t rows, std::int64_t columns, Type type, const void* x, bool via_bf16,
+                        float* of_all, float* of_rows, float* of_columns) {
+  KernelCall call(stream, "float8_amax");
+  return call.launch<&GpuKernels::float8_amax>(rows, columns, type, call.reads(x, type, {rows, columns}), via_bf16,
+                                               call.updates(of_all, {1}), call.updates(of_rows, {rows}),
+                                               call.updates(of_columns, {columns}));
+}
+
+const char* float8_cast(void* stream, const Float8CastJob& job) {
+  KernelCall call(stream, "float8_cast");
+  Float8CastJob viewed = job;
+  viewed.x = call.reads(job.x, job.type, {job.rows, job.columns});
+  const auto target = [&](Float8Target& to, std::int64_t lines, std::int64_t length) {
+    const std::int64_t scales = job.by_line ? lines : 1;
+    if (to.values == nullptr) return;
+    to.values = call.writes(static_cast<unsigned char*>(to.values), {lines, length});
+    to.amax = call.reads(to.amax, {scales});
+    to.inverse = call.writes(to.inverse, {scales});
+  };
+  target(viewed.plain, job.rows, job.columns);
+  target(viewed.transposed, job.columns, (job.rows + 15) / 16 * 16);
+  return call.launch<&GpuKernels::float8_cast>(viewed);
+}
+
+constexpr GpuKernels kSimKernels{
+    "sim",           rms_norm,      add_rms_norm, add,       rms_norm_backward, column_sums, rotate,      swiglu,
+    swiglu_backward, cross_entropy, adamw,        increment, squares,           total,       float8_amax, float8_cast};
 
 }  // namespace
 
