@@ -215,10 +215,22 @@ check() {
   run_documents one_bf16 "${bf16[@]}"
   run_documents one_fp16 --training.mixed_precision_param float16
   run_documents one_bf16_full "${bf16[@]}" --activation_checkpoint.mode full
+  # Adapters on every matrix of the blocks, the rest frozen; in lora_cpu, too.
+  local -a lora=("${small[@]}" --training.dataset_path "$results/small.bin" --lora.rank 8 --lora.no-zero_b
+    --optimizer.lr 0.003)
+  launcher=(env CUDA_VISIBLE_DEVICES=)
+  train lora_cpu 60 "${lora[@]}"
+  launcher=(env CUDA_VISIBLE_DEVICES=0)
+  train lora_one 60 "${lora[@]}"
+  train lora_one_bf16 60 "${lora[@]}" "${bf16[@]}"
   launcher=()
   saved_and_resumed
   launcher=("${shared[@]}" 2 "${node[@]}")
   for type in float32 bfloat16; do
+    train "lora_fsdp_2_$type" 60 "${lora[@]}" "${nccl[@]}" --training.local_batch_size 4 \
+      --training.mixed_precision_param "$type" --parallelism.data_parallel_shard_degree 2
+    train "lora_tp_2_$type" 60 "${lora[@]}" "${nccl[@]}" --training.mixed_precision_param "$type" \
+      --parallelism.tensor_parallel_degree 2
     run_documents "fsdp_2_$type" "${nccl[@]}" --training.local_batch_size 4 --training.mixed_precision_param "$type" \
       --parallelism.data_parallel_shard_degree 2
     run_documents "tp_2_$type" "${nccl[@]}" --training.mixed_precision_param "$type" --parallelism.tensor_parallel_degree 2
@@ -328,7 +340,7 @@ def run(name):
 
 names = sorted(glob.glob(os.path.join(folder, "*.status")), key=os.path.getmtime)
 names = [os.path.basename(name)[:-len(".status")] for name in names]
-references = {name: [line["loss"] for line in run(name)] for name in ("cpu", "documents_cpu")}
+references = {name: [line["loss"] for line in run(name)] for name in ("cpu", "documents_cpu", "lora_cpu")}
 print("| step | status | steps | last loss | greatest difference from the CPU | tokens/s | MFU | peak GiB |")
 print("| --- | --- | --- | --- | --- | --- | --- | --- |")
 for name in names:
@@ -339,7 +351,8 @@ for name in names:
     if steps:
         losses = [line["loss"] for line in steps]
         cells[1:3] = [str(len(losses)), f"{losses[-1]:.5f}"]
-        reference = references["documents_cpu" if name.startswith("documents_") else "cpu"]
+        kind = name.split("_")[0] + "_cpu"
+        reference = references.get(kind, references["cpu"])
         if len(reference) == len(losses) and not name.startswith(("llama1b", "wide", "long")):
             cells[3] = f"{max(abs(a - b) / b for a, b in zip(losses, reference)):.1e}"
         later = steps[len(steps) // 4:]
