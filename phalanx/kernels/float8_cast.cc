@@ -44,13 +44,13 @@ void take_max_over_ranks(const at::Tensor& amax, const Float8CastOptions& option
 
 /// Of the whole matrix, [1, 1]; by row, [rows, 1]; by column, [1, columns].
 at::Tensor amax_of(const at::Tensor& matrix, at::IntArrayRef over, bool is_cut, const Float8CastOptions& options) {
-  const at::Tensor amax = at::amax(matrix.abs(), over, /*keepdim=*/true).to(at::kFloat).contiguous();
+  at::Tensor amax = at::amax(matrix.abs(), over, /*keepdim=*/true).to(at::kFloat).contiguous();
   if (is_cut) take_max_over_ranks(amax, options);
   return amax;
 }
 
 at::Tensor scale_of(const at::Tensor& amax, const Float8CastOptions& options) {
-  const at::Tensor scale = (largest(options.to) / amax.to(at::kDouble).clamp_min(kLeastAmax)).to(at::kFloat);
+  at::Tensor scale = (largest(options.to) / amax.to(at::kDouble).clamp_min(kLeastAmax)).to(at::kFloat);
   if (options.recipe == Float8Recipe::tensorwise) return scale;
   // The difference is 0, or NaN.
   return scale.view(at::kInt).bitwise_and(kExponentBits).view(at::kFloat) + (scale - scale);
@@ -62,7 +62,7 @@ at::Tensor cast(const at::Tensor& matrix, const at::Tensor& scale, at::ScalarTyp
 
 at::Tensor transposed(const at::Tensor& values) {
   const std::int64_t rows = values.size(0), all = padded(rows);
-  const at::Tensor result = at::empty({values.size(1), all}, values.options());
+  at::Tensor result = at::empty({values.size(1), all}, values.options());
   // As bytes, which every device can copy and fill.
   const at::Tensor bytes = result.view(at::kByte);
   bytes.narrow(1, 0, rows).copy_(values.view(at::kByte).t());

@@ -367,7 +367,7 @@ TEST_F(CudaKernels, Squares) {
 TEST_F(CudaKernels, Float8) {
   using Sizes = std::pair<std::int64_t, std::int64_t>;
   for (const Type type : kTypes) {
-    for (const auto& [rows, columns] : {Sizes{1, 16}, {16, 144}, {77, 272}, {1000, 2048}, {4096, 1024}}) {
+    for (const auto& [rows, columns] : {Sizes{1, 16}, {16, 144}, {77, 272}, {300, 1040}}) {
       for (const bool via_bf16 : {false, true}) {
         if (via_bf16 && type != Type::f32) continue;
         const std::int64_t padded = (rows + 15) / 16 * 16;
@@ -405,6 +405,23 @@ TEST_F(CudaKernels, Float8) {
         }
       }
     }
+  }
+}
+
+// So many that each block looks at several places.
+TEST_F(CudaKernels, Float8AmaxOfMany) {
+  constexpr std::int64_t kRows = 4096, kColumns = 8192;
+  Argument x(Type::bf16, kRows * kColumns, 0, 1);
+  for (const std::int64_t at : {std::int64_t{0}, kRows * kColumns / 2 + 77, kRows * kColumns - 1}) {
+    Argument all(Type::f32, 1, 0, 0), of_rows(Type::f32, kRows, 0, 0), of_columns(Type::f32, kColumns, 0, 0);
+    const auto before = static_cast<float>(x[at]);
+    x.set(at, -100.0f);
+    expect_same("float8_amax of many", {&x}, {{&all}, {&of_rows}, {&of_columns}}, [&](const GpuKernels& k) {
+      return k.float8_amax(nullptr, kRows, kColumns, Type::bf16, x.of(k), false, all.as<float>(k), of_rows.as<float>(k),
+                           of_columns.as<float>(k));
+    });
+    EXPECT_EQ(all[0], 100.0);
+    x.set(at, before);
   }
 }
 
