@@ -83,7 +83,6 @@ std::vector<std::int32_t> BlendedLoader::fill(std::int64_t step, RowRange rows, 
 }
 
 std::int64_t BlendedLoader::label_count(std::int64_t step) const {
-  if (!separates_documents()) return global_batch_size_ * seq_len();
   std::int64_t sum = 0;
   for (std::int64_t row = 0; row < global_batch_size_; ++row) {
     const auto [set, number] = schedule_.row(number_of(step, row));
