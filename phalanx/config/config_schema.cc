@@ -544,7 +544,8 @@ const std::vector<RefusedKey>& refused_keys() {
       {"optimizer", "implementation", "\"fused\"", "the fused implementation is the only one"},
       {"optimizer", "early_step_in_backward", "false", "the step needs the norm of all gradients first"},
       {"training", "dataset", "\"\"",
-       "data sets are token files: make one with `phalanx tokenize` and give it as training.dataset_path"},
+       "data sets are token files: make one with `phalanx tokenize` and give it as training.dataset_path, or "
+       "give texts as stream.paths"},
       {"training", "dtype", "\"float32\"",
        "weights are kept in float32; training.mixed_precision_param sets the type of the matrix products"},
       {"training", "dataloader", kAnyValue, "token files are mapped into memory: there are no workers that read ahead"},

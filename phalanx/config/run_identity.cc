@@ -339,11 +339,13 @@ nlohmann::json files_of_all_ranks(const nlohmann::json& identity) {
     files[section] = identity.value(section, nlohmann::json::object());
     files[section].erase("name");
   }
-  // Of a blend, too, the files' names are a matter of each rank.
+  // Of blends and texts, too, the files' names are a matter of each rank.
   for (const char* section : {"data", "validation"}) {
-    if (!files[section].contains("sets")) continue;
-    for (nlohmann::json& set : files[section]["sets"]) {
-      if (set.contains("stream")) set["stream"].erase("name");
+    if (files[section].contains("sets")) {
+      for (nlohmann::json& set : files[section]["sets"]) set["stream"].erase("name");
+    }
+    if (files[section].contains("files")) {
+      for (nlohmann::json& file : files[section]["files"]) file.erase("name");
     }
   }
   return files;

@@ -294,6 +294,18 @@ TEST(RunIdentity, RanksMayDifferInPlacesOfTheirOwn) {
   };
   EXPECT_EQ(files("a.bin", "9f"), files("b.bin", "9f")) << "compared by content";
   EXPECT_NE(files("a.bin", "9f"), files("a.bin", "02"));
+  const auto of_data = [](const nlohmann::json& data) { return files_of_all_ranks({{"data", data}}); };
+  const auto blend = [&](const char* name, const char* content) {
+    const nlohmann::json stream = {{"name", name}, {"content", content}};
+    return of_data({{"sets", {{{"name", "web"}, {"share", 3}, {"stream", stream}}}}});
+  };
+  EXPECT_EQ(blend("a.bin", "9f"), blend("b.bin", "9f"));
+  EXPECT_NE(blend("a.bin", "9f"), blend("a.bin", "02"));
+  const auto texts = [&](const char* name, int bytes) {
+    return of_data({{"files", {{{"name", name}, {"bytes", bytes}}}}});
+  };
+  EXPECT_EQ(texts("a.jsonl", 1), texts("b.jsonl", 1));
+  EXPECT_NE(texts("a.jsonl", 1), texts("a.jsonl", 2));
   for (const char* flag : {"--optimizer.lr=0.1", "--debug.seed=3", "--training.max_norm=2", "--checkpoint.interval=7",
                            "--parallelism.zero_stage=2", "--checkpoint.folder=other"}) {
     EXPECT_NE(settings({}), settings({flag})) << flag;

@@ -75,7 +75,7 @@ struct BatchShare {
 /// batch.
 void check_batch(std::int64_t global_batch_size, std::int64_t ranks, std::int64_t micro_batches = 1);
 
-/// What has been read of one data set of several.
+/// What has been read of a data set.
 struct SetCount {
   std::string name;
   std::int64_t sequences = 0;
@@ -114,6 +114,8 @@ class BatchSource {
   virtual std::vector<std::pair<std::string, std::string>> in_words() const = 0;
   /// Of the data sets of a blend, before `step`; empty where there is only one.
   virtual std::vector<SetCount> counts_before(std::int64_t /*step*/) const { return {}; }
+  /// For the metrics, how much has been read before `step`, which is at most the step after the last one asked for.
+  virtual std::vector<SetCount> progress_at(std::int64_t step) const { return counts_before(step); }
   /// Calls `use` with the name and the loader of each token file; "" where there is only one.
   virtual void each_file(const std::function<void(const std::string& name, const DataLoader& loader)>& /*use*/) const {}
 

@@ -86,7 +86,7 @@ std::vector<std::string> differences_of(const StreamValues& saved, const StreamV
   }
   if (saved.range != now.range && same_file) {
     const auto text = [](TokenRange range) { return fmt::format("tokens [{}, {})", range.begin, range.end); };
-    add("[validation] enable, fraction or dataset_path", text(saved.range), text(now.range));
+    add("[validation] enable, fraction or dataset_path, or a range of a data set", text(saved.range), text(now.range));
   }
   const auto packing = [](const StreamValues& values) {
     return values.packed_rows > 0 ? "whole documents, packed by best fit" : "consecutive tokens";

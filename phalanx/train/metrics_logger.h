@@ -46,7 +46,7 @@ struct StepMetrics {
   std::vector<double> comm_seconds, exposed_seconds;  // per rank, see exchange_step_metrics.h; empty on a single rank
   double exposed_percent = 0;                         // of the ranks' time
   std::vector<double> cpu_seconds;                    // processor time of the step, per rank
-  std::vector<data::SetCount> sets;                   // read so far of each data set of a blend; empty without one
+  std::vector<data::SetCount> sets;                   // read so far of each data set of a blend, or of texts
 };
 
 struct ValidationMetrics {

@@ -79,7 +79,8 @@ TEST_F(TrainerDataTest, OtherDataAreRefusedUnlessAskedFor) {
       {"--training.no-shuffle", "[training] shuffle: the checkpoint's run read shuffled by seed 0"},
       {"--debug.seed=5", "[debug] seed"},
       {"--validation.enable",
-       "[validation] enable, fraction or dataset_path: the checkpoint's run read tokens [0, 1281)"},
+       "[validation] enable, fraction or dataset_path, or a range of a data set: the checkpoint's run read tokens [0, "
+       "1281)"},
   };
   for (const auto& [flag, message] : changes) {
     EXPECT_THAT(refusal<CheckpointError>(small("run", 6, {flag})),

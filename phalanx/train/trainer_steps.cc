@@ -249,7 +249,7 @@ void Trainer::log_step(const StepOutcome& outcome) {
     metrics.exposed_seconds = outcome.totals.exposed_seconds;
     metrics.exposed_percent = 100.0 * mean_of(metrics.exposed_seconds) / mean_of(outcome.totals.wall_seconds);
   }
-  metrics.sets = data_.dataloader->counts_before(step);
+  metrics.sets = data_.dataloader->progress_at(step);
   metrics.loss_scale = outcome.optimizer_step.loss_scale;
   metrics.skipped = !outcome.optimizer_step.stepped;
   metrics.tflops = flops_of(outcome) / static_cast<double>(plan_.world_size) / outcome.seconds / 1e12;

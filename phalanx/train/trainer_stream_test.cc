@@ -74,6 +74,9 @@ TEST_F(TrainerStreamTest, ARunGoesOnAtAnyStepToTheBitAndWithOtherRanksAndWorkers
     EXPECT_EQ(losses(run), losses("whole"));
   }
   EXPECT_GT(CheckpointReader(path("whole") + "/checkpoint/step-40").manifest().integers.at("data.epoch"), 0);
+  const nlohmann::json read = lines_with("whole", "loss").back()["sets"]["texts"];
+  EXPECT_EQ(read["sequences"], 40 * 8);
+  EXPECT_GE(read["epochs"].get<double>(), 1);
   train(of("other ranks", 7, 4), 2);
   train(of("other ranks", 40, 1), 4);
   expect_same_losses(losses("other ranks"), losses("whole"));

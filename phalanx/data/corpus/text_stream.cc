@@ -286,6 +286,14 @@ std::map<std::string, std::int64_t> TextStream::saved_position(std::int64_t step
           {kRow, at.second}};
 }
 
+std::vector<SetCount> TextStream::progress_at(std::int64_t step) const {
+  const std::map<std::string, std::int64_t> position = saved_position(step);
+  const double files = static_cast<double>(position.at(kFile)) / static_cast<double>(windows_.files().size());
+  return {{.name = "texts",
+           .sequences = position.at(kTokensRead) / seq_len(),
+           .epochs = static_cast<double>(position.at(kEpoch)) + files}};
+}
+
 StreamResume TextStream::resume(const json& saved, const std::map<std::string, std::int64_t>& saved_position) const {
   StreamResume resume;
   if (stream_version(saved) != kTextStreamVersion) {

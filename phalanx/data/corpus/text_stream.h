@@ -48,6 +48,8 @@ class TextStream : public BatchSource {
   void begin_at(std::int64_t step, StreamPosition position) override;
 
   std::vector<std::pair<std::string, std::string>> in_words() const override;
+  /// Of all texts, called "texts". The epochs count whole files alone.
+  std::vector<SetCount> progress_at(std::int64_t step) const override;
 
   const TextWindows& windows() const { return windows_; }
 
