@@ -336,7 +336,7 @@ def toml_problem(block, program):
     with tempfile.TemporaryDirectory() as folder:
         for given in filter(None, block.given.split("; ")):
             model = pathlib.Path(folder) / given
-            model.mkdir()
+            model.mkdir(parents=True)
             (model / "config.json").write_text(json.dumps(SMALL_MODEL))
         (pathlib.Path(folder) / "block.toml").write_text("\n".join(block.lines) + "\n")
         run = run_program(program, "train", "block.toml", "--print-config", cwd=folder)

@@ -123,6 +123,12 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
   const auto open_tokens = [&] {
     file.emplace(arguments.tokens, data::TokenFileOptions{.vocab_size = model.config().vocab_size});
     infer::check_tokens(files, *file, arguments.allow_tokenizer_mismatch);
+    if (!file->mask().empty()) {
+      log::warn_once(
+          fmt::format("{}: all its tokens count here, not only those that its mask says are trained; "
+                      "[validation] of `phalanx train` counts those alone",
+                      file->path()));
+    }
     size = file->size();
     content = file->content_hash();
   };

@@ -56,6 +56,7 @@ class ChatEncoder {
   }
 
   void read(const std::string& path) {
+    files_.push_back(path);
     const MappedFile file(path, MappedFile::Access::sequential);
     std::int64_t lines = 0;
     each_line(file.text(), path, [&](std::string_view line, const std::string& where) {
@@ -156,20 +157,22 @@ class ChatEncoder {
                                             : ""));
     add(summary_.too_long, fmt::format("longer than {} tokens", options_.longest));
     add(summary_.skipped, fmt::format("refused, the first because of {}", summary_.first_skipped));
+    const std::string files = fmt::format("{}", fmt::join(files_, ", "));
     if (causes.empty()) {
       return fmt::format(
-          "no conversation for {}: all are on the other side of the validation fraction of {}; use "
-          "another fraction, or more conversations",
-          summary_.path, options_.held_out_fraction);
+          "{}: none of its conversations is {} by the validation fraction of {}; use another fraction, or more "
+          "conversations",
+          files, options_.is_held_out ? "held out" : "trained", options_.held_out_fraction);
     }
-    return fmt::format("0 % of the tokens for {} are trained: {}; expected conversations with answers to learn from",
-                       summary_.path, fmt::join(causes, "; "));
+    return fmt::format("{}: 0 % of the tokens are trained: {}; expected conversations with answers to learn from",
+                       files, fmt::join(causes, "; "));
   }
 
   const ConversationTokenizer& tokenize_;
   const ChatEncodingOptions& options_;
   HoldOut hold_out_;
   std::optional<TokenFileWriter> writer_;
+  std::vector<std::string> files_;
   std::vector<Record> batch_;
   std::size_t batch_bytes_ = 0;
   ChatSummary summary_;

@@ -117,13 +117,13 @@ TEST_F(ChatCorpusTest, WhatCannotBeTrainedIsAnErrorOrSkippedAndSaid) {
 
 TEST_F(ChatCorpusTest, NothingToTrainIsRefused) {
   write("chats.jsonl", R"({"messages": [{"role": "user", "content": "x"}]})");
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("0 % of the tokens for"), HasSubstr("chats.bin are trained"),
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("chats.jsonl: 0 % of the tokens are trained"),
                                HasSubstr("1 without a trained token, such as"), HasSubstr("chats.jsonl, line 1")));
   write("chats.jsonl", line("abc", "d"));
   EXPECT_THAT(refusal({.longest = 4}), HasSubstr("within its first 4 tokens"));
   EXPECT_THAT(refusal({.longest = 4, .too_long = TooLong::leave_out}), HasSubstr("1 longer than 4 tokens"));
   EXPECT_THAT(refusal({.held_out_fraction = 0.1, .is_held_out = true}),
-              AllOf(HasSubstr("the other side of the validation fraction of 0.1"), HasSubstr("more conversations")));
+              AllOf(HasSubstr("held out by the validation fraction of 0.1"), HasSubstr("more conversations")));
   write("chats.jsonl", "\n \n");
   EXPECT_THAT(refusal(), HasSubstr("chats.jsonl holds no conversations"));
   EXPECT_FALSE(std::filesystem::exists(path("chats.bin")));
