@@ -214,7 +214,7 @@ nlohmann::json description_of(const Task& task, const Inputs& inputs, const infe
       {"ignore_end", arguments.ignore_end},
       {"dtype", arguments.dtype},
       {"fields", {arguments.format.id_field, arguments.format.prompt_field, arguments.response_field}}};
-  if (!files.adapter.empty()) description["adapter"] = weights_identity(files.adapter);
+  if (!files.adapter.empty()) description["adapter"] = adapter_identity(files);
   if (!task.prompts.skipped.empty()) description["seeds_of_prompts"] = "hash of seed and number of the line";
   // The template's text, and what it depends on, such as the date.
   if (arguments.is_chat) description["rendered_conversations"] = hash_of_text(inputs.chat_ids);

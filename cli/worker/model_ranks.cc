@@ -13,6 +13,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/checkpoint/files/peft_adapter.h"
 #include "phalanx/checkpoint/files/weights_identity.h"
 #include "phalanx/launch/rendezvous/worker_environment.h"
 #include "phalanx/models/config/model_identity.h"
@@ -117,6 +118,10 @@ ModelRanks start_model_ranks(const ModelArguments& options, const Arguments& arg
   return ranks;
 }
 
+nlohmann::json adapter_identity(const infer::ModelFiles& files) {
+  return {{"weights", weights_identity(files.adapter / kAdapterWeightsName)}, {"lora", lora_metadata(files.lora)}};
+}
+
 infer::ModelFiles find_model(const ModelArguments& options) {
   infer::ModelFiles files = infer::find_model(options.checkpoint);
   files.allow_model_mismatch = options.allow_model_mismatch;
@@ -132,7 +137,7 @@ std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const 
   nlohmann::json mine = {{"model", models::model_identity(files.config)}};
   ranks.each([&] {
     mine["weights"] = weights_identity(files.weights);
-    if (!files.adapter.empty()) mine["adapter"] = weights_identity(files.adapter);
+    if (!files.adapter.empty()) mine["adapter"] = adapter_identity(files);
   });
   ranks.require_same("model", mine);
   return infer::load_model_shard(files, ranks.plan, *ranks.mesh, ranks.process.device, type);
