@@ -246,22 +246,23 @@ void add_adapters(const TrainingShape& shape, bool was_fused, ActivationBytes& b
   for (const std::string& layer : models::lora_layers(shape.model, shape.lora)) {
     adapted.insert(layer.substr(layer.rfind('.') + 1));
   }
-  // Of each adapter the product with A, and with dropout its input after it and the mask.
-  const auto input_of = [&](const std::string& name) {
-    return name == "w2" ? n.ffn : name == "wo" ? n.queries : n.dim;
-  };
+  const bool drops = shape.lora.dropout > 0;
+  const auto has = [&](const char* name) { return adapted.contains(name); };
+  // Of each adapter the product with A, and with dropout its own input and the mask in place of the common input.
   for (const std::string& name : adapted) {
-    const std::int64_t saved = type * (n.tokens * shape.lora.rank + (shape.lora.dropout > 0 ? 2 * input_of(name) : 0));
-    const bool of_net = name == "w1" || name == "w2" || name == "w3";
-    (of_net ? bytes.feed_forward : bytes.attention) += saved;
+    const std::int64_t input = name == "w2" ? n.ffn : name == "wo" ? n.queries : n.dim;
+    const std::int64_t saved = type * (n.tokens * shape.lora.rank + (drops ? 2 * input : 0));
+    (name.starts_with("w") && name.size() == 2 && name[1] <= '3' ? bytes.feed_forward : bytes.attention) += saved;
   }
-  const bool of_net = adapted.contains("w1") || adapted.contains("w2") || adapted.contains("w3");
-  if (!of_net || !was_fused) return;
-  // SiLU's result, and the product if it goes into an adapter; in the backward pass the gradients of all of them.
-  bytes.feed_forward += type * n.ffn * (adapted.contains("w2") ? 2 : 1);
+  if (drops && (has("wq") || has("wk") || has("wv"))) bytes.attention -= type * n.dim;
+  if (drops && (has("w1") || has("w3"))) bytes.feed_forward -= type * n.dim;
+  if (!was_fused || !(has("w1") || has("w2") || has("w3"))) return;
+  // SiLU's result, and the product if it goes into an adapter; in the backward pass the gradient of the product, when
+  // the product is gone.
+  bytes.feed_forward += type * n.ffn * (has("w2") && !drops ? 2 : 1);
   bytes.forward = std::max(bytes.forward, type * (n.dim + n.between + 2 * n.ffn));
-  bytes.backward = std::max(bytes.backward, type * (3 * n.dim + 3 * n.ffn));
-  bytes.backward_input = std::max(bytes.backward_input, type * (3 * n.dim + 3 * n.ffn));
+  if (n.is_cut) return;
+  bytes.backward = bytes.backward_input = type * (3 * n.dim + n.ffn);
 }
 
 }  // namespace
@@ -274,6 +275,15 @@ ActivationBytes activation_sizes(const TrainingShape& shape) {
   return bytes;
 }
 
+// The layers before it save nothing, as neither they nor what is before them is trained.
+static std::int64_t first_layer_with_backward(const TrainingShape& shape) {
+  if (!shape.trains_a_part() || trains_embedding(shape)) return 0;
+  for (std::int64_t layer = 0; layer < shape.model.n_layers; ++layer) {
+    if (elements_of_part(shape, {.begin = 2 * layer, .end = 2 * layer + 2}).trained > 0) return layer;
+  }
+  return shape.model.n_layers;
+}
+
 bool is_recomputed(const TrainingShape& shape, std::int64_t block) {
   return shape.recompute_every > 0 && block % shape.recompute_every == 0;
 }
@@ -283,11 +293,16 @@ std::vector<std::int64_t> activation_memory_timeline(const TrainingShape& shape)
   std::int64_t saved = bytes.always;
   const std::int64_t costly = shape.uses_op_sac ? bytes.saved : 0;  // passed to the block when it is recomputed
   const std::int64_t recomputed = bytes.input + costly;
-  for (std::int64_t i = 0; i < shape.model.n_layers; ++i) saved += is_recomputed(shape, i) ? recomputed : bytes.block();
+  const std::int64_t first = first_layer_with_backward(shape);
+  const auto saved_by = [&](std::int64_t layer) {
+    return layer < first ? 0 : is_recomputed(shape, layer) ? recomputed : bytes.block();
+  };
+  for (std::int64_t i = 0; i < shape.model.n_layers; ++i) saved += saved_by(i);
   std::vector<std::int64_t> moments = {saved + std::max(bytes.loss, bytes.loss_backward)};
   for (std::int64_t i = shape.model.n_layers; i-- > 0;) {
-    moments.push_back(saved + bytes.backward + (is_recomputed(shape, i) ? bytes.block() - costly : 0));
-    saved -= is_recomputed(shape, i) ? recomputed : bytes.block();
+    const std::int64_t again = is_recomputed(shape, i) ? bytes.block() - costly : 0;
+    moments.push_back(i < first ? saved : saved + bytes.backward + again);
+    saved -= saved_by(i);
   }
   return moments;
 }

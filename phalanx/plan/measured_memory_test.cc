@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 #include <map>
@@ -23,7 +24,10 @@
 
 #include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/mesh/device_mesh.h"
+#include "phalanx/models/config/frozen_parameters.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/models/lora.h"
+#include "phalanx/nn/dropout.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/parallel/activation_checkpoint.h"
@@ -51,6 +55,8 @@ struct Layout {
   bool defers = false;  // reduction, to the last of them
   std::int64_t batch = 4, seq = 128;
   int steps = 1;
+  models::LoraOptions lora = {};
+  std::vector<std::string> frozen = {};  // patterns
 };
 
 struct Measured {
@@ -88,6 +94,8 @@ TrainingShape shape_of(const Layout& layout, const models::LlamaConfig& model, i
   shape.reduces_each_microbatch = !layout.defers;
   if (layout.narrow) shape.weight_bytes = shape.gather_bytes = shape.reduce_bytes = 2;
   shape.shares_memory = ranks > 1;
+  shape.lora = layout.lora;
+  shape.frozen = models::frozen_parameters(model, layout.frozen, layout.lora);
   return shape;
 }
 
@@ -126,6 +134,11 @@ Measured train(const Layout& layout, const models::LlamaConfig& config, const st
   const bool sharded = layout.stage > 0;
   auto model =
       std::make_shared<models::Llama>(config, nn::TensorOptionsOfModule{.dtype = dtype, .without_memory = sharded});
+  models::add_lora(*model, layout.lora);
+  const auto frozen = models::frozen_parameters(config, layout.frozen, layout.lora);
+  for (const NamedTensor& one : nn::named_parameters(*model)) {
+    one.tensor.set_requires_grad(std::ranges::find(frozen, one.name) == frozen.end());
+  }
   for (std::size_t i = 0; layout.recompute_every > 0 && i < model->layers.size(); ++i) {
     if (i % static_cast<std::size_t>(layout.recompute_every) != 0) continue;
     checkpoint_activations(*model->layers[i], layout.uses_op_sac ? kernels::CheckpointPolicy(op_sac_policy) : nullptr);
@@ -144,7 +157,8 @@ Measured train(const Layout& layout, const models::LlamaConfig& config, const st
     nn::initialise(*model, 7);
     ddp = std::make_unique<DistributedDataParallel>(*model, world);
   }
-  AdamW optimizer(sharded ? fsdp->parameters() : ddp->parameters());
+  if (layout.lora.dropout > 0) nn::set_dropout_rng_state(*model, {.seed = 1});
+  AdamW optimizer(sharded ? fsdp->trained_parameters() : ddp->parameters());
   Measured measured;
   for (int step = 0; step < layout.steps; ++step) {
     const at::Tensor tokens = at::randint(config.vocab_size, {layout.batch, layout.seq}, at::kLong);
@@ -287,9 +301,12 @@ TEST_P(MeasuredPeak, IsAsPredicted) {
   const Measured measured = Ranks(n).run(layout, model);
   const TrainingMemory predicted = predict_memory(shape_of(layout, model, n));
   const std::string text = fmt::format("measured {}\npredicted {}", measured.peak.text(), predicted.peak.text());
-  expect_near(measured.peak.total(), static_cast<double>(predicted.peak.total()), 0.02, text);
+  // What a model saves of which a part is frozen depends on where that part is.
+  const bool trains_all = layout.lora.rank == 0 && layout.frozen.empty();
+  expect_near(measured.peak.total(), static_cast<double>(predicted.peak.total()), trains_all ? 0.02 : 0.06, text);
   const auto expect_category = [&](std::int64_t found, std::int64_t expected, std::string_view what) {
-    EXPECT_NEAR(static_cast<double>(found), static_cast<double>(expected), 0.05 * static_cast<double>(expected) + 3e5)
+    EXPECT_NEAR(static_cast<double>(found), static_cast<double>(expected),
+                (trains_all ? 0.05 : 0.1) * static_cast<double>(expected) + 3e5)
         << what << ": " << text;
   };
   const MemoryCounts &found = measured.peak, &expected = predicted.peak;
@@ -327,6 +344,16 @@ INSTANTIATE_TEST_SUITE_P(
         PeakCase{{.name = "zero3_recomputing", .stage = 3, .recompute_every = 2}},
         PeakCase{{.name = "hsdp", .stage = 3, .replicas = 2}, 4},
         PeakCase{{.name = "zero3_narrow", .stage = 3, .narrow = true, .seq = 32}},
+        PeakCase{{.name = "lora_one_rank", .lora = {.rank = 8}}, 1},
+        PeakCase{{.name = "lora_with_dropout", .lora = {.rank = 8, .dropout = 0.1}}, 1},
+        PeakCase{{.name = "lora_of_attention", .lora = {.rank = 8, .target_modules = {"q_proj", "v_proj"}}}, 1},
+        PeakCase{{.name = "lora_recomputing", .recompute_every = 1, .lora = {.rank = 8}}, 1},
+        PeakCase{{.name = "lora_ddp", .steps = 2, .lora = {.rank = 8}}},
+        PeakCase{{.name = "lora_zero3", .stage = 3, .steps = 2, .lora = {.rank = 8}}},
+        PeakCase{{.name = "lora_zero1", .stage = 1, .lora = {.rank = 8}}},
+        PeakCase{{.name = "frozen_one_rank", .frozen = {"tok_embeddings*", "layers.[01].*"}}, 1},
+        PeakCase{{.name = "frozen_ddp", .frozen = {"output*", "*attention*"}}},
+        PeakCase{{.name = "frozen_zero3", .stage = 3, .frozen = {"tok_embeddings*", "*feed_forward.w[12]*"}}},
         PeakCase{{.name = "gpt2_one_rank"}, 1, true, LlamaFamily::gpt2},
         PeakCase{{.name = "gpt2_zero3", .stage = 3, .steps = 2}, 2, false, LlamaFamily::gpt2},
         PeakCase{{.name = "gpt2_recomputing", .stage = 2, .recompute_every = 1}, 2, false, LlamaFamily::gpt2},

@@ -1,0 +1,134 @@
+// Adapters as a user meets them: trained on a base, used by `phalanx generate` and `eval` in several layouts, merged, and
+// refused where they do not fit.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/testing/program_fixture.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/matchers.h"
+
+namespace phalanx::cli {
+namespace adapter_command_test {
+
+class AdapterCommandTest : public ::testing::Test {
+ protected:
+  /// A base after a few steps, and an adapter that was trained on it in tensor-parallel ranks.
+  static void SetUpTestSuite() {
+    folder_ = new TempDirectory("adapter_command");
+    program_testing::write_periodic_tokens(file("tokens.bin"));
+    write_file(file("run.toml"), "[model]\nflavor = \"debug\"\n[training]\ndataset_path = \"" + file("tokens.bin") +
+                                     "\"\nseq_len = 32\nlocal_batch_size = 2\n[optimizer]\nlr = 1e-2\n"
+                                     "[lr_scheduler]\nwarmup_steps = 1\n");
+    write_file(file("prompts.jsonl"), "{\"ids\": [3, 14, 25]}\n{\"ids\": [7]}\n");
+    for (const char* base : {"base", "other"}) {
+      ASSERT_EQ(call("train " + file("run.toml") +
+                     " --training.steps=3 --checkpoint.last_save_in_hf --job.dump_folder=" + file(base) +
+                     (base == std::string("other") ? " --debug.seed=7" : "")),
+                0)
+          << error_;
+    }
+    ASSERT_EQ(call("train -n 2 " + file("run.toml") + " --training.steps=6 --parallelism.tensor_parallel_degree=2 " +
+                   "--lora.rank=4 --lora.target_modules=q_proj,down_proj --checkpoint.initial_load_in_hf " +
+                   "--checkpoint.last_save_in_hf --checkpoint.initial_load_path=" + file("base/hf") +
+                   " --job.dump_folder=" + file("tuned")),
+              0)
+        << error_;
+  }
+  static void TearDownTestSuite() { delete folder_; }
+
+  static std::string file(const std::string& name) { return (folder_->path() / name).string(); }
+  static int call(const std::string& arguments) {
+    const auto outcome = program_testing::run_line(folder_->path(), arguments);
+    out_ = outcome.out;
+    error_ = outcome.err;
+    return outcome.status;
+  }
+  /// The ids that each prompt gets.
+  static std::vector<nlohmann::json> generated(const std::string& arguments) {
+    EXPECT_EQ(call("generate --prompts-file " + file("prompts.jsonl") + " --greedy --max-new-tokens 12 " + arguments),
+              0)
+        << error_;
+    std::vector<nlohmann::json> ids;
+    std::istringstream lines(out_);
+    for (std::string line; std::getline(lines, line);) ids.push_back(nlohmann::json::parse(line)["ids"]);
+    EXPECT_EQ(ids.size(), 2U);
+    return ids;
+  }
+  static double loss(const std::string& arguments) {
+    EXPECT_EQ(
+        call("eval --tokens " + file("tokens.bin") + " --max-tokens 200 --json " + file("eval.json") + " " + arguments),
+        0)
+        << error_;
+    return nlohmann::json::parse(read_file(file("eval.json")))["loss"];
+  }
+
+  static TempDirectory* folder_;
+  static std::string out_, error_;
+};
+TempDirectory* AdapterCommandTest::folder_ = nullptr;
+std::string AdapterCommandTest::out_, AdapterCommandTest::error_;
+
+TEST_F(AdapterCommandTest, EveryWayToUseAnAdapterGivesTheSame) {
+  const std::string base = "--checkpoint " + file("base/hf"), adapter = base + " --adapter " + file("tuned/adapter");
+  ASSERT_EQ(call("checkpoint merge " + file("base/hf") + " " + file("merged") + " --adapter " + file("tuned/adapter")),
+            0)
+      << error_;
+  EXPECT_THAT(out_, HasSubstr("4 layers merged"));
+  ASSERT_EQ(call("checkpoint merge " + file("tuned") + " " + file("merged-run")), 0) << error_;
+  EXPECT_EQ(read_file(file("merged/model.safetensors")).size(), read_file(file("base/hf/model.safetensors")).size());
+  const auto expected = generated(adapter);
+  EXPECT_NE(expected, generated(base));
+  for (const std::string& way : {adapter + " -n 2 --tp 2", adapter + " -n 2 --pp 2", "--checkpoint " + file("tuned"),
+                                 "-n 2 --pp 2 --checkpoint " + file("tuned"), "--checkpoint " + file("merged"),
+                                 "--checkpoint " + file("merged-run"), "--checkpoint " + file("tuned/hf")}) {
+    EXPECT_EQ(generated(way), expected) << way;
+  }
+  const double tuned = loss(adapter);
+  EXPECT_LT(tuned, loss(base));
+  EXPECT_NEAR(loss("-n 2 --tp 2 " + adapter), tuned, 1e-5);
+  EXPECT_NEAR(loss("--checkpoint " + file("merged")), tuned, 1e-5);
+}
+
+TEST_F(AdapterCommandTest, WhatDoesNotFitIsRefused) {
+  const std::string adapter = " --adapter " + file("tuned/adapter"),
+                    prompt = " --prompts-file " + file("prompts.jsonl");
+  EXPECT_EQ(call("generate --checkpoint " + file("other/hf") + adapter + prompt), 1);
+  EXPECT_THAT(error_, HasSubstr("was trained on other weights"));
+  EXPECT_EQ(call("generate --allow-base-mismatch --checkpoint " + file("other/hf") + adapter + prompt), 0) << error_;
+  EXPECT_EQ(call("generate --checkpoint " + file("tuned") + adapter + prompt), 1);
+  EXPECT_THAT(error_, HasSubstr("trains adapters, and holds them"));
+  EXPECT_EQ(call("generate --checkpoint " + file("base/hf") + " --adapter " + file("base/hf") + prompt), 1);
+  EXPECT_THAT(error_, HasSubstr("is no adapter: it has no adapter_config.json"));
+  EXPECT_EQ(call("generate --allow-base-mismatch --checkpoint " + file("base/hf") + prompt), 2);
+  EXPECT_EQ(call("checkpoint merge " + file("base/hf") + " " + file("new")), 2);
+  EXPECT_THAT(error_, HasSubstr("has no adapters: expected --adapter DIR"));
+  EXPECT_EQ(call("checkpoint merge " + file("base/hf")), 2);
+  EXPECT_THAT(error_, HasSubstr("needs DIR and OUT"));
+  EXPECT_EQ(call("checkpoint merge " + file("base/hf") + " " + file("other/hf") + adapter), 1);
+  EXPECT_THAT(error_, HasSubstr("exists already, and is not empty"));
+  EXPECT_EQ(call("checkpoint consolidate --hf " + file("tuned") + " " + file("new")), 1);
+  EXPECT_THAT(error_, HasSubstr("`phalanx checkpoint merge` writes its base with them added"));
+}
+
+TEST_F(AdapterCommandTest, ANewRunGoesOnWithAnAdapter) {
+  const auto train = [&](const std::string& more) {
+    return call("train " + file("run.toml") + " --training.steps=1 --checkpoint.initial_load_in_hf " +
+                "--checkpoint.initial_load_path=" + file("base/hf") + " --optimizer.lr=0 --job.dump_folder=" +
+                file("again") + " --lora.initial_adapter=" + file("tuned/adapter") + " " + more);
+  };
+  EXPECT_EQ(train("--lora.rank=8 --lora.target_modules=q_proj,down_proj"), 1);
+  EXPECT_THAT(error_, HasSubstr("has rank 4, alpha 16 and 4 layers, and this run rank 8, alpha 16 and 4 layers"));
+  EXPECT_EQ(train(""), 2);
+  EXPECT_THAT(error_, HasSubstr("[lora] initial_adapter is set, but rank is 0"));
+  ASSERT_EQ(train("--lora.rank=4 --lora.target_modules=q_proj,down_proj"), 0) << error_;
+  EXPECT_EQ(generated("--checkpoint " + file("again")),
+            generated("--checkpoint " + file("base/hf") + " --adapter " + file("tuned/adapter")));
+}
+
+}  // namespace adapter_command_test
+}  // namespace phalanx::cli

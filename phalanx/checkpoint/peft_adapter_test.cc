@@ -1,0 +1,175 @@
+// Adapters on disk in PEFT's format.
+#include "phalanx/checkpoint/files/peft_adapter.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros.h>
+
+#include <nlohmann/json.hpp>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/folder_test.h"
+#include "phalanx/base/testing/matchers.h"
+#include "phalanx/checkpoint/adapter_weights.h"
+#include "phalanx/checkpoint/files/safetensors.h"
+#include "phalanx/checkpoint/files/weights_identity.h"
+#include "phalanx/checkpoint/weights.h"
+#include "phalanx/models/config/llama_json.h"
+
+namespace phalanx {
+namespace peft_adapter_test {
+
+models::LlamaConfig two_layers() {
+  return {.dim = 8, .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .ffn_hidden = 12, .vocab_size = 16};
+}
+
+class PeftAdapterTest : public FolderTest {
+ protected:
+  /// All parameters of a small model with adapters, with values that differ.
+  std::vector<NamedTensor> tensors(double first) const {
+    std::vector<NamedTensor> all;
+    const auto add = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
+      std::int64_t count = 1;
+      for (const std::int64_t size : shape) count *= size;
+      const at::Tensor values = at::arange(count, at::TensorOptions(at::kFloat)).add(first).sin().view(shape);
+      all.push_back({name, values});
+      first += 0.37;
+    };
+    const auto shapes = models::llama_parameter_shapes(two_layers());
+    for (const auto& [name, shape] : shapes) add(name, shape);
+    for (const std::string& layer : models::lora_layers(two_layers(), lora_)) {
+      const auto& shape = shapes.at(layer + ".weight");
+      add(layer + models::kLoraA, {lora_.rank, shape[1]});
+      add(layer + models::kLoraB, {shape[0], lora_.rank});
+    }
+    return all;
+  }
+  std::string save_base(const std::string& name, double first) const {
+    export_weights(path(name), base_among(tensors(first)), {}, posix_file_system());
+    return path(name);
+  }
+  std::string save(const std::string& name, const std::string& metadata = "") const {
+    save_adapter(path(name), two_layers(), lora_, tensors(1), {.base_name = "base-model", .metadata = metadata});
+    return path(name);
+  }
+  void change_config(const std::string& folder, const std::string& key, const nlohmann::json& value) const {
+    auto json = nlohmann::json::parse(read_file(folder + "/adapter_config.json"));
+    json[key] = value;
+    replace_file(folder + "/adapter_config.json", json.dump());
+  }
+  std::string refusal(const std::string& folder) const {
+    return error_text<CheckpointError>([&] { read_peft_adapter(folder); });
+  }
+
+  const models::LoraOptions lora_{.rank = 3, .alpha = 6, .dropout = 0.25, .target_modules = {"q_proj", "down_proj"}};
+};
+
+TEST_F(PeftAdapterTest, IsReadAsItWasSaved) {
+  const std::string folder = save("adapter");
+  const PeftAdapter found = read_peft_adapter(folder);
+  EXPECT_EQ(found.lora.rank, 3);
+  EXPECT_EQ(found.lora.alpha, 6);
+  EXPECT_EQ(found.lora.dropout, 0.25);
+  EXPECT_EQ(models::lora_layers(two_layers(), found.lora), models::lora_layers(two_layers(), lora_));
+  EXPECT_TRUE(found.base.is_null());
+  const std::vector<NamedTensor> expected = adapters_among(tensors(1));
+  std::vector<NamedTensor> loaded;
+  for (const NamedTensor& one : expected) loaded.push_back({one.name, at::zeros(one.tensor.sizes())});
+  load_adapter(found, loaded);
+  for (std::size_t i = 0; i < loaded.size(); ++i) {
+    EXPECT_TRUE(at::equal(loaded[i].tensor, expected[i].tensor)) << loaded[i].name;
+  }
+  const safetensors::File file((found.weights()).string());
+  EXPECT_NE(file.find("base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"), nullptr);
+  EXPECT_EQ(file.tensors().size(), 8U);
+  const auto config = nlohmann::json::parse(read_file(folder + "/adapter_config.json"));
+  EXPECT_EQ(config["target_modules"], nlohmann::json({"down_proj", "q_proj"}));
+  EXPECT_EQ(config["lora_alpha"].dump(), "6");
+  EXPECT_EQ(config["base_model_name_or_path"], "base-model");
+}
+
+TEST_F(PeftAdapterTest, LayersThatLastNamesDoNotTellApartHaveTheirWholeNames) {
+  const models::LoraOptions one{.rank = 2, .target_modules = {"layers.1.attention.wq"}};
+  const auto config = nlohmann::json::parse(peft_config_text(two_layers(), one, ""));
+  EXPECT_EQ(config["target_modules"], nlohmann::json({"model.layers.1.self_attn.q_proj"}));
+  EXPECT_TRUE(config["base_model_name_or_path"].is_null());
+}
+
+TEST_F(PeftAdapterTest, RefusesAnotherBase) {
+  const std::string base = save_base("base.safetensors", 1), other = save_base("other.safetensors", 2);
+  const nlohmann::json metadata = {{"base", weights_identity(base)}, {"hf_assets_path", "/secret"}};
+  const PeftAdapter adapter = read_peft_adapter(save("adapter", metadata.dump()));
+  require_base(adapter, base, /*allow_mismatch=*/false);
+  std::filesystem::create_directory(path("moved"));
+  std::filesystem::copy_file(base, path("moved/model.safetensors"));
+  require_base(adapter, path("moved/model.safetensors"), /*allow_mismatch=*/false);
+  EXPECT_THAT(error_text<CheckpointError>([&] { require_base(adapter, other, false); }),
+              AllOf(HasSubstr("was trained on other weights"), HasSubstr("--allow-base-mismatch")));
+  require_base(adapter, other, /*allow_mismatch=*/true);
+  require_base(read_peft_adapter(save("unknown")), other, /*allow_mismatch=*/false);  // said in the log
+  EXPECT_THAT(read_file(path("adapter/adapter_model.safetensors")), Not(HasSubstr("/secret")));
+}
+
+TEST_F(PeftAdapterTest, KindsThatPhalanxDoesNotHaveAreRefusedByName) {
+  const std::vector<std::pair<std::string, nlohmann::json>> others = {
+      {"peft_type", "LOHA"},           {"use_dora", true}, {"use_rslora", true},
+      {"fan_in_fan_out", true},        {"bias", "all"},    {"rank_pattern", {{"q_proj", 4}}},
+      {"modules_to_save", {"lm_head"}}};
+  for (const auto& [key, value] : others) {
+    const std::string folder = save("of_" + key);
+    change_config(folder, key, value);
+    EXPECT_THAT(refusal(folder), AllOf(HasSubstr("\"" + key + "\" is " + value.dump()), HasSubstr("merge_and_unload")));
+  }
+}
+
+TEST_F(PeftAdapterTest, DamagedOnesAreRefused) {
+  EXPECT_THAT(refusal(path("nothing")), HasSubstr("it has no adapter_config.json"));
+  const std::string folder = save("adapter");
+  change_config(folder, "r", 0);
+  EXPECT_THAT(refusal(folder), HasSubstr("\"r\" is 0: expected 1 or more"));
+  change_config(folder, "r", 4);  // not that of the tensors
+  EXPECT_THAT(error_text<CheckpointError>([&] {
+                PeftAdapter adapter = read_peft_adapter(folder);
+                load_adapter(adapter, {{"layers.0.attention.wq.lora_A", at::zeros({4, 8})}}, /*all=*/false);
+              }),
+              HasSubstr("lora_A"));
+  replace_file(folder + "/adapter_config.json", "{");
+  EXPECT_THAT(refusal(folder), HasSubstr("adapter_config.json"));
+  save("half");
+  const auto write = [&](const std::string& name) {
+    export_weights(path("half/adapter_model.safetensors"), {{name, at::zeros({3, 8})}}, {}, posix_file_system());
+  };
+  write("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
+  EXPECT_THAT(refusal(path("half")), HasSubstr("layers.0.attention.wq has only one of lora_A and lora_B"));
+  write("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight");
+  EXPECT_THAT(refusal(path("half")), HasSubstr("is neither a lora_A nor a lora_B"));
+  write("base_model.model.model.vision.q.lora_A.weight");
+  EXPECT_THAT(refusal(path("half")), HasSubstr("is on a layer that Phalanx does not know"));
+  write("model.layers.0.self_attn.q_proj.lora_A.weight");
+  EXPECT_THAT(refusal(path("half")), HasSubstr("is no part of an adapter of PEFT"));
+}
+
+TEST_F(PeftAdapterTest, MergingAddsTheProductToTheLayersOfAdaptersAlone) {
+  const std::vector<NamedTensor> all = tensors(1);
+  const auto find = [](const std::vector<NamedTensor>& list, const std::string& name) {
+    return std::ranges::find(list, name, &NamedTensor::name)->tensor;
+  };
+  const std::vector<NamedTensor> merged = merged_weights(all, lora_);
+  EXPECT_EQ(merged.size(), base_among(all).size());
+  for (const NamedTensor& one : merged) {
+    const std::string layer = one.name.substr(0, one.name.rfind('.'));
+    const bool is_adapted = layer.ends_with("attention.wq") || layer.ends_with("feed_forward.w2");
+    at::Tensor expected = find(all, one.name);
+    EXPECT_EQ(at::equal(one.tensor, expected), !is_adapted) << one.name;
+    if (!is_adapted) continue;
+    expected = expected + at::matmul(find(all, layer + ".lora_B"), find(all, layer + ".lora_A")) * 2.0;
+    EXPECT_TRUE(at::equal(one.tensor, expected)) << one.name;
+  }
+}
+
+}  // namespace peft_adapter_test
+}  // namespace phalanx
