@@ -13,6 +13,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/checkpoint/files/peft_adapter.h"
 #include "phalanx/checkpoint/files/weights_identity.h"
 #include "phalanx/launch/rendezvous/worker_environment.h"
 #include "phalanx/models/config/model_identity.h"
@@ -132,7 +133,7 @@ std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const 
   nlohmann::json mine = {{"model", models::model_identity(files.config)}};
   ranks.each([&] {
     mine["weights"] = weights_identity(files.weights);
-    if (!files.adapter.empty()) mine["adapter"] = weights_identity(files.adapter);
+    if (!files.adapter.empty()) mine["adapter"] = adapter_identity(files.adapter);
   });
   ranks.require_same("model", mine);
   return infer::load_model_shard(files, ranks.plan, *ranks.mesh, ranks.process.device, type);
