@@ -13,6 +13,7 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/data/testing/small_data.h"
 
 namespace phalanx::cli {
 namespace adapter_command_test {
@@ -130,6 +131,40 @@ TEST_F(AdapterCommandTest, ANewRunGoesOnWithAnAdapter) {
   ASSERT_EQ(train("--lora.rank=4 --lora.target_modules=q_proj,down_proj"), 0) << error_;
   EXPECT_EQ(generated("--checkpoint " + file("again")),
             generated("--checkpoint " + file("base/hf") + " --adapter " + file("tuned/adapter")));
+}
+
+TEST_F(AdapterCommandTest, AJobIsOfOneAdapterAndAlpha) {
+  std::filesystem::copy(file("tuned/adapter"), file("adapter"));
+  const auto generate = [&] {
+    return call("generate -n 2 --greedy --max-new-tokens 4 --prompts-file " + file("prompts.jsonl") + " --output " +
+                file("job") + " --checkpoint " + file("base/hf") + " --adapter " + file("adapter"));
+  };
+  ASSERT_EQ(generate(), 0) << error_;
+  ASSERT_EQ(generate(), 0) << error_;
+  auto json = nlohmann::json::parse(read_file(file("adapter/adapter_config.json")));
+  json["lora_alpha"] = 3;
+  replace_file(file("adapter/adapter_config.json"), json.dump());
+  EXPECT_EQ(generate(), 1);
+  EXPECT_THAT(error_, AllOf(HasSubstr("is the folder of another job"), HasSubstr("adapter")));
+}
+
+TEST_F(AdapterCommandTest, ASampleIsDrawnWithoutDropoutInEveryLayout) {
+  std::filesystem::create_directory(file("tok"));
+  data::small_tokenizer("the cat sat on the mat. ").save(file("tok/tokenizer.json"));
+  const auto sample = [&](const std::string& layout, const std::string& run) {
+    EXPECT_EQ(
+        call("train " + layout + " " + file("run.toml") + " --training.steps=1 --lora.rank=4 --lora.dropout=0.9 " +
+             "--lora.no-zero_b --optimizer.lr=0 --training.global_batch_size=2 --training.local_batch_size=2 " +
+             "--metrics.sample_prompt=the --metrics.sample_tokens=8 --model.hf_assets_path=" + file("tok") +
+             " --checkpoint.initial_load_in_hf --checkpoint.initial_load_path=" + file("base/hf") +
+             " --job.dump_folder=" + file(run)),
+        0)
+        << error_;
+    return nlohmann::json::parse(read_file(file(run + "/run.json")))["sample"]["text"];
+  };
+  const auto alone = sample("", "sample-1");
+  EXPECT_EQ(sample("-n 2 --parallelism.tensor_parallel_degree=2", "sample-tp"), alone);
+  EXPECT_EQ(sample("-n 2 --parallelism.pipeline_parallel_degree=2", "sample-pp"), alone);
 }
 
 }  // namespace adapter_command_test

@@ -31,6 +31,7 @@
 #include "phalanx/base/log.h"
 #include "phalanx/base/progress.h"
 #include "phalanx/checkpoint/files/block_hash.h"
+#include "phalanx/checkpoint/files/peft_adapter.h"
 #include "phalanx/checkpoint/files/weights_identity.h"
 #include "phalanx/data/chat/conversation.h"
 #include "phalanx/data/chat/tokenized_conversation.h"
@@ -214,7 +215,7 @@ nlohmann::json description_of(const Task& task, const Inputs& inputs, const infe
       {"ignore_end", arguments.ignore_end},
       {"dtype", arguments.dtype},
       {"fields", {arguments.format.id_field, arguments.format.prompt_field, arguments.response_field}}};
-  if (!files.adapter.empty()) description["adapter"] = adapter_identity(files);
+  if (!files.adapter.empty()) description["adapter"] = adapter_identity(files.adapter);
   if (!task.prompts.skipped.empty()) description["seeds_of_prompts"] = "hash of seed and number of the line";
   // The template's text, and what it depends on, such as the date.
   if (arguments.is_chat) description["rendered_conversations"] = hash_of_text(inputs.chat_ids);

@@ -118,10 +118,6 @@ ModelRanks start_model_ranks(const ModelArguments& options, const Arguments& arg
   return ranks;
 }
 
-nlohmann::json adapter_identity(const infer::ModelFiles& files) {
-  return {{"weights", weights_identity(files.adapter / kAdapterWeightsName)}, {"lora", lora_metadata(files.lora)}};
-}
-
 infer::ModelFiles find_model(const ModelArguments& options) {
   infer::ModelFiles files = infer::find_model(options.checkpoint);
   files.allow_model_mismatch = options.allow_model_mismatch;
@@ -137,7 +133,7 @@ std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const 
   nlohmann::json mine = {{"model", models::model_identity(files.config)}};
   ranks.each([&] {
     mine["weights"] = weights_identity(files.weights);
-    if (!files.adapter.empty()) mine["adapter"] = adapter_identity(files);
+    if (!files.adapter.empty()) mine["adapter"] = adapter_identity(files.adapter);
   });
   ranks.require_same("model", mine);
   return infer::load_model_shard(files, ranks.plan, *ranks.mesh, ranks.process.device, type);

@@ -52,10 +52,6 @@ ModelRanks start_model_ranks(const ModelArguments& options, const Arguments& arg
 /// ranks.
 std::string read_on_each_rank(const std::string& path);
 
-/// Identifies the adapter of --adapter by its content.
-/// REQUIRES: there is one.
-nlohmann::json adapter_identity(const infer::ModelFiles& files);
-
 /// The model of --checkpoint, with the adapter of --adapter.
 infer::ModelFiles find_model(const ModelArguments& options);
 

@@ -1,5 +1,5 @@
-// Shell-style patterns over names, such as those of parameters: * matches any characters, including dots and none, ? matches one,
-// [abc] one of these. A pattern must match the whole name: "*norm*" matches every name with "norm" in it.
+// Shell-style patterns over names, such as those of parameters: * matches any characters, including dots and none, ?
+// matches one, [abc] one of these. A pattern must match the whole name: "*norm*" matches every name with "norm" in it.
 #pragma once
 
 #include <string>

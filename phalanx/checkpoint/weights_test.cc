@@ -134,7 +134,8 @@ TEST(Weights, ADirectoryOfTwoModelsIsRefused) {
   std::filesystem::remove(folder.path() / "model.safetensors.index.json");
   write_file(folder.path() / "adapter_config.json", "{}");
   for (const std::string& said : {load(), identity()}) {
-    EXPECT_THAT(said, AllOf(HasSubstr("holds an adapter (PEFT"), HasSubstr("merge_and_unload")));
+    EXPECT_THAT(said, AllOf(HasSubstr("holds an adapter (PEFT"), HasSubstr("this as --adapter"),
+                            HasSubstr("`phalanx checkpoint merge`")));
   }
 }
 

@@ -230,8 +230,9 @@ const std::vector<Key>& known_keys() {
        "model itself (docs/lora.md).",
        0, kAny},
       {"lora", "alpha", at<&C::lora, &L::alpha>, "What an adapter adds is scaled by alpha / rank.", 1e-6, 1e6},
-      {"lora", "dropout", at<&C::lora, &L::dropout>, "Share of an adapter's inputs that a training step leaves out.", 0,
-       0.99},
+      {"lora", "dropout", at<&C::lora, &L::dropout>,
+       "Probability that an element of an adapter's input is set to 0 in training; the rest are scaled by 1 / (1 - p).",
+       0, 0.99},
       {"lora", "target_modules", at<&C::lora, &L::target_modules>,
        "Layers with adapters: all-linear (every matrix of the blocks), names as in PEFT (`[\"q_proj\", \"v_proj\"]`) "
        "or "

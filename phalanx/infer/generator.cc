@@ -14,6 +14,7 @@
 #include "phalanx/infer/scheduler.h"
 #include "phalanx/infer/stage_runner.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/nn/evaluation_mode.h"
 
 namespace phalanx::infer {
 namespace {
@@ -132,6 +133,7 @@ void Generator::run(const RequestStream& requests) { run(requests, options_.max_
 
 void Generator::run(const RequestStream& requests, std::int64_t max_batch) {
   const c10::InferenceMode inference;
+  const nn::EvaluationMode evaluating({&model_});
   const auto& config = model_.config();
   const std::int64_t positions = requests.longest == 0 ? config.max_seq_len : requests.longest;
   const std::int64_t rows = rows_for(positions, max_batch);

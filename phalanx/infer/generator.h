@@ -14,7 +14,8 @@
 // (options.stages), all its ranks run it together. Each makes a Generator and passes the same requests, in the same
 // order.
 //
-// generate() runs on the calling thread and the model's device, records no gradient, and may throw from callbacks.
+// generate() runs on the calling thread and the model's device, records no gradient, and may throw from callbacks. It
+// runs the model in evaluation mode, without dropout, and puts it back into the mode that it was in.
 #pragma once
 
 #include <cstddef>

@@ -21,6 +21,7 @@
 #include "phalanx/infer/testing/part_of_model.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/models/lora.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::infer {
@@ -62,6 +63,23 @@ std::vector<std::int64_t> greedy_without_cache(models::Llama& model, std::vector
 
 Request greedy_request(std::vector<std::int64_t> prompt, std::int64_t count) {
   return {.prompt = std::move(prompt), .max_new_tokens = count, .sampling = {.temperature = 0}};
+}
+
+TEST(Generator, RunsTheModelWithoutDropoutAndPutsItBack) {
+  const auto generated = [](double dropout, bool training) {
+    const auto model = small_model();
+    models::add_lora(*model, {.rank = 2, .dropout = dropout, .zero_b = false});
+    nn::initialise(*model, 3);
+    model->train(training);
+    Generator generator(*model, {});
+    const auto tokens =
+        generator.generate({{.prompt = prompt_of(4, 3), .max_new_tokens = 8, .sampling = {.temperature = 0.0}}})
+            .at(0)
+            .tokens;
+    EXPECT_EQ(model->is_training(), training);
+    return tokens;
+  };
+  EXPECT_EQ(generated(0.5, /*training=*/true), generated(0, /*training=*/false));
 }
 
 TEST(Generator, GreedyEqualsTheWholeModelAtEveryToken) {

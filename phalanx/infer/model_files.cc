@@ -92,6 +92,7 @@ ModelFiles find_model(const std::filesystem::path& path) {
   files.config = models::llama_from_metadata(metadata["model"], where + ": metadata.model");
   if (const auto lora = metadata.find(kLoraInMetadata); lora != metadata.end()) {
     files.lora = lora_from_metadata(*lora, where + ": metadata.lora");
+    layers_with_adapters(files.config, files.lora, where + ": metadata.lora");
   }
   const auto checkpoints = std::filesystem::absolute(files.weights).lexically_normal().parent_path();
   std::vector<std::filesystem::path> folders{files.weights, checkpoints, checkpoints.parent_path()};
@@ -113,6 +114,7 @@ void take_adapter(ModelFiles& files, const std::filesystem::path& folder, bool a
                     "adapter",
                     files.weights.string(), folder.string()));
   }
+  layers_with_adapters(files.config, adapter.lora, adapter.weights().string());
   require_base(adapter, files.weights, allow_base_mismatch);
   files.lora = adapter.lora;
   files.adapter = folder;

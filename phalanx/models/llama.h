@@ -105,7 +105,6 @@ class Llama : public nn::Module {
   const LlamaConfig& config() const noexcept { return config_; }
   const LlamaPart& part() const noexcept { return part_; }
   std::int64_t parameter_count() const noexcept { return config_.parameter_count(); }
-  double flops_per_token(double seq) const noexcept { return config_.flops_per_token(seq); }
 
   // Null where the part does not have them.
   std::shared_ptr<nn::Embedding> tok_embeddings;              // also in a part that only uses them for its output

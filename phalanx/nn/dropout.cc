@@ -25,8 +25,8 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
   if (!is_training() || probability_ == 0 || x.numel() == 0) return x;
   if (!rng_state_) {
     throw Error(
-        "dropout: nobody has said where in the run this forward pass is: call nn::place_dropout(model, {.seed = ..., "
-        ".step = ...}) before each training step, or model.eval() to evaluate");
+        "dropout: nobody has said where in the run this forward pass is: call nn::set_dropout_rng_state(model, {.seed "
+        "= ..., .step = ...}) before each training step, or model.eval() to evaluate");
   }
   // Each step has its own streams, and within a step each layer, by name (stream_key()).
   const std::uint64_t seed = PhiloxStream(rng_state_->seed, static_cast<std::uint64_t>(rng_state_->step)).next_u64();

@@ -30,8 +30,8 @@ at::Tensor FeedForward::forward_in_float8(const at::Tensor& x) {
 }
 
 at::Tensor FeedForward::forward(const at::Tensor& x) {
-  // A hook on a projection must see its call, so the projections are then not fused, and neither if one has an adapter. The last projection's output is
-  // the same as the fused kernel's.
+  // A hook on a projection must see its call, so the projections are then not fused, and neither if one has an adapter.
+  // The last projection's output is the same as the fused kernel's.
   const auto is_called = [](const Linear& projection) {
     return projection.has_forward_hooks() || projection.has_input_hook() || projection.has_parameter_uses() ||
            projection.has_adapter();

@@ -8,8 +8,8 @@
 #include "phalanx/base/human.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/nn/dropout.h"
+#include "phalanx/nn/evaluation_mode.h"
 #include "phalanx/train/autocast_guard.h"
-#include "phalanx/train/evaluation_mode.h"
 #include "phalanx/train/pipelined_model.h"
 #include "phalanx/train/replicated_model.h"
 #include "phalanx/train/shard_options.h"
@@ -77,7 +77,7 @@ void ParallelModel::place_dropout(models::Llama& model, std::int64_t step, std::
 }
 
 at::Tensor ParallelModel::loss_sum_of_whole_model(const TokenBatch& batch) {
-  const EvaluationMode evaluating(modules());
+  const nn::EvaluationMode evaluating(modules());
   return model_->loss(batch.inputs, batch.labels, {.documents = batch.documents, .divisor = 1.0});
 }
 

@@ -14,11 +14,11 @@
 #include <utility>
 
 #include "phalanx/comm/data_type.h"
+#include "phalanx/nn/evaluation_mode.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/schedule_text.h"
 #include "phalanx/train/autocast_guard.h"
-#include "phalanx/train/evaluation_mode.h"
 #include "phalanx/train/layer_costs.h"
 #include "phalanx/train/parallelize.h"
 #include "phalanx/train/precision.h"
@@ -325,7 +325,7 @@ at::Tensor PipelinedModel::loss_sum(const TokenBatch& batch) {
   copy_shared_weights();
   if (!evaluation_) evaluation_ = std::make_unique<PipelineRuntime>(ranks_, forward_schedule(schedule_), stages());
   describe_batch(batch, /*micro_batches=*/1, /*divisor=*/1);
-  const EvaluationMode evaluating(modules());
+  const nn::EvaluationMode evaluating(modules());
   return on_device(evaluation_->evaluate(batch.inputs, batch.labels).loss());
 }
 

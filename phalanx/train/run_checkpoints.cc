@@ -21,12 +21,12 @@
 #include "phalanx/checkpoint/files/block_hash.h"
 #include "phalanx/checkpoint/files/branch.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
-#include "phalanx/checkpoint/files/saved_state.h"
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/config/run_identity.h"
 #include "phalanx/models/config/llama_json.h"
 #include "phalanx/train/first_rank.h"
+#include "phalanx/train/inputs/initial_adapter.h"
 #include "phalanx/train/inputs/initial_weights.h"
 #include "phalanx/train/run_rollback.h"
 
@@ -116,33 +116,6 @@ std::string hash_of_settings(config::TrainConfig config) {
 
 std::string list_of_steps(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ", ")); }
 
-/// What a step directory says of its adapters; null: it has none, or is not one.
-nlohmann::json model_has_lora(const std::filesystem::path& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(path / kManifestName, error)) return nullptr;
-  const auto metadata = nlohmann::json::parse(read_step_manifest(path).metadata, nullptr, /*allow_exceptions=*/false);
-  return metadata.is_object() ? metadata.value(kLoraInMetadata, nlohmann::json()) : nlohmann::json();
-}
-
-void load_initial_adapter(const config::TrainConfig& config, const std::filesystem::path& base,
-                          const std::vector<NamedTensor>& weights, const LogFunction& log_info) {
-  const PeftAdapter adapter = read_peft_adapter(config.lora.initial_adapter);
-  const models::LlamaConfig model = config::model_config(config);
-  const bool same_layers = models::lora_layers(model, adapter.lora) == models::lora_layers(model, config.lora);
-  if (adapter.lora.rank != config.lora.rank || adapter.lora.alpha != config.lora.alpha || !same_layers) {
-    throw CheckpointError(
-        fmt::format("[lora] initial_adapter '{}' has rank {}, alpha {} and {} layers, and this run rank {}, alpha {} "
-                    "and {} layers: "
-                    "expected the same{}",
-                    adapter.folder.string(), adapter.lora.rank, adapter.lora.alpha, adapter.lora.target_modules.size(),
-                    config.lora.rank, config.lora.alpha, models::lora_layers(model, config.lora).size(),
-                    same_layers ? "" : ", on the same layers (target_modules)"));
-  }
-  require_base(adapter, base, /*allow_mismatch=*/false);
-  load_adapter(adapter, weights, /*all=*/false);
-  log_info(fmt::format("initial adapter: {}", adapter.folder.string()));
-}
-
 }  // namespace
 
 void load_initial_weights(const config::TrainConfig& config, const std::vector<NamedTensor>& weights,
@@ -151,19 +124,22 @@ void load_initial_weights(const config::TrainConfig& config, const std::vector<N
   const models::LlamaConfig model = config::model_config(config);
   const bool in_hf = config.checkpoint.initial_load_in_hf;
   // A pipeline stage does not read the weights of the other stages.
+  const bool has_adapters = initial_weights_hold_adapters(config);
   LoadWeightsOptions options;
   if (in_hf) {
     options = hf_weights_of_part(model);
   } else {
-    options.elsewhere = [shapes = models::llama_parameter_shapes(model)](const std::string& name) {
+    options.elsewhere = [&, shapes = models::llama_parameter_shapes(model)](const std::string& name) {
+      if (models::is_lora_name(name) && !has_adapters) refuse_adapter_in_weights_file(config, name);
       return shapes.contains(name) || models::is_lora_name(name);
     };
   }
-  // A checkpoint of a run with adapters holds them, too.
-  const bool has_adapters = !in_hf && !model_has_lora(path).is_null();
   const LoadedWeights loaded = load_weights(path, has_adapters ? weights : base_among(weights), options);
   log_info(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
-  if (!config.lora.initial_adapter.empty()) load_initial_adapter(config, path, weights, log_info);
+  if (!config.lora.initial_adapter.empty()) {
+    load_adapter(read_initial_adapter(config), weights, /*all=*/false);
+    log_info(fmt::format("initial adapter: {}", config.lora.initial_adapter));
+  }
   if (!loaded.ignored.empty()) log_info(fmt::format("not read from there: {}", brief_names(loaded.ignored)));
 }
 

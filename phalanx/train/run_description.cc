@@ -15,6 +15,7 @@
 #include "phalanx/models/config/hf_config.h"
 #include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/config/llama_json.h"
+#include "phalanx/models/config/training_flops.h"
 #include "phalanx/train/float8_layers.h"
 #include "phalanx/train/precision.h"
 
@@ -35,6 +36,11 @@ DescriptionLines describe_run(const RunParts& run) {
                      fmt::format("llama {}: {} parameters, dim {}, {} layers, {}/{} heads, ffn {}, vocabulary {}",
                                  run.config.model.flavor, with_commas(run.model.model().parameter_count()), model.dim,
                                  model.n_layers, model.n_heads, model.n_kv_heads, model.ffn_hidden, model.vocab_size));
+  if (!run.model.frozen().empty()) {
+    const models::TrainedCount count = models::trained_count(model, run.model.frozen(), run.config.lora);
+    lines.emplace_back("trained",
+                       fmt::format("{} of {} parameters", with_commas(count.trained), with_commas(count.all)));
+  }
   if (run.config.model.flavor == config::kFlavorOfDirectory) {
     const std::string file = (std::filesystem::path(run.config.model.hf_assets_path) / "config.json").string();
     const std::string line = models::hf_unsupported(read_file(file, models::kMaxHfConfigBytes), file);

@@ -29,6 +29,7 @@
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/hf_export.h"
 #include "phalanx/train/inputs/data_resume.h"
+#include "phalanx/train/inputs/initial_adapter.h"
 #include "phalanx/train/inputs/initial_weights.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/rank_agreement.h"
@@ -149,6 +150,8 @@ std::vector<std::string> Trainer::check_new_run() const {
     }
     check_initial_weights(config_);
     lines = compare_initial_weights(config_);
+    initial_weights_hold_adapters(config_);
+    if (!config_.lora.initial_adapter.empty()) read_initial_adapter(config_);
     for (std::string& line : compare_initial_tokenizer(config_, data_.tokenizer)) lines.push_back(std::move(line));
   });
   return lines;
@@ -202,15 +205,20 @@ void Trainer::say_changes() {
 
 void Trainer::make_model() {
   model_ = make_parallel_model(config_, plan_, context_.world, context_.device);
+  flops_ = models::training_flops(model_->model().config(), model_->frozen(), config_.lora);
   if (!checkpoints_.resumes()) {
     if (!has_initial_weights(config_) || config_.lora.rank > 0) {
       model_->initialise(static_cast<std::uint64_t>(config_.debug.seed));
     }
     if (has_initial_weights(config_)) {
-      nlohmann::json source;
-      on_every_rank(context_.world, [&] { source = initial_weights_identity(config_); });
-      base_ = source;
+      nlohmann::json source, adapter = nlohmann::json::object();
+      on_every_rank(context_.world, [&] {
+        source = initial_weights_identity(config_);
+        base_ = base_identity(config_);
+        if (!config_.lora.initial_adapter.empty()) adapter = adapter_identity(config_.lora.initial_adapter);
+      });
       require_same_on_ranks(*context_.world, "initial weights", source, "give every rank the same files");
+      require_same_on_ranks(*context_.world, "initial adapter", adapter, "give every rank the same files");
       const std::vector<NamedTensor> weights = model_->weights();
       on_every_rank(context_.world, [&] {
         load_initial_weights(config_, weights, [this](const std::string& line) { log_info(line); });

@@ -41,6 +41,7 @@
 
 #include "phalanx/comm/communicator.h"
 #include "phalanx/config/run_plan.h"
+#include "phalanx/models/config/training_flops.h"
 #include "phalanx/observe/communication_time.h"
 #include "phalanx/tensor/train_state.h"
 #include "phalanx/train/device_info.h"
@@ -160,7 +161,7 @@ class Trainer {
   std::unique_ptr<RunMemory> memory_;
   TrainingData data_;
   nlohmann::json identity_;  // run_identity.h
-  nlohmann::json base_;      // the fingerprint of the weights that the run began with; null: it began with random ones
+  nlohmann::json base_;      // the fingerprint of the weights that adapters are trained on; null: random ones
   struct ResumedState;
   std::unique_ptr<ResumedState> resumed_;  // from a checkpoint; null in a new run
   std::unique_ptr<ParallelModel> model_;
@@ -181,6 +182,7 @@ class Trainer {
   double interval_flops_ = 0;
   double last_cpu_seconds_ = 0;
   bool said_no_replicas_ = false;
+  models::TrainingFlops flops_;
   TrainResult result_;
 };
 

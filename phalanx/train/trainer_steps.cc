@@ -225,7 +225,7 @@ std::string Trainer::advice_on_divergence() const {
 
 double Trainer::flops_of(const StepOutcome& outcome) const {
   const auto tokens = static_cast<double>(plan_.global_batch_size * config_.training.seq_len);
-  return tokens * model_->model().flops_per_token(outcome.totals.pairs / tokens);
+  return tokens * flops_.per_token(outcome.totals.pairs / tokens);
 }
 
 void Trainer::log_step(const StepOutcome& outcome) {

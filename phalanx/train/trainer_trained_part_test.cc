@@ -5,7 +5,13 @@
 #include <set>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/checkpoint/files/peft_adapter.h"
+#include "phalanx/checkpoint/weights.h"
+#include "phalanx/config/model_config.h"
+#include "phalanx/models/config/frozen_parameters.h"
+#include "phalanx/models/config/training_flops.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -82,6 +88,80 @@ TEST_F(TrainedPartRunTest, WrongPatternsAndChangesAreRefused) {
   train(config("f", lora_), 1);
   EXPECT_THAT(refusal<CheckpointError>(config("f", {"--training.steps=14", "--lora.rank=8", lora_[1], lora_[2]})),
               HasSubstr("[lora] rank: saved 4, now 8"));
+}
+
+TEST_F(TrainedPartRunTest, ACheckpointWithAdaptersGoesOnOnlyWithTheSameOnes) {
+  train(config("base"), 1);
+  const std::string weights = "--checkpoint.initial_load_path=";
+  train(config("lora", {weights + path("base/checkpoint"), lora_[0], lora_[2]}), 1);
+  const std::string from = weights + path("lora/checkpoint");
+  EXPECT_THAT(refusal<CheckpointError>(config("a", {from})),
+              AllOf(HasSubstr("is of a run that trained adapters (rank 4, alpha 16), which this run without [lora]"),
+                    HasSubstr("`phalanx checkpoint merge`")));
+  EXPECT_THAT(refusal<CheckpointError>(config("b", {from, lora_[0], "--lora.target_modules=q_proj,w1"})),
+              AllOf(HasSubstr("it has rank 4, alpha 16 and 6 layers, and this run rank 4, alpha 16 and 4 layers"),
+                    HasSubstr("only it has layers.0.feed_forward.w3, layers.1.feed_forward.w3")));
+  EXPECT_THAT(refusal<CheckpointError>(config("c", {from, lora_[0], lora_[2], "--lora.alpha=8"})),
+              HasSubstr("has rank 4, alpha 16 and 6 layers, and this run rank 4, alpha 8 and 6 layers"));
+  EXPECT_THAT(refusal<CheckpointError>(
+                  config("d", {from, lora_[0], lora_[2], "--lora.initial_adapter=" + path("lora/adapter")})),
+              HasSubstr("expected one of the two"));
+  // A file of the same tensors does not say alpha.
+  std::vector<NamedTensor> tensors;
+  for (const NamedTensor& one : state_in("lora", 12).tensors) {
+    if (one.name.starts_with("model.")) tensors.push_back({one.name.substr(6), one.tensor});
+  }
+  export_weights(path("whole.safetensors"), tensors, {}, posix_file_system());
+  for (const std::vector<std::string>& keys : {std::vector<std::string>(), {lora_[0], lora_[2]}}) {
+    std::vector<std::string> more = {weights + path("whole.safetensors")};
+    more.insert(more.end(), keys.begin(), keys.end());
+    EXPECT_THAT(refusal<CheckpointError>(config("e", more)),
+                AllOf(HasSubstr("holds adapters (layers."), HasSubstr("nothing there says what they add")));
+  }
+  // Its adapter is one of the first base, and fits that.
+  train(config("more", {from, lora_[0], lora_[2]}), 1);
+  EXPECT_LT(losses("more").front(), losses("lora").front());
+  EXPECT_EQ(read_peft_adapter(path("more/adapter")).base, read_peft_adapter(path("lora/adapter")).base);
+  train(config("adapter", {weights + path("base/checkpoint"), lora_[0], lora_[2], "--optimizer.lr=0",
+                           "--training.steps=1", "--lora.initial_adapter=" + path("more/adapter")}),
+        1);
+}
+
+TEST_F(TrainedPartRunTest, AnInitialAdapterIsOneOfTheRunAndTheSameOnAllRanks) {
+  train(config("base", {"--checkpoint.enable", "--training.steps=2"}), 1);
+  const std::string base = "--checkpoint.initial_load_path=" + path("base/checkpoint");
+  train(config("lora", {base, lora_[0], lora_[2], "--training.steps=2"}), 1);
+  std::filesystem::copy(path("lora/adapter"), path("copy"));
+  const auto with = [&](const std::string& adapter, const std::string& targets) {
+    return config("again", {base, lora_[0], "--lora.target_modules=" + targets, "--training.steps=2",
+                            "--lora.initial_adapter=" + path(adapter)});
+  };
+  EXPECT_THAT(refusal<CheckpointError>(with("lora/adapter", "q_proj,wo,w[13]")),
+              AllOf(HasSubstr("[lora] initial_adapter '"), HasSubstr("has rank 4, alpha 16 and 6 layers"),
+                    HasSubstr("only this run has layers.0.attention.wo, layers.1.attention.wo")));
+  // Another text of the same meaning: ranks that read different files are told, whatever these hold.
+  replace_file(path("copy/adapter_config.json"), read_file(path("copy/adapter_config.json")) + "\n");
+  const std::string said = error_text<ConfigError>([&] {
+    run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      Trainer(with(world->rank() == 0 ? "copy" : "lora/adapter", "q_proj,w[13]"), {.world = world, .quiet = true});
+    });
+  });
+  EXPECT_THAT(said, HasSubstr("initial adapter"));
+}
+
+TEST_F(TrainedPartRunTest, CountsWhatItComputes) {
+  train(config("lora", lora_), 1);
+  const auto model = config::model_config(config("lora", lora_));
+  const models::LoraOptions lora = config("lora", lora_).lora;
+  const double flops = models::training_flops(model, models::frozen_parameters(model, {}, lora), lora).per_token(32);
+  EXPECT_LT(flops, 0.8 * model.flops_per_token(32));
+  for (const auto& line : lines_with("lora", "loss")) {
+    const double tps = line["tps"], tflops = line["tflops"];
+    EXPECT_NEAR(tflops, tps * flops / 1e12, 1e-6 * tflops);
+  }
+  std::ifstream file(path("lora/run.json"));
+  EXPECT_THAT(nlohmann::json::parse(file)["environment"]["trained"].get<std::string>(),
+              MatchesRegex("[0-9,]+ of [0-9,]+ parameters"));
 }
 
 }  // namespace trained_part_test

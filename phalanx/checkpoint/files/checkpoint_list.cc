@@ -126,7 +126,9 @@ std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
   if (std::filesystem::exists(path / "config.json", error)) {
     other = ": it is a Hugging Face directory, which `phalanx generate`, `eval` and `train` read and this does not";
   } else if (std::filesystem::exists(path / "adapter_config.json", error)) {
-    other = ": it holds an adapter (PEFT), which is not read: merge it into its model first (merge_and_unload)";
+    other =
+        ": it holds an adapter (PEFT): give its base as --checkpoint and this as --adapter, or add it to its base by "
+        "`phalanx checkpoint merge`";
   }
   throw CheckpointError(fmt::format("{} holds no complete checkpoint{}{}{}", folder.string(), other,
                                     reasons.empty() ? "" : ":", reasons));

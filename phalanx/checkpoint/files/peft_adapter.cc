@@ -1,9 +1,13 @@
 #include "phalanx/checkpoint/files/peft_adapter.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string_view>
@@ -14,6 +18,7 @@
 #include "phalanx/base/json_reader.h"
 #include "phalanx/base/json_text.h"
 #include "phalanx/base/log.h"
+#include "phalanx/checkpoint/files/block_hash.h"
 #include "phalanx/checkpoint/files/safetensors.h"
 #include "phalanx/checkpoint/files/weights_description.h"
 #include "phalanx/checkpoint/files/weights_identity.h"
@@ -27,21 +32,41 @@ constexpr std::string_view kWeight = ".weight";
 constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 using Reader = JsonReader<CheckpointError>;
 
-/// What other adapters have, and the values that mean that this one does not.
+/// Keys that may have any value here. They say what the adapter is (read below), where it comes from, or to which layers
+/// it was added, which the tensors' names tell. megatron_core and qalora_group_size count only beside keys that are
+/// refused.
+constexpr std::array kFreeKeys = {"auto_mapping",      "base_model_name_or_path",
+                                  "exclude_modules",   "inference_mode",
+                                  "layers_pattern",    "layers_to_transform",
+                                  "lora_alpha",        "lora_dropout",
+                                  "megatron_core",     "peft_version",
+                                  "qalora_group_size", "r",
+                                  "revision",          "target_modules",
+                                  "task_type"};
+/// Keys with values, besides null, false and empty ones, that mean plain LoRA.
+const std::map<std::string, std::vector<nlohmann::json>, std::less<>> kPlainValues = {
+    {"peft_type", {"LORA"}}, {"bias", {"none"}}, {"init_lora_weights", {true, "gaussian"}}};
+
+/// Any key that may mean another kind of adapter is refused, so that none is taken as plain LoRA.
 void refuse_other_kinds(const nlohmann::json& json, const Reader& read) {
-  const auto refuse = [&](const char* key, const char* expected) {
-    throw CheckpointError(
-        fmt::format("{}: \"{}\" is {}: expected {}, as Phalanx has plain LoRA alone; merge such an adapter with peft "
-                    "(merge_and_unload) and train on the result",
-                    read.where(), key, json.at(key).dump(), expected));
-  };
-  if (read.get<std::string>("peft_type") != "LORA") refuse("peft_type", "\"LORA\"");
-  for (const char* key : {"use_dora", "use_rslora", "fan_in_fan_out", "lora_bias"}) {
-    if (read.get_or<bool>(key, false)) refuse(key, "false");
-  }
-  if (read.get_or<std::string>("bias", "none") != "none") refuse("bias", "\"none\"");
-  for (const char* key : {"rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices"}) {
-    if (read.has(key) && !json.at(key).empty()) refuse(key, "none");
+  read.get<std::string>("peft_type");
+  for (const auto& [key, value] : json.items()) {
+    if (std::ranges::find(kFreeKeys, std::string_view(key)) != kFreeKeys.end()) continue;
+    const auto plain = kPlainValues.find(key);
+    const bool is_known = plain != kPlainValues.end();
+    if (is_known && std::ranges::find(plain->second, value) != plain->second.end()) continue;
+    const bool is_empty =
+        value.empty() || value == false || (value.is_string() && value.get_ref<const std::string&>().empty());
+    if (is_empty && key != "peft_type") continue;
+    std::string expected = "null, false or nothing";
+    if (is_known) {
+      std::vector<std::string> values;
+      for (const nlohmann::json& one : plain->second) values.push_back(one.dump());
+      expected = fmt::format("{}", fmt::join(values, " or "));
+    }
+    read.fail(key.c_str(), expected +
+                               ", as Phalanx has plain LoRA alone; merge such an adapter with peft "
+                               "(merge_and_unload) and train on the result");
   }
 }
 
@@ -118,7 +143,23 @@ PeftAdapter read_peft_adapter(const std::filesystem::path& folder) {
   return adapter;
 }
 
-void require_base(const PeftAdapter& adapter, const std::filesystem::path& base, bool allow_mismatch) {
+nlohmann::json adapter_identity(const std::filesystem::path& folder) {
+  nlohmann::json identity = weights_identity(folder / kAdapterWeightsName);
+  identity["config"] = hash_of_text(read_file(folder / kAdapterConfigName, kMaxConfigBytes));
+  return identity;
+}
+
+std::vector<std::string> layers_with_adapters(const models::LlamaConfig& model, const models::LoraOptions& lora,
+                                              const std::string& where) {
+  try {
+    return models::lora_layers(model, lora, where);
+  } catch (const ConfigError& error) {
+    throw CheckpointError(error.what());
+  }
+}
+
+void require_base(const PeftAdapter& adapter, const std::filesystem::path& base, bool allow_mismatch,
+                  const std::string& flag) {
   if (adapter.base.is_null()) {
     log::info(fmt::format("nothing says on which base the adapter in {} was trained: not compared with {}",
                           adapter.folder.string(), base.string()));
@@ -129,11 +170,11 @@ void require_base(const PeftAdapter& adapter, const std::filesystem::path& base,
   const std::string text = fmt::format("the adapter in {} was trained on other weights ({}) than those of {} ({})",
                                        adapter.folder.string(), adapter.base.dump(), base.string(), found.dump());
   if (!allow_mismatch) {
-    throw CheckpointError(text +
-                          ": it would add to what it does not know; name the base that it was trained on, or go on all "
-                          "the same by --allow-base-mismatch");
+    throw CheckpointError(
+        fmt::format("{}: it would add to what it does not know; name the base that it was trained on{}", text,
+                    flag.empty() ? "" : ", or go on all the same by " + flag));
   }
-  log::warn(text + ": gone on all the same, as --allow-base-mismatch says");
+  log::warn(fmt::format("{}: gone on all the same, as {} says", text, flag));
 }
 
 std::string peft_name(const std::string& parameter) {

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "phalanx/models/config/llama_config.h"
 #include "phalanx/models/config/lora_config.h"
@@ -30,13 +31,25 @@ struct PeftAdapter {
   std::filesystem::path weights() const { return folder / kAdapterWeightsName; }
 };
 
-/// Throws CheckpointError for a folder without an adapter, and for kinds of adapters that Phalanx does not have: another
-/// peft_type than LORA, DoRA, rsLoRA, trained biases or whole modules, ranks that differ by layer.
+/// Throws CheckpointError for a folder without an adapter, and for kinds of adapters that Phalanx does not have. Such a
+/// kind is any key of adapter_config.json that is not known to leave the numbers as they are, and is not null, false or
+/// empty: DoRA, rsLoRA, trained biases or whole modules, ranks that differ by layer, initial values (PiSSA, OLoRA) that
+/// change the base.
 PeftAdapter read_peft_adapter(const std::filesystem::path& folder);
 
+/// Identifies an adapter by the content of both of its files: {"bytes": 98304, "hash": ..., "config": hash}. Throws
+/// CheckpointError if one is missing.
+nlohmann::json adapter_identity(const std::filesystem::path& folder);
+
+/// The layers of `model` that have adapters by options that a file gives. Throws CheckpointError that begins with
+/// `where` if they do not fit the model.
+std::vector<std::string> layers_with_adapters(const models::LlamaConfig& model, const models::LoraOptions& lora,
+                                              const std::string& where);
+
 /// Throws CheckpointError if the weights at `base` are not those that the adapter was trained on; with `allow_mismatch`
-/// that is a warning. If nothing says on which it was trained, that is logged.
-void require_base(const PeftAdapter& adapter, const std::filesystem::path& base, bool allow_mismatch);
+/// that is a warning. If nothing says on which it was trained, that is logged. `flag` allows it; empty: nothing does.
+void require_base(const PeftAdapter& adapter, const std::filesystem::path& base, bool allow_mismatch,
+                  const std::string& flag = "--allow-base-mismatch");
 
 /// "layers.0.attention.wq.lora_A" -> "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight".
 std::string peft_name(const std::string& parameter);

@@ -34,8 +34,9 @@ void require_one_model(const std::filesystem::path& folder) {
   std::error_code error;
   if (std::filesystem::exists(folder / "adapter_config.json", error)) {
     throw CheckpointError(
-        fmt::format("{} holds an adapter (PEFT: adapter_config.json), which is not read: merge it into the model first "
-                    "(merge_and_unload), or take the file away to go on without it",
+        fmt::format("{} holds an adapter (PEFT: adapter_config.json): expected a model; give its base as --checkpoint "
+                    "and this as --adapter, or add it to its base by `phalanx checkpoint merge`, or take the file away "
+                    "to go on without it",
                     folder.string()));
   }
   const auto index = folder / kWeightIndexName;

@@ -8,7 +8,7 @@
 
 #include "phalanx/nn/module.h"
 
-namespace phalanx::train {
+namespace phalanx::nn {
 
 class EvaluationMode {
  public:
@@ -28,4 +28,4 @@ class EvaluationMode {
   std::vector<std::pair<nn::Module*, bool>> were_training_;
 };
 
-}  // namespace phalanx::train
+}  // namespace phalanx::nn
