@@ -58,8 +58,8 @@ end-of-text token.
   --exclude PATTERN          leave out files and directories whose name or path matches; may be repeated
   --min-frequency N          merge only pairs seen this often (default 2)
   --no-end-of-text           no end-of-text token after documents
-  --deduplicate              leave out texts that have been read before, byte for byte, also those set aside; takes
-                             about 40 bytes of memory a text
+  --deduplicate              leave out texts that have been read before, byte for byte, before any is set aside; reads
+                             the inputs once more and takes about 40 bytes of memory a text
   --histogram                print how long the documents are
   --threads N                that encode (default: all cores); the files are the same for every number
   --chat                     the inputs are files of conversations, JSON lines (docs/sft.md): each becomes a document by
@@ -258,11 +258,14 @@ std::optional<std::string> set_aside_before(const TokenizeArguments& arguments) 
 void drop_set_aside(const TokenizeArguments& arguments) {
   const auto before = set_aside_before(arguments);
   if (!before) return;
-  for (const std::string& path : files_of(*before)) std::filesystem::remove(path);
+  const bool has_mask = data::names_mask(*before + ".bin");
+  for (const std::string& path : files_of(*before)) {
+    if (has_mask || path != data::mask_path(*before + ".bin")) std::filesystem::remove(path);
+  }
   log::warn(
-      fmt::format("{0}.bin, .idx and .json are removed: they were set aside of {1}.bin, of which they become a "
+      fmt::format("{0}.bin, .idx{2} and .json are removed: they were set aside of {1}.bin, of which they become a "
                   "part now (--validation-fraction sets text aside)",
-                  *before, arguments.output));
+                  *before, arguments.output, has_mask ? ", .mask" : ""));
 }
 
 /// Checks the outputs before any work. Hours of encoding must not end with an error about an existing file, or destroy
@@ -304,6 +307,7 @@ void check_outputs(const TokenizeArguments& arguments) {
                       "another output",
                       beside));
     }
+    if (data::is_foreign_mask(prefix + ".bin")) throw DataError(data::foreign_mask_text(prefix + ".bin"));
   }
   if (const auto before = set_aside_before(arguments)) look(*before + ".bin");
   if (there.empty() || arguments.force) return;
@@ -368,6 +372,15 @@ ProgressOptions progress_options(ProgressUnit unit, bool quiet) {
   return {.unit = unit, .style = quiet ? ProgressStyle::silent : ProgressStyle::automatic};
 }
 
+/// Before text is set aside, so that neither side has a text of the other, and before the tokenizer is trained.
+void leave_out_and_tell(const TokenizeArguments& arguments, std::vector<data::Document>& documents) {
+  ProgressBar bar("comparing", static_cast<std::uint64_t>(data::total_bytes(documents)),
+                  progress_options(ProgressUnit::bytes, arguments.quiet));
+  const std::int64_t found = data::leave_out_duplicates(documents, [&](std::uint64_t n) { bar.advance(n); });
+  bar.finish();
+  fmt::print("{} texts were read before and are left out\n", with_commas(found));
+}
+
 data::BpeTokenizer train_and_save(const TokenizeArguments& arguments, const std::vector<data::Document>& documents) {
   const Stopwatch watch;
   const auto bytes = static_cast<std::uint64_t>(data::total_bytes(documents));
@@ -417,7 +430,7 @@ void print_histogram(const std::vector<std::int64_t>& lengths) {
 /// Returns the number of records without text, including those that would have been set aside.
 std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenizer& tokenizer,
                              const std::string& prefix, const std::vector<data::Document>& documents,
-                             data::SeenTexts* seen, const std::string& set_aside = {}) {
+                             const std::string& set_aside = {}) {
   const Stopwatch watch;
   ProgressBar bar("tokenizing", static_cast<std::uint64_t>(data::total_bytes(documents)),
                   progress_options(ProgressUnit::bytes, arguments.quiet));
@@ -425,8 +438,7 @@ std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::Bpe
                                                             {.end_of_text = !arguments.no_end_of_text,
                                                              .bytes_done = [&](std::uint64_t n) { bar.advance(n); },
                                                              .set_aside = set_aside,
-                                                             .threads = arguments.threads,
-                                                             .seen = seen});
+                                                             .threads = arguments.threads});
   bar.finish();
   if (summary.not_utf8 > 0) {
     log::warn(fmt::format(
@@ -446,9 +458,6 @@ std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::Bpe
              with_commas(summary.tokens), with_commas(summary.documents),
              static_cast<double>(summary.bytes) / static_cast<double>(summary.tokens), summary.unigram_entropy,
              human_bytes_per_second(static_cast<double>(summary.bytes) / seconds));
-  if (seen != nullptr) {
-    fmt::print("{}: {} texts were read before and are left out\n", summary.path, with_commas(summary.duplicates));
-  }
   if (arguments.histogram) print_histogram(summary.lengths);
   return summary.empty;
 }
@@ -492,11 +501,11 @@ int tokenize_command(const Arguments& arguments) {
   if (const auto dash = std::ranges::find(parsed.inputs, "-"); dash != parsed.inputs.end()) {
     standard_input = *dash = keep_standard_input(folder.emplace("tokenize"));
   }
-  const data::CorpusListing listing = data::list_corpus(parsed.inputs, {.extensions = parsed.extensions,
-                                                                        .exclude = parsed.exclude,
-                                                                        .format = parsed.format,
-                                                                        .field = parsed.field,
-                                                                        .standard_input = standard_input});
+  data::CorpusListing listing = data::list_corpus(parsed.inputs, {.extensions = parsed.extensions,
+                                                                  .exclude = parsed.exclude,
+                                                                  .format = parsed.format,
+                                                                  .field = parsed.field,
+                                                                  .standard_input = standard_input});
   const auto records = std::ranges::count_if(
       listing.documents, [](const data::Document& document) { return document.format != data::TextFormat::text; });
   fmt::print("{} text files, {}", with_commas(static_cast<std::int64_t>(listing.documents.size())),
@@ -515,21 +524,20 @@ int tokenize_command(const Arguments& arguments) {
                     "name than .jsonl say --format jsonl",
                     parsed.field));
   }
+  if (parsed.deduplicate) leave_out_and_tell(parsed, listing.documents);
   const data::CorpusSplit split = data::split_corpus(listing.documents, parsed.validation_fraction);
   if (!tokenizer) tokenizer = train_and_save(parsed, split.train);
   if (parsed.output.empty()) return 0;
   drop_set_aside(parsed);
   // Write the smaller part first. If it has no text, nothing has been written yet.
   std::string set_aside;
-  data::SeenTexts seen_texts;
-  data::SeenTexts* const seen = parsed.deduplicate ? &seen_texts : nullptr;
   if (!split.validation.empty()) {
     const std::string prefix = parsed.output + "-validation";
-    encode_and_tell(parsed, *tokenizer, prefix, split.validation, seen);
+    encode_and_tell(parsed, *tokenizer, prefix, split.validation);
     set_aside = data::read_sidecar(prefix + ".bin").value().content;
   }
   // A file of records is read for both parts, so the count is the same.
-  const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train, seen, set_aside);
+  const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train, set_aside);
   if (empty > 0) {
     log::warn(fmt::format("{} {} no text (null or empty) and {} left out", with_commas(empty),
                           empty == 1 ? "record has" : "records have", empty == 1 ? "was" : "were"));

@@ -167,6 +167,14 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
     throw DataError(fmt::format("{} has {} tokens: expected at least 2, one to be predicted from another",
                                 file ? arguments.tokens : arguments.text, size));
   }
+  // Of conversations, the answers count, as in training.
+  const std::int64_t scored = file ? file->trained_count({1, size}) : size - 1;
+  if (scored == 0) {
+    throw DataError(fmt::format(
+        "{}: none of the {} tokens that are read is trained, so says its mask: expected one or more; give a "
+        "larger --max-tokens, or another file",
+        arguments.tokens, size - 1));
+  }
   const auto windows = infer::windows_of(size, seq, stride);
   const auto scores = score(arguments, ranks, model, windows.size(), [&](std::size_t i) {
     const infer::TextWindow& window = windows[i];
@@ -174,6 +182,10 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
                            .first = window.first - window.begin};
     if (file) {
       file->read(window.begin, text.tokens);
+      if (!file->mask().empty()) {
+        const auto mask = file->mask().subspan(static_cast<std::size_t>(window.begin), text.tokens.size());
+        text.is_scored.assign(mask.begin(), mask.end());
+      }
     } else {
       std::copy_n(ids.begin() + window.begin, text.tokens.size(), text.tokens.begin());
     }
@@ -182,10 +194,14 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
   require_finite(scores, arguments.checkpoint);
   double sum = 0;
   for (const double value : scores) sum += value;
-  const double loss = -sum / static_cast<double>(size - 1);
-  nlohmann::ordered_json figures = {{"tokens", size - 1}, {"loss", loss}, {"perplexity", std::exp(loss)}};
+  const double loss = -sum / static_cast<double>(scored);
+  nlohmann::ordered_json figures = {{"tokens", scored}, {"loss", loss}, {"perplexity", std::exp(loss)}};
   std::string line =
-      fmt::format("tokens: {}  loss: {:.5f}  perplexity: {:.4f}", with_commas(size - 1), loss, std::exp(loss));
+      fmt::format("tokens: {}  loss: {:.5f}  perplexity: {:.4f}", with_commas(scored), loss, std::exp(loss));
+  if (file && !file->mask().empty()) {
+    figures["tokens_read"] = size - 1;
+    line += fmt::format("  ({} of {} tokens are trained, and counted)", with_commas(scored), with_commas(size - 1));
+  }
   if (bytes > 0 && whole) {
     const double bits = -sum / std::log(2.0) / static_cast<double>(bytes);
     figures["bits_per_byte"] = bits;

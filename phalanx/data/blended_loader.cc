@@ -54,6 +54,15 @@ SavedBlend saved_blend(const json& saved) {
 
 }  // namespace
 
+std::uint64_t seed_of_set(std::uint64_t seed, std::size_t set) {
+  if (set == 0) return seed;
+  // splitmix64: neighbouring numbers become unrelated ones.
+  std::uint64_t mixed = seed + 0x9E3779B97F4A7C15ULL * static_cast<std::uint64_t>(set);
+  mixed = (mixed ^ (mixed >> 30U)) * 0xBF58476D1CE4E5B9ULL;
+  mixed = (mixed ^ (mixed >> 27U)) * 0x94D049BB133111EBULL;
+  return mixed ^ (mixed >> 31U);
+}
+
 BlendedLoader::BlendedLoader(std::vector<Part> parts, std::int64_t global_batch_size)
     : parts_(std::move(parts)), global_batch_size_(global_batch_size), schedule_(weights_of(parts_), names_of(parts_)) {
   if (global_batch_size < 1)

@@ -14,6 +14,8 @@
 //   blend.fill(step, rows, inputs, labels);
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -22,6 +24,10 @@
 #include "phalanx/data/data_loader.h"
 
 namespace phalanx::data {
+
+/// The seed of the order of the set at this place of a blend: the run's for the first, another for each of the others,
+/// so that sets of equally many samples have different orders. It is part of the stream's description.
+std::uint64_t seed_of_set(std::uint64_t seed, std::size_t set);
 
 class BlendedLoader : public BatchSource {
  public:

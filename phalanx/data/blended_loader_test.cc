@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/ignored_label.h"
@@ -156,6 +157,53 @@ TEST_F(BlendedLoaderTest, DocumentsEndWhereTheSetsFileSays) {
     }
   }
   EXPECT_THAT(read(loader({}), 0, {0, 4}).ends, IsEmpty());
+}
+
+TEST_F(BlendedLoaderTest, LabelsAreCountedAsTheyAreFilledAlsoWhereASetHasAMask) {
+  const std::string masked = (folder_.path() / "masked").string();
+  TokenFileWriter writer(masked, {.vocab_size = 4000, .has_mask = true});
+  for (int length = 3; length < 14; ++length) {
+    std::vector<std::int32_t> document(static_cast<std::size_t>(length), 7);
+    std::vector<std::uint8_t> is_trained(document.size());
+    for (std::size_t i = 0; i < is_trained.size(); ++i) is_trained[i] = i % 3 == 1 ? 1 : 0;
+    writer.add_document(document, is_trained);
+  }
+  writer.finish();
+  for (const auto& [separate, pack] : {std::pair(false, false), {true, false}, {true, true}}) {
+    SCOPED_TRACE(pack ? "packed" : separate ? "block_causal" : "causal");
+    const Blend blend{.batch = 6, .separate = separate, .pack = pack};
+    std::vector<BlendedLoader::Part> parts;
+    parts.push_back({.name = "texts", .weight = 1, .rows = rows(0, blend)});
+    parts.push_back(
+        {.name = "chats",
+         .weight = 2,
+         .rows = {TokenFile(masked),
+                  {.seq_len = kSeq, .global_batch_size = 1, .separate_documents = separate, .pack = pack}}});
+    const BlendedLoader blended(std::move(parts), blend.batch);
+    for (std::int64_t step = 0; step < 20; ++step) {
+      const Read batch = read(blended, step, {0, blend.batch});
+      const std::int64_t labels = std::ssize(batch.labels) - std::ranges::count(batch.labels, kIgnoredLabel);
+      ASSERT_EQ(blended.label_count(step), labels) << step;
+      ASSERT_LT(labels, 5 * blend.batch) << "the mask leaves labels out";
+    }
+  }
+}
+
+// With one seed for all, two files of equally many samples would have one order for ever.
+TEST_F(BlendedLoaderTest, SetsOfOneSizeHaveOrdersOfTheirOwn) {
+  EXPECT_EQ(seed_of_set(3, 0), 3U) << "the first set keeps the order that it has alone";
+  std::set<std::uint64_t> seeds;
+  for (const std::uint64_t seed : {3U, 4U}) {
+    for (std::size_t set = 0; set < 100; ++set) seeds.insert(seed_of_set(seed, set));
+  }
+  EXPECT_EQ(seeds.size(), 200U);
+  const auto order = [&](std::size_t set) {
+    Blend blend{.seq_len = 2};
+    blend.seed = seed_of_set(3, set);
+    return all_rows(rows(0, blend), 0, 30);
+  };
+  EXPECT_NE(order(0), order(1));
+  EXPECT_NE(order(1), order(2));
 }
 
 TEST_F(BlendedLoaderTest, ARunThatStopsAnywhereAndGoesOnWithAnotherBatchReadsTheSame) {

@@ -389,6 +389,19 @@ TEST_F(MaskedFileTest, ATokenFileInItsPlaceHasNoMask) {
   EXPECT_FALSE(std::filesystem::exists(folder_.path() / "masked.mask"));
 }
 
+TEST_F(MaskedFileTest, AFileOfThatNameThatNothingNamesIsLeftAlone) {
+  const auto file = [&](const char* name) { return folder_.path() / name; };
+  write_file(file("masked.mask"), "a picture");
+  for (const bool has_mask : {false, true}) {
+    EXPECT_THAT(error_text<DataError>([&] {
+                  const TokenFileWriter writer(file("masked").string(), {.vocab_size = 10, .has_mask = has_mask});
+                }),
+                AllOf(HasSubstr("masked.mask exists and"), HasSubstr("masked.json does not name it")));
+  }
+  EXPECT_EQ(read_file(file("masked.mask")), "a picture");
+  EXPECT_FALSE(std::filesystem::exists(file("masked.bin")));
+}
+
 TEST_F(MaskedFileTest, AnotherMaskIsAnotherStream) {
   const DataLoaderOptions options{.seq_len = 4, .global_batch_size = 1, .separate_documents = true, .pack = true};
   const DataLoader first(masked({"..xx", "x.x.", ".x.x"}), options);

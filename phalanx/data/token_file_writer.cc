@@ -50,6 +50,7 @@ TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptio
                     "output",
                     beside));
   }
+  if (is_foreign_mask(bin_path())) throw DataError(foreign_mask_text(bin_path()));
   type_ = vocab_size_ <= 65500 ? TokenType::u16 : TokenType::i32;
   buffer_.reserve(kBufferBytes);
   bin_ = file_system_.create(bin_path() + ".tmp");
@@ -171,11 +172,13 @@ void TokenFileWriter::finish() {
                       .content = hash_of_ids(type_, MappedFile(bin_path() + ".tmp").bytes()),
                       .set_aside = set_aside_,
                       .mask = mask_ ? hash_of_ids(TokenType::u8, MappedFile(mask + ".tmp").bytes()) : std::string()}));
+  // A crash in between leaves a description that names a mask without one, never a mask that nothing names.
+  const bool had_mask = !mask_ && names_mask(bin_path());
   file_system_.rename(bin_path() + ".tmp", bin_path());
   file_system_.rename(idx_path() + ".tmp", idx_path());
-  if (mask_) file_system_.rename(mask + ".tmp", mask);
+  if (std::error_code error; had_mask && std::filesystem::exists(mask, error)) file_system_.remove_all(mask);
   file_system_.rename(beside + ".tmp", beside);
-  if (std::error_code error; !mask_ && std::filesystem::exists(mask, error)) file_system_.remove_all(mask);
+  if (mask_) file_system_.rename(mask + ".tmp", mask);
   bin_.reset();
   mask_.reset();
   const auto directory = std::filesystem::path(bin_path()).parent_path();

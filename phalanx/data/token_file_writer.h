@@ -2,12 +2,12 @@
 // PREFIX.json, which says how they were made (token_sidecar.h).
 //
 // Ids are stored as uint16 if vocab_size is at most 65,500 (Megatron's own limit), else as int32. All three files are
-// written as PREFIX.bin.tmp and so on, and renamed by finish(), .json last. A writer destroyed before finish() leaves
+// written as PREFIX.bin.tmp and so on, and renamed by finish(), .bin first. A writer destroyed before finish() leaves
 // nothing behind, so a run that fails never leaves a partial file under a final name. A crash between the renames
 // leaves files that do not match, which TokenFile refuses. A PREFIX.json that no TokenFileWriter made is not replaced:
 // DataError.
 // With `has_mask` it also writes PREFIX.mask, which says of each token whether it is trained. Without, it removes one that
-// is there.
+// the old PREFIX.json names. A PREFIX.mask that no PREFIX.json names is not touched: DataError.
 // An empty document is stored (Megatron allows it). A full disk, a missing permission and ids outside the vocabulary
 // are DataErrors.
 //

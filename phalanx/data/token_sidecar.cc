@@ -104,6 +104,26 @@ nlohmann::json document_end_json(std::int64_t id) {
   return id == kNoDocumentEnd ? nlohmann::json(kNone) : nlohmann::json(id);
 }
 
+bool names_mask(const std::string& bin_path) {
+  try {
+    const std::optional<TokenSidecar> sidecar = read_sidecar(bin_path);
+    return sidecar && !sidecar->mask.empty();
+  } catch (const DataError&) {
+    return std::filesystem::exists(sidecar_path(bin_path));  // a damaged one of Phalanx's
+  }
+}
+
+bool is_foreign_mask(const std::string& bin_path) {
+  std::error_code error;
+  return std::filesystem::exists(mask_path(bin_path), error) && !names_mask(bin_path);
+}
+
+std::string foreign_mask_text(const std::string& bin_path) {
+  return fmt::format(
+      "{} exists and {} does not name it: it would be taken for the mask of {}; choose another output, or move it away",
+      mask_path(bin_path), sidecar_path(bin_path), bin_path);
+}
+
 bool is_foreign_sidecar(const std::string& bin_path) {
   std::error_code error;
   if (!std::filesystem::exists(sidecar_path(bin_path), error)) return false;

@@ -39,6 +39,14 @@ std::string hash_of_ids(TokenType type, std::span<const std::byte> ids);
 /// Whether a file of that name exists that is not Phalanx's, damaged or not, and so must not be replaced.
 bool is_foreign_sidecar(const std::string& bin_path);
 
+/// Whether the sidecar names a mask, or is damaged, so that it may have.
+bool names_mask(const std::string& bin_path);
+
+/// Whether a file with the mask's name exists that no sidecar names: it may be another program's, and must not be
+/// replaced or removed.
+bool is_foreign_mask(const std::string& bin_path);
+std::string foreign_mask_text(const std::string& bin_path);  // the error
+
 /// The JSON form of the id that ends documents, here and in a run's metadata: a number, or "none".
 nlohmann::json document_end_json(std::int64_t id);
 /// For messages: "by token 0", or "by no token".

@@ -46,11 +46,14 @@ Evaluator::Evaluator(models::Llama& model, EvaluatorOptions options) : model_(mo
 void Evaluator::check(const std::vector<ScoredText>& texts) const {
   const auto& config = model_.config();
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    const auto& [tokens, first] = texts[i];
+    const auto& [tokens, first, is_scored] = texts[i];
     const auto fail = [&](const std::string& reason) { throw Error(fmt::format("text {}: {}", i + 1, reason)); };
     if (first < 1 || first >= std::ssize(tokens)) {
       fail(fmt::format("tokens from {} on are to be scored, of {}: expected at least one before them and one of them",
                        first, tokens.size()));
+    }
+    if (!is_scored.empty() && is_scored.size() != tokens.size()) {
+      fail(fmt::format("it has {} tokens, and says of {} whether they are scored", tokens.size(), is_scored.size()));
     }
     if (std::ssize(tokens) - 1 > config.max_seq_len) {
       fail(fmt::format("it has {} tokens; the model's max_seq_len of {} leaves room for {}", tokens.size(),
@@ -81,9 +84,12 @@ std::vector<double> Evaluator::log_likelihoods(const std::vector<ScoredText>& te
     const at::Tensor inputs = at::zeros({rows, width}, at::TensorOptions(at::kLong));
     const at::Tensor labels = at::full({rows, width}, -1, at::TensorOptions(at::kLong));
     for (std::int64_t r = 0; r < rows; ++r) {
-      const auto& [tokens, first] = texts[order[from + static_cast<std::size_t>(r)]];
+      const auto& [tokens, first, is_scored] = texts[order[from + static_cast<std::size_t>(r)]];
       std::copy(tokens.begin(), tokens.end() - 1, inputs.mutable_data_ptr<std::int64_t>() + r * width);
-      std::copy(tokens.begin() + first, tokens.end(), labels.mutable_data_ptr<std::int64_t>() + r * width + first - 1);
+      std::int64_t* const of_row = labels.mutable_data_ptr<std::int64_t>() + r * width - 1;  // by the token itself
+      for (auto at = static_cast<std::size_t>(first); at < tokens.size(); ++at) {
+        if (is_scored.empty() || is_scored[at] != 0) of_row[at] = tokens[at];
+      }
     }
     at::Tensor x = inputs.to(parameter.device());
     if (!model_.part().embedding) {

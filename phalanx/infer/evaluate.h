@@ -28,6 +28,8 @@ namespace phalanx::infer {
 struct ScoredText {
   std::vector<std::int64_t> tokens;  // at most the model's max_seq_len plus one: the last is not an input
   std::int64_t first = 1;            // 1 or more; tokens from here on are scored, each given all tokens before it
+  /// By token, 0 for those from `first` on that are only read; empty: all are scored.
+  std::vector<std::uint8_t> is_scored = {};
 };
 
 /// A window over `size` tokens: [begin, end), and the first token that is scored in it. windows_of() returns them in

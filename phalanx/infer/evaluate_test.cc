@@ -36,6 +36,9 @@ std::vector<ScoredText> texts() {
   for (std::int64_t i = 0; i < 7; ++i) {
     ScoredText text{.tokens = {}, .first = 1 + i % 4};
     for (std::int64_t t = 0; t < 5 + 5 * i % 17; ++t) text.tokens.push_back((7 * i + 3 * t * t) % 64);
+    if (i % 3 == 2) {
+      for (std::size_t t = 0; t < text.tokens.size(); ++t) text.is_scored.push_back(t % 2 == 0 ? 1 : 0);
+    }
     all.push_back(std::move(text));
   }
   return all;
@@ -45,12 +48,13 @@ std::vector<ScoredText> texts() {
 std::vector<double> scores_by_hand(models::Llama& model) {
   const at::NoGradGuard no_grad;
   std::vector<double> scores;
-  for (const auto& [tokens, first] : texts()) {
+  for (const auto& [tokens, first, is_scored] : texts()) {
     const at::Tensor ids = at::tensor(tokens, at::TensorOptions(at::kLong)).unsqueeze(0);
     const at::Tensor log_p = at::log_softmax(model.forward(ids.narrow(1, 0, ids.size(1) - 1)).to(at::kDouble), -1)[0];
     double sum = 0;
     for (std::int64_t t = first; t < std::ssize(tokens); ++t) {
-      sum += log_p[t - 1][tokens[static_cast<std::size_t>(t)]].item<double>();
+      const auto at = static_cast<std::size_t>(t);
+      if (is_scored.empty() || is_scored[at] != 0) sum += log_p[t - 1][tokens[at]].item<double>();
     }
     scores.push_back(sum);
   }

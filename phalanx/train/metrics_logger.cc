@@ -254,7 +254,7 @@ void MetricsLogger::write_validation(const ValidationMetrics& m) {
   nlohmann::ordered_json line = {
       {"step", m.step}, {"validation_loss", m.loss}, {"tokens", m.tokens}, {"seconds", m.seconds}};
   for (const ValidationMetrics::Set& set : m.sets) {
-    line["sets"][set.name] = {{"loss", set.loss}, {"tokens", set.tokens}};
+    line["sets"][set.name] = {{"loss", set.loss}, {"tokens", set.tokens}, {"labels", set.labels}};
   }
   line["time"] = unix_time();
   impl_->metrics.write(line);

@@ -54,6 +54,7 @@ struct ValidationMetrics {
     std::string name;
     double loss = 0;
     std::int64_t tokens = 0;
+    std::int64_t labels = 0;  // tokens that have a loss
   };
   std::int64_t step = 0;
   double loss = 0;  // of the tokens of all sets

@@ -2,11 +2,14 @@
 // metrics and the validation tell the sets apart.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <map>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/token_file_writer.h"
+#include "phalanx/train/inputs/training_files.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train::trainer_blend_test {
@@ -65,6 +68,10 @@ TEST_F(TrainerBlendTest, EveryLayoutHasTheLossesOfOneRank) {
       const nlohmann::json found = lines_with(run, "validation_loss").back()["sets"];
       for (const char* name : {"large", "small", "third"}) {
         EXPECT_NEAR(found[name]["loss"].get<double>(), sets[name]["loss"].get<double>(), 1e-4) << name;
+        EXPECT_EQ(found[name]["labels"], sets[name]["labels"]) << name;
+        if (kind == "cut") {
+          EXPECT_EQ(found[name]["labels"], found[name]["tokens"]) << name;
+        }
       }
     }
   }
@@ -116,6 +123,64 @@ TEST_F(TrainerBlendTest, LogMetricsAndValidationTellTheSetsApart) {
   EXPECT_EQ(of_files["sets"]["far"]["tokens"], 31 * 32);
   EXPECT_EQ(of_files["sets"]["small"]["tokens"], 6 * 32);
   EXPECT_FALSE(lines_with("files", "loss").back().contains("sets")) << "one set is no blend";
+}
+
+TEST_F(TrainerBlendTest, HeldOutTokensAreNoOtherSets) {
+  std::filesystem::copy_file(path("small.bin"), path("copy.bin"));
+  std::filesystem::copy_file(path("small.idx"), path("copy.idx"));
+  const auto files = [&](const std::vector<std::string>& sets, const std::string& held_out) {
+    const auto run = config("run", blend(sets, {"--validation.datasets=[" + held_out + "]"}));
+    return open_training_files(run, config::plan_run(run, 1));
+  };
+  const auto refused = [&](const std::vector<std::string>& sets, const std::string& held_out) {
+    return error_text<ConfigError>([&] { files(sets, held_out); });
+  };
+  const auto held = [&](const std::string& name, const std::string& more = "") {
+    return fmt::format("{{path = \"{}\"{}}}", path(name), more);
+  };
+  const std::string large = set("large", 1);
+  const auto range = [](const char* text) { return std::string(", range = ") + text; };
+  EXPECT_THAT(refused({large, set("small", 1)}, held("copy")),
+              AllOf(HasSubstr("tokens [0, 1000) are read by the training data set 'small'"),
+                    HasSubstr("by the held-out data set 'copy'"), HasSubstr("ranges that do not overlap")));
+  EXPECT_THAT(refused({large, set("small", 1, range("[0, 501]"))}, held("small", range("[500, 1000]"))),
+              HasSubstr("tokens [500, 501) are read by"));
+  EXPECT_EQ(refused({large, set("small", 1, range("[0, 500]"))}, held("small", range("[500, 1000]"))), "");
+  EXPECT_THAT(refused({large}, held("small") + ", " + held("copy")),
+              AllOf(HasSubstr("the held-out data set 'small'"), HasSubstr("the held-out data set 'copy'")));
+  EXPECT_THAT(error_text<ConfigError>([&] {
+                const auto run = config(
+                    "run", {"--training.dataset_path=" + path("small"), "--validation.dataset_path=" + path("small")});
+                open_training_files(run, config::plan_run(run, 1));
+              }),
+              HasSubstr("read by the training data set"));
+  // What is trained twice is said.
+  EXPECT_THAT(files({large, set("small", 1), set("copy", 1)}, held("third")).lines,
+              Contains(AllOf(HasSubstr("read by the training data set 'small'"), HasSubstr("both shares"))));
+  EXPECT_THAT(files({large, set("small", 1)}, held("third")).lines, IsEmpty());
+  // So is a share that is not the one asked for.
+  EXPECT_THAT(files({set("large", 0.99985), set("small", 0.00015)}, held("third")).lines,
+              ElementsAre(AllOf(HasSubstr("'small' is 0.0"), HasSubstr("where 0.015 % was asked for"))));
+}
+
+TEST_F(TrainerBlendTest, SetsOfOneSizeAreReadInOrdersOfTheirOwn) {
+  const auto rows = [&](std::vector<std::string> sets, std::int64_t first) {
+    const auto run = config("run", blend(sets, {"--validation.no-enable", "--training.local_batch_size=2"}));
+    const TrainingFiles files = open_training_files(run, config::plan_run(run, 1));
+    std::vector<std::int64_t> numbers;
+    for (std::int64_t row = first; row < 40; row += std::ssize(sets)) {
+      std::vector<std::int64_t> inputs(32), labels(32);
+      files.train->fill(row / files.train->global_batch_size(),
+                        {row % files.train->global_batch_size(), row % files.train->global_batch_size() + 1}, inputs,
+                        labels);
+      numbers.insert(numbers.end(), inputs.begin(), inputs.end());
+    }
+    return numbers;
+  };
+  std::filesystem::copy_file(path("large.bin"), path("again.bin"));
+  std::filesystem::copy_file(path("large.idx"), path("again.idx"));
+  const std::vector<std::string> both = {set("large", 1), set("again", 1)};
+  EXPECT_NE(rows(both, 0), rows(both, 1));
 }
 
 TEST_F(TrainerBlendTest, OneTableIsThatFileAlone) {

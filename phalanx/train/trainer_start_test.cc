@@ -188,18 +188,23 @@ TEST_F(TrainerStartTest, FilesThatOneRankAloneCannotReadAreTheSameErrorOnAll) {
 
 // A copy on each node, under different paths.
 TEST_F(TrainerStartTest, DataAreTheSameOnAllRanksByTheirContent) {
-  write_tokens("copy.bin", tokens_);
-  auto changed = tokens_;
-  changed[3] ^= 1;
-  write_tokens("changed.bin", changed);
+  write_tokens("train.bin", tokens_);
+  write_tokens("held out.bin", {tokens_.begin() + 1, tokens_.end()});
   const auto with = [&](const std::string& key, const std::string& file) {
     return [&, key, file](int rank) {
-      return config("run" + file, {"--training.steps=1", "--validation.dataset_path=" + path("tokens.bin"),
-                                   key + path(rank == 1 ? file : "tokens.bin")});
+      const std::string same = key == "--training.dataset_path=" ? "train.bin" : "held out.bin";
+      return config("run" + file,
+                    {"--training.steps=1", "--training.dataset_path=" + path("train.bin"),
+                     "--validation.dataset_path=" + path("held out.bin"), key + path(rank == 1 ? file : same)});
     };
   };
   for (const std::string key : {"--training.dataset_path=", "--validation.dataset_path="}) {
     const std::string section = key == "--training.dataset_path=" ? "data" : "validation";
+    auto ids = tokens_;
+    if (section == "validation") ids.erase(ids.begin());
+    write_tokens("copy.bin", ids);
+    ids[3] ^= 1;
+    write_tokens("changed.bin", ids);
     for (const std::string& message : told(2, with(key, "copy.bin"))) EXPECT_EQ(message, "") << key;
     for (const std::string& message : told(2, with(key, "changed.bin"))) {
       EXPECT_THAT(message, AllOf(HasSubstr("the ranks do not have the same model, data and tokenizer"),

@@ -69,6 +69,7 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
   const auto* values = host.const_data_ptr<double>();
   ValidationMetrics result{.step = step};
   double loss_sum = 0, label_count = 0;
+  const auto copies = static_cast<double>(world.size() / options_.data_parallel_size);
   for (std::size_t i = 0; i < sets_.size(); ++i) {
     const double losses = values[2 * i], labels = values[2 * i + 1];
     const std::int64_t samples = sample_count_of(sets_[i]), tokens = samples * sets_[i].dataloader.seq_len();
@@ -81,7 +82,12 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
     loss_sum += losses;
     label_count += labels;
     result.tokens += tokens;
-    if (sets_.size() > 1) result.sets.push_back({.name = sets_[i].name, .loss = losses / labels, .tokens = tokens});
+    if (sets_.size() > 1) {
+      result.sets.push_back({.name = sets_[i].name,
+                             .loss = losses / labels,
+                             .tokens = tokens,
+                             .labels = static_cast<std::int64_t>(labels / copies)});
+    }
   }
   result.loss = loss_sum / label_count;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -6,8 +6,11 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <system_error>
@@ -143,6 +146,8 @@ class CorpusLister {
       return;
     }
     Document document{.path = path.string(), .end = static_cast<std::int64_t>(file.size()), .field = options_.field};
+    document.listed = state_of(document.path);
+    document.listed->bytes = document.end;
     if (path == options_.standard_input) document.name = "standard input";
     const std::string_view raw = file.text().substr(0, kFileKindProbe);
     std::string unpacked;
@@ -259,6 +264,22 @@ class CorpusLister {
   std::unordered_set<std::string> seen_;
 };
 
+/// Which texts have been seen before, by a hash of 128 bits of each. About 40 bytes a text.
+class SeenTexts {
+ public:
+  bool is_new(std::string_view text) {  // and is seen from now on
+    const std::string hash = ContentHash().add(text).hex();
+    const auto half = [&](std::size_t begin) { return std::stoull(hash.substr(begin, 16), nullptr, 16); };
+    return seen_.insert({half(0), half(16)}).second;
+  }
+
+ private:
+  struct Hash {
+    std::size_t operator()(const std::array<std::uint64_t, 2>& key) const { return key[0]; }
+  };
+  std::unordered_set<std::array<std::uint64_t, 2>, Hash> seen_;
+};
+
 /// What follows a piece of text that is encoded.
 struct PieceEnd {
   bool ends_document = false;
@@ -267,10 +288,25 @@ struct PieceEnd {
 
 }  // namespace
 
-bool SeenTexts::is_new(std::string_view text) {
-  const std::string hash = ContentHash().add(text).hex();
-  const auto half = [&](std::size_t begin) { return std::stoull(hash.substr(begin, 16), nullptr, 16); };
-  return seen_.insert({half(0), half(16)}).second;
+std::int64_t leave_out_duplicates(std::vector<Document>& documents, const Advance& bytes_read) {
+  SeenTexts seen;
+  std::int64_t found = 0;
+  std::vector<Document> kept;
+  for (Document& document : documents) {
+    std::vector<std::int64_t> again;
+    each_numbered_text(
+        document,
+        [&](std::int64_t number, std::string_view text) {
+          if (!seen.is_new(text)) again.push_back(number);
+        },
+        bytes_read);
+    found += std::ssize(again);
+    if (!again.empty() && document.format == TextFormat::text) continue;
+    if (!again.empty()) document.left_out = std::make_shared<const std::vector<std::int64_t>>(std::move(again));
+    kept.push_back(std::move(document));
+  }
+  documents = std::move(kept);
+  return found;
 }
 
 std::int64_t total_bytes(const std::vector<Document>& documents) {
@@ -397,11 +433,6 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
   };
   const std::size_t batch_bytes = 2 * kChunkBytes * static_cast<std::size_t>(options.threads);
   const auto encode = [&](const Document& document, std::string_view text, bool counts_bytes) {
-    if (options.seen != nullptr && !options.seen->is_new(text)) {
-      ++summary.duplicates;
-      if (counts_bytes) options.bytes_done(text.size());
-      return;
-    }
     summary.bytes += static_cast<std::int64_t>(text.size());
     if (document.format == TextFormat::text && !is_utf8(text) && ++summary.not_utf8 == 1) {
       summary.first_not_utf8 = document.shown();

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
@@ -160,16 +162,62 @@ TEST_F(CorpusTest, TextsThatWereSeenAreLeftOutAlsoOfAnotherFile) {
   write("b.jsonl", "{\"text\": \"two\"}\n{\"text\": \"one \"}\n");
   BpeTrainer trainer({.vocab_size = 257});
   const BpeTokenizer tokenizer = trainer.train();
-  SeenTexts seen;
-  const EncodingSummary first =
-      encode_corpus(list_corpus({path("a.jsonl")}).documents, tokenizer, path("first"), {.seen = &seen});
+  write("c.txt", "one");
+  std::vector<Document> documents = list_corpus({path("a.jsonl"), path("b.jsonl"), path("c.txt")}).documents;
+  EXPECT_EQ(leave_out_duplicates(documents), 3);
+  ASSERT_EQ(documents.size(), 2U) << "a text that was a record is no document any more";
+  const EncodingSummary first = encode_corpus({documents[0]}, tokenizer, path("first"));
   EXPECT_EQ(first.documents, 2);
-  EXPECT_EQ(first.duplicates, 1);
   EXPECT_EQ(first.lengths, (std::vector<std::int64_t>{0, 0, 2})) << "two of four tokens";
-  const EncodingSummary second =
-      encode_corpus(list_corpus({path("b.jsonl")}).documents, tokenizer, path("second"), {.seen = &seen});
-  EXPECT_EQ(second.documents, 1);
-  EXPECT_EQ(second.duplicates, 1);
+  EXPECT_EQ(encode_corpus({documents[1]}, tokenizer, path("second")).documents, 1);
+}
+
+// The most repeated texts would else be set aside whole, and be missing where they are trained.
+TEST_F(CorpusTest, ATextIsSetAsideOrTrainedByItsFirstOccurrence) {
+  std::string records;
+  for (int i = 0; i < 900; ++i) records += fmt::format("{{\"text\": \"number {}\"}}\n", 100 + i % 90);
+  write("a.jsonl", records);
+  std::vector<Document> documents = list_corpus({path("a.jsonl")}).documents;
+  EXPECT_EQ(leave_out_duplicates(documents), 810);
+  const CorpusSplit split = split_corpus(documents, 0.2);
+  const auto texts_of = [](const std::vector<Document>& side) {
+    std::vector<std::string> texts;
+    for (const Document& document : side) {
+      each_text(document, [&](std::string_view text) { texts.emplace_back(text); });
+    }
+    return texts;
+  };
+  const std::vector<std::string> train = texts_of(split.train), aside = texts_of(split.validation);
+  EXPECT_EQ(train.size(), 72U);
+  EXPECT_EQ(aside.size(), 18U);
+  std::set<std::string> all(train.begin(), train.end());
+  all.insert(aside.begin(), aside.end());
+  EXPECT_EQ(all.size(), 90U);
+}
+
+TEST_F(CorpusTest, RecordsThatShiftWhileTheyAreReadAreAnError) {
+  const std::string records = write("a.jsonl", "{\"text\": \"one\"}\n"), plain = write("a.txt", "one");
+  const auto documents = list_corpus({records, plain}).documents;
+  const auto read = [](const Document& document) {
+    return error_text<DataError>([&] { each_text(document, [](std::string_view) {}); });
+  };
+  const auto read_records = [](const Document& document) {
+    return error_text<DataError>([&] { each_record(document, 0, [](std::int64_t, std::string_view) {}); });
+  };
+  write("a.jsonl", "{\"text\": \"zero\"}\n{\"text\": \"one\"}\n");
+  write("a.txt", "one and more");
+  EXPECT_THAT(read(documents[0]), AllOf(HasSubstr("a.jsonl changed while it was read"), HasSubstr("had 16 bytes")));
+  EXPECT_THAT(read_records(documents[1]), HasSubstr("a.txt changed while it was read"));
+  each_text(documents[1], [](std::string_view text) { EXPECT_EQ(text, "one"); });
+  std::filesystem::resize_file(records, 16);
+  std::filesystem::last_write_time(records, std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  EXPECT_THAT(read(documents[0]), HasSubstr("has 16 bytes as before, but was written to"));
+  // Also where it grows under the reader.
+  const auto again = list_corpus({records}).documents;
+  EXPECT_THAT(error_text<DataError>([&] {
+                each_text(again[0], [&](std::string_view) { std::ofstream(records, std::ios::app) << "\n"; });
+              }),
+              HasSubstr("had 16 bytes and has 17"));
 }
 
 TEST_F(CorpusTest, AFieldMayBeInsideAnother) {

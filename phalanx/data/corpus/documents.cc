@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <vector>
 
 #include "phalanx/base/byte_order_mark.h"
@@ -22,6 +24,31 @@ constexpr std::size_t kReadBytes = std::size_t{1} << 20;
 
 using UseRecord = std::function<void(std::int64_t number, std::string_view text)>;
 
+/// Which records of a file are wanted.
+struct FromRecord {
+  std::int64_t first = 0;
+  std::function<void()> passed_over = {};
+  bool passes_over(std::int64_t number) const {
+    if (number >= first) return false;
+    if (passed_over) passed_over();
+    return true;
+  }
+};
+
+/// Rows and lines that shift under the reader would be read twice, or never, or differently by two ranks.
+void require_unchanged(const Document& source) {
+  if (!source.listed) return;
+  const FileState found = state_of(source.path);
+  if (found == *source.listed) return;
+  const std::string what = found.bytes == source.listed->bytes
+                               ? fmt::format("it has {} bytes as before, but was written to", found.bytes)
+                               : fmt::format("it had {} bytes and has {}", source.listed->bytes, found.bytes);
+  throw DataError(fmt::format(
+      "{} changed while it was read: {}; expected the file that was listed at the start; begin again once it is whole, "
+      "or read a copy",
+      source.shown(), what));
+}
+
 /// Divides the records of one file into those for training and those that are held out.
 class RecordTaker {
  public:
@@ -30,6 +57,7 @@ class RecordTaker {
 
   void take(std::int64_t number, std::string_view text) {
     if (text.empty()) return skip();
+    if (source_.left_out && std::ranges::binary_search(*source_.left_out, number)) return;
     const bool held = source_.held_out_fraction > 0 && hold_out_.takes(static_cast<std::int64_t>(text.size()));
     if (held != source_.is_held_out) return;
     use_(number, text);
@@ -85,13 +113,14 @@ std::optional<std::string> text_in(json record, const std::string& field, const 
   return std::move(found->get_ref<std::string&>());
 }
 
-TextCount each_json_line(const Document& source, std::int64_t first, const UseRecord& use, const Advance& bytes_done) {
+TextCount each_json_line(const Document& source, const FromRecord& from, const UseRecord& use,
+                         const Advance& bytes_done) {
   RecordTaker records(source, use);
   TextReader in(source.path, source.compression);
   std::string pending;  // the beginning of a line
   std::int64_t number = 0;
   const auto take_line = [&](std::string_view line) {
-    if (number++ < first) return;
+    if (from.passes_over(number++)) return;
     const std::string where = fmt::format("{}, line {}", source.shown(), number);
     if (number == 1) line = text_after_mark<DataError>(line, source.shown());
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
@@ -136,11 +165,11 @@ TextCount whole_text(const Document& source, const std::function<void(std::strin
   return {.documents = 1};
 }
 
-TextCount each_row(const Document& source, std::int64_t first, const UseRecord& use, const Advance& bytes_done) {
+TextCount each_row(const Document& source, const FromRecord& from, const UseRecord& use, const Advance& bytes_done) {
   RecordTaker records(source, use);
   std::int64_t number = 0;
   each_parquet_text(source.path, source.field, [&](std::optional<std::string_view> text) {
-    if (number++ < first) return;
+    if (from.passes_over(number++)) return;
     if (text) {
       records.take(number - 1, *text);
     } else {
@@ -151,16 +180,33 @@ TextCount each_row(const Document& source, std::int64_t first, const UseRecord& 
   return records.count();
 }
 
-TextCount each_record_from(const Document& source, std::int64_t first, const UseRecord& use,
+TextCount each_record_from(const Document& source, const FromRecord& from, const UseRecord& use,
                            const Advance& bytes_done) {
-  if (source.format == TextFormat::json_lines) return each_json_line(source, first, use, bytes_done);
-  if (source.format == TextFormat::parquet) return each_row(source, first, use, bytes_done);
-  if (first > 0) return {};
-  return whole_text(
-      source, [&](std::string_view text) { use(0, text); }, bytes_done);
+  // What is read of a plain text is a range, which does not shift when the file grows.
+  const bool is_range = source.format == TextFormat::text && source.compression == Compression::none;
+  if (!is_range) require_unchanged(source);
+  TextCount count;
+  if (source.format == TextFormat::json_lines) {
+    count = each_json_line(source, from, use, bytes_done);
+  } else if (source.format == TextFormat::parquet) {
+    count = each_row(source, from, use, bytes_done);
+  } else if (from.first == 0) {
+    count = whole_text(
+        source, [&](std::string_view text) { use(0, text); }, bytes_done);
+  }
+  if (!is_range) require_unchanged(source);
+  return count;
 }
 
 }  // namespace
+
+FileState state_of(const std::string& path) {
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(path, error);
+  const auto modified = error ? std::filesystem::file_time_type() : std::filesystem::last_write_time(path, error);
+  if (error) throw FileError(fmt::format("cannot look at {}: {}", path, error.message()), error.value());
+  return {.bytes = static_cast<std::int64_t>(bytes), .modified = modified.time_since_epoch().count()};
+}
 
 bool HoldOut::takes(std::int64_t size) {
   const auto bytes = static_cast<double>(size);
@@ -172,12 +218,18 @@ bool HoldOut::takes(std::int64_t size) {
 
 TextCount each_text(const Document& source, const std::function<void(std::string_view)>& use,
                     const Advance& bytes_done) {
-  return each_record_from(
-      source, 0, [&](std::int64_t, std::string_view text) { use(text); }, bytes_done);
+  return each_numbered_text(
+      source, [&](std::int64_t, std::string_view text) { use(text); }, bytes_done);
 }
 
-TextCount each_record(const Document& source, std::int64_t first, const UseRecord& use) {
-  return each_record_from(source, first, use, {});
+TextCount each_numbered_text(const Document& source, const UseRecord& use, const Advance& bytes_done) {
+  return each_record_from(source, {}, use, bytes_done);
+}
+
+TextCount each_record(const Document& source, std::int64_t first, const UseRecord& use,
+                      const std::function<void()>& passed_over) {
+  require_unchanged(source);
+  return each_record_from(source, {first, passed_over}, use, {});
 }
 
 }  // namespace phalanx::data

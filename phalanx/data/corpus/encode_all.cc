@@ -4,6 +4,9 @@
 #include <mutex>
 #include <thread>
 
+#include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
+
 namespace phalanx::data {
 
 std::vector<std::vector<TokenId>> encode_all(const BpeTokenizer& tokenizer, std::span<const std::string> texts,
@@ -23,11 +26,13 @@ std::vector<std::vector<TokenId>> encode_all(const BpeTokenizer& tokenizer, std:
       next = texts.size();
     }
   };
-  {
-    std::vector<std::jthread> helpers;
-    for (std::int64_t i = 1; i < options.threads; ++i) helpers.emplace_back(work);
-    work();
+  std::vector<std::thread> helpers;
+  try {
+    for (std::int64_t i = 1; i < options.threads; ++i) helpers.push_back(start_thread("tokenizing texts", work));
+  } catch (const Error&) {  // no more threads than these: it takes longer
   }
+  work();
+  for (std::thread& helper : helpers) helper.join();
   if (error) std::rethrow_exception(error);
   return ids;
 }

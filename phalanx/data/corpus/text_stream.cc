@@ -17,6 +17,7 @@
 #include "phalanx/base/human.h"
 #include "phalanx/base/ignored_label.h"
 #include "phalanx/base/mapped_file.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/data/corpus/corpus.h"
 #include "phalanx/data/stream_description.h"
 #include "phalanx/data/token_sidecar.h"
@@ -87,7 +88,9 @@ class TextStream::Reader {
 
   /// `first_row`: the number of the first window's first row, which may be negative.
   Reader(const TextWindows& windows, TextCursor begin, std::int64_t first_row)
-      : first_row_(first_row), next_row_(first_row), thread_([this, &windows, begin] { run(windows, begin); }) {}
+      : first_row_(first_row),
+        next_row_(first_row),
+        thread_(start_thread("the reader of texts", [this, &windows, begin] { run(windows, begin); })) {}
 
   ~Reader() {
     stop_ = true;

@@ -266,6 +266,32 @@ TEST_F(TextStreamTest, AWrongRecordIsAnErrorWithFileAndLineWhenItIsReached) {
               AllOf(HasSubstr("part-0.jsonl, line 1"), HasSubstr("no field \"text\"")));
 }
 
+TEST_F(TextStreamTest, AFileThatGrowsWhileItIsReadIsAnError) {
+  const auto one = stream({.shuffle = false});
+  std::ofstream(path(2), std::ios::app) << "{\"text\": \"one more\"}\n";
+  EXPECT_THAT(error_text<DataError>([&] { rows_of(*one, 0, 2000); }),
+              HasSubstr("part-2.jsonl changed while it was read"));
+}
+
+TEST_F(TextStreamTest, RecordsWithoutTextAreCounted) {
+  ::testing::internal::CaptureStderr();
+  rows_of(*stream({.shuffle = false}), 0, 2000);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("13 of 154 records have no text (null or empty) and are left out"));
+}
+
+// A skip of many records must not outlive who reads them.
+TEST_F(TextStreamTest, RecordsThatArePassedOverCanStopTheReader) {
+  const Document file = list_corpus({path(0)}).documents.front();
+  int passed = 0;
+  each_record(
+      file, 7, [](std::int64_t, std::string_view) {}, [&] { ++passed; });
+  EXPECT_EQ(passed, 7);
+  std::atomic<bool> stop = true;
+  const TextWindows windows({file}, tokenizer_, {.seq_len = kSeq});
+  windows.each({.record = std::int64_t{1} << 40}, stop, [](TextWindow) { return true; });  // returns
+}
+
 TEST_F(TextStreamTest, FilesWithoutATextAreAnErrorAndNotAnEndlessSearch) {
   for (int file = 0; file < 3; ++file) std::ofstream(path(file)) << "{\"text\": null}\n{\"text\": \"\"}\n";
   EXPECT_THAT(error_text<DataError>([&] { rows_of(*stream({}), 0, 1); }), HasSubstr("nothing to train on"));

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/human.h"
+#include "phalanx/base/log.h"
 #include "phalanx/data/best_fit.h"
 #include "phalanx/data/corpus/encode_all.h"
 #include "phalanx/data/permutation.h"
@@ -55,11 +57,15 @@ void TextWindows::each(TextCursor from, const std::atomic<bool>& stop,
   bool epoch_has_rows = from != TextCursor{.epoch = from.epoch};
   std::vector<std::string> texts;
   std::size_t bytes = 0;
+  std::int64_t records = 0, empty = 0;
   TextCursor begin = from;
+  const auto stop_if_asked = [&] {
+    if (stop) throw Stopped();
+  };
   const auto finish = [&](TextCursor end) {
     if (!texts.empty()) {
       TextWindow window = window_of(texts, begin, end, stop);
-      if (stop) throw Stopped();
+      stop_if_asked();
       if (!window.rows.empty()) {
         epoch_has_rows = true;
         if (!use(std::move(window))) throw Stopped();
@@ -75,13 +81,20 @@ void TextWindows::each(TextCursor from, const std::atomic<bool>& stop,
       for (std::int64_t place = epoch == from.epoch ? from.file : 0; place < count; ++place) {
         const Document& file = files_[static_cast<std::size_t>(options_.shuffle ? order(place) : place)];
         const bool is_first = epoch == from.epoch && place == from.file;
-        each_record(file, is_first ? from.record : 0, [&](std::int64_t number, std::string_view text) {
-          if (stop) throw Stopped();
+        const auto take = [&](std::int64_t number, std::string_view text) {
+          stop_if_asked();
           texts.emplace_back(text);
           bytes += text.size();
           if (std::ssize(texts) < options_.window && bytes < kWindowBytes) return;
           finish({epoch, place, number + 1});
-        });
+        };
+        const TextCount count_of_file = each_record(file, is_first ? from.record : 0, take, stop_if_asked);
+        records += count_of_file.records();
+        empty += count_of_file.empty;
+      }
+      if (epoch == from.epoch && empty > 0) {
+        log::warn_once(fmt::format("data: {} of {} records have no text (null or empty) and are left out",
+                                   with_commas(empty), with_commas(records)));
       }
       finish({epoch + 1, 0, 0});
       if (!std::exchange(epoch_has_rows, false)) {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -49,10 +51,66 @@ std::unique_ptr<data::TextStream> open_texts(const config::TrainConfig& config, 
       plan.global_batch_size);
 }
 
-/// Of texts, the end is the tokenizer's; held-out token files must have the same.
+/// What a set reads of a token file.
+struct ReadPart {
+  const config::Dataset* set;
+  const data::TokenFile* file;
+  data::TokenRange range;
+  bool is_held_out;
+
+  std::string shown() const {
+    const std::string name = set->name.empty() ? "" : fmt::format(" '{}'", set->name);
+    return fmt::format("the {} data set{} ({})", is_held_out ? "held-out" : "training", name, file->path());
+  }
+};
+
+/// Two sets may read one token file, but only training sets the same tokens of it. A loss on tokens that were trained
+/// says nothing, and tokens that are held out twice count twice.
+void check_overlaps(const std::vector<ReadPart>& parts, std::vector<std::string>& lines) {
+  std::vector<std::string> contents;
+  if (parts.size() > 1) {
+    for (const ReadPart& part : parts) contents.push_back(part.file->content_hash());
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    for (std::size_t j = i + 1; j < parts.size(); ++j) {
+      const ReadPart &one = parts[i], &other = parts[j];
+      const data::TokenRange both{std::max(one.range.begin, other.range.begin),
+                                  std::min(one.range.end, other.range.end)};
+      if (both.size() <= 0 || contents[i] != contents[j]) continue;
+      const std::string text =
+          fmt::format("tokens [{}, {}) are read by {} and by {}", both.begin, both.end, one.shown(), other.shown());
+      if (!other.is_held_out) {
+        lines.push_back(fmt::format("data: {}: they count for both shares", text));
+        continue;
+      }
+      throw ConfigError(fmt::format(
+          "{}: expected held-out tokens that no other set reads; give the sets ranges that do not overlap, or files of "
+          "their own, as `phalanx tokenize --validation-fraction` writes them",
+          text));
+    }
+  }
+}
+
+/// Says where the share of a set is not nearly what was asked for (blend_schedule.h rounds).
+void tell_rounded_shares(const config::Datasets& sets, const data::BlendSchedule& schedule,
+                         std::vector<std::string>& lines) {
+  double sum = 0;
+  for (const config::Dataset& set : sets) sum += set.weight.value_or(1);
+  for (std::size_t i = 0; i < sets.size(); ++i) {
+    const double asked = sets[i].weight.value_or(1) / sum;
+    const double real = static_cast<double>(schedule.shares()[i]) / static_cast<double>(schedule.period());
+    if (std::abs(real - asked) <= 0.01 * asked) continue;
+    lines.push_back(
+        fmt::format("data: '{}' is {:.4g} % of the sequences, where {:.4g} % was asked for: weights are rounded to "
+                    "ten-thousandths of their sum",
+                    sets[i].name, 100 * real, 100 * asked));
+  }
+}
+
+/// Of texts, the end is the tokenizer's; held-out token files of texts must have the same.
 void take_document_end(const config::TrainConfig& config, data::TokenId end, TrainingTokenizer& tokenizer) {
   const nlohmann::json mine = data::document_end_json(end);
-  const nlohmann::json held_out = tokenizer.identity.value("document_end", mine);
+  const nlohmann::json held_out = tokenizer.ends_texts ? data::document_end_json(*tokenizer.ends_texts) : mine;
   if (held_out != mine && !config.training.allow_tokenizer_mismatch) {
     throw ConfigError(fmt::format(
         "the texts of [stream] paths end by token {}, the documents of the held-out token files by {}: expected the "
@@ -109,21 +167,32 @@ TrainingFiles open_training_files(const config::TrainConfig& config, const confi
     }
   }
 
+  const config::Datasets& names = takes_part ? sets : held_out_sets;
+  TrainingFiles result;
+  {
+    std::vector<ReadPart> read;
+    for (std::size_t i = 0; i < files.size(); ++i) read.push_back({&sets[i], &files[i], ranges[i], false});
+    for (std::size_t i = 0; i < held_out.size(); ++i) {
+      read.push_back({&names[i], &held_out[i], held_out_ranges[i], true});
+    }
+    check_overlaps(read, result.lines);
+  }
+
   const bool separate_documents = training.attn_mask_type == "block_causal";
   const bool pack = training.packing == "best_fit";
-  const auto loader = [&](const data::TokenFile& file, data::TokenRange range, std::int64_t batch, bool shuffle) {
+  const auto loader = [&](const data::TokenFile& file, data::TokenRange range, std::int64_t batch, bool shuffle,
+                          std::size_t set = 0) {
     return data::DataLoader(file, {.seq_len = training.seq_len,
                                    .global_batch_size = batch,
                                    .shuffle = shuffle,
-                                   .seed = static_cast<std::uint64_t>(config.debug.seed),
+                                   .seed = data::seed_of_set(static_cast<std::uint64_t>(config.debug.seed), set),
                                    .range = range,
                                    .separate_documents = separate_documents,
                                    .pack = pack});
   };
   const std::int64_t local =
       validation.local_batch_size == -1 ? training.local_batch_size : validation.local_batch_size;
-  TrainingFiles result{.validation_batch_size = local};
-  const config::Datasets& names = takes_part ? sets : held_out_sets;
+  result.validation_batch_size = local;
   for (std::size_t i = 0; i < held_out.size(); ++i) {
     result.validation.push_back({.name = held_out.size() > 1 ? names[i].name : "",
                                  .dataloader = loader(held_out[i], held_out_ranges[i],
@@ -137,9 +206,11 @@ TrainingFiles open_training_files(const config::TrainConfig& config, const confi
     for (std::size_t i = 0; i < sets.size(); ++i) {
       parts.push_back({.name = sets[i].name,
                        .weight = sets[i].weight.value_or(1),
-                       .rows = loader(files[i], ranges[i], 1, training.shuffle)});
+                       .rows = loader(files[i], ranges[i], 1, training.shuffle, i)});
     }
-    result.train = std::make_unique<data::BlendedLoader>(std::move(parts), plan.global_batch_size);
+    auto blend = std::make_unique<data::BlendedLoader>(std::move(parts), plan.global_batch_size);
+    tell_rounded_shares(sets, blend->schedule(), result.lines);
+    result.train = std::move(blend);
   } else {
     result.train = std::make_unique<data::DataLoader>(
         loader(files.front(), ranges.front(), plan.global_batch_size, training.shuffle));

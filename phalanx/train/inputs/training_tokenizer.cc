@@ -24,13 +24,14 @@ struct KnownTokenizer {
   std::optional<std::int64_t> end_of_text = {};
 };
 
-/// The token that ends the documents of all files, from the first file that records it. ConfigError if another differs.
+/// The token that ends the documents of all files of one kind, from the first file that records it. ConfigError if
+/// another differs. The kinds are texts and conversations (files with a mask): each has an end of its own.
 std::optional<std::int64_t> document_end_of(const config::TrainConfig& config,
-                                            const std::vector<const data::TokenFile*>& files,
+                                            const std::vector<const data::TokenFile*>& files, bool has_mask,
                                             std::vector<std::string>& lines) {
   const data::TokenFile* first = nullptr;
   for (const data::TokenFile* file : files) {
-    if (!file->sidecar() || !file->sidecar()->document_end) continue;
+    if (!file->sidecar() || !file->sidecar()->document_end || file->mask().empty() == has_mask) continue;
     if (first == nullptr) first = file;
     const std::int64_t known = *first->sidecar()->document_end, found = *file->sidecar()->document_end;
     if (found == known) continue;
@@ -127,7 +128,9 @@ TrainingTokenizer training_tokenizer(const config::TrainConfig& config, std::int
     }
   }
   if (known) result.identity = {{"fingerprint", known->fingerprint}, {"vocab_size", known->vocab_size}};
-  if (const auto end = document_end_of(config, files, result.lines)) {
+  result.ends_texts = document_end_of(config, files, /*has_mask=*/false, result.lines);
+  const auto ends_conversations = document_end_of(config, files, /*has_mask=*/true, result.lines);
+  if (const auto end = result.ends_texts ? result.ends_texts : ends_conversations) {
     result.identity["document_end"] = data::document_end_json(*end);
     if (known && known->end_of_text && *known->end_of_text != *end) {
       result.lines.push_back(

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,13 @@ namespace phalanx::train {
 
 struct TrainingTokenizer {
   nlohmann::json identity = nlohmann::json::object();  // {"fingerprint", "vocab_size", "document_end"}, where known
-  std::vector<std::string> lines;                      // what could not be compared, or is allowed to differ
+  std::optional<std::int64_t> ends_texts = {};  // the id that ends documents of files without a mask, where known
+  std::vector<std::string> lines;               // what could not be compared, or is allowed to differ
 };
 
 /// Throws ConfigError if the model's tokenizer has more ids than the model. Also throws it if the model's tokenizer
-/// differs from that of a file, unless [training] allow_tokenizer_mismatch is set.
+/// differs from that of a file, or files of one kind (with a mask, or without) end their documents differently, unless
+/// [training] allow_tokenizer_mismatch is set.
 TrainingTokenizer training_tokenizer(const config::TrainConfig& config, std::int64_t vocab_size,
                                      const std::vector<const data::TokenFile*>& files);
 

@@ -82,6 +82,26 @@ TEST_F(TrainingTokenizerTest, DocumentsOfARunEndByOneToken) {
   EXPECT_THAT(training_tokenizer(config_, 260, {&ended, &other}).lines, ElementsAre(HasSubstr("trained all the same")));
 }
 
+TEST_F(TrainingTokenizerTest, TextsAndConversationsEndEachByTheirOwnToken) {
+  const std::string id = data::tokenizer_fingerprint(data::small_tokenizer("the cat sat on the mat"));
+  const auto chats = [&](const std::string& name, std::int64_t end) {
+    data::TokenFileWriter writer(path(name),
+                                 {.vocab_size = 260, .tokenizer = id, .document_end = end, .has_mask = true});
+    writer.add_document(std::vector<std::int32_t>{1, 2, 3}, std::vector<std::uint8_t>{0, 1, 1});
+    writer.finish();
+    return data::TokenFile(path(name));
+  };
+  const data::TokenFile texts = file("texts", id, 256), first = chats("first", 258), second = chats("second", 257);
+  const TrainingTokenizer blend = training_tokenizer(config_, 260, {&first, &texts});
+  EXPECT_THAT(blend.lines, IsEmpty());
+  EXPECT_EQ(blend.identity["document_end"], 256) << "that of the texts";
+  EXPECT_EQ(blend.ends_texts, 256);
+  EXPECT_EQ(training_tokenizer(config_, 260, {&first}).identity["document_end"], 258);
+  EXPECT_FALSE(training_tokenizer(config_, 260, {&first}).ends_texts.has_value());
+  EXPECT_THAT(refused(260, {&texts, &first, &second}),
+              AllOf(HasSubstr("first.bin end by token 258"), HasSubstr("second.bin by token 257")));
+}
+
 TEST_F(TrainingTokenizerTest, OneTokenizerHasOneSize) {
   const auto mine = data::small_tokenizer("the cat sat on the mat, the cat sat");
   config_.model.hf_assets_path = folder();
