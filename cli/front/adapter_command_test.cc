@@ -35,7 +35,7 @@ class AdapterCommandTest : public ::testing::Test {
                 0)
           << error_;
     }
-    ASSERT_EQ(call("train -n 2 " + file("run.toml") + " --training.steps=6 --parallelism.tensor_parallel_degree=2 " +
+    ASSERT_EQ(call("train -n 2 " + file("run.toml") + " --training.steps=30 --parallelism.tensor_parallel_degree=2 " +
                    "--lora.rank=4 --lora.target_modules=q_proj,down_proj --checkpoint.initial_load_in_hf " +
                    "--checkpoint.last_save_in_hf --checkpoint.initial_load_path=" + file("base/hf") +
                    " --job.dump_folder=" + file("tuned")),
