@@ -84,7 +84,7 @@ TEST(DropoutTest, EveryLayerOfAModelIsPlacedByItsName) {
 TEST(DropoutTest, RefusesWrongProbabilitiesAndAMissingPlace) {
   for (const double p : {-0.1, 1.0, std::nan("")}) EXPECT_THROW(Dropout{p}, ConfigError) << p;
   Dropout dropout(0.5);
-  EXPECT_THAT(error_text([&] { call(dropout, at::ones({1})); }), HasSubstr("call nn::place_dropout(model"));
+  EXPECT_THAT(error_text([&] { call(dropout, at::ones({1})); }), HasSubstr("call nn::set_dropout_rng_state(model"));
 }
 
 }  // namespace
