@@ -196,7 +196,8 @@ double relative_norm(const at::Tensor& a, const at::Tensor& b) {
   return a.sub(b).to(at::kDouble).norm().item<double>() / b.to(at::kDouble).norm().item<double>();
 }
 
-void expect_one_rank(const MixOutcome& mix, const MixOutcome& one, bool rotary) {
+void expect_one_rank(const MixOutcome& mix, const MixOutcome& one, models::LlamaFamily family) {
+  const bool rotary = family != models::LlamaFamily::gpt2;
   ASSERT_EQ(mix.start.size(), one.start.size());
   for (const auto& [name, start] : one.start) {
     SCOPED_TRACE(name);
@@ -209,8 +210,13 @@ void expect_one_rank(const MixOutcome& mix, const MixOutcome& one, bool rotary) 
     }
     EXPECT_LT(relative_norm(mix.grads.at(name), one.grads.at(name)), 1e-5);
     // A bias consists only of its steps, whose size AdamW derives from gradients, which for a key's bias are nearly
-    // zero.
-    EXPECT_LT(relative_norm(mix.weights.at(name), one.weights.at(name)), name.ends_with(".bias") ? 1e-3 : 1e-4);
+    // zero. Where queries and keys are normalised, their length has no effect: gradients of wq and wk are what is left
+    // of terms that cancel. AdamW divides by their size, so a rounding of theirs moves a weight by up to a step. The
+    // gradients themselves are compared above.
+    const bool cancels =
+        family == models::LlamaFamily::qwen3 && (name.ends_with("wq.weight") || name.ends_with("wk.weight"));
+    const double bound = name.ends_with(".bias") ? 1e-3 : cancels ? 3e-4 : 1e-4;
+    EXPECT_LT(relative_norm(mix.weights.at(name), one.weights.at(name)), bound);
   }
   for (std::size_t s = 0; s < one.losses.size(); ++s) {
     EXPECT_NEAR(mix.losses[s], one.losses[s], 1e-5 * one.losses[s]) << s;
@@ -232,7 +238,7 @@ void expect_mixes(const std::vector<Mix>& mixes) {
       EXPECT_LT(one.losses.back(), one.losses.front());
     }
     const auto ranks = run_mix(mix);
-    expect_one_rank(ranks[0], one, mix.family != models::LlamaFamily::gpt2);
+    expect_one_rank(ranks[0], one, mix.family);
     for (const auto& rank : ranks) {
       EXPECT_EQ(rank.losses, ranks[0].losses);
       EXPECT_EQ(rank.norms, ranks[0].norms);
