@@ -19,6 +19,7 @@
 #include "phalanx/launch/rendezvous/worker_environment.h"
 #include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/report/report.h"
+#include "phalanx/train/float8_layers.h"
 #include "phalanx/train/inputs/run_check.h"
 #include "phalanx/train/stop_signal.h"
 #include "phalanx/train/trainer.h"
@@ -54,6 +55,7 @@ void conclude(const config::TrainConfig& config, train::Trainer& trainer, const 
   if (writes_sample && trainer.uses_model_parallelism()) {
     if (const auto whole = trainer.full_model()) sample = training_sample(config, *whole);
   } else if (writes_sample) {
+    const train::WithoutFloat8 without({&trainer.model()});  // as `phalanx generate` computes
     sample = training_sample(config, trainer.model());
   }
   if (!trainer.metrics_logger()) return;

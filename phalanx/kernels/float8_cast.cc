@@ -44,7 +44,8 @@ void take_max_over_ranks(const at::Tensor& amax, const Float8CastOptions& option
 
 /// Of the whole matrix, [1, 1]; by row, [rows, 1]; by column, [1, columns].
 at::Tensor amax_of(const at::Tensor& matrix, at::IntArrayRef over, bool is_cut, const Float8CastOptions& options) {
-  at::Tensor amax = at::amax(matrix.abs(), over, /*keepdim=*/true).to(at::kFloat).contiguous();
+  // A NaN may come out with a sign.
+  at::Tensor amax = at::amax(matrix.abs(), over, /*keepdim=*/true).to(at::kFloat).abs().contiguous();
   if (is_cut) take_max_over_ranks(amax, options);
   return amax;
 }

@@ -140,7 +140,8 @@ struct GpuAddRmsNormFunction : torch::autograd::Function<GpuAddRmsNormFunction> 
 
 struct GpuAddFunction : torch::autograd::Function<GpuAddFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& delta_in) {
-    const at::Tensor x = x_in.contiguous(), delta = delta_in.contiguous(), h = at::empty_like(x);
+    const at::Tensor x = x_in.contiguous(), delta = delta_in.contiguous();
+    at::Tensor h = at::empty_like(x);
     const auto launch = gpu_launch(x, delta);
     launch->check("add",
                   launch->kernels().add(launch->stream(), x.numel(), gpu_type(x.scalar_type()), x.const_data_ptr(),

@@ -4,7 +4,8 @@
 //
 // Rows may hold different numbers of tokens. Row r's valid tokens are always positions 0 .. length(r) - 1 of its
 // buffers. Unequal prompts are padded on the RIGHT: each append says how many of its tokens are real in each row, and
-// the next append of a row overwrites its padding. So a row's result does not depend on its neighbours' lengths.
+// the next append of a row overwrites its padding. So a row's result does not depend on its neighbours' lengths, but
+// for rounding on a GPU.
 //
 // A forward pass, over all rows or a contiguous range of them, calls begin() once, append() in each layer, and finish()
 // once. The model does this. Between passes a caller may truncate() rows (stop sequences, rejected drafts, a slot for

@@ -42,7 +42,13 @@ void Profiler::begin(std::int64_t step) {
     const auto before = one->recent_operations();
     next_operations_.push_back(before.empty() ? 0 : before.back().seq + 1);
   }
-  if (records_kernels_) kernels_ = KernelProfile::start(device_);
+  if (!records_kernels_) return;
+  try {
+    kernels_ = KernelProfile::start(device_);
+  } catch (const std::exception& error) {
+    log::warn(fmt::format("the kernels of step {} and later are not recorded: {}", step, error.what()));
+    records_kernels_ = false;
+  }
 }
 
 std::string Profiler::end(std::int64_t step) {
@@ -119,6 +125,7 @@ void Profiler::close() noexcept {
   if (!recorder_) return;
   try {
     if (step_is_under_way_) {
+      kernels_.reset();  // to write them would wait for the device, which may wait for a rank that is gone
       recorder_->span(fmt::format("step {}, not finished", step_), "step", step_begin_, TraceClock::now());
     }
     take_operations(/*of_buckets=*/false);

@@ -65,7 +65,7 @@ class Profiler {
   const std::string folder_;
   const std::shared_ptr<Communicator> world_;
   const at::Device device_;
-  const bool records_kernels_;
+  bool records_kernels_;
   std::unique_ptr<observe::TraceRecorder> recorder_;
   std::unique_ptr<KernelProfile> kernels_;  // with recorder_, where this rank records them
   std::int64_t step_ = 0;                   // in progress or just done
