@@ -55,11 +55,12 @@ ParamGroup::ParamGroup(std::string name, std::vector<NamedTensor> parameters, st
       offload_(options.offload),
       gathered_on_use_(options.gathered_on_use) {
   const at::NoGradGuard no_grad;
-  const auto frozen = std::ranges::stable_partition(
-      parameters, [](const NamedTensor& parameter) { return parameter.tensor.requires_grad(); });
-  if (!frozen.empty() && frozen.size() < parameters.size()) {
-    frozen_ = std::make_unique<ParamGroup>(name_, std::vector(frozen.begin(), frozen.end()), comm_, options);
-    parameters.erase(frozen.begin(), frozen.end());
+  const auto frozen = std::stable_partition(  // clang 14 cannot read std::ranges' own
+      parameters.begin(), parameters.end(),
+      [](const NamedTensor& parameter) { return parameter.tensor.requires_grad(); });
+  if (frozen != parameters.begin() && frozen != parameters.end()) {
+    frozen_ = std::make_unique<ParamGroup>(name_, std::vector(frozen, parameters.end()), comm_, options);
+    parameters.erase(frozen, parameters.end());
   }
   check(parameters, options);
   const at::TensorOptions given = parameters.front().tensor.options().requires_grad(false);
