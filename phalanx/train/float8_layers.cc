@@ -62,8 +62,7 @@ struct Options {
     whole = std::make_shared<Float8LinearOptions>(options);
     if (!mesh.has("tp") || mesh.size("tp") == 1) return;
     options.max_over_ranks = [group = mesh.communicator("tp")](const at::Tensor& values) {
-      at::Tensor in_place = values;
-      group->all_reduce(in_place, {.op = ReduceOp::max}).wait();
+      group->all_reduce(values, {.op = ReduceOp::max}).wait();
     };
     options.cut = Float8Cut::rows;
     rows = std::make_shared<Float8LinearOptions>(options);

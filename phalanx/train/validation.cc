@@ -69,7 +69,8 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
   const auto* values = host.const_data_ptr<double>();
   ValidationMetrics result{.step = step};
   double loss_sum = 0, label_count = 0;
-  const auto copies = static_cast<double>(world.size() / options_.data_parallel_size);
+  const std::int64_t ranks_of_a_part = world.size() / options_.data_parallel_size;
+  const auto copies = static_cast<double>(ranks_of_a_part);
   for (std::size_t i = 0; i < sets_.size(); ++i) {
     const double losses = values[2 * i], labels = values[2 * i + 1];
     const std::int64_t samples = sample_count_of(sets_[i]), tokens = samples * sets_[i].dataloader.seq_len();

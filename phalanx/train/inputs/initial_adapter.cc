@@ -93,7 +93,7 @@ void refuse_adapter_in_weights_file(const config::TrainConfig& config, const std
 }
 
 PeftAdapter read_initial_adapter(const config::TrainConfig& config) {
-  const PeftAdapter adapter = read_peft_adapter(config.lora.initial_adapter);
+  PeftAdapter adapter = read_peft_adapter(config.lora.initial_adapter);
   const std::string differs = difference(config, adapter.lora, adapter.weights().string());
   if (!differs.empty()) {
     throw CheckpointError(fmt::format("[lora] initial_adapter '{}' {}", adapter.folder.string(), differs));
