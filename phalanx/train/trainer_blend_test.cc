@@ -228,7 +228,7 @@ TEST_F(TrainerBlendTest, OtherWeightsSetsAndOrdersAreRefusedAndNamesAreSaid) {
 
 TEST_F(TrainerBlendTest, SetsThatDoNotFitAreRefusedBeforeAnyStep) {
   write("tok a", 0, 3000, 9, "tok1:a");
-  write("tok b", 0, 3000, 9, "tok1:b");
+  write("tok b", 100, 3100, 9, "tok1:b");
   EXPECT_THAT(refusal<ConfigError>(config("run", blend({set("tok a", 1), set("tok b", 1)}))),
               AllOf(HasSubstr("tok b"), HasSubstr("its ids would mean other texts")));
   EXPECT_THAT(refusal<Error>(config("run", blend({set("large", 1), set("nowhere", 1)}))), HasSubstr("nowhere"));
