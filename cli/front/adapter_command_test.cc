@@ -18,15 +18,13 @@
 namespace phalanx::cli {
 namespace adapter_command_test {
 
-class AdapterCommandTest : public ::testing::Test {
+class AdapterCommandTest : public program_testing::FolderSuite<AdapterCommandTest> {
  protected:
   /// A base after a few steps, and an adapter that was trained on it in tensor-parallel ranks.
   static void SetUpTestSuite() {
-    folder_ = new TempDirectory("adapter_command");
+    make_folder("adapter_command");
     program_testing::write_periodic_tokens(file("tokens.bin"));
-    write_file(file("run.toml"), "[model]\nflavor = \"debug\"\n[training]\ndataset_path = \"" + file("tokens.bin") +
-                                     "\"\nseq_len = 32\nlocal_batch_size = 2\n[optimizer]\nlr = 1e-2\n"
-                                     "[lr_scheduler]\nwarmup_steps = 1\n");
+    write_file(file("run.toml"), program_testing::debug_run(file("tokens.bin")));
     write_file(file("prompts.jsonl"), "{\"ids\": [3, 14, 25]}\n{\"ids\": [7]}\n");
     for (const char* base : {"base", "other"}) {
       ASSERT_EQ(call("train " + file("run.toml") +
@@ -42,15 +40,7 @@ class AdapterCommandTest : public ::testing::Test {
               0)
         << error_;
   }
-  static void TearDownTestSuite() { delete folder_; }
 
-  static std::string file(const std::string& name) { return (folder_->path() / name).string(); }
-  static int call(const std::string& arguments) {
-    const auto outcome = program_testing::run_line(folder_->path(), arguments);
-    out_ = outcome.out;
-    error_ = outcome.err;
-    return outcome.status;
-  }
   /// The ids that each prompt gets.
   static std::vector<nlohmann::json> generated(const std::string& arguments) {
     EXPECT_EQ(call("generate --prompts-file " + file("prompts.jsonl") + " --greedy --max-new-tokens 12 " + arguments),
@@ -69,12 +59,7 @@ class AdapterCommandTest : public ::testing::Test {
         << error_;
     return nlohmann::json::parse(read_file(file("eval.json")))["loss"];
   }
-
-  static TempDirectory* folder_;
-  static std::string out_, error_;
 };
-TempDirectory* AdapterCommandTest::folder_ = nullptr;
-std::string AdapterCommandTest::out_, AdapterCommandTest::error_;
 
 TEST_F(AdapterCommandTest, EveryWayToUseAnAdapterGivesTheSame) {
   const std::string base = "--checkpoint " + file("base/hf"), adapter = base + " --adapter " + file("tuned/adapter");

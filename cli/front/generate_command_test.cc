@@ -25,18 +25,15 @@
 namespace phalanx::cli {
 namespace {
 
-class GenerateCommandTest : public ::testing::Test {
+class GenerateCommandTest : public program_testing::FolderSuite<GenerateCommandTest> {
  protected:
   /// A model for all tests: a small one after a few steps, as a Hugging Face directory.
   static void SetUpTestSuite() {
-    folder_ = new TempDirectory("generate_command");
+    make_folder("generate_command");
     program_testing::write_periodic_tokens(file("tokens.bin"));
-    write_file(file("run.toml"), "[job]\ndump_folder = \"" + file("run") +
-                                     "\"\n[model]\nflavor = \"debug\"\n"
-                                     "[training]\ndataset_path = \"" +
-                                     file("tokens.bin") +
-                                     "\"\nseq_len = 32\nlocal_batch_size = 2\nsteps = 3\n[optimizer]\nlr = 1e-2\n"
-                                     "[lr_scheduler]\nwarmup_steps = 1\n[checkpoint]\nlast_save_in_hf = true\n");
+    write_file(file("run.toml"), program_testing::debug_run(file("tokens.bin")) +
+                                     "[checkpoint]\nlast_save_in_hf = true\n[job]\ndump_folder = \"" + file("run") +
+                                     "\"\n");
     std::string lines;
     for (int i = 0; i < 9; ++i) {
       lines += nlohmann::json{{"id", "q" + std::to_string(i)}, {"ids", std::vector<int>(1 + 5 * i % 13, 3 + 11 * i)}}
@@ -44,29 +41,14 @@ class GenerateCommandTest : public ::testing::Test {
                "\n";
     }
     write_file(file("prompts.jsonl"), lines);
-    EXPECT_EQ(call("train " + file("run.toml")), 0) << error_;
+    EXPECT_EQ(call("train " + file("run.toml") + " --training.steps 3"), 0) << error_;
   }
-  static void TearDownTestSuite() { delete folder_; }
 
-  static std::string file(const std::string& name) { return (folder_->path() / name).string(); }
-
-  /// Returns the exit status of `phalanx ARGUMENTS`. Its output is in out_ and error_.
-  static int call(const std::string& arguments) {
-    const auto outcome = program_testing::run_line(folder_->path(), arguments);
-    out_ = outcome.out;
-    error_ = outcome.err;
-    return outcome.status;
-  }
   static int generate(const std::string& arguments, const std::string& prompts = "prompts.jsonl") {
     return call("generate --checkpoint " + file("run/hf") + " --prompts-file " + file(prompts) +
                 " --max-new-tokens 10 --temperature 0.8 --batch-size 2 " + arguments);
   }
-
-  static TempDirectory* folder_;
-  static std::string out_, error_;
 };
-TempDirectory* GenerateCommandTest::folder_ = nullptr;
-std::string GenerateCommandTest::out_, GenerateCommandTest::error_;
 
 /// The prompt numbers of the results in a job's parts, with repetitions.
 std::multiset<int> results_in(const std::filesystem::path& folder) {

@@ -16,11 +16,13 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/base/testing/under_sanitizer.h"
@@ -102,6 +104,32 @@ inline void write_periodic_tokens(const std::filesystem::path& path) {
     tokens.write(reinterpret_cast<const char*>(&id), sizeof id);
   }
 }
+
+/// The text of a run's TOML that trains the debug flavor on such ids.
+inline std::string debug_run(const std::filesystem::path& tokens) {
+  return "[model]\nflavor = \"debug\"\n[training]\ndataset_path = \"" + tokens.string() +
+         "\"\nseq_len = 32\nlocal_batch_size = 2\n[optimizer]\nlr = 1e-2\n[lr_scheduler]\nwarmup_steps = 1\n";
+}
+
+/// Tests that share a folder, which SetUpTestSuite() makes and fills: class MyTest : public FolderSuite<MyTest>.
+template <class Suite>
+class FolderSuite : public ::testing::Test {
+ protected:
+  static void TearDownTestSuite() { folder_.reset(); }
+  static void make_folder(const std::string& name) { folder_ = std::make_unique<TempDirectory>(name); }
+  static std::string file(const std::string& name) { return (folder_->path() / name).string(); }
+
+  /// Returns the exit status of `phalanx ARGUMENTS`. Its output is in out_ and error_.
+  static int call(const std::string& arguments) {
+    const Outcome outcome = run_line(folder_->path(), arguments);
+    out_ = outcome.out;
+    error_ = outcome.err;
+    return outcome.status;
+  }
+
+  static inline std::unique_ptr<TempDirectory> folder_;
+  static inline std::string out_, error_;
+};
 
 /// A terminal of 100 columns for the program under test only. Its output is collected.
 class Terminal {

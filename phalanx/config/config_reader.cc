@@ -322,6 +322,9 @@ class Reader {
     if (is_float8_given_ && !uses_float8(config_)) {
       notes.push_back(fmt::format("[{0}] has no effect: [model] converters does not name \"{0}\"", kFloat8Section));
     }
+    if (config_.profiling.record_kernels && !config_.profiling.enable_profiling) {
+      notes.push_back("[profiling] record_kernels has no effect: enable_profiling is not set");
+    }
     if (!not_read.empty()) {
       notes.push_back(fmt::format("not read, as {} off: {}",
                                   not_read.size() == 1 ? "its section is switched" : "their sections are switched",

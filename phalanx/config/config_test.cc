@@ -512,6 +512,12 @@ TEST(Config, WhatFloat8CannotDoIsRefused) {
   EXPECT_THAT(refusal("[quantize]\nbits = 8\n", {"--quantize.bits=8"}), HasSubstr("are the only ones"));
 }
 
+TEST(Config, KernelsAreRecordedInTracedStepsAlone) {
+  EXPECT_THAT(notes_of("[profiling]\nrecord_kernels = true\n"),
+              ElementsAre("[profiling] record_kernels has no effect: enable_profiling is not set"));
+  EXPECT_THAT(notes_of("[profiling]\nrecord_kernels = true\nenable_profiling = true\n"), SizeIs(0));
+}
+
 TEST(Config, ASectionOfFloat8WithoutTheConverterIsSaid) {
   EXPECT_THAT(notes_of("[quantize.linear.float8]\nfilter_fqns = [\"output\"]\n"),
               ElementsAre("[quantize.linear.float8] has no effect: [model] converters does not name "

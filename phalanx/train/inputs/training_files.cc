@@ -34,7 +34,12 @@ config::Datasets held_out_datasets(const config::TrainConfig& config) {
 std::unique_ptr<data::TextStream> open_texts(const config::TrainConfig& config, const config::RunPlan& plan,
                                              std::vector<std::string>& lines) {
   const auto& [paths, field, window, workers] = config.stream;
-  data::CorpusListing listing = data::list_corpus(paths, {.field = field});
+  data::CorpusListing listing;
+  try {
+    listing = data::list_corpus(paths, {.field = field});
+  } catch (const DataError& error) {
+    throw DataError(fmt::format("[stream] paths: {}", error.what()));
+  }
   if (!listing.skipped.empty()) {
     lines.push_back(fmt::format("data: {} files that are no text are left out, such as {}", listing.skipped.size(),
                                 listing.skipped.front()));
