@@ -85,6 +85,21 @@ TEST_P(SimGeneration, TokensAreThoseOfTheWholeModel) {
   }
 }
 
+// Seven requests for three rows, which end at different times: rows move, and others take their places.
+TEST_P(SimGeneration, RowsThatMoveAndAreFilledAgainKeepTheirTokens) {
+  const auto llama = model();
+  std::vector<Request> requests;
+  for (int i = 0; i < 7; ++i) {
+    requests.push_back(greedy(prompt_of(static_cast<std::size_t>(3 + 5 * i % 9), 3 * i + 2), 3 + 4 * i % 11));
+  }
+  const auto results = Generator(*llama, {.max_batch = 3, .prefill_chunk = 4}).generate(requests);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(results[i].tokens,
+              without_cache(*llama, requests[i].prompt, static_cast<int>(requests[i].max_new_tokens)))
+        << "request " << i;
+  }
+}
+
 TEST_P(SimGeneration, DrawnTokensAndGreedyOnesShareABatch) {
   const auto llama = model();
   const std::vector<std::int64_t> alone = Generator(*llama).generate({greedy(prompt_of(5, 2), 8)})[0].tokens;
