@@ -15,7 +15,6 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/name_patterns.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/optim/adadelta.h"
@@ -203,16 +202,6 @@ TEST(Optimizer, NamesThatMatchAPatternDoNotDecay) {
       EXPECT_THAT(values, ElementsAre(1, 0.75, 1, 1, 1, 0.75)) << dtype;
     }
   }
-}
-
-TEST(Optimizer, PatternDistanceCountsWhatStarsDoNotCover) {
-  EXPECT_EQ(pattern_distance("*norm*", "layers.0.attention_norm.weight"), 0U);
-  EXPECT_EQ(pattern_distance("*nrom*", "layers.0.attention_norm.weight"), 2U);
-  EXPECT_EQ(pattern_distance("*.bais", "wq.bias"), 2U);
-  EXPECT_EQ(pattern_distance("w?.weight", "wq.weight"), 0U);
-  EXPECT_EQ(pattern_distance("", "abc"), 3U);
-  EXPECT_EQ(pattern_distance("abc", ""), 3U);
-  EXPECT_EQ(pattern_distance("*", ""), 0U);
 }
 
 TEST(Optimizer, RefusesWrongParametersAndOptions) {
