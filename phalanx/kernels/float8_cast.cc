@@ -14,9 +14,10 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include <array>
-#include <atomic>
+#include <compare>
 #include <cstdint>
+#include <mutex>
+#include <set>
 #include <string_view>
 
 #include "phalanx/base/error.h"
@@ -153,24 +154,38 @@ Float8Cast cast_by_kernels(const GpuLaunch& launch, const at::Tensor& matrix, co
   return result;
 }
 
-/// product(float32), or, where the library has none such, product(bfloat16), which is said once.
+/// Of a product of [rows, inner] and [inner, columns].
+struct ProductShape {
+  bool by_row;
+  std::int64_t rows, columns, inner;
+  auto operator<=>(const ProductShape&) const = default;
+};
+
+/// product(float32), or, where the library has none of such shapes, product(bfloat16), which is said once. It is decided
+/// for each shape by itself, so that no product depends on those before it.
 template <class Product>
-at::Tensor float32_or_bfloat16(bool by_row, Product product) {
-  static std::array<std::atomic<bool>, 2> lacks_float32{};
-  std::atomic<bool>& lacks = lacks_float32[by_row ? 1 : 0];
-  if (!lacks.load(std::memory_order_relaxed)) {
-    try {
-      return product(at::kFloat);
-    } catch (const c10::Error& error) {
-      const std::string_view text = error.what_without_backtrace();
-      if (text.find("NOT_SUPPORTED") == text.npos && text.find("supported") == text.npos) throw;
-      lacks.store(true, std::memory_order_relaxed);
-    }
-    log::warn_once(fmt::format(
-        "float8: libtorch has no {} products of float8 numbers in float32 here: gradients of weights are rounded to "
-        "bfloat16 before they are added up",
-        by_row ? "rowwise" : "tensorwise"));
+at::Tensor float32_or_bfloat16(const ProductShape& shape, Product product) {
+  static std::mutex mutex;
+  static std::set<ProductShape> lacking;
+  const auto is_lacking = [&] {
+    const std::lock_guard lock(mutex);
+    return lacking.contains(shape);
+  };
+  if (is_lacking()) return product(at::kBFloat16);
+  try {
+    return product(at::kFloat);
+  } catch (const c10::Error& error) {
+    const std::string_view text = error.what_without_backtrace();
+    if (text.find("NOT_SUPPORTED") == text.npos && text.find("supported") == text.npos) throw;
   }
+  {
+    const std::lock_guard lock(mutex);
+    lacking.insert(shape);
+  }
+  log::warn_once(fmt::format(
+      "float8: libtorch has no {} product of float8 numbers of {} x {} and {} x {} in float32 here: gradients of such "
+      "weights are rounded to bfloat16 before they are added up",
+      shape.by_row ? "rowwise" : "tensorwise", shape.rows, shape.inner, shape.inner, shape.columns));
   return product(at::kBFloat16);
 }
 
@@ -199,8 +214,11 @@ at::Tensor float8_product(const Float8Matrix& a, const Float8Matrix& b, const Fl
                           : at::empty({a.values.size(0), b.values.size(0)}, a.values.options().dtype(type));
     return at::_scaled_mm_out(made, a.values, b.values.t(), a.inverse, scale_b, {}, {}, type, options.fast_accum);
   };
-  const at::Tensor made =
-      dtype == at::kFloat ? float32_or_bfloat16(a.inverse.numel() > 1, product_in) : product_in(dtype);
+  const ProductShape shape{.by_row = a.inverse.numel() > 1 || b.inverse.numel() > 1,
+                           .rows = a.values.size(0),
+                           .columns = b.values.size(0),
+                           .inner = a.values.size(1)};
+  const at::Tensor made = dtype == at::kFloat ? float32_or_bfloat16(shape, product_in) : product_in(dtype);
   if (out.defined()) return made.is_same(out) ? made : out.copy_(made);
   return made.to(dtype);
 }

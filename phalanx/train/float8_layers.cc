@@ -144,10 +144,12 @@ std::string float8_text(const models::Llama& model, const config::TrainConfig& c
   for (const auto& [name_and_reason, n] : others) {
     kept.push_back(fmt::format("{} ({})", name_and_reason.first, name_and_reason.second));
   }
+  const bool is_stage = config.parallelism.pipeline_parallel_degree > 1;  // it has a part of the layers
   const bool is_emulated = config.float8.emulate || device.is_cpu();
-  std::string text = fmt::format("{}{}, {} of {} linear layers: {}", config.float8.recipe_name,
-                                 is_emulated ? ", emulated by float32 products (slow)" : "", count, all,
-                                 names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
+  std::string text =
+      fmt::format("{}{}, {} of {} linear layers{}: {}", config.float8.recipe_name,
+                  is_emulated ? ", emulated by float32 products (slow)" : "", count, all,
+                  is_stage ? " of this stage" : "", names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
   if (!kept.empty()) {
     text += fmt::format("; in {}: {}", config.training.mixed_precision_param, fmt::join(kept, ", "));
   }
@@ -155,7 +157,7 @@ std::string float8_text(const models::Llama& model, const config::TrainConfig& c
     const auto choices = float8_choices(model, config);
     const bool is_used = std::ranges::any_of(
         choices, [&](const Float8Choice& choice) { return choice.name.find(filter) != std::string::npos; });
-    if (!is_used) text += fmt::format("; filter_fqns has \"{}\", which is in no layer's name", filter);
+    if (!is_used && !is_stage) text += fmt::format("; filter_fqns has \"{}\", which is in no layer's name", filter);
   }
   return text;
 }
