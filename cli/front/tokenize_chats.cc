@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/progress.h"
 #include "phalanx/data/chat/chat_corpus.h"
@@ -50,7 +51,8 @@ int tokenize_chats(const TokenizeChatsArguments& arguments) {
   }
   encode(arguments.output, false, set_aside);
   const data::TokenFile tokens(arguments.output);
-  fmt::print("{}\n", train::sample_conversation(tokens, tokenize.tokenizer(), isatty(STDOUT_FILENO) != 0));
+  fmt::print("{}\n", train::sample_conversation(tokens, tokenize.tokenizer(),
+                                                isatty(STDOUT_FILENO) != 0 && !env_string("NO_COLOR")));
   return 0;
 }
 

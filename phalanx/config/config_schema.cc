@@ -234,9 +234,9 @@ const std::vector<Key>& known_keys() {
        "Probability that an element of an adapter's input is set to 0 in training; the rest are scaled by 1 / (1 - p).",
        0, 0.99},
       {"lora", "target_modules", at<&C::lora, &L::target_modules>,
-       "Layers with adapters: all-linear (every matrix of the blocks), names as in PEFT (`[\"q_proj\", \"v_proj\"]`) "
-       "or "
-       "here (wq), or a shell's patterns over whole names; on the command line separated by commas."},
+       "Layers with adapters: all-linear (every matrix of the blocks but routers and experts), names as in PEFT "
+       "(`[\"q_proj\", \"v_proj\"]`) or here (wq), or a shell's patterns over whole names; on the command line "
+       "separated by commas."},
       {"lora", "zero_b", at<&C::lora, &L::zero_b>,
        "A new adapter's B starts as zeros, so that the model starts as the base. Off: at random, for tests."},
       {"lora", "initial_adapter", at<&C::lora, &C::Lora::initial_adapter>,
@@ -525,7 +525,8 @@ const std::vector<RefusedKey>& refused_keys() {
       {"compile", "backend", "\"inductor\"", "there is no compiler for C++ modules"},
       {"compile", "*", "", "there is no compiler for C++ modules: fused kernels are chosen when the program is built"},
       {"model", "tokenizer_path", "\"\"", "give the tokenizer's folder as model.hf_assets_path"},
-      {"model", "print_after_conversion", "false", "there are no model converters"},
+      {"model", "print_after_conversion", "false",
+       "the start of the log says which layers are converted (docs/float8.md)"},
       {kFloat8Section, "enable_fsdp_float8_all_gather", "false",
        "sharded weights are gathered in mixed_precision_param and cast afterwards"},
       {kFloat8Section, "precompute_float8_dynamic_scale_for_fsdp", "false",
@@ -549,7 +550,8 @@ const std::vector<RefusedKey>& refused_keys() {
        "give texts as stream.paths"},
       {"training", "dtype", "\"float32\"",
        "weights are kept in float32; training.mixed_precision_param sets the type of the matrix products"},
-      {"training", "dataloader", kAnyValue, "token files are mapped into memory: there are no workers that read ahead"},
+      {"training", "dataloader", kAnyValue,
+       "token files are mapped into memory: there are no workers that read ahead; for texts see stream.workers"},
       {"training", "compile", "false", "there is no compiler for C++ modules"},
       {"training", "gc_freq", "50", "there is no garbage collector to run"},
       {"training", "gc_debug", "false", "there is no garbage collector to run"},

@@ -83,6 +83,7 @@ struct SetCount {
   friend bool operator==(const SetCount&, const SetCount&) = default;
 };
 
+/// One thread at a time calls it, unless a class says otherwise.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
@@ -120,7 +121,7 @@ class BatchSource {
   virtual void each_file(const std::function<void(const std::string& name, const DataLoader& loader)>& /*use*/) const {}
 
  protected:
-  /// Throws ConfigError unless the rows are of a batch of `batch` and the buffers are of their size.
+  /// Throws ConfigError unless `step` >= 0, the rows are within the global batch, and the buffers are of their size.
   void check_request(std::int64_t step, RowRange rows, std::size_t inputs, std::size_t labels) const;
 };
 

@@ -1,7 +1,7 @@
 // The data of a run that trains on conversations ([sft]): token files, which rank 0 makes for all ranks
 // (inputs/conversation_data.h).
 //
-//   const config::TrainConfig reads = config_of_data(config, *world, log_info);      // collective
+//   const config::TrainConfig reads = config_of_data(config, world, {.log_info = log_info});  // collective
 //   TrainingData data = open_training_data(reads, plan, device, rank);
 #pragma once
 

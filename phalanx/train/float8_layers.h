@@ -31,6 +31,7 @@ std::vector<Float8Choice> float8_choices(const models::Llama& model, const confi
 void apply_float8(models::Llama& model, const config::TrainConfig& config, const DeviceMesh& mesh, at::Device device);
 
 /// While it lives, the linear layers of these modules multiply in their own type.
+/// REQUIRES: the modules outlive it.
 class [[nodiscard]] WithoutFloat8 {
  public:
   explicit WithoutFloat8(const std::vector<nn::Module*>& modules);

@@ -36,7 +36,7 @@ DataResume resume_undescribed(const config::TrainConfig& config, const data::Dat
     }
     throw CheckpointError(refusal_of_data(difference));
   }
-  const auto tokens = integers.find(kDataTokens), sequences = integers.find(kDataSequences);
+  const auto tokens = integers.find(data::kTokensRead), sequences = integers.find(kDataSequences);
   std::int64_t read = -1;
   if (tokens != integers.end()) {
     read = tokens->second / dataloader.seq_len();

@@ -19,9 +19,7 @@
 
 namespace phalanx::train {
 
-/// Keys of the checkpoint's integers: tokens of the stream that have been read (stream_description.h); older
-/// checkpoints count sequences.
-inline constexpr const char* kDataTokens = data::kTokensRead;
+/// Keys of the checkpoint's integers, beside data::kTokensRead: older checkpoints count sequences.
 inline constexpr const char* kDataSequences = "data.position";
 inline constexpr const char* kDataSeed = "seed";  // of [debug]
 

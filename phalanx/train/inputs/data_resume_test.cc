@@ -18,7 +18,7 @@ class DataResumeTest : public ::testing::Test {
  protected:
   data::DataLoader dataloader(data::DataLoaderOptions options) const { return {tokens_, options}; }
   std::string refused(const data::DataLoader& now, const nlohmann::json& saved, std::int64_t tokens) const {
-    return error_text<CheckpointError>([&] { resume_data(config_, now, saved, {{kDataTokens, tokens}}); });
+    return error_text<CheckpointError>([&] { resume_data(config_, now, saved, {{data::kTokensRead, tokens}}); });
   }
   config::TrainConfig config_;
   TempDirectory folder_{"data-resume"};
@@ -28,7 +28,7 @@ class DataResumeTest : public ::testing::Test {
 TEST_F(DataResumeTest, GoesOnAtTheNextTokenOrIsRefusedUnlessAskedFor) {
   const data::DataLoader before = dataloader({.seq_len = 10, .global_batch_size = 4, .seed = 3});
   const auto saved = data::describe_stream(before);
-  const DataResume same = resume_data(config_, before, saved, {{kDataTokens, 2 * 1000 + 130}});
+  const DataResume same = resume_data(config_, before, saved, {{data::kTokensRead, 2 * 1000 + 130}});
   EXPECT_EQ(same.position, (data::StreamPosition{2, 130}));
   EXPECT_THAT(same.lines, IsEmpty());
 
@@ -40,7 +40,7 @@ TEST_F(DataResumeTest, GoesOnAtTheNextTokenOrIsRefusedUnlessAskedFor) {
   EXPECT_THAT(refused(other, saved, 130), HasSubstr("[training] shuffle"));
 
   config_.checkpoint.allow_data_mismatch = true;
-  const DataResume anew = resume_data(config_, other, saved, {{kDataTokens, 130}});
+  const DataResume anew = resume_data(config_, other, saved, {{data::kTokensRead, 130}});
   EXPECT_EQ(anew.position, data::StreamPosition{});
   EXPECT_THAT(anew.lines, ElementsAre(AllOf(HasSubstr("allow_data_mismatch"), HasSubstr("begin at their beginning"),
                                             HasSubstr("[training] shuffle"))));
