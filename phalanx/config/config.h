@@ -112,6 +112,7 @@ struct TrainConfig {
     std::int64_t pipeline_parallel_microbatch_size = 1;
     std::int64_t pipeline_parallel_stages_per_rank = 0;  // 0: the usual number for the schedule
     std::string pipeline_parallel_balance = "counted";
+    std::int64_t expert_parallel_degree = 1;
   } parallelism;
 
   struct ActivationCheckpoint {

@@ -288,6 +288,10 @@ const std::vector<Key>& known_keys() {
        "With enable_sequence_parallel: attention and feed-forward multiply piece by piece while tokens are on their "
        "way "
        "between the ranks. Otherwise before and after; the sums over the ranks are the same."},
+      {"parallelism", "expert_parallel_degree", at<&C::parallelism, &C::Parallelism::expert_parallel_degree>,
+       "Neighbouring ranks along data_parallel_shard_degree that divide the experts of each layer among themselves. "
+       "Divides that degree and the number of experts.",
+       1, kAny},
       {"parallelism", "pipeline_parallel_degree", at<&C::parallelism, &C::Parallelism::pipeline_parallel_degree>,
        "Ranks over which the layers are cut into stages.", 1, kAny},
       {"parallelism", "pipeline_parallel_schedule", at<&C::parallelism, &C::Parallelism::pipeline_parallel_schedule>,
@@ -565,11 +569,11 @@ const std::vector<RefusedKey>& refused_keys() {
       {"parallelism", "context_parallel_degree", "1", "context parallelism is not part of this version"},
       {"parallelism", "context_parallel_rotate_method", kAnyValue, "context parallelism is not part of this version"},
       {"parallelism", "context_parallel_load_balancer", kAnyValue, "context parallelism is not part of this version"},
-      {"parallelism", "expert_parallel_comm_backend", kAnyValue, "every rank has all experts in this version"},
+      {"parallelism", "expert_parallel_comm_backend", "\"standard\"", "rows are exchanged by the job's own all-to-all"},
       {"parallelism", "pipeline_parallel_expert_parallel_overlap", kAnyValue,
-       "every rank has all experts in this version"},
-      {"parallelism", "expert_parallel_degree", "1", "every rank has all experts in this version"},
-      {"parallelism", "expert_tensor_parallel_degree", "1", "every rank has all experts in this version"},
+       "a pipeline does not overlap the exchange of experts with another micro-batch"},
+      {"parallelism", "expert_tensor_parallel_degree", kAnyValue,
+       "tensor_parallel_degree cuts each expert as it cuts the other matrices"},
       {"parallelism", "enable_compiled_autograd", "false", "there is no compiler for C++ modules"},
       {"checkpoint", "model_weights_only", "false", "checkpoint.last_save_in_hf writes the bare weights"},
       {"checkpoint", "last_save_model_only", kAnyValue,

@@ -18,8 +18,8 @@ namespace {
 using Parts = std::map<std::string, std::string>;
 
 Parts split_layout(const std::string& name) {
-  static const std::vector<std::string> kKnown = {"pp", "schedule", "dp_replicate", "dp_shard", "tp",       "zero",
-                                                  "sp", "ac",       "reshard",      "batch",    "precision"};
+  static const std::vector<std::string> kKnown = {"pp",   "schedule", "dp_replicate", "dp_shard", "ep",    "tp",
+                                                  "zero", "sp",       "ac",           "reshard",  "batch", "precision"};
   Parts parts;
   std::string_view rest = name;
   while (!rest.empty()) {
@@ -104,6 +104,7 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   parallelism = {.enable_async_tensor_parallel = parallelism.enable_async_tensor_parallel};
   parallelism.data_parallel_replicate_degree = number_of(parts, "dp_replicate", 1, name);
   parallelism.data_parallel_shard_degree = number_of(parts, "dp_shard", 1, name);
+  parallelism.expert_parallel_degree = number_of(parts, "ep", 1, name);
   parallelism.tensor_parallel_degree = number_of(parts, "tp", 1, name);
   parallelism.pipeline_parallel_degree = number_of(parts, "pp", 1, name);
   if (const auto schedule = parts.find("schedule"); schedule != parts.end()) {
@@ -192,6 +193,12 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
             add_with_variants(pp, replicas, shards, tp, fmt::format("zero={}", stage));
           }
           if (shards > 1 && pp > 1) add(pp, replicas, shards, tp, "zero=3,reshard=always");
+          // Of experts, if the model has some. Two degrees where there are: unequal ones tell groups apart.
+          for (std::int64_t ep = shards; ep > 1 && ep >= shards / 2; ep /= 2) {
+            for (int stage = 1; stage <= 3; ++stage) {
+              add_with_variants(pp, replicas, shards, tp, fmt::format("zero={},ep={}", stage, ep));
+            }
+          }
         }
       }
     }

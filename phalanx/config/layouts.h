@@ -22,9 +22,9 @@ struct NamedLayout {
   std::int64_t ranks = 1;
 };
 
-/// Parts of a name: pp=N, schedule=NAME, dp_replicate=N, dp_shard=N, tp=N, zero=1|2|3, sp=on|off,
+/// Parts of a name: pp=N, schedule=NAME, dp_replicate=N, dp_shard=N, ep=N, tp=N, zero=1|2|3, sp=on|off,
 /// ac=none|full|op|N (one of N blocks is recomputed), reshard=always|never, precision=float32|bfloat16|float16,
-/// batch=N (sequences of a forward pass or of a pipeline's micro-batch). Defaults: 1, 1F1B, 1, 1, 1, 3, on, none,
+/// batch=N (sequences of a forward pass or of a pipeline's micro-batch). Defaults: 1, 1F1B, 1, 1, 1, 1, 3, on, none,
 /// always, the configuration's precision, and the batch described above. Throws ConfigError for other parts, for more
 /// ranks than `ranks`, and if numbers do not divide.
 NamedLayout with_layout(const TrainConfig& config, const std::string& name, std::int64_t ranks);

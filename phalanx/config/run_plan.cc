@@ -38,7 +38,8 @@ ParallelPlan degrees_of(const TrainConfig& config, std::int64_t world_size) {
                     .dp_shard = given.data_parallel_shard_degree,
                     .tp = given.tensor_parallel_degree,
                     .zero_stage = static_cast<int>(given.zero_stage),
-                    .sequence_parallel = given.enable_sequence_parallel};
+                    .sequence_parallel = given.enable_sequence_parallel,
+                    .ep = given.expert_parallel_degree};
   const std::int64_t left = world_size / plan.tp / plan.pp;
   if (plan.dp_shard == -1) plan.dp_shard = left / std::max<std::int64_t>(1, plan.dp_replicate);
   if (plan.dp_replicate == -1) plan.dp_replicate = left / std::max<std::int64_t>(1, plan.dp_shard);
@@ -131,6 +132,7 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
     check(parallel, models::model_dimensions(model, parallel.tp, config.training.seq_len), world_size,
           {.tp = "[parallelism] tensor_parallel_degree",
            .pp = "[parallelism] pipeline_parallel_degree",
+           .ep = "[parallelism] expert_parallel_degree",
            .sequence_parallel = "enable_sequence_parallel"});
   });
   holds(degrees_are_right, [&] {

@@ -92,6 +92,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"parallelism", "pipeline_parallel_microbatch_size", silent, layout},
       {"parallelism", "pipeline_parallel_stages_per_rank", silent, layout},
       {"parallelism", "pipeline_parallel_balance", silent, layout},
+      {"parallelism", "expert_parallel_degree", silent, layout},
 
       {"activation_checkpoint", "mode", silent, "the same numbers are computed again"},
       {"activation_checkpoint", "selective_ac_option", silent, "the same numbers are computed again"},

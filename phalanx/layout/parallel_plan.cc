@@ -52,6 +52,21 @@ void check_tp(const ParallelPlan& plan, const ModelDimensions& model, const Plan
                                 fmt::join(broken, ", "), fmt::join(fitting, ", "), more));
 }
 
+void check_ep(const ParallelPlan& plan, const ModelDimensions& model, const PlanNames& names) {
+  if (model.experts == 0) {
+    throw ConfigError(fmt::format("{} = {}, but the model has no experts: expected 1", names.ep, plan.ep));
+  }
+  std::vector<std::int64_t> fitting;
+  for (std::int64_t ep = 1; ep <= plan.dp_shard; ++ep) {
+    if (plan.dp_shard % ep == 0 && model.experts % ep == 0) fitting.push_back(ep);
+  }
+  if (std::ranges::find(fitting, plan.ep) != fitting.end()) return;
+  throw ConfigError(
+      fmt::format("{} = {} does not divide both the {} ranks along dp_shard and the {} experts of a layer; degrees that "
+                  "do: {}",
+                  names.ep, plan.ep, plan.dp_shard, model.experts, fmt::join(fitting, ", ")));
+}
+
 }  // namespace
 
 std::vector<MeshAxis> ParallelPlan::axes() const {
@@ -70,6 +85,7 @@ std::string ParallelPlan::text() const {
   if (pp > 1) parts.push_back(fmt::format("pp={}", pp));
   if (dp_replicate > 1) parts.push_back(fmt::format("dp_replicate={}", dp_replicate));
   if (dp_shard > 1) parts.push_back(fmt::format("dp_shard={} (ZeRO-{})", dp_shard, zero_stage));
+  if (ep > 1) parts.push_back(fmt::format("ep={}", ep));
   if (tp > 1) parts.push_back(fmt::format("tp={}{}", tp, sequence_parallel ? " (sequence parallel)" : ""));
   return parts.empty() ? "1 rank" : fmt::format("{}", fmt::join(parts, " x "));
 }
@@ -78,7 +94,8 @@ void check(const ParallelPlan& plan, const ModelDimensions& model, std::int64_t 
   for (const auto& [name, degree] : {std::pair<std::string, std::int64_t>{names.pp, plan.pp},
                                      {"dp_replicate", plan.dp_replicate},
                                      {"dp_shard", plan.dp_shard},
-                                     {names.tp, plan.tp}}) {
+                                     {names.tp, plan.tp},
+                                     {names.ep, plan.ep}}) {
     if (degree < 1) throw ConfigError(fmt::format("{} is {}: expected 1 or more", name, degree));
   }
   if (plan.ranks() != ranks) {
@@ -86,6 +103,7 @@ void check(const ParallelPlan& plan, const ModelDimensions& model, std::int64_t 
                                   plan.dp_replicate, plan.dp_shard, plan.tp, plan.ranks(), ranks));
   }
   if (plan.tp > 1) check_tp(plan, model, names);
+  if (plan.ep > 1) check_ep(plan, model, names);
   if (plan.pp > model.n_layers) {
     throw ConfigError(fmt::format("{} = {} stages, but the model has {} layers: expected at most as many stages",
                                   names.pp, plan.pp, model.n_layers));

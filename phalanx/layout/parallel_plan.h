@@ -8,6 +8,8 @@
 //   dp_shard      ranks that share one copy (ZeRO); `zero_stage` says what they shard
 //   tp            every large matrix is split over these ranks
 //
+// Of the ranks along dp_shard, each `ep` neighbours divide the experts of a mixture among themselves.
+//
 // - The caller that makes a plan checks it before anything is allocated or sent. check() throws a ConfigError with the
 //   equation, the numbers and the nearest valid choices. `names` says what the settings are called in the error.
 // - Every rank makes the same plan by itself, from the same configuration.
@@ -35,6 +37,7 @@ struct ParallelPlan {
   std::int64_t tp = 1;
   int zero_stage = 3;             // with dp_shard above 1
   bool sequence_parallel = true;  // with tp above 1: between the matrices of a block each rank has some of the tokens
+  std::int64_t ep = 1;            // divides dp_shard
 
   std::int64_t ranks() const noexcept { return pp * dp_replicate * dp_shard * tp; }
   /// The number of ranks, or groups of ranks, that have different batches.
@@ -57,12 +60,14 @@ struct ModelDimensions {
   std::int64_t ffn_hidden = 0;
   std::int64_t vocab_size = 0;
   std::int64_t seq_len = 0;
+  std::int64_t experts = 0;  // of a layer; 0: there are none
 };
 
 /// The names of a plan's settings in the user's configuration or command line.
 struct PlanNames {
   std::string tp = "tp";
   std::string pp = "pp";
+  std::string ep = "ep";
   std::string sequence_parallel = "sequence_parallel";
 };
 

@@ -16,6 +16,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
+#include "phalanx/nn/mixture_of_experts.h"
 
 namespace phalanx::models {
 namespace {
@@ -192,7 +193,11 @@ std::vector<std::vector<nn::Module*>> Llama::shard_units() {
   std::vector<std::vector<nn::Module*>> units;
   if (tok_embeddings && !config_.tie_embeddings) units.push_back({tok_embeddings.get()});
   if (pos_embeddings) units.push_back({pos_embeddings.get()});
-  for (const auto& layer : layers) units.push_back({layer.get()});
+  for (const auto& layer : layers) {
+    units.push_back({layer.get()});
+    const auto* const mixture = dynamic_cast<const nn::MixtureOfExperts*>(layer->feed_forward.get());
+    if (mixture != nullptr && mixture->has_exchange()) units.push_back({mixture->experts.get()});
+  }
   if (norm) units.push_back({norm.get()});
   if (output) units.back().push_back(output.get());
   return units;

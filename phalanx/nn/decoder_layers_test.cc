@@ -62,7 +62,7 @@ at::Tensor by_all_experts(const MixtureOfExperts& mixture, const at::Tensor& x) 
   const at::Tensor shares = kept / kept.sum(-1, /*keepdim=*/true);
   at::Tensor y = at::zeros_like(x);
   for (std::int64_t e = 0; e < mixture.options().experts; ++e) {
-    const auto& expert = *mixture.experts[static_cast<std::size_t>(e)];
+    const auto& expert = *mixture.experts->nets().at(e);
     const at::Tensor h = at::silu(at::matmul(x, expert.w1->weight.t())) * at::matmul(x, expert.w3->weight.t());
     y = y + at::matmul(h, expert.w2->weight.t()) * shares.narrow(-1, e, 1);
   }
@@ -99,7 +99,7 @@ TEST(MixtureOfExpertsTest, AnExpertWithoutATokenHasAGradientOfZeros) {
   const at::Tensor one = at::randn({1, 1, 4});  // goes to two of eight
   call(mixture, one).sum().backward();
   int without = 0;
-  for (const auto& expert : mixture.experts) {
+  for (const auto& [number, expert] : mixture.experts->nets()) {
     for (const auto& parameter : expert->parameters()) ASSERT_TRUE(parameter.grad().defined());
     if (expert->w2->weight.grad().abs().max().item<float>() == 0.0F) ++without;
   }

@@ -1,6 +1,7 @@
 #include "phalanx/train/parallel_model.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceType.h>
 #include <fmt/format.h>
@@ -41,6 +42,7 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
                              std::shared_ptr<Communicator> world, at::Device device)
     : world_(std::move(world)),
       mesh_(world_, plan.parallel.axes(), c10::DeviceTypeName(device.type(), /*lower_case=*/true)),
+      experts_(ExpertMesh::make(plan.parallel, mesh_)),
       plan_(plan),
       device_(device),
       model_(build_model(
@@ -71,6 +73,17 @@ at::Tensor ParallelModel::run_whole_model(const TokenBatch& batch, const Forward
   return loss.detach();
 }
 
+std::vector<NamedTensor> ParallelModel::with_other_experts(const std::vector<NamedTensor>& held,
+                                                           const std::vector<std::string>& names) const {
+  return experts_ ? experts_->with_others(held, names) : held;
+}
+
+void ParallelModel::give_empty_gradients(const std::vector<NamedTensor>& trained) {
+  for (const auto& [name, tensor, shard] : trained) {
+    if (tensor.numel() == 0) tensor.mutable_grad() = at::empty_like(tensor);
+  }
+}
+
 void ParallelModel::place_dropout(models::Llama& model, std::int64_t step, std::int64_t first_row) const {
   if (!dropout_seed_) return;
   nn::set_dropout_rng_state(model, {.seed = *dropout_seed_, .step = step, .first_row = first_row});
@@ -86,6 +99,7 @@ std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const 
   for (const auto& axis : mesh_.axes()) {
     if (mesh_.communicator(axis.name) != world_) all.push_back(mesh_.communicator(axis.name));
   }
+  if (experts_) all.insert(all.end(), {experts_->ep(), experts_->dp_shard()});
   for (const auto* sharding : shardings()) {
     if (const auto post_forward_group = sharding->post_forward_group()) all.push_back(post_forward_group);
   }
@@ -128,6 +142,7 @@ std::string ParallelModel::layout() const {
   std::string text = fmt::format("{} ranks", plan_.world_size);
   if (plan.dp_shard > 1) {
     text += fmt::format(", {} over {}", sharding_text_, plan.dp_shard);
+    if (plan.ep > 1) text += fmt::format(", experts divided among {}", plan.ep);
     if (plan.dp_replicate > 1) text += fmt::format(", replicated {} times", plan.dp_replicate);
   } else if (plan.dp_replicate > 1) {
     text +=

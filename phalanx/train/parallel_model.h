@@ -30,6 +30,7 @@
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/tensor/train_state.h"
+#include "phalanx/train/expert_mesh.h"
 #include "phalanx/train/optimizer_step.h"
 #include "phalanx/train/profiler.h"
 #include "phalanx/train/token_batch.h"
@@ -101,6 +102,11 @@ class ParallelModel {
  protected:
   ParallelModel(const config::TrainConfig& config, const config::RunPlan& plan, std::shared_ptr<Communicator> world,
                 at::Device device);
+  /// What this rank holds of a model with these parameters, and nothing of the experts that other ranks have.
+  std::vector<NamedTensor> with_other_experts(const std::vector<NamedTensor>& held,
+                                              const std::vector<std::string>& names) const;
+  /// Gives what this rank holds nothing of a gradient of nothing, so that the optimizer steps it, too.
+  static void give_empty_gradients(const std::vector<NamedTensor>& trained);
   /// What shards the model, or this rank's stages.
   virtual std::vector<const FullyShardedDataParallel*> shardings() const { return {}; }
   virtual std::string pipeline_text() const { return ""; }
@@ -112,6 +118,7 @@ class ParallelModel {
 
   const std::shared_ptr<Communicator> world_;
   const DeviceMesh mesh_;
+  const std::shared_ptr<const ExpertMesh> experts_;  // null: every rank has all experts
   const config::RunPlan plan_;
   const at::Device device_;
   std::shared_ptr<models::Llama> model_;  // has no memory where it is cut in any way

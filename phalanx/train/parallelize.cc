@@ -19,10 +19,12 @@ int split_dim(const config::TrainConfig& config, const config::RunPlan& plan, at
 }
 
 std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const config::TrainConfig& config,
-                                                const DeviceMesh& mesh) {
+                                                const RunMeshes& meshes) {
   FullyShardOptions options = shard_options(config);
   if (!model.part().head) options.output_dtype.reset();  // the next stage takes activations as they are
-  return std::make_unique<FullyShardedDataParallel>(model, mesh, options);
+  const bool has_experts = meshes.experts != nullptr && has_distributed_experts(model);
+  if (has_experts) options.own_group = meshes.experts->own_group();
+  return std::make_unique<FullyShardedDataParallel>(model, meshes.ranks, options);
 }
 
 /// A rank that shares a whole model with nobody reduces with itself: its gradients get buckets too.
@@ -47,12 +49,13 @@ void apply_tensor_parallelism(models::Llama& model, const config::TrainConfig& c
 }
 
 Parallelized parallelize(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
-                         const DeviceMesh& mesh, at::Device device) {
-  apply_tensor_parallelism(model, config, plan, mesh, device);
-  apply_float8(model, config, mesh, device);
+                         const RunMeshes& meshes, at::Device device) {
+  apply_tensor_parallelism(model, config, plan, meshes.ranks, device);
+  if (meshes.experts != nullptr) apply_expert_parallelism(model, *meshes.experts);
+  apply_float8(model, config, meshes.ranks, device);
   recompute_layers(model, config);
-  if (plan.parallel.dp_shard > 1) return {.sharded = shard(model, config, mesh), .replicas = nullptr};
-  return {.sharded = nullptr, .replicas = replicate(model, plan, mesh)};
+  if (plan.parallel.dp_shard > 1) return {.sharded = shard(model, config, meshes), .replicas = nullptr};
+  return {.sharded = nullptr, .replicas = replicate(model, plan, meshes.ranks)};
 }
 
 }  // namespace phalanx::train

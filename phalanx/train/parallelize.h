@@ -1,6 +1,6 @@
 // Applies the forms of parallelism of a run's plan to a model, or to one stage of a pipeline.
 //
-//   Parallelized parts = parallelize(stage, config, plan, mesh, device);   // stage: a models::Llama without memory
+//   Parallelized parts = parallelize(stage, config, plan, {mesh, experts}, device);   // stage: without memory
 //   if (parts.sharded) parts.sharded->initialise(seed);
 #pragma once
 
@@ -12,6 +12,7 @@
 #include "phalanx/models/llama.h"
 #include "phalanx/parallel/ddp/ddp.h"
 #include "phalanx/parallel/fsdp/fully_shard.h"
+#include "phalanx/train/expert_mesh.h"
 
 namespace phalanx::train {
 
@@ -26,11 +27,16 @@ struct Parallelized {
 /// For these ranks. Every loss is divided by what the global batch has, so that gradients are summed.
 inline DdpOptions ddp_options() { return {.gradient_reduction = ReduceOp::sum}; }
 
-/// In this order: tensor parallelism cuts the matrices, layers are marked for float8 and for recomputation, and data parallelism
-/// shards the parameters or gives a replica its memory.
-/// REQUIRES: the parameters have no memory, unless nothing is cut. Collective over the world of `mesh`.
+struct RunMeshes {
+  const DeviceMesh& ranks;
+  const ExpertMesh* experts = nullptr;  // null: every rank has all experts
+};
+
+/// In this order: tensor parallelism cuts the matrices, expert parallelism divides the experts, layers are marked for
+/// float8 and for recomputation, and data parallelism shards the parameters or gives a replica its memory.
+/// REQUIRES: the parameters have no memory, unless nothing is cut. Collective over the world of the mesh.
 Parallelized parallelize(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
-                         const DeviceMesh& mesh, at::Device device);
+                         const RunMeshes& meshes, at::Device device);
 
 /// The first of these alone.
 void apply_tensor_parallelism(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,

@@ -13,11 +13,11 @@
 #include <sstream>
 #include <utility>
 
-#include "phalanx/comm/data_type.h"
 #include "phalanx/nn/evaluation_mode.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/schedule_text.h"
+#include "phalanx/tensor/held_by_owner.h"
 #include "phalanx/train/autocast_guard.h"
 #include "phalanx/train/layer_costs.h"
 #include "phalanx/train/parallelize.h"
@@ -38,44 +38,6 @@ schedule::Schedule forward_schedule(const schedule::Schedule& training) {
     }
   }
   return forward;
-}
-
-/// First cut over the stages: all rows belong to the ranks at `owner` of `pp`. Then cut as those ranks cut them.
-Placement over_stages(const Placement& held, const MeshShape& mesh, std::int64_t rows, int owner, int pp) {
-  Split of_stages{.axis = "pp", .dim = 0, .sizes = std::vector<std::int64_t>(static_cast<std::size_t>(pp))};
-  of_stages.sizes[static_cast<std::size_t>(owner)] = rows;
-  Placement placement{.splits = {std::move(of_stages)}};
-  std::size_t blocks = 1;  // of rows, by the splits so far
-  for (Split split : held.splits) {
-    if (split.dim == 0) {
-      const auto parts = static_cast<std::size_t>(mesh.axes()[mesh.index_of(split.axis)].size);
-      if (!split.sizes.empty()) {
-        // For each stage and each block; other stages have no rows.
-        std::vector<std::int64_t> sizes(static_cast<std::size_t>(pp) * blocks * parts);
-        for (std::size_t i = 0; i < blocks * parts; ++i) {
-          sizes[static_cast<std::size_t>(owner) * blocks * parts + i] = split.sizes[i % split.sizes.size()];
-        }
-        split.sizes = std::move(sizes);
-      }
-      blocks *= parts;
-    }
-    placement.splits.push_back(std::move(split));
-  }
-  return placement;
-}
-
-/// The shard of a rank at `owner` of the pipeline, in the mesh of all ranks.
-ShardSpec spec_over_stages(const NamedTensor& held, const DeviceMesh& mesh, int owner) {
-  const int pp = mesh.size("pp");
-  const std::vector<std::int64_t> shape = held.global_shape();
-  if (!held.shard) {
-    return {held.name, shape, data_type_of(held.tensor.scalar_type()), mesh.shape(),
-            over_stages({}, mesh.shape(), shape[0], owner, pp)};
-  }
-  // Without tensor parallelism rows are cut over the data-parallel mesh; else over a mesh that includes the stages.
-  const ShardSpec& spec = held.shard->spec;
-  const MeshShape& whole = spec.mesh().has("pp") ? spec.mesh() : mesh.shape();
-  return {held.name, shape, spec.dtype(), whole, over_stages(spec.placement(), spec.mesh(), shape[0], owner, pp)};
 }
 
 /// Records the passes of a step when it ends, normally or by an exception.
@@ -121,7 +83,7 @@ PipelinedModel::PipelinedModel(const config::TrainConfig& config, const config::
   for (const int stage : numbers_) {
     const auto part = build_model(config, shape, parts_[static_cast<std::size_t>(stage)],
                                   nn::TensorOptionsOfModule{.device = device, .without_memory = true});
-    Parallelized parallelized = parallelize(*part, config, plan, mesh_, device);
+    Parallelized parallelized = parallelize(*part, config, plan, {mesh_, experts_.get()}, device);
     models_.push_back(part);
     if (parallelized.sharded) sharded_.push_back(std::move(parallelized.sharded));
     replicas_ = std::move(parallelized.replicas);
@@ -171,20 +133,24 @@ std::vector<NamedTensor> PipelinedModel::held_by(std::size_t model) const {
 
 std::vector<NamedTensor> PipelinedModel::list_weights(const config::TrainConfig& config) {
   std::map<std::string, std::vector<int>> stages_of;
+  std::vector<std::vector<std::string>> names(static_cast<std::size_t>(schedule_.stages()));  // of each stage
   for (int stage = 0; stage < schedule_.stages(); ++stage) {
     const auto part = build_model(config, model_->config(), parts_[static_cast<std::size_t>(stage)],
                                   nn::TensorOptionsOfModule{.without_memory = true});
-    for (const NamedTensor& parameter : nn::named_parameters(*part)) stages_of[parameter.name].push_back(stage);
+    for (const NamedTensor& parameter : nn::named_parameters(*part)) {
+      stages_of[parameter.name].push_back(stage);
+      names[static_cast<std::size_t>(stage)].push_back(parameter.name);
+    }
   }
   const auto rank_of = [&](int stage) { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; };
 
   std::map<std::pair<std::string, int>, NamedTensor> here;  // by stage
   std::string mine;                                         // the specs of what this rank owns, one per line
   for (std::size_t i = 0; i < models_.size(); ++i) {
-    for (const NamedTensor& held : held_by(i)) {
+    for (const NamedTensor& held : with_other_experts(held_by(i), names[static_cast<std::size_t>(numbers_[i])])) {
       here[{held.name, numbers_[i]}] = held;
       if (stages_of.at(held.name).back() != numbers_[i]) continue;
-      mine += spec_over_stages(held, mesh_, ranks_->rank()).text() + "\n";
+      mine += held_by_owner(held, mesh_.shape(), "pp", ranks_->rank()).text() + "\n";
     }
   }
   // The rows of a rank of another stage depend on the units of that stage.
@@ -309,10 +275,7 @@ at::Tensor PipelinedModel::train(const TokenBatch& batch, const ForwardBackwardP
   const PassSpans spans(trace, runtime_->statistics());
   at::Tensor loss = device_.is_cpu() ? on_device(runtime_->step(batch.inputs, batch.labels).loss())
                                      : runtime_->queue_step(batch.inputs, batch.labels);
-  // What other stages hold is stepped, too: of nothing.
-  for (const auto& [name, tensor, shard] : trained_) {
-    if (tensor.numel() == 0) tensor.mutable_grad() = at::empty_like(tensor);
-  }
+  give_empty_gradients(trained_);
   // The optimizer does not step copies, so it does not reset their gradients.
   for (const Copied& one : copied_) {
     if (one.copy.defined()) one.copy.mutable_grad().reset();

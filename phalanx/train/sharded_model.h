@@ -18,13 +18,14 @@ class ShardedModel final : public ParallelModel {
   at::Tensor forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) override;
   at::Tensor loss_sum(const TokenBatch& batch) override { return loss_sum_of_whole_model(batch); }
   std::vector<nn::Module*> modules() const override { return {model_.get()}; }
-  std::vector<NamedTensor> weights() const override { return sharded_->parameters(); }
-  const std::vector<NamedTensor>& parameters() const override { return sharded_->trained_parameters(); }
+  std::vector<NamedTensor> weights() const override { return weights_; }
+  const std::vector<NamedTensor>& parameters() const override { return trained_; }
 
  private:
   std::vector<const FullyShardedDataParallel*> shardings() const override { return {sharded_.get()}; }
 
   std::unique_ptr<FullyShardedDataParallel> sharded_;
+  std::vector<NamedTensor> weights_, trained_;
   const bool reduces_each_microbatch_;
 };
 

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
 #include "phalanx/base/log.h"
+#include "phalanx/base/name_patterns.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/fsdp/find_units.h"
 #include "phalanx/parallel/fsdp/fsdp_runtime.h"
@@ -23,6 +25,29 @@ constexpr const char* kShardAxis = "dp_shard";
 constexpr const char* kReplicateAxis = "dp_replicate";
 constexpr std::size_t kBroadcastBytes = 25 << 20;
 
+/// For each name, whether its parameter is of the group.
+std::set<std::string> names_of(const std::optional<OwnShardGroup>& group, const std::vector<NamedTensor>& all) {
+  std::set<std::string> result;
+  if (!group) return result;
+  std::vector<std::string> names;
+  for (const NamedTensor& one : all) names.push_back(one.name);
+  const std::vector<bool> matches = matching_names("fully_shard: own_group", group->patterns, names);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (matches[i]) result.insert(names[i]);
+  }
+  return result;
+}
+
+/// Whether the unit is of the group.
+bool is_of_group(const fsdp::ParamGroupPlan& plan, const std::set<std::string>& names) {
+  const auto inside = std::ranges::count_if(plan.parameters, [&](const NamedTensor& one) { return names.contains(one.name); });
+  if (inside == 0) return false;
+  if (static_cast<std::size_t>(inside) == plan.parameters.size()) return true;
+  throw ConfigError(fmt::format(
+      "fully_shard: own_group has {} of the {} parameters of unit '{}': expected all or none; make them units of their own",
+      inside, plan.parameters.size(), plan.name));
+}
+
 void check_options(const DeviceMesh& mesh, const FullyShardOptions& options) {
   if (!mesh.has(kShardAxis)) {
     throw ConfigError(
@@ -33,6 +58,9 @@ void check_options(const DeviceMesh& mesh, const FullyShardOptions& options) {
   }
   if (options.gradient_reduction != ReduceOp::avg && options.gradient_reduction != ReduceOp::sum) {
     throw ConfigError("fully_shard: gradient_reduction: expected ReduceOp::avg or ReduceOp::sum");
+  }
+  if (options.own_group && options.gradient_reduction != ReduceOp::sum) {
+    throw ConfigError("fully_shard: own_group: gradient_reduction: expected ReduceOp::sum");
   }
   const int group = options.reshard_group, ranks = mesh.size(kShardAxis);
   if (group != 0 && (options.stage < 3 || !options.reshard_after_forward)) {
@@ -135,12 +163,20 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
       options.stage, options.reshard_after_forward, options.reshard_group, options.prefetch, options.offload,
       options.smallest_unit, options.gather_on_use, text_of(options.param_dtype), text_of(options.reduce_dtype),
       options.gradient_reduction == ReduceOp::sum ? "sum" : "avg")};
-  for (const auto& [name, tensor, shard] : all)
-    lines.push_back(fmt::format("parameter '{}' {}", name, describe(tensor)));
-  if (replicas) require_same_on_all_ranks(*replicas, lines);
-  require_same_on_all_ranks(*comm, lines);
+  const std::set<std::string> own_names = names_of(options.own_group, all);
+  std::vector<NamedTensor> common, own;
+  for (const NamedTensor& one : all) (own_names.contains(one.name) ? own : common).push_back(one);
+  const auto agree = [&](const std::vector<NamedTensor>& parameters, Communicator& ranks) {
+    for (const auto& [name, tensor, shard] : parameters) {
+      lines.push_back(fmt::format("parameter '{}' {}", name, describe(tensor)));
+    }
+    if (replicas) require_same_on_all_ranks(*replicas, lines);
+    require_same_on_all_ranks(ranks, lines);
+    broadcast_parameters(parameters, ranks, replicas.get());
+  };
   if (all.empty()) throw Error("fully_shard: the module has no parameters");
-  broadcast_parameters(all, *comm, replicas.get());
+  agree(common, *comm);
+  if (options.own_group) agree(own, *options.own_group->ranks);
   AttachedParameters attached(module);
   std::map<std::string, Init> init_of;
   for (const auto& [name, parameter, init, shard] : nn::parameter_inits(module)) init_of.emplace(name, init);
@@ -151,19 +187,21 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   const DeviceMesh data = mesh.sub_mesh(axes);
   const std::vector<fsdp::ParamGroupPlan> plans =
       fsdp::find_units(module, options.smallest_unit, options.gather_on_use);
-  const bool alone = comm->size() == 1;
   const int group = options.reshard_group;
   const bool has_post_forward_group = group > 1 && group < comm->size();
   const auto post_forward_group =
       has_post_forward_group ? comm->split(comm->rank() / group, comm->rank(), "keepers") : nullptr;
   std::vector<std::unique_ptr<fsdp::ParamGroup>> units;
   int levels = 1;
-  if (!alone) warn_of_large_unit(plans);
+  if (comm->size() > 1) warn_of_large_unit(plans);
   for (const auto& plan : plans) {
     levels = std::max(levels, plan.levels);
+    const bool has_own_group = is_of_group(plan, own_names);
+    const std::shared_ptr<Communicator>& ranks = has_own_group ? options.own_group->ranks : comm;
+    const bool alone = ranks->size() == 1;
     const bool resident = alone || plan.is_root || options.stage < 3 || !options.reshard_after_forward || group == 1;
     units.push_back(std::make_unique<fsdp::ParamGroup>(
-        plan.name, plan.parameters, comm,
+        plan.name, plan.parameters, ranks,
         fsdp::ParamGroupOptions{.mesh = data.shape(),
                                 .mesh_rank = data.rank(),
                                 .shard_axis = kShardAxis,
@@ -175,7 +213,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
                                 .param_dtype = options.param_dtype,
                                 .reduce_dtype = options.reduce_dtype,
                                 .gradient_reduction = options.gradient_reduction,
-                                .post_forward_group = resident ? nullptr : post_forward_group}));
+                                .post_forward_group = resident || has_own_group ? nullptr : post_forward_group}));
     if (plan.is_root && plan.uses.empty() && !plan.on_use) root_ = units.size() - 1;
     if (plan.is_root && plans.size() == 1 && !alone) {
       log::warn_once(fmt::format(

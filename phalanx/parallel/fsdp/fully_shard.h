@@ -94,6 +94,12 @@ namespace fsdp {
 class FsdpRuntime;
 }
 
+/// Units whose parameters fewer ranks share than the others: of experts that are divided among ranks, for example.
+struct OwnShardGroup {
+  std::vector<std::string> patterns;    // of the names of all parameters of these units (base/name_patterns.h)
+  std::shared_ptr<Communicator> ranks;  // those of the axis dp_shard that have these parameters, in its order
+};
+
 struct FullyShardOptions {
   int stage = 3;                              // of ZeRO: 1, 2 or 3
   bool reshard_after_forward = true;          // stage 3: false keeps units unsharded from the forward pass on
@@ -108,6 +114,9 @@ struct FullyShardOptions {
   /// What the ranks' gradients become: their average, or their sum where each loss is divided by what the global batch
   /// has. avg or sum.
   ReduceOp gradient_reduction = ReduceOp::avg;
+  /// REQUIRES: its parameters know their part (nn::Module::set_shard) on a mesh whose axis dp_shard has as many ranks.
+  /// With it reduction is the sum: the ranks of a mean are not the same for all parameters.
+  std::optional<OwnShardGroup> own_group;
 };
 
 struct FullyShardStatistics {

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -147,7 +148,54 @@ at::Tensor run(const at::Tensor& x, Move move, std::int64_t dim, const std::shar
   return MoveFunction::apply(x, group);
 }
 
+struct RowCounts : torch::CustomClassHolder {
+  RowCounts(std::vector<std::int64_t> sent, std::vector<std::int64_t> received, std::shared_ptr<Communicator> comm)
+      : sent(std::move(sent)), received(std::move(received)), comm(std::move(comm)) {}
+  std::vector<std::int64_t> sent, received;  // rows
+  std::shared_ptr<Communicator> comm;
+};
+
+std::vector<std::int64_t> times(std::vector<std::int64_t> counts, std::int64_t factor) {
+  for (std::int64_t& count : counts) count *= factor;
+  return counts;
+}
+
+at::Tensor exchanged_rows(const at::Tensor& x, const RowCounts& rows) {
+  const std::int64_t all = std::accumulate(rows.received.begin(), rows.received.end(), std::int64_t{0});
+  const at::Tensor result = at::empty(with_extent(x, 0, all), x.options());
+  const std::int64_t elements = c10::multiply_integers(x.sizes().slice(1));  // of a row
+  rows.comm->all_to_all_uneven(result, x.contiguous(), times(rows.received, elements), times(rows.sent, elements));
+  return result;
+}
+
+struct ExchangeRowsFunction : torch::autograd::Function<ExchangeRowsFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                            const c10::intrusive_ptr<RowCounts>& rows) {
+    ctx->saved_data["rows"] = c10::IValue::make_capsule(rows);
+    return exchanged_rows(x, *rows);
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto capsule = ctx->saved_data["rows"].toCapsule();
+    const auto& rows = static_cast<const RowCounts&>(*capsule);
+    return {all_to_all_rows(grads[0], rows.received, rows.sent, rows.comm), at::Tensor()};
+  }
+};
+
 }  // namespace
+
+at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<std::int64_t>& sent,
+                           const std::vector<std::int64_t>& received, const std::shared_ptr<Communicator>& group) {
+  const std::int64_t rows = std::accumulate(sent.begin(), sent.end(), std::int64_t{0});
+  if (x.dim() == 0 || x.size(0) != rows) {
+    throw Error(fmt::format("all_to_all_rows: [{}] has not the {} rows that are to be sent", fmt::join(x.sizes(), ", "),
+                            rows));
+  }
+  if (group->size() == 1) return x;
+  auto counts = c10::make_intrusive<RowCounts>(sent, received, group);
+  if (!at::GradMode::is_enabled() || !x.requires_grad()) return exchanged_rows(x, *counts);
+  return ExchangeRowsFunction::apply(x, counts);
+}
 
 at::Tensor copy_to_group(const at::Tensor& x, const std::shared_ptr<Communicator>& group,
                          const OverlapQueue& overlap_queue) {

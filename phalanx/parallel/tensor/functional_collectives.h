@@ -7,6 +7,7 @@
 //   scatter_to_group      this rank's part of x                 concatenation of all parts of the gradient
 //   all_gather_along      concatenation of all parts            this rank's part of the sum of the gradients
 //   reduce_scatter_along  this rank's part of the sum of x      concatenation of all parts of the gradient
+//   all_to_all_rows       rows of x to the ranks they are for   rows of the gradient back
 //
 // The right function depends on what the ranks do with the result. If each computes something different with it, the
 // gradients are addends (copy_to_group, all_gather_along). If all compute the same, the gradients are already equal
@@ -29,6 +30,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace phalanx {
 
@@ -47,5 +49,10 @@ at::Tensor scatter_to_group(const at::Tensor& x, std::int64_t dim, const std::sh
 at::Tensor all_gather_along(const at::Tensor& x, std::int64_t dim, const std::shared_ptr<Communicator>& group,
                             const OverlapQueue& overlap_queue = nullptr);
 at::Tensor reduce_scatter_along(const at::Tensor& x, std::int64_t dim, const std::shared_ptr<Communicator>& group);
+/// [sum of `sent`, ...] -> [sum of `received`, ...]: the first sent[0] rows of x go to rank 0, the next sent[1] to rank
+/// 1, and so on; the result has the rows of rank 0 first. Counts may be 0.
+/// REQUIRES: received[i] is what rank i sends to this one.
+at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<std::int64_t>& sent,
+                           const std::vector<std::int64_t>& received, const std::shared_ptr<Communicator>& group);
 
 }  // namespace phalanx

@@ -1,0 +1,117 @@
+#include "phalanx/train/expert_mesh.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "phalanx/comm/data_type.h"
+#include "phalanx/nn/init.h"
+#include "phalanx/nn/mixture_of_experts.h"
+#include "phalanx/parallel/expert/expert_parallel.h"
+#include "phalanx/tensor/held_by_owner.h"
+
+namespace phalanx::train {
+namespace {
+
+constexpr const char* kExpertParameters = "*.moe.experts.*";
+constexpr const char* kAxis = "ep";
+
+/// The whole tensor, or the part that tensor parallelism left, on this mesh.
+std::shared_ptr<const Shard> on_mesh(const NamedTensor& parameter, const ExpertMesh& mesh) {
+  const Placement cut = parameter.shard ? parameter.shard->spec.placement() : Placement{};
+  return std::make_shared<const Shard>(
+      Shard{ShardSpec(parameter.name, parameter.global_shape(), data_type_of(parameter.tensor.scalar_type()),
+                      mesh.shape(), cut),
+            mesh.rank()});
+}
+
+}  // namespace
+
+std::shared_ptr<const ExpertMesh> ExpertMesh::make(const ParallelPlan& plan, const DeviceMesh& mesh) {
+  if (plan.ep == 1) return nullptr;
+  const auto degree = static_cast<int>(plan.ep);
+  std::vector<MeshAxis> axes;
+  for (const MeshAxis& axis : mesh.axes()) {
+    if (axis.name != "dp_shard") {
+      axes.push_back(axis);
+      continue;
+    }
+    axes.push_back({axis.name, axis.size / degree});
+    axes.push_back({kAxis, degree});
+  }
+  const std::shared_ptr<Communicator>& shards = mesh.communicator("dp_shard");
+  const int rank = shards->rank();
+  std::shared_ptr<ExpertMesh> made(new ExpertMesh);
+  made->shape_ = MeshShape(std::move(axes));
+  made->rank_ = mesh.rank();
+  made->ep_ = shards->split(rank / degree, rank, kAxis);
+  made->dp_shard_ = shards->split(rank % degree, rank, "dp_shard_of_experts");
+  return made;
+}
+
+OwnShardGroup ExpertMesh::own_group() const { return {.patterns = {kExpertParameters}, .ranks = dp_shard_}; }
+
+std::vector<NamedTensor> ExpertMesh::with_others(const std::vector<NamedTensor>& held,
+                                                 const std::vector<std::string>& names) const {
+  std::map<std::string, NamedTensor> here;
+  std::string mine;  // the specs of what only this rank has, one per line
+  for (const NamedTensor& one : held) {
+    here[one.name] = one;
+    const bool is_expert = one.shard && one.shard->spec.mesh().has(kAxis);
+    if (!is_expert) continue;
+    const ShardSpec spec = held_by_owner(one, shape_, kAxis, ep_->rank());
+    mine += spec.text() + "\n";
+    here[one.name].shard = std::make_shared<const Shard>(Shard{spec, rank_});
+  }
+  std::map<std::string, ShardSpec> of_others;
+  for (const std::string& text : ep_->all_gather_bytes(mine)) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      const ShardSpec spec = ShardSpec::parse(line);
+      of_others.emplace(spec.name(), spec);
+    }
+  }
+  std::vector<NamedTensor> all;
+  for (const std::string& name : names) {
+    if (const auto found = here.find(name); found != here.end()) {
+      all.push_back(found->second);
+      continue;
+    }
+    const auto shard = std::make_shared<const Shard>(Shard{of_others.at(name), rank_});
+    all.push_back({name, at::empty(shard->box().shape, held.front().tensor.options().requires_grad(false)), shard});
+  }
+  return all;
+}
+
+bool has_distributed_experts(const models::Llama& model) {
+  return std::ranges::any_of(model.layers, [](const auto& layer) {
+    const auto* const mixture = dynamic_cast<const nn::MixtureOfExperts*>(layer->feed_forward.get());
+    return mixture != nullptr && mixture->has_exchange();
+  });
+}
+
+void apply_expert_parallelism(models::Llama& model, const ExpertMesh& mesh) {
+  for (const auto& layer : model.layers) {
+    if (auto* const mixture = dynamic_cast<nn::MixtureOfExperts*>(layer->feed_forward.get())) {
+      distribute_experts(*mixture, mesh.ep());
+    }
+  }
+  std::map<const void*, std::pair<nn::Module*, std::string>> owner_of;  // of each parameter: module, own name
+  for (const auto& module : model.modules()) {
+    auto* const ours = dynamic_cast<nn::Module*>(module.get());
+    if (ours == nullptr) continue;
+    for (const auto& own : ours->named_parameters(/*recurse=*/false)) {
+      owner_of[own.value().unsafeGetTensorImpl()] = {ours, own.key()};
+    }
+  }
+  for (const NamedTensor& parameter : nn::named_parameters(model)) {
+    if (parameter.name.find(".moe.experts.") == std::string::npos) continue;
+    const auto& [module, name] = owner_of.at(parameter.tensor.unsafeGetTensorImpl());
+    module->set_shard(name, on_mesh(parameter, mesh));
+  }
+}
+
+}  // namespace phalanx::train

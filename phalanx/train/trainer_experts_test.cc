@@ -1,0 +1,143 @@
+// Training with experts that are divided among ranks gives the run of one rank, which has all of them.
+#include <ATen/TensorOperators.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "phalanx/base/error.h"
+#include "phalanx/models/config/hf_config.h"
+#include "phalanx/models/config/llama_config.h"
+#include "phalanx/train/testing/trainer_test_support.h"
+
+namespace phalanx::train {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class TrainerExpertsTest : public TrainerTest {
+ protected:
+  TrainerExpertsTest() {
+    models::LlamaConfig shape = models::llama_flavor("debug");
+    shape.family = models::LlamaFamily::mixtral;
+    shape.experts = 8;
+    shape.experts_per_token = 2;
+    shape.max_seq_len = 64;
+    std::filesystem::create_directory(path("model"));
+    std::ofstream(path("model/config.json")) << models::llama_hf_config(shape, "float32");
+  }
+  std::vector<std::string> keys(std::int64_t ep, std::vector<std::string> more = {}) const {
+    more.insert(more.end(), {"--model.flavor=hf", "--model.hf_assets_path=" + path("model"),
+                             "--checkpoint.initial_random_weights",
+                             "--parallelism.expert_parallel_degree=" + std::to_string(ep)});
+    return more;
+  }
+  std::vector<std::string> sharded_keys(std::int64_t ep, int stage, int shards,
+                                        std::vector<std::string> more = {}) const {
+    const std::vector<std::string> cut = sharded(stage, shards);
+    more.insert(more.end(), cut.begin(), cut.end());
+    return keys(ep, std::move(more));
+  }
+};
+
+TEST_F(TrainerExpertsTest, TrainsAsOneRankDoes) {
+  train(config_of({.keys = keys(1)}, "one"), 1);
+  const double validation = result_.validation_loss.value();
+  const std::vector<double> expected = losses("one"), norms = values_of("one", "grad_norm");
+  const std::vector<Layout> layouts = {
+      {.name = "zero3_2_ep2", .ranks = 2, .keys = sharded_keys(2, 3, 2)},
+      {.name = "zero1_4_ep2", .ranks = 4, .keys = sharded_keys(2, 1, 4)},
+      {.name = "zero3_4_ep4", .ranks = 4, .keys = sharded_keys(4, 3, 4)},
+      {.name = "zero2_8_ep2", .ranks = 8, .keys = sharded_keys(2, 2, 8)},
+      {.name = "hsdp2x2_ep2_accumulated",
+       .ranks = 4,
+       .keys = sharded_keys(2, 3, 2,
+                            {"--parallelism.data_parallel_replicate_degree=2", "--training.local_batch_size=1"})},
+      {.name = "zero3_4_ep2_recomputed",
+       .ranks = 4,
+       .keys = sharded_keys(2, 3, 4, {"--activation_checkpoint.mode=full"})},
+      {.name = "zero3_2_ep2_tp2", .ranks = 4, .tp = 2, .keys = sharded_keys(2, 3, 2)},
+      {.name = "zero3_4_ep2_tp2_whole_tokens",
+       .ranks = 8,
+       .tp = 2,
+       .keys = sharded_keys(2, 3, 4, {"--parallelism.no-enable_sequence_parallel"})},
+      {.name = "pp2_zero3_2_ep2", .ranks = 4, .pp = 2, .keys = sharded_keys(2, 3, 2)},
+      {.name = "pp2_zero1_4_ep2_zbv",
+       .ranks = 8,
+       .pp = 2,
+       .keys = sharded_keys(2, 1, 4, {"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"})},
+      {.name = "pp2_zero3_2_ep2_tp2_recomputed",
+       .ranks = 8,
+       .tp = 2,
+       .pp = 2,
+       .keys = sharded_keys(
+           2, 3, 2, {"--parallelism.fsdp_reshard_after_forward=always", "--activation_checkpoint.mode=full"})}};
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(layout.name);
+    train(config_of(layout, layout.name), layout.ranks);
+    expect_same_losses(losses(layout.name), expected);
+    EXPECT_NEAR(result_.validation_loss.value(), validation, kLossTolerance * validation);
+    const std::vector<double> found = values_of(layout.name, "grad_norm");
+    ASSERT_EQ(found.size(), norms.size());
+    for (std::size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(found[i], norms[i], 1e-3 * norms[i]) << i;
+  }
+}
+
+// Losses change with the layout only as much as rounding to 16 bits allows.
+TEST_F(TrainerExpertsTest, SixteenBitsAreNearOneRank) {
+  const std::vector<std::string> narrow = {"--training.mixed_precision_param=bfloat16"};
+  train(config_of({.keys = keys(1, narrow)}, "one"), 1);
+  for (const std::int64_t ep : {2, 4}) {
+    const std::string run = "ep" + std::to_string(ep);
+    train(config_of({.ranks = 4, .keys = sharded_keys(ep, 3, 4, narrow)}, run), 4);
+    const std::vector<double> expected = losses("one"), found = losses(run);
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 5e-3 * expected[i]) << run << i;
+  }
+}
+
+TEST_F(TrainerExpertsTest, ARunGoesOnWithAnotherDegree) {
+  train(config_of({.keys = keys(1)}, "whole"), 1);
+  const std::vector<Layout> layouts = {
+      {.ranks = 4, .keys = sharded_keys(4, 3, 4, {"--training.steps=4"})},
+      {.ranks = 4, .pp = 2, .keys = sharded_keys(2, 3, 2, {"--training.steps=8"})},
+      {.ranks = 1, .keys = keys(1, {"--training.steps=12"})}};
+  for (const Layout& layout : layouts) train(config_of(layout, "parts", {"--lr_scheduler.decay_ratio=0"}), layout.ranks);
+  train(config_of({.keys = keys(1)}, "same", {"--lr_scheduler.decay_ratio=0"}), 1);
+  expect_same_losses(losses("parts"), losses("same"));
+}
+
+TEST_F(TrainerExpertsTest, AnExportHoldsEveryExpert) {
+  const std::vector<std::string> exported = {"--checkpoint.last_save_in_hf", "--training.steps=2"};
+  train(config_of({.keys = keys(1, exported)}, "one"), 1);
+  train(config_of({.ranks = 4, .keys = sharded_keys(2, 3, 4, exported)}, "divided"), 4);
+  const auto weights_after = [&](const std::string& run) {
+    return train(config_of({.keys = {"--model.flavor=hf", "--model.hf_assets_path=" + path(run) + "/hf",
+                                     "--checkpoint.initial_load_in_hf", "--optimizer.lr=0", "--training.steps=1"}},
+                           run + "_again"),
+                 1);
+  };
+  const Weights one = weights_after("one"), divided = weights_after("divided");
+  ASSERT_EQ(one.size(), divided.size());
+  for (const auto& [name, bytes] : one) {
+    const auto* const a = reinterpret_cast<const float*>(bytes.data());
+    const auto* const b = reinterpret_cast<const float*>(divided.at(name).data());
+    ASSERT_EQ(bytes.size(), divided.at(name).size()) << name;
+    for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i) ASSERT_NEAR(a[i], b[i], 1e-3) << name << " " << i;
+  }
+}
+
+TEST_F(TrainerExpertsTest, ADegreeThatDoesNotFitIsRefusedWithThoseThatDo) {
+  EXPECT_THAT(refusal<ConfigError>(config_of({.ranks = 4, .keys = sharded_keys(3, 3, 4)}, "run"), 4),
+              AllOf(HasSubstr("[parallelism] expert_parallel_degree = 3"), HasSubstr("4 ranks along dp_shard"),
+                    HasSubstr("8 experts"), HasSubstr("1, 2, 4")));
+  EXPECT_THAT(refusal<ConfigError>(config_of({.ranks = 2, .keys = keys(2)}, "run"), 2),
+              AllOf(HasSubstr("expert_parallel_degree = 2"), HasSubstr("1 ranks along dp_shard")));
+  EXPECT_THAT(refusal<ConfigError>(config_of({.ranks = 2, .keys = sharded(3, 2)}, "run",
+                                             {"--parallelism.expert_parallel_degree=2"}),
+                                   2),
+              HasSubstr("the model has no experts"));
+}
+
+}  // namespace
+}  // namespace phalanx::train
