@@ -61,10 +61,10 @@ void check_ep(const ParallelPlan& plan, const ModelDimensions& model, const Plan
     if (plan.dp_shard % ep == 0 && model.experts % ep == 0) fitting.push_back(ep);
   }
   if (std::ranges::find(fitting, plan.ep) != fitting.end()) return;
-  throw ConfigError(
-      fmt::format("{} = {} does not divide both the {} ranks along dp_shard and the {} experts of a layer; degrees that "
-                  "do: {}",
-                  names.ep, plan.ep, plan.dp_shard, model.experts, fmt::join(fitting, ", ")));
+  throw ConfigError(fmt::format(
+      "{} = {} does not divide both the {} ranks along dp_shard and the {} experts of a layer; degrees that "
+      "do: {}",
+      names.ep, plan.ep, plan.dp_shard, model.experts, fmt::join(fitting, ", ")));
 }
 
 }  // namespace

@@ -22,10 +22,9 @@ constexpr const char* kAxis = "ep";
 /// The whole tensor, or the part that tensor parallelism left, on this mesh.
 std::shared_ptr<const Shard> on_mesh(const NamedTensor& parameter, const ExpertMesh& mesh) {
   const Placement cut = parameter.shard ? parameter.shard->spec.placement() : Placement{};
-  return std::make_shared<const Shard>(
-      Shard{ShardSpec(parameter.name, parameter.global_shape(), data_type_of(parameter.tensor.scalar_type()),
-                      mesh.shape(), cut),
-            mesh.rank()});
+  return std::make_shared<const Shard>(Shard{ShardSpec(parameter.name, parameter.global_shape(),
+                                                       data_type_of(parameter.tensor.scalar_type()), mesh.shape(), cut),
+                                             mesh.rank()});
 }
 
 }  // namespace

@@ -40,7 +40,8 @@ class ExpertMesh {
   /// The tensors of all ranks of ep(): `names` in their order. Of those that only other ranks have, this rank holds no
   /// rows. Collective over ep().
   /// REQUIRES: every name is held by this rank, or by another one of ep().
-  std::vector<NamedTensor> with_others(const std::vector<NamedTensor>& held, const std::vector<std::string>& names) const;
+  std::vector<NamedTensor> with_others(const std::vector<NamedTensor>& held,
+                                       const std::vector<std::string>& names) const;
 
  private:
   ExpertMesh() = default;

@@ -27,9 +27,9 @@ class TrainerExpertsTest : public TrainerTest {
     std::ofstream(path("model/config.json")) << models::llama_hf_config(shape, "float32");
   }
   std::vector<std::string> keys(std::int64_t ep, std::vector<std::string> more = {}) const {
-    more.insert(more.end(), {"--model.flavor=hf", "--model.hf_assets_path=" + path("model"),
-                             "--checkpoint.initial_random_weights",
-                             "--parallelism.expert_parallel_degree=" + std::to_string(ep)});
+    more.insert(more.end(),
+                {"--model.flavor=hf", "--model.hf_assets_path=" + path("model"), "--checkpoint.initial_random_weights",
+                 "--parallelism.expert_parallel_degree=" + std::to_string(ep)});
     return more;
   }
   std::vector<std::string> sharded_keys(std::int64_t ep, int stage, int shards,
@@ -51,8 +51,8 @@ TEST_F(TrainerExpertsTest, TrainsAsOneRankDoes) {
       {.name = "zero2_8_ep2", .ranks = 8, .keys = sharded_keys(2, 2, 8)},
       {.name = "hsdp2x2_ep2_accumulated",
        .ranks = 4,
-       .keys = sharded_keys(2, 3, 2,
-                            {"--parallelism.data_parallel_replicate_degree=2", "--training.local_batch_size=1"})},
+       .keys =
+           sharded_keys(2, 3, 2, {"--parallelism.data_parallel_replicate_degree=2", "--training.local_batch_size=1"})},
       {.name = "zero3_4_ep2_recomputed",
        .ranks = 4,
        .keys = sharded_keys(2, 3, 4, {"--activation_checkpoint.mode=full"})},
@@ -70,8 +70,8 @@ TEST_F(TrainerExpertsTest, TrainsAsOneRankDoes) {
        .ranks = 8,
        .tp = 2,
        .pp = 2,
-       .keys = sharded_keys(
-           2, 3, 2, {"--parallelism.fsdp_reshard_after_forward=always", "--activation_checkpoint.mode=full"})}};
+       .keys = sharded_keys(2, 3, 2,
+                            {"--parallelism.fsdp_reshard_after_forward=always", "--activation_checkpoint.mode=full"})}};
   for (const Layout& layout : layouts) {
     SCOPED_TRACE(layout.name);
     train(config_of(layout, layout.name), layout.ranks);
@@ -98,11 +98,11 @@ TEST_F(TrainerExpertsTest, SixteenBitsAreNearOneRank) {
 
 TEST_F(TrainerExpertsTest, ARunGoesOnWithAnotherDegree) {
   train(config_of({.keys = keys(1)}, "whole"), 1);
-  const std::vector<Layout> layouts = {
-      {.ranks = 4, .keys = sharded_keys(4, 3, 4, {"--training.steps=4"})},
-      {.ranks = 4, .pp = 2, .keys = sharded_keys(2, 3, 2, {"--training.steps=8"})},
-      {.ranks = 1, .keys = keys(1, {"--training.steps=12"})}};
-  for (const Layout& layout : layouts) train(config_of(layout, "parts", {"--lr_scheduler.decay_ratio=0"}), layout.ranks);
+  const std::vector<Layout> layouts = {{.ranks = 4, .keys = sharded_keys(4, 3, 4, {"--training.steps=4"})},
+                                       {.ranks = 4, .pp = 2, .keys = sharded_keys(2, 3, 2, {"--training.steps=8"})},
+                                       {.ranks = 1, .keys = keys(1, {"--training.steps=12"})}};
+  for (const Layout& layout : layouts)
+    train(config_of(layout, "parts", {"--lr_scheduler.decay_ratio=0"}), layout.ranks);
   train(config_of({.keys = keys(1)}, "same", {"--lr_scheduler.decay_ratio=0"}), 1);
   expect_same_losses(losses("parts"), losses("same"));
 }
@@ -133,9 +133,8 @@ TEST_F(TrainerExpertsTest, ADegreeThatDoesNotFitIsRefusedWithThoseThatDo) {
                     HasSubstr("8 experts"), HasSubstr("1, 2, 4")));
   EXPECT_THAT(refusal<ConfigError>(config_of({.ranks = 2, .keys = keys(2)}, "run"), 2),
               AllOf(HasSubstr("expert_parallel_degree = 2"), HasSubstr("1 ranks along dp_shard")));
-  EXPECT_THAT(refusal<ConfigError>(config_of({.ranks = 2, .keys = sharded(3, 2)}, "run",
-                                             {"--parallelism.expert_parallel_degree=2"}),
-                                   2),
+  EXPECT_THAT(refusal<ConfigError>(
+                  config_of({.ranks = 2, .keys = sharded(3, 2)}, "run", {"--parallelism.expert_parallel_degree=2"}), 2),
               HasSubstr("the model has no experts"));
 }
 

@@ -1,7 +1,7 @@
 #include "phalanx/parallel/expert/expert_parallel.h"
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 

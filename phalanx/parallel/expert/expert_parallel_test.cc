@@ -3,8 +3,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/sin.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -40,12 +40,14 @@ std::set<std::string> names_of(const std::optional<OwnShardGroup>& group, const 
 
 /// Whether the unit is of the group.
 bool is_of_group(const fsdp::ParamGroupPlan& plan, const std::set<std::string>& names) {
-  const auto inside = std::ranges::count_if(plan.parameters, [&](const NamedTensor& one) { return names.contains(one.name); });
+  const auto inside =
+      std::ranges::count_if(plan.parameters, [&](const NamedTensor& one) { return names.contains(one.name); });
   if (inside == 0) return false;
   if (static_cast<std::size_t>(inside) == plan.parameters.size()) return true;
-  throw ConfigError(fmt::format(
-      "fully_shard: own_group has {} of the {} parameters of unit '{}': expected all or none; make them units of their own",
-      inside, plan.parameters.size(), plan.name));
+  throw ConfigError(
+      fmt::format("fully_shard: own_group has {} of the {} parameters of unit '{}': expected all or none; make them "
+                  "units of their own",
+                  inside, plan.parameters.size(), plan.name));
 }
 
 void check_options(const DeviceMesh& mesh, const FullyShardOptions& options) {

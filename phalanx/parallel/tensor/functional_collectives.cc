@@ -188,8 +188,8 @@ at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<std::int64_t>&
                            const std::vector<std::int64_t>& received, const std::shared_ptr<Communicator>& group) {
   const std::int64_t rows = std::accumulate(sent.begin(), sent.end(), std::int64_t{0});
   if (x.dim() == 0 || x.size(0) != rows) {
-    throw Error(fmt::format("all_to_all_rows: [{}] has not the {} rows that are to be sent", fmt::join(x.sizes(), ", "),
-                            rows));
+    throw Error(
+        fmt::format("all_to_all_rows: [{}] has not the {} rows that are to be sent", fmt::join(x.sizes(), ", "), rows));
   }
   if (group->size() == 1) return x;
   auto counts = c10::make_intrusive<RowCounts>(sent, received, group);
