@@ -59,6 +59,22 @@ TEST(ParallelPlan, TensorParallelismDividesTheModel) {
   EXPECT_EQ(refusal({.tp = 4, .sequence_parallel = false}, model, 4), "");
 }
 
+TEST(ParallelPlan, ExpertsAreDividedAmongRanksThatShard) {
+  ModelDimensions model = kModel;
+  EXPECT_THAT(refusal({.dp_shard = 4, .ep = 2}, model, 4), HasSubstr("ep = 2, but the model has no experts"));
+  model.experts = 6;
+  for (const std::int64_t ep : {1, 2}) EXPECT_EQ(refusal({.dp_shard = 4, .ep = ep}, model, 4), "") << ep;
+  EXPECT_THAT(
+      refusal({.dp_shard = 4, .ep = 4}, model, 4),
+      HasSubstr("does not divide both the 4 ranks along dp_shard and the 6 experts of a layer; degrees that do: 1, "
+                "2"));
+  EXPECT_THAT(refusal({.dp_replicate = 4, .ep = 2}, model, 4), HasSubstr("the 1 ranks along dp_shard"));
+  EXPECT_THAT(refusal({.dp_shard = 2, .ep = 0}, model, 2), HasSubstr("ep is 0: expected 1 or more"));
+  const ParallelPlan plan{.dp_shard = 4, .ep = 2};
+  EXPECT_EQ(plan.ranks(), 4);
+  EXPECT_EQ(plan.text(), "dp_shard=4 (ZeRO-3) x ep=2");
+}
+
 TEST(ParallelPlan, AStageHasALayer) {
   EXPECT_EQ(refusal({.pp = 4}, kModel, 4), "");
   EXPECT_THAT(refusal({.pp = 5}, kModel, 5), HasSubstr("pp = 5 stages, but the model has 4 layers"));

@@ -1,12 +1,5 @@
 // Training with experts that are divided among ranks gives the run of one rank, which has all of them.
-#include <ATen/TensorOperators.h>
-
-#include <filesystem>
-#include <fstream>
-
 #include "phalanx/base/error.h"
-#include "phalanx/models/config/hf_config.h"
-#include "phalanx/models/config/llama_config.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -17,19 +10,10 @@ using testing::HasSubstr;
 
 class TrainerExpertsTest : public TrainerTest {
  protected:
-  TrainerExpertsTest() {
-    models::LlamaConfig shape = models::llama_flavor("debug");
-    shape.family = models::LlamaFamily::mixtral;
-    shape.experts = 8;
-    shape.experts_per_token = 2;
-    shape.max_seq_len = 64;
-    std::filesystem::create_directory(path("model"));
-    std::ofstream(path("model/config.json")) << models::llama_hf_config(shape, "float32");
-  }
   std::vector<std::string> keys(std::int64_t ep, std::vector<std::string> more = {}) const {
-    more.insert(more.end(),
-                {"--model.flavor=hf", "--model.hf_assets_path=" + path("model"), "--checkpoint.initial_random_weights",
-                 "--parallelism.expert_parallel_degree=" + std::to_string(ep)});
+    const std::vector<std::string> model = mixture();
+    more.insert(more.end(), model.begin(), model.end());
+    more.push_back("--parallelism.expert_parallel_degree=" + std::to_string(ep));
     return more;
   }
   std::vector<std::string> sharded_keys(std::int64_t ep, int stage, int shards,
@@ -56,6 +40,10 @@ TEST_F(TrainerExpertsTest, TrainsAsOneRankDoes) {
       {.name = "zero3_4_ep2_recomputed",
        .ranks = 4,
        .keys = sharded_keys(2, 3, 4, {"--activation_checkpoint.mode=full"})},
+      {.name = "zero3_2_ep2_offloaded", .ranks = 2, .keys = sharded_keys(2, 3, 2, {"--training.enable_cpu_offload"})},
+      {.name = "zero3_4_ep2_kept_by_2",
+       .ranks = 4,
+       .keys = sharded_keys(2, 3, 4, {"--parallelism.fsdp_reshard_after_forward=2"})},
       {.name = "zero3_2_ep2_tp2", .ranks = 4, .tp = 2, .keys = sharded_keys(2, 3, 2)},
       {.name = "zero3_4_ep2_tp2_whole_tokens",
        .ranks = 8,
@@ -81,6 +69,15 @@ TEST_F(TrainerExpertsTest, TrainsAsOneRankDoes) {
     ASSERT_EQ(found.size(), norms.size());
     for (std::size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(found[i], norms[i], 1e-3 * norms[i]) << i;
   }
+}
+
+// Adapters are trained, experts are not: they have no gradient and are not exchanged in a reduction.
+TEST_F(TrainerExpertsTest, FrozenExpertsAreDividedToo) {
+  const std::vector<std::string> adapters = {"--lora.rank=4", "--lora.no-zero_b"};
+  train(config_of({.keys = keys(1, adapters)}, "one"), 1);
+  train(config_of({.ranks = 4, .keys = sharded_keys(2, 3, 4, adapters)}, "ep2"), 4);
+  train(config_of({.ranks = 4, .pp = 2, .keys = sharded_keys(2, 3, 2, adapters)}, "pp2_ep2"), 4);
+  for (const char* run : {"ep2", "pp2_ep2"}) expect_same_losses(losses(run), losses("one"));
 }
 
 // Losses change with the layout only as much as rounding to 16 bits allows.

@@ -6,13 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "phalanx/models/config/hf_config.h"
 #include "phalanx/nn/mixture_of_experts.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/layout_check.h"
@@ -25,24 +22,14 @@ using testing::HasSubstr;
 
 class ExpertFaultsTest : public train::TrainerTest {
  protected:
-  ExpertFaultsTest() {
-    models::LlamaConfig shape = models::llama_flavor("debug");
-    shape.family = models::LlamaFamily::mixtral;
-    shape.experts = 8;
-    shape.experts_per_token = 2;
-    shape.max_seq_len = 64;
-    std::filesystem::create_directory(path("model"));
-    std::ofstream(path("model/config.json")) << models::llama_hf_config(shape, "float32");
-  }
-
   /// Four ranks shard, two divide the experts. `spoil` gets layer 1's mixture in this layout, and the rank.
   LayoutCheck check(const std::function<void(nn::MixtureOfExperts&, int rank)>& spoil) const {
-    const config::TrainConfig config = config::parse_config(
-        "", "test",
-        {"--model.flavor=hf", "--model.hf_assets_path=" + path("model"), "--checkpoint.initial_random_weights",
-         "--training.dataset_path=" + path("tokens.bin"), "--training.seq_len=32", "--training.local_batch_size=2",
-         "--training.global_batch_size=8", "--training.steps=10", "--lr_scheduler.warmup_steps=1",
-         "--parallelism.data_parallel_shard_degree=4", "--parallelism.expert_parallel_degree=2"});
+    std::vector<std::string> keys = mixture();
+    keys.insert(keys.end(), {"--training.dataset_path=" + path("tokens.bin"), "--training.seq_len=32",
+                             "--training.local_batch_size=2", "--training.global_batch_size=8", "--training.steps=10",
+                             "--lr_scheduler.warmup_steps=1", "--parallelism.data_parallel_shard_degree=4",
+                             "--parallelism.expert_parallel_degree=2"});
+    const config::TrainConfig config = config::parse_config("", "test", keys);
     LayoutCheck result;
     run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
       LayoutCheckContext context{.world = world};

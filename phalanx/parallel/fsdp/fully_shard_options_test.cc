@@ -320,6 +320,10 @@ TEST(FullyShardOptionsErrors, SayWhatIsExpected) {
     EXPECT_THAT(refusal({.param_dtype = at::kLong}), HasSubstr("param_dtype is Long: expected Float, BFloat16"));
     EXPECT_THAT(refusal({.reduce_dtype = world->rank() == 0 ? at::kFloat : at::kBFloat16}),
                 HasSubstr("the ranks hold different"));
+    const OwnShardGroup group{.patterns = {"*bias*"}, .ranks = world};
+    EXPECT_THAT(refusal({.own_group = group}), HasSubstr("own_group: gradient_reduction: expected ReduceOp::sum"));
+    EXPECT_THAT(refusal({.gradient_reduction = ReduceOp::sum, .own_group = group}),
+                HasSubstr("own_group has 1 of the 2 parameters of unit"));
   });
 }
 

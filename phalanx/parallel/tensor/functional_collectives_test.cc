@@ -152,6 +152,27 @@ TEST(FunctionalCollectiveErrors, ADimensionThatTheRanksDoNotDivide) {
   });
 }
 
+// Rank r sends r + j rows to rank j; their gradients go back.
+TEST(AllToAllRows, RowsAndGradientsReachTheirRanks) {
+  run_local_ranks(3, [](const Group& comm) {
+    const int rank = comm->rank();
+    std::vector<std::int64_t> sent, received;
+    std::vector<at::Tensor> rows, expected;
+    for (int other = 0; other < 3; ++other) {
+      sent.push_back(rank + other);
+      received.push_back(other + rank);
+      rows.push_back(at::ones({rank + other, 2}, at::kDouble) * (10 * rank + other));
+      expected.push_back(at::ones({other + rank, 2}, at::kDouble) * (10 * other + rank));
+    }
+    const at::Tensor x = at::cat(rows).requires_grad_();
+    const at::Tensor y = all_to_all_rows(x, sent, received, comm);
+    EXPECT_TRUE(at::equal(y, at::cat(expected)));
+    y.backward(at::cat(expected) * 3);
+    EXPECT_TRUE(at::equal(x.grad(), x * 3));
+    EXPECT_THROW(all_to_all_rows(x.slice(0, 1), sent, received, comm), Error);
+  });
+}
+
 TEST(Layouts, EveryConversionOfTheTableAndNoOther) {
   const std::vector<ActivationLayout> all = {ActivationLayout::replicated(), ActivationLayout::shared(),
                                              ActivationLayout::partial(), ActivationLayout::split(1)};

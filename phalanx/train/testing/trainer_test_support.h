@@ -21,6 +21,8 @@
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
 #include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/models/config/hf_config.h"
+#include "phalanx/models/config/llama_config.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/train/trainer.h"
 
@@ -63,6 +65,18 @@ class TrainerTest : public FolderTest {
                                       "--job.dump_folder=" + path(run)};
     flags.insert(flags.end(), more.begin(), more.end());
     return config::parse_config("", "test", flags);
+  }
+
+  /// The keys of a new model of 8 experts, of which each token goes through two.
+  std::vector<std::string> mixture() const {
+    models::LlamaConfig shape = models::llama_flavor("debug");
+    shape.family = models::LlamaFamily::mixtral;
+    shape.experts = 8;
+    shape.experts_per_token = 2;
+    shape.max_seq_len = 64;
+    std::filesystem::create_directories(path("mixture"));
+    std::ofstream(path("mixture/config.json")) << models::llama_hf_config(shape, "float32");
+    return {"--model.flavor=hf", "--model.hf_assets_path=" + path("mixture"), "--checkpoint.initial_random_weights"};
   }
 
   /// How a batch of 8 sequences is distributed. Each data-parallel rank (ranks / tp / pp) has its own share of it.

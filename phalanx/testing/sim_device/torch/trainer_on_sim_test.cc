@@ -99,6 +99,19 @@ TEST_F(TrainerOnSim, Mixes) {
   expect_losses_of_the_cpu({.name = "tp_zero3", .ranks = 4, .tp = 2, .keys = sharded(3, 2)});
   expect_losses_of_the_cpu({.name = "all", .ranks = 8, .tp = 2, .pp = 2, .keys = sharded(3, 2)});
 }
+// Rows find their experts on other devices, and their way back.
+TEST_F(TrainerOnSim, ExpertsDividedAmongRanks) {
+  const auto experts = [&](std::vector<std::string> keys) {
+    const std::vector<std::string> model = mixture();
+    keys.insert(keys.end(), model.begin(), model.end());
+    keys.emplace_back("--parallelism.expert_parallel_degree=2");
+    return keys;
+  };
+  expect_losses_of_the_cpu({.name = "ep", .ranks = 2, .keys = experts(sharded(3, 2))});
+  expect_losses_of_the_cpu({.name = "ep_zero3", .ranks = 4, .keys = experts(sharded(3, 4))});
+  expect_losses_of_the_cpu({.name = "ep_tp", .ranks = 4, .tp = 2, .keys = experts(sharded(3, 2))});
+}
+
 TEST_F(TrainerOnSim, Offloaded) {
   expect_losses_of_the_cpu({.name = "offload",
                             .ranks = 2,
