@@ -75,6 +75,7 @@ struct TrainConfig {
     std::int64_t num_tokens_per_train_step = -1;              // read_config() converts it to global_batch_size
     std::int64_t seq_len = 2048;
     std::vector<std::string> frozen;
+    double moe_aux_loss_coeff = 0.0;
     double max_norm = 1.0;
     std::int64_t steps = 10000;
     bool shuffle = true;

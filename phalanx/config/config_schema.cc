@@ -166,6 +166,10 @@ const std::vector<Key>& known_keys() {
        "Patterns of the names of parameters that keep their values, as a shell's over files: `[\"tok_embeddings*\", "
        "\"layers.[0-3].*\"]`; on the command line separated by commas. They have no gradient and no optimizer state; "
        "checkpoints hold them."},
+      {"training", "moe_aux_loss_coeff", at<&C::training, &C::Training::moe_aux_loss_coeff>,
+       "Weight of a loss that evens out the load of experts, as the mean over the sequences of a step. The printed loss "
+       "is without it. 0: none.",
+       0, kAny},
       {"training", "max_norm", at<&C::training, &C::Training::max_norm>,
        "Gradients are scaled down to this global norm. 0: never.", 0, kAny},
       {"training", "steps", at<&C::training, &C::Training::steps>, "Optimizer steps of the whole run.", 1, kAny},

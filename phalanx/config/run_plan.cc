@@ -135,6 +135,11 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
            .ep = "[parallelism] expert_parallel_degree",
            .sequence_parallel = "enable_sequence_parallel"});
   });
+  holds(model_is_right, [&] {
+    if (config.training.moe_aux_loss_coeff == 0 || model.has_experts()) return;
+    throw ConfigError(fmt::format("[training] moe_aux_loss_coeff = {} is for the experts of a mixture, and the model has none: remove it",
+                                  config.training.moe_aux_loss_coeff));
+  });
   holds(degrees_are_right, [&] {
     if (parallel.dp_shard != 1 || !config.training.enable_cpu_offload) return;
     throw ConfigError(fmt::format(

@@ -55,6 +55,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"training", "num_tokens_per_train_step", elsewhere, "read as global_batch_size"},
       {"training", "seq_len", said},
       {"training", "frozen", refused, "the optimizer's state is that of the parameters that were trained"},
+      {"training", "moe_aux_loss_coeff", said},
       {"training", "max_norm", said},
       {"training", "steps", said},
       {"training", "shuffle", said},

@@ -2,12 +2,15 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -17,6 +20,7 @@
 
 #include <cmath>
 
+#include "phalanx/base/error.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/layer_norm.h"
 #include "phalanx/nn/mixture_of_experts.h"
@@ -90,6 +94,40 @@ TEST(MixtureOfExpertsTest, IsTheWeightedSumOfTheLikeliestExperts) {
   const c10::InferenceMode inference;
   EXPECT_TRUE(at::allclose(call(mixture, x), found, 1e-5, 1e-6));
   EXPECT_EQ(mixture.last_projections().size(), 5U);
+}
+
+// The loss written out, for three sequences of five tokens.
+TEST(MixtureOfExpertsTest, TheGradientOfAnEvenLoadIsThatOfTheLossPerSequence) {
+  constexpr std::int64_t kSequences = 3, kTokens = 5, kExperts = 4, kEach = 2;
+  MixtureOfExperts mixture({.dim = 4, .hidden = 6, .experts = kExperts, .experts_per_token = kEach});
+  scramble(mixture);
+  const at::Tensor x = at::randn({kSequences, kTokens, 4}).requires_grad_();
+  const auto gradients = [&] {
+    const std::vector<at::Tensor> all = {x.grad().clone(), mixture.gate->weight.grad().clone()};
+    x.mutable_grad().reset();
+    mixture.zero_grad();
+    return all;
+  };
+  const at::Tensor p = at::softmax(at::linear(x, mixture.gate->weight), -1);
+  const at::Tensor chosen = std::get<1>(at::topk(p, kEach, -1));
+  at::Tensor loss = call(mixture, x).sum();
+  for (std::int64_t s = 0; s < kSequences; ++s) {
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      const double share = (chosen[s] == e).sum().item<double>() / static_cast<double>(kTokens * kEach);
+      loss = loss + p[s].select(-1, e).mean() * (0.3 * kExperts * share);
+    }
+  }
+  loss.mul(7).backward();
+  const std::vector<at::Tensor> expected = gradients();
+  mixture.set_load_balancing({.weight = 0.3, .loss_scale = at::full({}, 7.0, at::kDouble)});
+  call(mixture, x).sum().mul(7).backward();
+  const std::vector<at::Tensor> found = gradients();
+  for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-4, 1e-5)) << i;
+  mixture.eval();
+  call(mixture, x).sum().mul(7).backward();
+  EXPECT_FALSE(at::allclose(gradients()[1], expected[1], 1e-4, 1e-5));
+  mixture.train();
+  EXPECT_THROW(call(mixture, x.flatten(0, 1)), Error);
 }
 
 // DDP and FSDP wait for all gradients, so every expert must get one.

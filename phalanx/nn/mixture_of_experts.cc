@@ -5,16 +5,20 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/topk.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <numeric>
 #include <string>
 
 #include "phalanx/base/assert.h"
+#include "phalanx/base/error.h"
 
 namespace phalanx::nn {
 namespace {
@@ -27,6 +31,35 @@ std::vector<std::int64_t> count_each(const at::Tensor& sorted, std::int64_t coun
   std::vector<std::int64_t> counts(end, end + count);
   std::adjacent_difference(counts.begin(), counts.end(), counts.begin());
   return counts;
+}
+
+/// Returns the probabilities; their gradient grows by that of the loss.
+struct AddBalancingGradient : torch::autograd::Function<AddBalancingGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& probabilities,
+                            const at::Tensor& gradient, const at::Tensor& scale) {
+    ctx->saved_data["gradient"] = gradient;
+    ctx->saved_data["scale"] = scale;
+    return probabilities.view_as(probabilities);
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const at::Tensor gradient = ctx->saved_data["gradient"].toTensor(), scale = ctx->saved_data["scale"].toTensor();
+    const at::Tensor own = scale.defined() ? gradient * scale : gradient;
+    const at::Tensor& of_result = grads[0];  // [sequences * T, experts]
+    const at::Tensor sum = of_result.view({own.size(0), -1, own.size(2)}) + own;
+    return {sum.view(of_result.sizes()), at::Tensor(), at::Tensor()};
+  }
+};
+
+/// [sequences, 1, experts]: what each token's probabilities get. `chosen`: [sequences * T, k].
+at::Tensor balancing_gradient(const at::Tensor& chosen, std::int64_t sequences, std::int64_t experts, double weight) {
+  const at::Tensor of_sequence = chosen.reshape({sequences, -1});  // [sequences, T k]
+  const auto choices = static_cast<double>(of_sequence.size(1));
+  const auto tokens = choices / static_cast<double>(chosen.size(1));
+  const at::TensorOptions options = chosen.options().dtype(at::kFloat);
+  const at::Tensor counts = at::zeros({sequences, experts}, options)
+                                .scatter_add_(1, of_sequence, at::ones({}, options).expand_as(of_sequence));
+  return (counts * (weight * static_cast<double>(experts) / choices / tokens)).unsqueeze(1);
 }
 
 }  // namespace
@@ -69,8 +102,14 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   const std::int64_t k = options_.experts_per_token, dim = x.size(-1);
   const at::Tensor rows = x.reshape({-1, dim});
   const std::int64_t tokens = rows.size(0);
-  const at::Tensor probabilities = at::softmax(call(gate, rows), -1, at::kFloat);
-  const auto [largest, chosen] = at::topk(probabilities, k);  // [tokens, k]
+  at::Tensor probabilities = at::softmax(call(gate, rows), -1, at::kFloat);
+  auto [largest, chosen] = at::topk(probabilities, k);  // [tokens, k]
+  if (balancing_.weight != 0 && is_training() && probabilities.requires_grad()) {
+    if (x.dim() != 3) throw Error("MixtureOfExperts: load balancing: expected an input [sequences, tokens, dim]");
+    const at::Tensor gradient = balancing_gradient(chosen, x.size(0), options_.experts, balancing_.weight);
+    probabilities = AddBalancingGradient::apply(probabilities, gradient, balancing_.loss_scale);
+    largest = probabilities.gather(-1, chosen);
+  }
   const at::Tensor weights = largest / largest.sum(-1, /*keepdim=*/true);
   // A token's copies, sorted by expert: within an expert in the order of tokens.
   const at::Tensor expert_of = chosen.reshape({-1});
@@ -85,6 +124,12 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   const bool is_autocast = at::autocast::is_autocast_enabled(rows.device().type());
   const at::Tensor y = (returned * weights.unsqueeze(-1)).sum(1);
   return y.to(is_autocast ? weights.scalar_type() : rows.scalar_type()).view(x.sizes());
+}
+
+void set_load_balancing(Module& module, const LoadBalancing& balancing) {
+  for (const auto& inner : module.modules()) {
+    if (auto* const mixture = dynamic_cast<MixtureOfExperts*>(inner.get())) mixture->set_load_balancing(balancing);
+  }
 }
 
 std::vector<Linear*> MixtureOfExperts::last_projections() const {

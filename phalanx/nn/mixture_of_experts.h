@@ -8,7 +8,13 @@
 // parameters get a gradient in every step and on every rank, zeros if no token came: DistributedDataParallel and
 // FullyShardedDataParallel wait for all gradients. In inference mode an expert without tokens is skipped.
 //
-// There is no auxiliary loss to balance the experts' load.
+// A loss that evens out the experts' load (Fedus et al., "Switch Transformers", 2021, equation 4) can be added. Of each
+// sequence of T tokens it is
+//
+//   experts * sum over e of f_e P_e     f_e: share of the T k choices that went to e;  P_e: mean of p_e over the tokens
+//
+// and 1 if the load is even. Its gradient reaches p in the backward pass; f_e has none. As each sequence counts by
+// itself, it does not depend on how sequences are divided into batches.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +51,11 @@ class Experts : public Module {
   std::map<std::int64_t, std::shared_ptr<FeedForward>> nets_;  // by number
 };
 
+struct LoadBalancing {
+  double weight = 0;      // of the sum over the sequences; 0: no such loss
+  at::Tensor loss_scale;  // 0-dim: what other gradients are multiplied by; undefined: 1
+};
+
 class MixtureOfExperts : public Positionwise {
  public:
   explicit MixtureOfExperts(const MixtureOptions& options, TensorOptionsOfModule tensor = {});
@@ -59,6 +70,8 @@ class MixtureOfExperts : public Positionwise {
   using Exchange = std::function<at::Tensor(const at::Tensor& rows, const std::vector<std::int64_t>& counts)>;
   void set_exchange(Exchange exchange) { exchange_ = std::move(exchange); }
   bool has_exchange() const noexcept { return static_cast<bool>(exchange_); }
+  /// From now on forward passes that are trained add that loss. The input is [sequences, T, dim] then.
+  void set_load_balancing(LoadBalancing balancing) { balancing_ = std::move(balancing); }
 
   std::shared_ptr<Linear> gate;  // [experts, dim]
   std::shared_ptr<Experts> experts;
@@ -66,6 +79,10 @@ class MixtureOfExperts : public Positionwise {
  private:
   MixtureOptions options_;
   Exchange exchange_;
+  LoadBalancing balancing_;
 };
+
+/// For all mixtures in the module.
+void set_load_balancing(Module& module, const LoadBalancing& balancing);
 
 }  // namespace phalanx::nn

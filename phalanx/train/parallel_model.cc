@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceType.h>
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include "phalanx/config/model_config.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/evaluation_mode.h"
+#include "phalanx/nn/mixture_of_experts.h"
 #include "phalanx/train/autocast_guard.h"
 #include "phalanx/train/pipelined_model.h"
 #include "phalanx/train/replicated_model.h"
@@ -53,12 +55,16 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
                         : config.optimizer.momentum > 0  ? 1
                                                          : 0),
       dropout_seed_(config.lora.rank > 0 && config.lora.dropout > 0 ? std::optional(config.debug.seed) : std::nullopt),
+      // Ranks of tensor parallelism have the same tokens, and the sum of their gradients is taken.
+      balancing_weight_(config.training.moe_aux_loss_coeff /
+                        static_cast<double>(plan.global_batch_size * plan.parallel.tp)),
       sharding_text_(sharding_text(config)),
       keeps_full_gradients_(config.parallelism.zero_stage == 1) {}
 
 at::Tensor ParallelModel::run_whole_model(const TokenBatch& batch, const ForwardBackwardPass& pass, bool sync) {
   observe::TraceRecorder* const tracing = pass.profiler ? pass.profiler->recorder() : nullptr;
   place_dropout(*model_, pass.step, pass.first_row);
+  balance_load(*model_, pass.optimizer_step);
   at::Tensor loss;
   {
     const TraceSpan span(tracing, "forward", "compute");
@@ -87,6 +93,15 @@ void ParallelModel::give_empty_gradients(const std::vector<NamedTensor>& trained
 void ParallelModel::place_dropout(models::Llama& model, std::int64_t step, std::int64_t first_row) const {
   if (!dropout_seed_) return;
   nn::set_dropout_rng_state(model, {.seed = *dropout_seed_, .step = step, .first_row = first_row});
+}
+
+void ParallelModel::balance_load(models::Llama& model, const OptimizerStep& optimizer_step) const {
+  if (balancing_weight_ == 0) return;
+  at::Tensor scale = optimizer_step.loss_scale_on_device();
+  if (const double on_host = optimizer_step.loss_scale(); !scale.defined() && on_host != 1) {
+    scale = at::full({}, on_host, at::TensorOptions(device_).dtype(at::kFloat));
+  }
+  nn::set_load_balancing(model, {.weight = balancing_weight_, .loss_scale = scale});
 }
 
 at::Tensor ParallelModel::loss_sum_of_whole_model(const TokenBatch& batch) {

@@ -112,6 +112,8 @@ class ParallelModel {
   virtual std::string pipeline_text() const { return ""; }
   /// Says where in the run a forward pass of `model` is, for its dropout.
   void place_dropout(models::Llama& model, std::int64_t step, std::int64_t first_row) const;
+  /// Has the experts' load evened out in the coming forward passes of `model`, or not.
+  void balance_load(models::Llama& model, const OptimizerStep& optimizer_step) const;
   /// Of a model that this rank has a whole forward pass of. `sync`: gradients are summed in this backward pass.
   at::Tensor run_whole_model(const TokenBatch& batch, const ForwardBackwardPass& pass, bool sync);
   at::Tensor loss_sum_of_whole_model(const TokenBatch& batch);
@@ -127,6 +129,7 @@ class ParallelModel {
  private:
   const std::int64_t optimizer_copies_;
   const std::optional<std::uint64_t> dropout_seed_;  // unset: no dropout
+  const double balancing_weight_;                    // of each sequence on each rank
   const std::string sharding_text_;
   const bool keeps_full_gradients_;
 };

@@ -1,4 +1,6 @@
 // Training with experts that are divided among ranks gives the run of one rank, which has all of them.
+#include <cmath>
+
 #include "phalanx/base/error.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
@@ -23,6 +25,35 @@ class TrainerExpertsTest : public TrainerTest {
     return keys(ep, std::move(more));
   }
 };
+
+TEST_F(TrainerExpertsTest, ALossThatEvensOutTheLoadIsTheSameInEveryLayout) {
+  const std::vector<std::string> balanced = {"--training.moe_aux_loss_coeff=1"};
+  train(config_of({.keys = keys(1)}, "unbalanced"), 1);
+  train(config_of({.keys = keys(1, balanced)}, "one"), 1);
+  const std::vector<double> expected = losses("one"), norms = values_of("one", "grad_norm");
+  EXPECT_GT(std::abs(norms.back() - values_of("unbalanced", "grad_norm").back()), 1e-3 * norms.back());
+  const std::vector<Layout> layouts = {
+      {.name = "ddp2", .ranks = 2, .keys = keys(1, balanced)},
+      {.name = "zero3_4_ep2_recomputed",
+       .ranks = 4,
+       .keys = sharded_keys(2, 3, 4, {"--training.moe_aux_loss_coeff=1", "--activation_checkpoint.mode=full"})},
+      {.name = "accumulated",
+       .ranks = 2,
+       .keys = sharded_keys(2, 1, 2, {"--training.moe_aux_loss_coeff=1", "--training.local_batch_size=1"})},
+      {.name = "tp2", .ranks = 2, .tp = 2, .keys = keys(1, balanced)},
+      {.name = "zero3_2_ep2_tp2", .ranks = 4, .tp = 2, .keys = sharded_keys(2, 3, 2, balanced)},
+      {.name = "pp2", .ranks = 2, .pp = 2, .keys = keys(1, balanced)}};
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(layout.name);
+    train(config_of(layout, layout.name), layout.ranks);
+    expect_same_losses(losses(layout.name), expected);
+    const std::vector<double> found = values_of(layout.name, "grad_norm");
+    ASSERT_EQ(found.size(), norms.size());
+    for (std::size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(found[i], norms[i], 1e-4 * norms[i]) << i;
+  }
+  EXPECT_THAT(refusal<ConfigError>(config_of({}, "dense", balanced)),
+              AllOf(HasSubstr("[training] moe_aux_loss_coeff = 1"), HasSubstr("the model has none: remove it")));
+}
 
 TEST_F(TrainerExpertsTest, TrainsAsOneRankDoes) {
   train(config_of({.keys = keys(1)}, "one"), 1);
