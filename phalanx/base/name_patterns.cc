@@ -26,6 +26,17 @@ std::size_t pattern_distance(std::string_view pattern, std::string_view name) {
   return costs.back();
 }
 
+std::string without_numbers(std::string_view name) {
+  std::string text;
+  for (const char c : name) {
+    const bool is_digit = c >= '0' && c <= '9';
+    const bool in_number = !text.empty() && text.back() == '*' && is_digit;
+    const bool begins_number = is_digit && !text.empty() && text.back() == '.';
+    if (!in_number) text += begins_number ? '*' : c;
+  }
+  return text;
+}
+
 std::vector<bool> matching_names(const std::string& what, const std::vector<std::string>& patterns,
                                  const std::vector<std::string>& names) {
   std::vector<bool> matched(names.size(), false);

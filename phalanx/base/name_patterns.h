@@ -16,4 +16,7 @@ std::vector<bool> matching_names(const std::string& what, const std::vector<std:
 /// How many characters would have to change for the pattern to match. Its stars and question marks cost nothing.
 std::size_t pattern_distance(std::string_view pattern, std::string_view name);
 
+/// "layers.12.wq.weight" -> "layers.*.wq.weight".
+std::string without_numbers(std::string_view name);
+
 }  // namespace phalanx

@@ -31,6 +31,11 @@ TEST(NamePatterns, OneThatMatchesNothingIsAnError) {
               AllOf(HasSubstr("[training] frozen"), HasSubstr("'outpu'"), HasSubstr("'output'")));
 }
 
+TEST(NamePatterns, NumbersBetweenDotsAreLeftOut) {
+  EXPECT_EQ(without_numbers("layers.12.moe.experts.0.w1.weight"), "layers.*.moe.experts.*.w1.weight");
+  EXPECT_EQ(without_numbers("output"), "output");
+}
+
 TEST(NamePatterns, DistanceCountsWhatStarsDoNotCover) {
   EXPECT_EQ(pattern_distance("*norm*", "layers.0.attention_norm.weight"), 0U);
   EXPECT_EQ(pattern_distance("*nrom*", "layers.0.attention_norm.weight"), 2U);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/name_patterns.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/files/block_writer.h"
 #include "phalanx/checkpoint/files/element_values.h"
@@ -146,13 +147,7 @@ class FileTensor {
 std::string brief_names(const std::vector<std::string>& names) {
   std::vector<std::pair<std::string, int>> kinds;
   for (const std::string& name : names) {
-    std::string kind;
-    for (const char c : name) {
-      const bool is_digit = c >= '0' && c <= '9';
-      const bool in_number = !kind.empty() && kind.back() == '*' && is_digit;
-      const bool begins_number = is_digit && !kind.empty() && kind.back() == '.';
-      if (!in_number) kind += begins_number ? '*' : c;
-    }
+    const std::string kind = without_numbers(name);
     const auto found = std::ranges::find(kinds, kind, &std::pair<std::string, int>::first);
     if (found != kinds.end()) {
       ++found->second;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/name_patterns.h"
 #include "phalanx/config/config_schema.h"
 #include "phalanx/kernels/float8_linear.h"
 
@@ -39,21 +40,6 @@ std::string why_not(const std::string& name, const nn::Linear& layer, const conf
   return "";
 }
 
-/// "layers.0.attention.wq" -> "layers.*.attention.wq"
-std::string without_numbers(const std::string& name) {
-  std::string text;
-  for (const char c : name) {
-    const bool is_digit = c >= '0' && c <= '9';
-    const bool begins = is_digit && !text.empty() && text.back() == '.';
-    if (begins) {
-      text += '*';
-    } else if (!is_digit || (text.empty() || text.back() != '*')) {
-      text += c;
-    }
-  }
-  return text;
-}
-
 struct Options {
   std::shared_ptr<const Float8LinearOptions> whole, rows, columns;
 
@@ -76,8 +62,13 @@ struct Options {
   }
 };
 
-}  // namespace
+struct Float8Choice {
+  std::string name;  // "layers.0.attention.wq"
+  nn::Linear* layer = nullptr;
+  std::string why_not;  // empty: it is in float8
+};
 
+/// All linear layers of the model, or of a part of it.
 std::vector<Float8Choice> float8_choices(const models::Llama& model, const config::TrainConfig& config) {
   std::vector<Float8Choice> choices;
   for (const auto& module : model.named_modules("", /*include_self=*/false)) {
@@ -87,6 +78,8 @@ std::vector<Float8Choice> float8_choices(const models::Llama& model, const confi
   }
   return choices;
 }
+
+}  // namespace
 
 void apply_float8(models::Llama& model, const config::TrainConfig& config, const DeviceMesh& mesh, at::Device device) {
   if (!config::uses_float8(config)) return;

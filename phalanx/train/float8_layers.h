@@ -17,15 +17,6 @@
 
 namespace phalanx::train {
 
-struct Float8Choice {
-  std::string name;  // "layers.0.attention.wq"
-  nn::Linear* layer = nullptr;
-  std::string why_not;  // empty: it is in float8
-};
-
-/// All linear layers of the model, or of a part of it.
-std::vector<Float8Choice> float8_choices(const models::Llama& model, const config::TrainConfig& config);
-
 /// Does nothing if the configuration does not ask for float8. Collective over the world of `mesh`.
 /// ConfigError if the device has no such products, or a rank's part of a weight has a size that is no multiple of 16.
 void apply_float8(models::Llama& model, const config::TrainConfig& config, const DeviceMesh& mesh, at::Device device);

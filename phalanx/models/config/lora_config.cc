@@ -97,14 +97,4 @@ std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOption
   return names;
 }
 
-std::int64_t lora_parameter_count(const LlamaConfig& config, const LoraOptions& options) {
-  const auto shapes = llama_parameter_shapes(config);
-  std::int64_t count = 0;
-  for (const std::string& layer : lora_layers(config, options)) {
-    const std::vector<std::int64_t>& shape = shapes.at(layer + ".weight");
-    count += options.rank * (shape[0] + shape[1]);
-  }
-  return count;
-}
-
 }  // namespace phalanx::models

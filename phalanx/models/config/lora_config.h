@@ -39,7 +39,4 @@ bool is_lora_name(const std::string& parameter);
 std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOptions& options,
                                      const std::string& what = "[lora]");
 
-/// Elements of all adapters.
-std::int64_t lora_parameter_count(const LlamaConfig& config, const LoraOptions& options);
-
 }  // namespace phalanx::models

@@ -50,11 +50,5 @@ TEST(LoraLayers, WrongOnesAreRefused) {
   EXPECT_THAT(error_text<ConfigError>([&] { layers({"all-linear"}, gpt2); }), HasSubstr("gpt2 has no adapters"));
 }
 
-TEST(LoraLayers, CountTheirParameters) {
-  // q: 16 -> 16, k and v: 16 -> 8, o: 16 -> 16, w1 and w3: 16 -> 40, w2: 40 -> 16.
-  const std::int64_t per_layer = 4 * (32 + 24 + 24 + 32 + 56 + 56 + 56);
-  EXPECT_EQ(lora_parameter_count(two_layers(), {.rank = 4}), 2 * per_layer);
-}
-
 }  // namespace lora_config_test
 }  // namespace phalanx::models
