@@ -9,7 +9,9 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/logaddexp.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/attention_queries.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/fusible.h"
 #include "phalanx/kernels/row_kernels.h"
@@ -36,6 +39,7 @@ namespace phalanx::kernels {
 namespace {
 
 constexpr std::int64_t kQueryBlock = 64;
+constexpr std::int64_t kRowsOfMask = 256;  // of attention in blocks
 
 /// A row-major matrix with contiguous rows `stride` apart; transposed() is read the other way round.
 struct Matrix {
@@ -81,26 +85,23 @@ at::Tensor empty_heads_like(const at::Tensor& t) {
 using Documents = std::shared_ptr<const DocumentBoundaries>;
 
 /// For the backward pass.
-struct KeptDocuments : torch::CustomClassHolder {
-  explicit KeptDocuments(Documents kept) : documents(std::move(kept)) {}
-  Documents documents;
+struct KeptQueries : torch::CustomClassHolder {
+  explicit KeptQueries(AttentionQueries kept) : queries(std::move(kept)) {}
+  AttentionQueries queries;
 };
 
-void keep(torch::autograd::AutogradContext& ctx, const Documents& documents) {
-  ctx.saved_data["documents"] = c10::IValue::make_capsule(c10::make_intrusive<KeptDocuments>(documents));
+void keep(torch::autograd::AutogradContext& ctx, const AttentionQueries& queries) {
+  ctx.saved_data["queries"] = c10::IValue::make_capsule(c10::make_intrusive<KeptQueries>(queries));
 }
-Documents kept_documents(torch::autograd::AutogradContext& ctx) {
-  return static_cast<KeptDocuments&>(*ctx.saved_data["documents"].toCapsule()).documents;
+AttentionQueries kept_queries(torch::autograd::AutogradContext& ctx) {
+  return static_cast<KeptQueries&>(*ctx.saved_data["queries"].toCapsule()).queries;
 }
 
 /// Calls use(first token within the row, number of tokens) for each document of a row of `seq` tokens.
 template <class Use>
 void for_each_document(const Documents& documents, std::int64_t row, std::int64_t seq, const Use& use) {
-  if (!documents) return use(0, seq);
-  const auto ends = documents->of_row(row);
-  for (std::size_t i = 0; i + 1 < ends.size(); ++i) {
-    use(ends[i] - row * seq, static_cast<std::int64_t>(ends[i + 1]) - ends[i]);
-  }
+  for_each_segment(AttentionQueries::all(seq, documents), row,
+                   [&](const QuerySegment& segment) { use(segment.query, segment.count); });
 }
 
 std::int64_t longest_of(const Documents& documents, std::int64_t seq) { return documents ? documents->longest() : seq; }
@@ -128,24 +129,25 @@ at::Tensor each_document(const at::Tensor& q, const at::Tensor& k, const at::Ten
 
 /// The attention's output, and the log-sum-exp of each query's scores [batch, heads, seq].
 std::vector<at::Tensor> attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const Documents& documents) {
+                               const AttentionQueries& queries) {
   const std::int64_t batch = q.size(0), heads = q.size(1), seq = q.size(2), dim = q.size(3);
   const std::int64_t group = heads / k.size(1);
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   const at::Tensor y = empty_heads_like(q), log_sums = at::empty({batch, heads, seq}, q.options());
   float* log_sum = log_sums.mutable_data_ptr<float>();
   at::parallel_for(0, batch * heads, 1, [&](std::int64_t from, std::int64_t to) {
-    std::vector<float> scores(static_cast<std::size_t>(kQueryBlock * longest_of(documents, seq)));
+    std::vector<float> scores(static_cast<std::size_t>(kQueryBlock * queries.longest()));
     for (std::int64_t task = from; task < to; ++task) {
       const std::int64_t b = task / heads, h = task % heads;
       const auto query = head_of(q, b, h), key = head_of(k, b, h / group), value = head_of(v, b, h / group);
       const auto out = mutable_head_of(y, b, h);
-      for_each_document(documents, b, seq, [&](std::int64_t begin, std::int64_t length) {
-        for (std::int64_t first = 0; first < length; first += kQueryBlock) {
-          const std::int64_t n = std::min(kQueryBlock, length - first), seen = first + n, at = begin + first;
-          multiply(n, seen, dim, scale, query.rows(at), key.rows(begin).transposed(), 0.0f, scores.data(), seen);
-          row_kernels().causal_softmax(n, seen, first, scores.data(), log_sum + task * seq + at);
-          multiply(n, dim, seen, 1.0f, {scores.data(), seen}, value.rows(begin), 0.0f, out.data + at * out.stride,
+      for_each_segment(queries, b, [&](const QuerySegment& segment) {
+        for (std::int64_t first = 0; first < segment.count; first += kQueryBlock) {
+          const std::int64_t n = std::min(kQueryBlock, segment.count - first), at = segment.query + first;
+          const std::int64_t unmasked = segment.before + first, seen = unmasked + n;
+          multiply(n, seen, dim, scale, query.rows(at), key.rows(segment.key).transposed(), 0.0f, scores.data(), seen);
+          row_kernels().causal_softmax(n, seen, unmasked, scores.data(), log_sum + task * seq + at);
+          multiply(n, dim, seen, 1.0f, {scores.data(), seen}, value.rows(segment.key), 0.0f, out.data + at * out.stride,
                    out.stride);
         }
       });
@@ -156,12 +158,12 @@ std::vector<at::Tensor> attend(const at::Tensor& q, const at::Tensor& k, const a
 
 struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
-                            const at::Tensor& v_in, const Documents& documents) {
+                            const at::Tensor& v_in, const AttentionQueries& queries) {
     const at::Tensor q = with_contiguous_heads(q_in), k = with_contiguous_heads(k_in), v = with_contiguous_heads(v_in);
-    const auto outputs = computed_once(SavedOp::attention, [&] { return attend(q, k, v, documents); });
+    const auto outputs = computed_once(SavedOp::attention, [&] { return attend(q, k, v, queries); });
     const at::Tensor &y = outputs[0], &log_sums = outputs[1];
     ctx->save_for_backward({q, k, v, log_sums});
-    keep(*ctx, documents);
+    keep(*ctx, queries);
     ctx->saved_data["y"] = y.detach();  // values for the backward pass, outside the graph
     return y;
   }
@@ -171,38 +173,39 @@ struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFuncti
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &log_sums = saved[3];
     const at::Tensor y = ctx->saved_data["y"].toTensor(), dy = with_contiguous_heads(grads[0]);
-    const Documents documents = kept_documents(*ctx);
+    const AttentionQueries queries = kept_queries(*ctx);
     const std::int64_t batch = q.size(0), heads = q.size(1), kv_heads = k.size(1), seq = q.size(2), dim = q.size(3);
-    const std::int64_t group = heads / kv_heads;
+    const std::int64_t group = heads / kv_heads, keys = k.size(2);
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
     const at::Tensor dq = empty_heads_like(q), dk = empty_heads_like(k), dv = empty_heads_like(v);
     // One task owns a key head with all the query heads that share it, so its sums have one order.
     at::parallel_for(0, batch * kv_heads, 1, [&](std::int64_t from, std::int64_t to) {
-      std::vector<float> p(static_cast<std::size_t>(kQueryBlock * longest_of(documents, seq))), dp(p.size());
+      std::vector<float> p(static_cast<std::size_t>(kQueryBlock * queries.longest())), dp(p.size());
       for (std::int64_t task = from; task < to; ++task) {
         const std::int64_t b = task / kv_heads, kv = task % kv_heads;
         const auto key = head_of(k, b, kv), value = head_of(v, b, kv);
         const auto dkey = mutable_head_of(dk, b, kv), dvalue = mutable_head_of(dv, b, kv);
         for (const auto& sum : {dkey, dvalue}) {
-          for (std::int64_t t = 0; t < seq; ++t) std::fill_n(sum.data + t * sum.stride, dim, 0.0f);
+          for (std::int64_t t = 0; t < keys; ++t) std::fill_n(sum.data + t * sum.stride, dim, 0.0f);
         }
         for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
           const auto query = head_of(q, b, h), out = head_of(y, b, h), dout = head_of(dy, b, h);
           const auto dquery = mutable_head_of(dq, b, h);
           const float* log_sum = log_sums.const_data_ptr<float>() + (b * heads + h) * seq;
-          for_each_document(documents, b, seq, [&](std::int64_t begin, std::int64_t length) {
-            float *dvalues = dvalue.data + begin * dvalue.stride, *dkeys = dkey.data + begin * dkey.stride;
-            for (std::int64_t first = 0; first < length; first += kQueryBlock) {
-              const std::int64_t n = std::min(kQueryBlock, length - first), seen = first + n, at = begin + first;
+          for_each_segment(queries, b, [&](const QuerySegment& segment) {
+            float *dvalues = dvalue.data + segment.key * dvalue.stride, *dkeys = dkey.data + segment.key * dkey.stride;
+            for (std::int64_t first = 0; first < segment.count; first += kQueryBlock) {
+              const std::int64_t n = std::min(kQueryBlock, segment.count - first), at = segment.query + first;
+              const std::int64_t unmasked = segment.before + first, seen = unmasked + n;
               const Matrix probability = {p.data(), seen}, dscore = {dp.data(), seen};
-              multiply(n, seen, dim, scale, query.rows(at), key.rows(begin).transposed(), 0.0f, p.data(), seen);
-              multiply(n, seen, dim, 1.0f, dout.rows(at), value.rows(begin).transposed(), 0.0f, dp.data(), seen);
-              row_kernels().causal_softmax_backward(n, seen, first, dim, scale, log_sum + at,
+              multiply(n, seen, dim, scale, query.rows(at), key.rows(segment.key).transposed(), 0.0f, p.data(), seen);
+              multiply(n, seen, dim, 1.0f, dout.rows(at), value.rows(segment.key).transposed(), 0.0f, dp.data(), seen);
+              row_kernels().causal_softmax_backward(n, seen, unmasked, dim, scale, log_sum + at,
                                                     out.data + at * out.stride, out.stride,
                                                     dout.data + at * dout.stride, dout.stride, p.data(), dp.data());
               multiply(seen, dim, n, 1.0f, probability.transposed(), dout.rows(at), 1.0f, dvalues, dvalue.stride);
               multiply(seen, dim, n, 1.0f, dscore.transposed(), query.rows(at), 1.0f, dkeys, dkey.stride);
-              multiply(n, dim, seen, 1.0f, dscore, key.rows(begin), 0.0f, dquery.data + at * dquery.stride,
+              multiply(n, dim, seen, 1.0f, dscore, key.rows(segment.key), 0.0f, dquery.data + at * dquery.stride,
                        dquery.stride);
             }
           });
@@ -215,36 +218,52 @@ struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFuncti
 
 // libtorch's own kernel for 16 bits on the CPU, which at::scaled_dot_product_attention() uses there. Called directly so
 // that a checkpointed layer may save its outputs.
+//
+// It knows the causal mask of as many queries as keys. Queries that follow other keys of their document are attended to
+// those in a second call, and the two results are merged by their log-sums. Either backward pass gets the merged result
+// and log-sum, so that its probabilities are those of all keys.
 struct FlashAttentionFunction : torch::autograd::Function<FlashAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const Documents& documents) {
-    const auto outputs = computed_once(SavedOp::attention, [&] { return attend(q, k, v, documents); });
+                            const at::Tensor& v, const AttentionQueries& queries) {
+    const auto outputs = computed_once(SavedOp::attention, [&] { return attend(q, k, v, queries); });
     torch::autograd::variable_list saved = {q, k, v};
     saved.insert(saved.end(), outputs.begin() + 1, outputs.end());
     ctx->save_for_backward(saved);
-    keep(*ctx, documents);
+    keep(*ctx, queries);
     ctx->saved_data["y"] = outputs[0].detach();  // values for the backward pass, outside the graph
     return outputs[0];
   }
 
-  /// The output, then the log-sum-exp of each document in turn.
+  /// The output, then the log-sum-exp of each segment in turn.
   static std::vector<at::Tensor> attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                        const Documents& documents) {
-    if (!documents) {
-      auto [y, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0,
-                                                                           /*is_causal=*/true);
+                                        const AttentionQueries& queries) {
+    const auto attended = [](const at::Tensor& some_q, const at::Tensor& some_k, const at::Tensor& some_v,
+                             bool is_causal) {
+      return at::_scaled_dot_product_flash_attention_for_cpu(some_q, some_k, some_v, /*dropout_p=*/0.0, is_causal);
+    };
+    if (queries.is_all() && !queries.documents) {
+      auto [y, log_sums] = attended(q, k, v, /*is_causal=*/true);
       return {std::move(y), std::move(log_sums)};
     }
     std::vector<at::Tensor> outputs = {empty_heads_like(q)};
-    for (std::int64_t row = 0; row < q.size(0); ++row) {
-      for_each_document(documents, row, q.size(2), [&](std::int64_t first, std::int64_t count) {
-        const auto of = [&](const at::Tensor& t) { return document_of(t, row, first, count); };
-        auto [y, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(of(q), of(k), of(v), /*dropout_p=*/0.0,
-                                                                             /*is_causal=*/true);
-        of(outputs[0]).copy_(y);
-        outputs.push_back(std::move(log_sums));
-      });
-    }
+    for_each_segment_of_rows(queries, q.size(0), [&](std::int64_t row, std::int64_t rows, const QuerySegment& s) {
+      const auto of = [&](const at::Tensor& t, std::int64_t first, std::int64_t count) {
+        return t.narrow(0, row, rows).narrow(2, first, count);
+      };
+      const at::Tensor q_of = of(q, s.query, s.count);
+      auto [y, log_sums] = attended(q_of, of(k, s.key + s.before, s.count), of(v, s.key + s.before, s.count),
+                                    /*is_causal=*/true);
+      if (s.before > 0) {
+        const auto [y_before, log_sums_before] =
+            attended(q_of, of(k, s.key, s.before), of(v, s.key, s.before), /*is_causal=*/false);
+        const at::Tensor merged = at::logaddexp(log_sums, log_sums_before);
+        y = y.to(at::kFloat) * (log_sums - merged).exp().unsqueeze(-1) +
+            y_before.to(at::kFloat) * (log_sums_before - merged).exp().unsqueeze(-1);
+        log_sums = merged;
+      }
+      of(outputs[0], s.query, s.count).copy_(y);
+      outputs.push_back(std::move(log_sums));
+    });
     return outputs;
   }
 
@@ -252,25 +271,38 @@ struct FlashAttentionFunction : torch::autograd::Function<FlashAttentionFunction
                                                const torch::autograd::tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], y = ctx->saved_data["y"].toTensor();
-    const Documents documents = kept_documents(*ctx);
-    if (!documents) {
+    const AttentionQueries queries = kept_queries(*ctx);
+    if (queries.is_all() && !queries.documents) {
       auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
           grads[0], q, k, v, y, saved[3], /*dropout_p=*/0.0, /*is_causal=*/true);
       return {std::move(dq), std::move(dk), std::move(dv), at::Tensor()};
     }
-    const at::Tensor dq = empty_heads_like(q), dk = empty_heads_like(k), dv = empty_heads_like(v);
+    // Keys get gradients from several segments if queries are some positions only: those are summed in float32.
+    const bool adds = !queries.is_all();
+    const at::Tensor dq = empty_heads_like(q);
+    const at::Tensor dk = adds ? at::zeros_like(k, at::kFloat) : empty_heads_like(k);
+    const at::Tensor dv = adds ? at::zeros_like(v, at::kFloat) : empty_heads_like(v);
     std::size_t number = 3;
-    for (std::int64_t row = 0; row < q.size(0); ++row) {
-      for_each_document(documents, row, q.size(2), [&](std::int64_t first, std::int64_t count) {
-        const auto of = [&](const at::Tensor& t) { return document_of(t, row, first, count); };
-        const auto [dq_part, dk_part, dv_part] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-            of(grads[0]), of(q), of(k), of(v), of(y), saved[number++], /*dropout_p=*/0.0, /*is_causal=*/true);
-        of(dq).copy_(dq_part);
-        of(dk).copy_(dk_part);
-        of(dv).copy_(dv_part);
-      });
-    }
-    return {dq, dk, dv, at::Tensor()};
+    for_each_segment_of_rows(queries, q.size(0), [&](std::int64_t row, std::int64_t rows, const QuerySegment& s) {
+      const auto of = [&](const at::Tensor& t, std::int64_t first, std::int64_t count) {
+        return t.narrow(0, row, rows).narrow(2, first, count);
+      };
+      const auto of_queries = [&](const at::Tensor& t) { return of(t, s.query, s.count); };
+      const at::Tensor& log_sums = saved[number++];
+      const auto pass = [&](std::int64_t first, std::int64_t count, bool is_causal) {
+        auto [dq_part, dk_part, dv_part] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+            of_queries(grads[0]), of_queries(q), of(k, first, count), of(v, first, count), of_queries(y), log_sums,
+            /*dropout_p=*/0.0, is_causal);
+        for (const auto& [sum, part] : {std::pair(dk, dk_part), std::pair(dv, dv_part)}) {
+          adds ? of(sum, first, count).add_(part) : of(sum, first, count).copy_(part);
+        }
+        return dq_part;
+      };
+      at::Tensor dq_of = pass(s.key + s.before, s.count, /*is_causal=*/true);
+      if (s.before > 0) dq_of = dq_of.to(at::kFloat) + pass(s.key, s.before, /*is_causal=*/false);
+      of_queries(dq).copy_(dq_of);
+    });
+    return {dq, dk.to(k.scalar_type()), dv.to(v.scalar_type()), at::Tensor()};
   }
 };
 
@@ -299,6 +331,34 @@ at::Tensor windowed_attention(const at::Tensor& q, const at::Tensor& k, const at
                                                     /*enable_gqa=*/q.size(1) != k.size(1)));
   }
   return at::cat(rows, 2);
+}
+
+/// By ATen's operators, in blocks of queries: each has a mask of its own.
+at::Tensor attention_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const AttentionQueries& queries, std::int64_t window) {
+  const std::int64_t block = std::max(window, kRowsOfMask);
+  const auto integers = at::TensorOptions(at::kLong).device(q.device());
+  std::vector<at::Tensor> rows, results;
+  std::int64_t row_of_results = 0;
+  for_each_segment_of_rows(queries, q.size(0), [&](std::int64_t row, std::int64_t count, const QuerySegment& s) {
+    if (row != row_of_results) rows.push_back(at::cat(std::exchange(results, {}), 2));
+    row_of_results = row;
+    const auto of = [&](const at::Tensor& t, std::int64_t first, std::int64_t n) {
+      return t.narrow(0, row, count).narrow(2, first, n);
+    };
+    for (std::int64_t first = 0; first < s.count; first += block) {
+      const std::int64_t n = std::min(block, s.count - first), at = s.before + first;  // in the document
+      const std::int64_t from = window > 0 ? std::max<std::int64_t>(at - window + 1, 0) : 0, keys = at + n - from;
+      const at::Tensor distance =
+          at::arange(at, at + n, integers).unsqueeze(1) - at::arange(from, from + keys, integers);
+      const at::Tensor mask = window > 0 ? (distance >= 0) & (distance < window) : distance >= 0;
+      results.push_back(at::scaled_dot_product_attention(
+          of(q, s.query + first, n), of(k, s.key + from, keys), of(v, s.key + from, keys), mask, /*dropout_p=*/0.0,
+          /*is_causal=*/false, /*scale=*/std::nullopt, /*enable_gqa=*/q.size(1) != k.size(1)));
+    }
+  });
+  rows.push_back(at::cat(results, 2));
+  return rows.size() == 1 ? rows[0] : at::cat(rows, 0);
 }
 
 }  // namespace
@@ -340,15 +400,46 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
                      : windowed_attention(q, k, v, window);
   }
   const bool whole = q.dim() == 4 && q.numel() > 0 && q.size(2) == k.size(2) && q.size(1) % k.size(1) == 0;
-  if (whole && sgemm_ != nullptr && fusible(q, k, v)) return CausalAttentionFunction::apply(q, k, v, documents);
+  if (whole && sgemm_ != nullptr && fusible(q, k, v)) {
+    return CausalAttentionFunction::apply(q, k, v, AttentionQueries::all(q.size(2), documents));
+  }
   if (whole && q.device().is_cpu()) {
     const at::Tensor q16 = in_autocast_type(q), k16 = in_autocast_type(k), v16 = in_autocast_type(v);
-    if (can_use_flash_attention(q16, k16, v16)) return FlashAttentionFunction::apply(q16, k16, v16, documents);
+    if (can_use_flash_attention(q16, k16, v16)) {
+      return FlashAttentionFunction::apply(q16, k16, v16, AttentionQueries::all(q.size(2), documents));
+    }
   }
   if (!documents) return causal_attention_reference(q, k, v);
   return each_document(q, k, v, documents, [](const at::Tensor& q_of, const at::Tensor& k_of, const at::Tensor& v_of) {
     return causal_attention_reference(q_of, k_of, v_of);
   });
+}
+
+at::Tensor causal_attention_of_positions(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                         const std::vector<PositionRange>& positions, std::int64_t window,
+                                         const Documents& documents) {
+  const AttentionQueries queries{.ranges = positions, .keys = k.size(2), .documents = documents};
+  const bool documents_fit = !documents || (documents->rows() == q.size(0) && documents->seq_len() == k.size(2));
+  bool positions_fit = queries.count() == q.size(2) && q.size(2) > 0;
+  std::int64_t end = 0;
+  for (const auto& [first, count] : positions) {
+    positions_fit = positions_fit && first >= end && count >= 0;
+    end = first + count;
+  }
+  if (!documents_fit || !positions_fit || end > k.size(2) || k.size(0) != q.size(0) || q.size(1) % k.size(1) != 0) {
+    throw Error(fmt::format(
+        "causal_attention_of_positions: {} rows of {} queries at {} positions up to {}, {} rows of {} keys{}; "
+        "expected increasing positions of the keys, one for each query, and documents of the keys' rows",
+        q.size(0), q.size(2), queries.count(), end, k.size(0), k.size(2),
+        documents ? fmt::format(", documents of {} rows of {}", documents->rows(), documents->seq_len()) : ""));
+  }
+  const bool is_windowed = window > 0 && window < queries.longest();
+  if (!is_windowed && sgemm_ != nullptr && fusible(q, k, v)) return CausalAttentionFunction::apply(q, k, v, queries);
+  if (!is_windowed && q.device().is_cpu()) {
+    const at::Tensor q16 = in_autocast_type(q), k16 = in_autocast_type(k), v16 = in_autocast_type(v);
+    if (can_use_flash_attention(q16, k16, v16)) return FlashAttentionFunction::apply(q16, k16, v16, queries);
+  }
+  return attention_in_blocks(q, k, v, queries, is_windowed ? window : 0);
 }
 
 }  // namespace phalanx::kernels

@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "phalanx/layout/context_cut.h"
 #include "phalanx/tensor/document_boundaries.h"
 
 namespace phalanx::kernels {
@@ -29,6 +31,15 @@ namespace phalanx::kernels {
 /// each document. Null: each row is one document. Throws Error if they do not have q's rows.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window = 0,
                             const std::shared_ptr<const DocumentBoundaries>& documents = nullptr);
+
+/// The rows of causal_attention() for queries at some positions of the sequence only: q is [batch, heads, queries,
+/// head_dim], k and v are those of all positions. `positions` are those of the queries, in increasing order. `documents`
+/// are of the rows of k. On the CPU it has the kernels of causal_attention(). Elsewhere, and with a window, queries are
+/// attended block by block by at::scaled_dot_product_attention, with a mask of one block. Throws Error if the shapes do
+/// not fit.
+at::Tensor causal_attention_of_positions(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                         const std::vector<PositionRange>& positions, std::int64_t window = 0,
+                                         const std::shared_ptr<const DocumentBoundaries>& documents = nullptr);
 
 /// The same by at::scaled_dot_product_attention with a mask of all pairs of positions.
 at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

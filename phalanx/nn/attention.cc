@@ -68,7 +68,8 @@ at::Tensor Attention::project(const at::Tensor& y) {
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope,
                               const std::shared_ptr<const DocumentBoundaries>& documents) {
   const auto [q, k, v] = heads(x, rope);
-  return project(kernels::causal_attention(q, k, v, options_.window, documents));
+  return project(context_ ? context_->attend(q, k, v, options_.window, documents)
+                          : kernels::causal_attention(q, k, v, options_.window, documents));
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {

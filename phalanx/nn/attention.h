@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/nn/context_attention.h"
 #include "phalanx/nn/kv_cache.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/rms_norm.h"
@@ -50,6 +51,9 @@ class Attention : public Module {
   void set_collective_matmul(std::shared_ptr<const CollectiveMatmul> exchange) {
     collective_matmul_ = std::move(exchange);
   }
+  /// From now on x holds this rank's positions of every sequence, and those of other ranks are attended to through it.
+  /// REQUIRES: not used with a cache.
+  void set_context_attention(std::shared_ptr<const ContextAttention> context) { context_ = std::move(context); }
 
   std::shared_ptr<Linear> wq, wk, wv, wo;
   std::shared_ptr<RMSNorm> q_norm, k_norm;  // null without qk_norm
@@ -64,6 +68,7 @@ class Attention : public Module {
 
   AttentionOptions options_;
   std::shared_ptr<const CollectiveMatmul> collective_matmul_;
+  std::shared_ptr<const ContextAttention> context_;
 };
 
 }  // namespace phalanx::nn

@@ -72,4 +72,14 @@ std::shared_ptr<const DocumentBoundaries> DocumentBoundaries::narrow(std::int64_
   return std::make_shared<const DocumentBoundaries>(seq_len_, std::move(ends), positions_.device());
 }
 
+std::shared_ptr<const DocumentBoundaries> DocumentBoundaries::padded(std::int64_t seq_len) const {
+  std::vector<std::int32_t> ends = {0};
+  for (std::int64_t row = 0; row < rows(); ++row) {
+    const auto moved = static_cast<std::int32_t>(row * (seq_len - seq_len_));
+    for (const std::int32_t end : of_row(row).subspan(1)) ends.push_back(end + moved);
+    if (seq_len > seq_len_) ends.push_back(static_cast<std::int32_t>((row + 1) * seq_len));
+  }
+  return std::make_shared<const DocumentBoundaries>(seq_len, std::move(ends), positions_.device());
+}
+
 }  // namespace phalanx

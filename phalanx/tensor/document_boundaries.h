@@ -42,6 +42,8 @@ class DocumentBoundaries {
 
   /// Those of rows [first, first + count), such as a micro-batch.
   std::shared_ptr<const DocumentBoundaries> narrow(std::int64_t first, std::int64_t count) const;
+  /// Those of rows of `seq_len` tokens, of which these are the first; what is added to a row is one document.
+  std::shared_ptr<const DocumentBoundaries> padded(std::int64_t seq_len) const;
 
  private:
   std::int64_t seq_len_;

@@ -1,0 +1,48 @@
+// ContextCut: which positions of a sequence each rank of a context-parallel group has. It uses no tensor.
+//
+// A sequence is cut into 2 * ranks pieces of equal length. Rank r has piece r and piece 2 * ranks - 1 - r: one from the
+// head and one from the tail. Late positions see more keys than early ones, so each rank has the same work in causal
+// attention.
+//
+//   4 ranks:   0 | 1 | 2 | 3 | 3 | 2 | 1 | 0
+//
+// A sequence whose length does not divide is padded at its end. Padding has no label, and no token before it sees it.
+//
+//   const ContextCut cut{.ranks = 4, .rank = 1};
+//   cut.padded(30);       // 32
+//   cut.ranges(30);       // {{4, 4}, {24, 4}}: positions 4 to 7 and 24 to 27, in this order
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace phalanx {
+
+struct PositionRange {
+  std::int64_t first = 0, count = 0;
+  bool operator==(const PositionRange&) const = default;
+};
+
+struct ContextCut {
+  std::int64_t ranks = 1;
+  std::int64_t rank = 0;
+  std::int64_t multiple = 2;  // even; the positions of a rank are a multiple of it
+
+  /// The length of the padded sequence.
+  std::int64_t padded(std::int64_t seq_len) const noexcept {
+    const std::int64_t unit = ranks * multiple;
+    return (seq_len + unit - 1) / unit * unit;
+  }
+  /// The same, and `seq_len` itself if there is one rank, which cuts nothing.
+  std::int64_t padded_if_cut(std::int64_t seq_len) const noexcept { return ranks > 1 ? padded(seq_len) : seq_len; }
+  /// How many positions each rank has of a sequence of `seq_len` tokens, padding included.
+  std::int64_t local(std::int64_t seq_len) const noexcept { return padded(seq_len) / ranks; }
+  /// This rank's positions, in the order in which it holds them.
+  std::array<PositionRange, 2> ranges(std::int64_t seq_len) const noexcept { return ranges_of(rank, seq_len); }
+  std::array<PositionRange, 2> ranges_of(std::int64_t of_rank, std::int64_t seq_len) const noexcept {
+    const std::int64_t piece = local(seq_len) / 2;
+    return {PositionRange{of_rank * piece, piece}, PositionRange{(2 * ranks - 1 - of_rank) * piece, piece}};
+  }
+};
+
+}  // namespace phalanx

@@ -1,0 +1,196 @@
+#include "phalanx/parallel/context/context_attention.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/kernels/autocast.h"
+#include "phalanx/kernels/causal_attention.h"
+
+namespace phalanx {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+struct Ranks : torch::CustomClassHolder {
+  Ranks(std::shared_ptr<Communicator> group, const ContextCut& cut) : group(std::move(group)), cut(cut) {}
+  std::shared_ptr<Communicator> group;
+  ContextCut cut;
+};
+using RanksPtr = c10::intrusive_ptr<Ranks>;
+
+void keep(AutogradContext& ctx, const RanksPtr& ranks) { ctx.saved_data["ranks"] = c10::IValue::make_capsule(ranks); }
+RanksPtr kept(AutogradContext& ctx) {
+  return c10::static_intrusive_pointer_cast<Ranks>(ctx.saved_data["ranks"].toCapsule());
+}
+
+/// Calls use(rank, its first position of this piece, positions, the first of them in the whole sequence). `local`: the
+/// positions of one rank.
+template <class Use>
+void for_each_piece(const ContextCut& cut, std::int64_t local, const Use& use) {
+  for (std::int64_t rank = 0; rank < cut.ranks; ++rank) {
+    std::int64_t at = 0;
+    for (const auto& [first, count] : cut.ranges_of(rank, local * cut.ranks)) {
+      use(rank, at, count, first);
+      at += count;
+    }
+  }
+}
+
+/// parts [ranks, ..., local, heads, head_dim] in the order of the sequence: [..., seq, heads, head_dim].
+at::Tensor in_sequence(const at::Tensor& parts, const ContextCut& cut) {
+  const std::int64_t local = parts.size(-3);
+  std::vector<std::int64_t> sizes = parts.sizes().slice(1).vec();
+  sizes[sizes.size() - 3] = local * cut.ranks;
+  const at::Tensor whole = at::empty(sizes, parts.options());
+  for_each_piece(cut, local, [&](std::int64_t rank, std::int64_t at, std::int64_t count, std::int64_t first) {
+    whole.narrow(-3, first, count).copy_(parts[rank].narrow(-3, at, count));
+  });
+  return whole;
+}
+
+/// The other way round, into `parts`.
+void to_parts(const at::Tensor& whole, const ContextCut& cut, const at::Tensor& parts) {
+  for_each_piece(cut, parts.size(-3), [&](std::int64_t rank, std::int64_t at, std::int64_t count, std::int64_t first) {
+    parts[rank].narrow(-3, at, count).copy_(whole.narrow(-3, first, count));
+  });
+}
+
+/// Keys and values [batch, kv_heads, local, head_dim] of all ranks, in the order of the sequence, in one all-gather.
+struct GatherKeys : torch::autograd::Function<GatherKeys> {
+  static tensor_list forward(AutogradContext* ctx, const at::Tensor& k, const at::Tensor& v, const RanksPtr& ranks) {
+    keep(*ctx, ranks);
+    const std::int64_t batch = k.size(0), heads = k.size(1), local = k.size(2), dim = k.size(3);
+    const at::Tensor mine = at::empty({2, batch, local, heads, dim}, k.options());
+    mine[0].copy_(k.transpose(1, 2));
+    mine[1].copy_(v.transpose(1, 2));
+    const at::Tensor parts = at::empty({ranks->cut.ranks, 2, batch, local, heads, dim}, k.options());
+    ranks->group->all_gather(parts, mine);
+    const at::Tensor whole = in_sequence(parts, ranks->cut);
+    return {whole[0].transpose(1, 2), whole[1].transpose(1, 2)};
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const RanksPtr ranks = kept(*ctx);
+    const at::Tensor& some = grads[0].defined() ? grads[0] : grads[1];
+    const std::int64_t batch = some.size(0), heads = some.size(1), dim = some.size(3);
+    const std::int64_t local = some.size(2) / ranks->cut.ranks;
+    // Each rank's queries have made an addend for all positions.
+    const auto wide = some.options().dtype(some.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+    const at::Tensor parts = at::empty({ranks->cut.ranks, 2, batch, local, heads, dim}, wide);
+    for (std::int64_t i = 0; i < 2; ++i) {
+      const at::Tensor& grad = grads[static_cast<std::size_t>(i)];
+      to_parts((grad.defined() ? grad : at::zeros_like(some)).transpose(1, 2), ranks->cut, parts.select(1, i));
+    }
+    const at::Tensor sum = at::empty({2, batch, local, heads, dim}, wide);
+    ranks->group->reduce_scatter(sum, parts);
+    const auto own = [&](std::int64_t i) { return sum[i].transpose(1, 2).to(some.scalar_type()); };
+    return {own(0), own(1), at::Tensor()};
+  }
+};
+
+/// [batch, heads, local, head_dim] of all heads -> [batch, heads / ranks, seq, head_dim] of this rank's heads.
+at::Tensor heads_of_all_positions(const at::Tensor& x, const Ranks& ranks) {
+  const std::int64_t batch = x.size(0), local = x.size(2), dim = x.size(3), count = ranks.cut.ranks;
+  const at::Tensor sent = x.unflatten(1, {count, x.size(1) / count})
+                              .permute({1, 0, 3, 2, 4})
+                              .contiguous();  // [ranks, batch, local, heads, d]
+  const at::Tensor parts = at::empty({count, batch, local, x.size(1) / count, dim}, x.options());
+  ranks.group->all_to_all(parts, sent);
+  return in_sequence(parts, ranks.cut).transpose(1, 2);
+}
+
+/// The other way round.
+at::Tensor positions_of_all_heads(const at::Tensor& x, const Ranks& ranks) {
+  const std::int64_t batch = x.size(0), heads = x.size(1), dim = x.size(3), count = ranks.cut.ranks;
+  const at::Tensor sent = at::empty({count, batch, x.size(2) / count, heads, dim}, x.options());
+  to_parts(x.transpose(1, 2), ranks.cut, sent);
+  const at::Tensor parts = at::empty_like(sent);
+  ranks.group->all_to_all(parts, sent);
+  // [ranks, batch, local, heads, d] -> [batch, local, ranks * heads, d], the memory layout of the projections.
+  return parts.permute({1, 2, 0, 3, 4}).flatten(2, 3).transpose(1, 2);
+}
+
+/// An all-to-all, and in the backward pass the one that takes it back.
+template <bool kToHeads>
+struct ExchangeHeads : torch::autograd::Function<ExchangeHeads<kToHeads>> {
+  static at::Tensor moved(const at::Tensor& x, const Ranks& ranks, bool to_heads) {
+    return to_heads ? heads_of_all_positions(x, ranks) : positions_of_all_heads(x, ranks);
+  }
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const RanksPtr& ranks) {
+    keep(*ctx, ranks);
+    return moved(x, *ranks, kToHeads);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    return {moved(grads[0], *kept(*ctx), !kToHeads), at::Tensor()};
+  }
+};
+
+class GatheredKeys final : public nn::ContextAttention {
+ public:
+  explicit GatheredKeys(RanksPtr ranks) : ranks_(std::move(ranks)) {}
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window,
+                    const std::shared_ptr<const DocumentBoundaries>& documents) const override {
+    const auto all = GatherKeys::apply(kernels::in_autocast_type(k), kernels::in_autocast_type(v), ranks_);
+    const auto ranges = ranks_->cut.ranges(q.size(2) * ranks_->cut.ranks);
+    return kernels::causal_attention_of_positions(q, all[0], all[1], {ranges.begin(), ranges.end()}, window, documents);
+  }
+
+ private:
+  RanksPtr ranks_;
+};
+
+class ExchangedHeads final : public nn::ContextAttention {
+ public:
+  explicit ExchangedHeads(RanksPtr ranks) : ranks_(std::move(ranks)) {}
+  at::Tensor attend(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, std::int64_t window,
+                    const std::shared_ptr<const DocumentBoundaries>& documents) const override {
+    const std::int64_t ranks = ranks_->cut.ranks, heads = q_in.size(1), kv_heads = k_in.size(1);
+    if (heads % ranks != 0 || (kv_heads % ranks != 0 && ranks % kv_heads != 0)) {
+      throw Error(fmt::format(
+          "context parallel: {} heads and {} key heads cannot be dealt out to {} ranks; expected a multiple "
+          "of the ranks, or of key heads a divisor",
+          heads, kv_heads, ranks));
+    }
+    const std::int64_t copies = kv_heads < ranks ? ranks / kv_heads : 1;
+    // [batch, heads, local, d] -> [batch, ranks, heads / ranks, local, d]
+    const auto by_rank = [&](const at::Tensor& x_in, std::int64_t times) {
+      const at::Tensor x = kernels::in_autocast_type(x_in);
+      const at::Tensor all = times > 1 ? x.repeat_interleave(times, 1) : x;
+      return all.unflatten(1, {ranks, all.size(1) / ranks});
+    };
+    const std::int64_t mine = heads / ranks, of_keys = kv_heads * copies / ranks;
+    const at::Tensor sent = at::cat({by_rank(q_in, 1), by_rank(k_in, copies), by_rank(v_in, copies)}, 2).flatten(1, 2);
+    const at::Tensor all = ExchangeHeads<true>::apply(sent, ranks_);
+    const at::Tensor y = kernels::causal_attention(all.narrow(1, 0, mine), all.narrow(1, mine, of_keys),
+                                                   all.narrow(1, mine + of_keys, of_keys), window, documents);
+    return ExchangeHeads<false>::apply(y, ranks_);
+  }
+
+ private:
+  RanksPtr ranks_;
+};
+
+}  // namespace
+
+std::shared_ptr<const nn::ContextAttention> make_context_attention(ContextExchange exchange,
+                                                                   std::shared_ptr<Communicator> group,
+                                                                   const ContextCut& cut) {
+  if (cut.ranks != group->size() || cut.rank != group->rank()) {
+    throw Error(fmt::format("context parallel: a cut for rank {} of {}, in a group of {} whose rank this is {}",
+                            cut.rank, cut.ranks, group->size(), group->rank()));
+  }
+  auto ranks = c10::make_intrusive<Ranks>(std::move(group), cut);
+  if (exchange == ContextExchange::heads) return std::make_shared<ExchangedHeads>(std::move(ranks));
+  return std::make_shared<GatheredKeys>(std::move(ranks));
+}
+
+}  // namespace phalanx

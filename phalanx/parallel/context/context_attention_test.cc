@@ -1,0 +1,137 @@
+// Attention over sequences that are cut over ranks, against one rank with whole sequences: values, and the gradients of
+// queries, keys and values.
+#include "phalanx/parallel/context/context_attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/matchers.h"
+#include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/kernels/causal_attention.h"
+
+namespace phalanx::context_attention_test {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Documents = std::shared_ptr<const DocumentBoundaries>;
+
+constexpr std::int64_t kSeq = 48;
+
+at::Tensor at_ranges(const at::Tensor& x, const ContextCut& cut) {
+  Tensors parts;
+  for (const auto& [first, count] : cut.ranges(x.size(2))) parts.push_back(x.narrow(2, first, count));
+  return at::cat(parts, 2);
+}
+
+at::Tensor direction_like(const at::Tensor& y) {
+  return at::arange(y.numel(), at::TensorOptions(at::kDouble)).mul(0.7).add(0.5).sin().view(y.sizes());
+}
+
+struct Case {
+  ContextExchange exchange = ContextExchange::keys;
+  int ranks = 2;
+  std::int64_t heads = 8, kv_heads = 4;
+  std::int64_t window = 0;
+  Documents documents;
+  at::ScalarType type = at::kFloat;
+  double tolerance = 1e-5;
+};
+
+void expect_one_ranks_numbers(const Case& c) {
+  SCOPED_TRACE(testing::Message() << (c.exchange == ContextExchange::keys ? "keys" : "heads") << ", " << c.ranks
+                                  << " ranks, " << c.heads << "/" << c.kv_heads << " heads, window " << c.window
+                                  << (c.documents ? ", documents" : "") << ", " << c10::toString(c.type));
+  at::manual_seed(3);
+  Tensors inputs;
+  for (const std::int64_t heads : {c.heads, c.kv_heads, c.kv_heads}) {
+    inputs.push_back(at::randn({2, heads, kSeq, 8}).to(c.type));
+  }
+  Tensors leaves;
+  for (const at::Tensor& input : inputs) leaves.push_back(input.to(at::kDouble).clone().requires_grad_());
+  const at::Tensor expected =
+      kernels::causal_attention_reference(leaves[0], leaves[1], leaves[2], c.window, c.documents.get());
+  const at::Tensor direction = direction_like(expected);
+  expected.backward(direction);
+
+  run_local_ranks(c.ranks, [&](const std::shared_ptr<Communicator>& world) {
+    const ContextCut cut{.ranks = world->size(), .rank = world->rank()};
+    const auto attention = make_context_attention(c.exchange, world, cut);
+    Tensors mine;
+    for (const at::Tensor& input : inputs) mine.push_back(at_ranges(input, cut).requires_grad_());
+    const at::Tensor y = attention->attend(mine[0], mine[1], mine[2], c.window, c.documents);
+    y.backward(at_ranges(direction, cut).to(c.type));
+    const auto expect_close = [&](const at::Tensor& found, const at::Tensor& whole, const char* what) {
+      const at::Tensor part = at_ranges(whole.detach(), cut);
+      EXPECT_EQ(found.scalar_type(), c.type);
+      EXPECT_LE((found.to(at::kDouble) - part).norm().item<double>(), c.tolerance * part.norm().item<double>())
+          << what << " on rank " << world->rank();
+    };
+    expect_close(y.detach(), expected, "the result");
+    expect_close(mine[0].grad(), leaves[0].grad(), "the gradient of queries");
+    expect_close(mine[1].grad(), leaves[1].grad(), "the gradient of keys");
+    expect_close(mine[2].grad(), leaves[2].grad(), "the gradient of values");
+  });
+}
+
+const Documents& documents() {
+  // Some end within a rank's piece, some at its end, and one spans several ranks' pieces.
+  static const auto all =
+      std::make_shared<const DocumentBoundaries>(kSeq, std::vector<std::int32_t>{0, 5, 6, 12, 40, 48, 48 + 24, 96});
+  return all;
+}
+
+TEST(ContextAttention, HasOneRanksNumbers) {
+  for (const ContextExchange exchange : {ContextExchange::keys, ContextExchange::heads}) {
+    for (const int ranks : {1, 2, 4, 8}) {
+      for (const std::int64_t window : {0, 7}) {
+        for (const Documents& rows : {Documents(), documents()}) {
+          expect_one_ranks_numbers({.exchange = exchange, .ranks = ranks, .window = window, .documents = rows});
+        }
+      }
+    }
+  }
+}
+
+TEST(ContextAttention, HasOneRanksNumbersWithFewerKeyHeadsThanRanks) {
+  for (const ContextExchange exchange : {ContextExchange::keys, ContextExchange::heads}) {
+    for (const std::int64_t kv_heads : {1, 2, 8}) {
+      expect_one_ranks_numbers({.exchange = exchange, .ranks = 4, .kv_heads = kv_heads});
+      expect_one_ranks_numbers({.exchange = exchange, .ranks = 8, .kv_heads = kv_heads, .documents = documents()});
+    }
+  }
+  expect_one_ranks_numbers({.exchange = ContextExchange::keys, .ranks = 3, .heads = 4, .kv_heads = 2});
+}
+
+TEST(ContextAttention, HasOneRanksNumbersInOtherTypes) {
+  for (const ContextExchange exchange : {ContextExchange::keys, ContextExchange::heads}) {
+    for (const Documents& rows : {Documents(), documents()}) {
+      for (const auto& [type, tolerance] : {std::pair(at::kDouble, 1e-12), std::pair(at::kBFloat16, 2e-2)}) {
+        expect_one_ranks_numbers(
+            {.exchange = exchange, .ranks = 4, .kv_heads = 2, .documents = rows, .type = type, .tolerance = tolerance});
+      }
+    }
+  }
+}
+
+TEST(ContextAttention, RefusesHeadsThatCannotBeDealtOut) {
+  const std::string refusal = error_text<Error>([] {
+    run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+      const auto attention = make_context_attention(ContextExchange::heads, world, {.ranks = 2, .rank = world->rank()});
+      const at::Tensor x = at::randn({1, 3, 4, 8});
+      attention->attend(x, x, x, 0, nullptr);
+    });
+  });
+  EXPECT_THAT(refusal, HasSubstr("3 heads and 3 key heads cannot be dealt out to 2 ranks"));
+}
+
+}  // namespace
+}  // namespace phalanx::context_attention_test
