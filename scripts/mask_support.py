@@ -47,10 +47,13 @@ def form_of(layout):
     parts = dict(part.split("=") for part in layout.split(",") if "=" in part)
     names = []
     if int(parts.get("dp_replicate", 1)) > 1:
-        names.append("HSDP" if int(parts.get("dp_shard", 1)) > 1 else "DDP")
-    if int(parts.get("dp_shard", 1)) > 1:
+        names.append("DDP")
+    cp = int(parts.get("cp", 1))
+    if int(parts.get("dp_shard", 1)) > 1 or (cp > 1 and "zero" in parts):
         stage = f"ZeRO-{parts.get('zero', 3)}"
         names = [f"{stage}, replicated"] if names else [stage]
+    if cp > 1:
+        names.append("context by heads" if parts.get("exchange") == "heads" else "context")
     if int(parts.get("tp", 1)) > 1:
         names.append("tensor")
     if int(parts.get("pp", 1)) > 1:

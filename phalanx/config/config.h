@@ -105,6 +105,10 @@ struct TrainConfig {
     std::int64_t zero_stage = 3;
     std::string fsdp_reshard_after_forward = "default";  // or a number of ranks
     std::string fsdp_reduce_each_microbatch = "default";
+    std::int64_t context_parallel_degree = 1;
+    std::string context_parallel_exchange = "keys";
+    std::string context_parallel_rotate_method = "allgather";
+    std::string context_parallel_load_balancer = "headtail";
     std::int64_t tensor_parallel_degree = 1;
     bool enable_sequence_parallel = true;
     bool enable_async_tensor_parallel = true;

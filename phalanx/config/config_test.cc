@@ -257,11 +257,10 @@ TEST(Config, KnownButUnsupportedKeysAreRefusedByNameWithTheReason) {
   EXPECT_THAT(refusal("[compile]\nenable = true\n"), AllOf(HasSubstr("[compile] enable"), HasSubstr("not supported")));
   EXPECT_THAT(refusal("[metrics]\nenable_wandb = true\n"), HasSubstr("[metrics] enable_wandb"));
   EXPECT_THAT(refusal("[parallelism]\nexpert_parallel_comm_backend = \"deepep\"\n"), HasSubstr("all-to-all"));
-  EXPECT_THAT(refusal("[parallelism]\ncontext_parallel_degree = 2\n"), HasSubstr("context parallelism"));
   EXPECT_THAT(refusal("[activation_checkpoint]\nearly_stop = true\n"), HasSubstr("computed again whole"));
   EXPECT_THAT(refusal("[checkpoint]\nasync_mode = \"async_with_pinned_mem\"\n"), HasSubstr("async_mode"));
   EXPECT_THAT(refusal("", {"--compile.enable"}), HasSubstr("[compile] enable"));
-  EXPECT_THAT(refusal("", {"--parallelism.context_parallel_degree", "2"}), HasSubstr("context"));
+  EXPECT_THAT(refusal("[parallelism]\ncontext_parallel_load_balancer = \"ptrr\"\n"), HasSubstr("headtail"));
 }
 
 TEST(Config, ActivationCheckpointing) {

@@ -18,8 +18,8 @@ namespace {
 using Parts = std::map<std::string, std::string>;
 
 Parts split_layout(const std::string& name) {
-  static const std::vector<std::string> kKnown = {"pp",   "schedule", "dp_replicate", "dp_shard", "ep",    "tp",
-                                                  "zero", "sp",       "ac",           "reshard",  "batch", "precision"};
+  static const std::vector<std::string> kKnown = {"pp", "schedule", "dp_replicate", "dp_shard", "cp", "exchange", "ep",
+                                                  "tp", "zero", "sp", "ac", "reshard", "batch", "precision"};
   Parts parts;
   std::string_view rest = name;
   while (!rest.empty()) {
@@ -105,6 +105,8 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   parallelism.data_parallel_replicate_degree = number_of(parts, "dp_replicate", 1, name);
   parallelism.data_parallel_shard_degree = number_of(parts, "dp_shard", 1, name);
   parallelism.expert_parallel_degree = number_of(parts, "ep", 1, name);
+  parallelism.context_parallel_degree = number_of(parts, "cp", 1, name);
+  parallelism.context_parallel_exchange = choice_of(parts, "exchange", {"keys", "heads"}, name);
   parallelism.tensor_parallel_degree = number_of(parts, "tp", 1, name);
   parallelism.pipeline_parallel_degree = number_of(parts, "pp", 1, name);
   if (const auto schedule = parts.find("schedule"); schedule != parts.end()) {
@@ -114,7 +116,12 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   if (parallelism.zero_stage > 3) {
     throw ConfigError(fmt::format("layout '{}': zero is {}: expected 1, 2 or 3", name, parallelism.zero_stage));
   }
-  const bool can_reduce = parallelism.data_parallel_shard_degree > 1 && parallelism.zero_stage > 1 &&
+  const std::int64_t data_parallel_size =
+      parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree;
+  // The ranks of context parallelism alone share the model if a stage is named.
+  const bool shards_over_cp = parallelism.context_parallel_degree > 1 && parts.contains("zero");
+  if (shards_over_cp && parallelism.data_parallel_shard_degree == 1) parallelism.data_parallel_shard_degree = -1;
+  const bool can_reduce = parallelism.data_parallel_shard_degree != 1 && parallelism.zero_stage > 1 &&
                           parallelism.pipeline_parallel_degree == 1;
   if (can_reduce) parallelism.fsdp_reduce_each_microbatch = reduces;
   parallelism.enable_sequence_parallel = choice_of(parts, "sp", {"on", "off"}, name) == "on";
@@ -124,9 +131,8 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
     layout.config.training.mixed_precision_param =
         choice_of(parts, "precision", {"float32", "bfloat16", "float16"}, name);
   }
-  const std::int64_t data_parallel_size =
-      parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree;
-  layout.ranks = data_parallel_size * parallelism.tensor_parallel_degree * parallelism.pipeline_parallel_degree;
+  layout.ranks = data_parallel_size * parallelism.context_parallel_degree * parallelism.tensor_parallel_degree *
+                 parallelism.pipeline_parallel_degree;
   if (layout.ranks > ranks) {
     throw ConfigError(fmt::format("layout '{}' takes {} ranks, but there are {}: give more, or smaller degrees", name,
                                   layout.ranks, ranks));
@@ -146,15 +152,41 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   return layout;
 }
 
+namespace {
+
+struct Degrees {
+  std::int64_t pp = 1, replicas = 1, shards = 1, cp = 1, tp = 1;
+  std::int64_t ranks() const { return pp * replicas * shards * cp * tp; }
+  std::int64_t largest() const { return std::max({pp, replicas, shards, cp, tp}); }
+};
+
+/// Of all powers of two whose product is at most `ranks`, in the order of the mesh's axes from the inside out.
+std::vector<Degrees> mixes_of(std::int64_t ranks) {
+  std::vector<Degrees> all = {Degrees{}};
+  for (const auto degree : {&Degrees::tp, &Degrees::cp, &Degrees::shards, &Degrees::replicas, &Degrees::pp}) {
+    std::vector<Degrees> longer;
+    for (Degrees one : all) {
+      for (one.*degree = 1; one.ranks() <= ranks; one.*degree *= 2) longer.push_back(one);
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+}  // namespace
+
 std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks) {
   std::vector<NamedLayout> layouts;
-  const auto add = [&](std::int64_t pp, std::int64_t replicas, std::int64_t shards, std::int64_t tp,
-                       const std::string& more) {
+  const auto add = [&](const Degrees& degrees, const std::string& more) {
     std::vector<std::string> parts;
-    if (pp > 1) parts.push_back(fmt::format("pp={}", pp));
-    if (replicas > 1) parts.push_back(fmt::format("dp_replicate={}", replicas));
-    if (shards > 1) parts.push_back(fmt::format("dp_shard={}", shards));
-    if (tp > 1) parts.push_back(fmt::format("tp={}", tp));
+    const auto part = [&](const char* name, std::int64_t degree) {
+      if (degree > 1) parts.push_back(fmt::format("{}={}", name, degree));
+    };
+    part("pp", degrees.pp);
+    part("dp_replicate", degrees.replicas);
+    part("dp_shard", degrees.shards);
+    part("cp", degrees.cp);
+    part("tp", degrees.tp);
     if (!more.empty()) parts.push_back(more);
     try {
       layouts.push_back(with_layout(config, fmt::format("{}", fmt::join(parts, ",")), ranks));
@@ -163,45 +195,39 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
     }
   };
   // Recomputation and 16 bits: every combination on one rank, and some with every mix of degrees of 1 and 2.
-  const auto add_with_variants = [&](std::int64_t pp, std::int64_t replicas, std::int64_t shards, std::int64_t tp,
-                                     const std::string& more) {
-    add(pp, replicas, shards, tp, more);
-    if (std::max({pp, replicas, shards, tp}) > 2) return;
-    const bool is_alone = pp * replicas * shards * tp == 1;
+  const auto add_with_variants = [&](const Degrees& degrees, const std::string& more) {
+    add(degrees, more);
+    if (degrees.largest() > 2) return;
     const std::vector<std::string> variants =
-        is_alone ? std::vector<std::string>{"ac=full",
-                                            "ac=2",
-                                            "ac=op",
-                                            "precision=bfloat16",
-                                            "precision=bfloat16,ac=full",
-                                            "precision=bfloat16,ac=2",
-                                            "precision=bfloat16,ac=op",
-                                            "precision=float16",
-                                            "precision=float16,ac=full",
-                                            "precision=float16,ac=2",
-                                            "precision=float16,ac=op"}
-                 : std::vector<std::string>{"precision=bfloat16,ac=full", "precision=float16,ac=op"};
+        degrees.ranks() == 1 ? std::vector<std::string>{"ac=full",
+                                                        "ac=2",
+                                                        "ac=op",
+                                                        "precision=bfloat16",
+                                                        "precision=bfloat16,ac=full",
+                                                        "precision=bfloat16,ac=2",
+                                                        "precision=bfloat16,ac=op",
+                                                        "precision=float16",
+                                                        "precision=float16,ac=full",
+                                                        "precision=float16,ac=2",
+                                                        "precision=float16,ac=op"}
+                             : std::vector<std::string>{"precision=bfloat16,ac=full", "precision=float16,ac=op"};
     const std::string before = more.empty() ? "" : more + ",";
-    for (const std::string& one : variants) add(pp, replicas, shards, tp, before + one);
+    for (const std::string& one : variants) add(degrees, before + one);
   };
-  for (std::int64_t tp = 1; tp <= ranks; tp *= 2) {
-    for (std::int64_t shards = 1; shards * tp <= ranks; shards *= 2) {
-      for (std::int64_t replicas = 1; replicas * shards * tp <= ranks; replicas *= 2) {
-        for (std::int64_t pp = 1; pp * replicas * shards * tp <= ranks; pp *= 2) {
-          if (shards == 1) add_with_variants(pp, replicas, shards, tp, "");
-          for (int stage = 1; shards > 1 && stage <= 3; ++stage) {
-            add_with_variants(pp, replicas, shards, tp, fmt::format("zero={}", stage));
-          }
-          if (shards > 1 && pp > 1) add(pp, replicas, shards, tp, "zero=3,reshard=always");
-          // Of experts, if the model has some. Two degrees where there are: unequal ones tell groups apart.
-          for (std::int64_t ep = shards; ep > 1 && ep >= shards / 2; ep /= 2) {
-            for (int stage = 1; stage <= 3; ++stage) {
-              add_with_variants(pp, replicas, shards, tp, fmt::format("zero={},ep={}", stage, ep));
-            }
-          }
-        }
-      }
+  for (const Degrees& degrees : mixes_of(ranks)) {
+    if (degrees.shards == 1) add_with_variants(degrees, "");
+    for (int stage = 1; degrees.shards > 1 && stage <= 3; ++stage) {
+      add_with_variants(degrees, fmt::format("zero={}", stage));
     }
+    if (degrees.shards > 1 && degrees.pp > 1) add(degrees, "zero=3,reshard=always");
+    // Of experts, if the model has some. Two degrees where there are: unequal ones tell groups apart.
+    for (std::int64_t ep = degrees.shards; ep > 1 && ep >= degrees.shards / 2; ep /= 2) {
+      for (int stage = 1; stage <= 3; ++stage) add_with_variants(degrees, fmt::format("zero={},ep={}", stage, ep));
+    }
+    if (degrees.cp == 1) continue;
+    // Heads in place of keys, and a model that the ranks of context parallelism share, each where little else is cut.
+    if (degrees.pp * degrees.replicas * degrees.shards == 1) add_with_variants(degrees, "exchange=heads");
+    if (degrees.pp * degrees.shards * degrees.tp == 1) add_with_variants(degrees, "zero=3");
   }
   std::ranges::stable_sort(layouts, {}, &NamedLayout::ranks);
   return layouts;

@@ -36,6 +36,22 @@ TEST(Layouts, AreReadFromTheirNames) {
   }
 }
 
+TEST(Layouts, OfContextParallelismAreReadFromTheirNames) {
+  const auto parallel = [](const std::string& name) {
+    const NamedLayout layout = with_layout(small_config(24), name, 8);
+    return plan_run(layout.config, layout.ranks).parallel;
+  };
+  EXPECT_EQ(parallel("dp_replicate=2,cp=4").text(), "dp_replicate=2 x cp=4");
+  EXPECT_FALSE(parallel("cp=4").is_sharded());
+  EXPECT_EQ(parallel("cp=4,zero=2").text(), "dp_shard=1 (ZeRO-2 over dp_shard x cp) x cp=4");
+  EXPECT_EQ(parallel("dp_shard=2,cp=2,tp=2,zero=3").shards(), 4);
+  EXPECT_EQ(with_layout(small_config(), "cp=2,exchange=heads", 8).config.parallelism.context_parallel_exchange,
+            "heads");
+  EXPECT_THAT(layout_refusal("cp=2,exchange=rows"), HasSubstr("exchange is 'rows': expected one of keys, heads"));
+  EXPECT_THAT(layout_refusal("cp=8,exchange=heads"),
+              HasSubstr("context_parallel_degree 8 does not divide the 4 heads"));
+}
+
 TEST(Layouts, ShareTheGlobalBatch) {
   for (const char* name : {"", "dp_shard=2", "dp_replicate=4", "tp=2", "dp_replicate=8"}) {
     const NamedLayout layout = with_layout(small_config(), name, 8);
@@ -91,7 +107,21 @@ TEST(Layouts, AllOfThemAreThoseThatDivide) {
                                           "pp=2,dp_shard=2,zero=1",
                                           "pp=2,dp_shard=2,zero=2",
                                           "pp=2,dp_shard=2,zero=3",
-                                          "pp=2,dp_shard=2,zero=3,reshard=always"};
+                                          "pp=2,dp_shard=2,zero=3,reshard=always",
+                                          "cp=2",
+                                          "cp=2,exchange=heads",
+                                          "cp=2,zero=3",
+                                          "cp=4",
+                                          "cp=4,exchange=heads",
+                                          "cp=4,zero=3",
+                                          "cp=2,tp=2",
+                                          "cp=2,tp=2,exchange=heads",
+                                          "pp=2,cp=2",
+                                          "dp_replicate=2,cp=2",
+                                          "dp_replicate=2,cp=2,zero=3",
+                                          "dp_shard=2,cp=2,zero=1",
+                                          "dp_shard=2,cp=2,zero=2",
+                                          "dp_shard=2,cp=2,zero=3"};
   std::vector<std::string> expected = mixes;
   for (const std::string& mix : mixes) {
     if (mix.find('4') != std::string::npos || mix == "one rank" || mix.find("reshard") != std::string::npos) continue;

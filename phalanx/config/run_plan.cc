@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "phalanx/base/error.h"
+#include "phalanx/config/context_parallel.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/models/config/llama_part.h"
 #include "phalanx/models/config/model_dimensions.h"
@@ -30,29 +31,32 @@ void check_divides(std::string_view key, std::int64_t degree, std::int64_t ranks
                                 ranks_text(ranks), which, divisors_text(ranks)));
 }
 
-/// -1 means the ranks that the other degrees leave; if both are -1 all of them shard. tp and pp divide the ranks.
+/// -1 means the ranks that the other degrees leave; if both are -1 all of them shard. tp, cp and pp divide the ranks.
 ParallelPlan degrees_of(const TrainConfig& config, std::int64_t world_size) {
   const auto& given = config.parallelism;
   ParallelPlan plan{.pp = given.pipeline_parallel_degree,
                     .dp_replicate = given.data_parallel_replicate_degree,
                     .dp_shard = given.data_parallel_shard_degree,
+                    .cp = given.context_parallel_degree,
                     .tp = given.tensor_parallel_degree,
+                    .shards_over_cp = given.context_parallel_degree > 1 && given.data_parallel_shard_degree == -1,
                     .zero_stage = static_cast<int>(given.zero_stage),
                     .sequence_parallel = given.enable_sequence_parallel,
                     .ep = given.expert_parallel_degree};
-  const std::int64_t left = world_size / plan.tp / plan.pp;
+  const std::int64_t left = world_size / plan.tp / plan.cp / plan.pp;
   if (plan.dp_shard == -1) plan.dp_shard = left / std::max<std::int64_t>(1, plan.dp_replicate);
   if (plan.dp_replicate == -1) plan.dp_replicate = left / std::max<std::int64_t>(1, plan.dp_shard);
   if (plan.dp_replicate * plan.dp_shard != left || plan.dp_shard < 1) {
     std::string cut;
     if (plan.tp > 1) cut += fmt::format(" / tensor_parallel_degree {}", plan.tp);
+    if (plan.cp > 1) cut += fmt::format(" / context_parallel_degree {}", plan.cp);
     if (plan.pp > 1) cut += fmt::format(" / pipeline_parallel_degree {}", plan.pp);
     if (!cut.empty()) cut += fmt::format(" = {}", left);
     throw ConfigError(
         fmt::format("[parallelism] data_parallel_replicate_degree {} x data_parallel_shard_degree {} do not make {}{}: "
                     "their product must be the number of ranks{}; -1 for one of them takes what the other leaves",
                     given.data_parallel_replicate_degree, given.data_parallel_shard_degree, ranks_text(world_size), cut,
-                    plan.uses_model_parallelism() ? " that cutting the model leaves" : ""));
+                    cut.empty() ? "" : " that the other degrees leave"));
   }
   return plan;
 }
@@ -71,6 +75,20 @@ void check_batch(std::int64_t global, std::int64_t local, std::int64_t ranks) {
   throw ConfigError(fmt::format(
       "[training] global_batch_size {} is not a multiple of local_batch_size {} x {} ranks = {}: nearest valid: {}",
       global, local, ranks, unit, choices));
+}
+
+void check_load_balancing(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan) {
+  const double weight = config.training.moe_aux_loss_coeff;
+  if (weight == 0) return;
+  if (!model.has_experts()) {
+    throw ConfigError(fmt::format(
+        "[training] moe_aux_loss_coeff = {} is for the experts of a mixture, and the model has none: remove it", weight));
+  }
+  if (plan.cp == 1) return;
+  throw ConfigError(fmt::format(
+      "[training] moe_aux_loss_coeff = {} is a loss of whole sequences, and context_parallel_degree = {} cuts them: set "
+      "the former to 0 or the latter to 1",
+      weight, plan.cp));
 }
 
 /// The whole share of a data-parallel rank goes through the pipeline in one step: micro-batches are accumulated.
@@ -106,20 +124,29 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
   const bool model_is_right = holds(model_is_read, [&] { model = model_config(config); });
 
   const auto& given = config.parallelism;
-  const std::int64_t tp = given.tensor_parallel_degree, pp = given.pipeline_parallel_degree;
+  const std::int64_t tp = given.tensor_parallel_degree, cp = given.context_parallel_degree,
+                     pp = given.pipeline_parallel_degree;
   const bool tp_divides = holds(is_right({"parallelism.tensor_parallel_degree"}),
                                 [&] { check_divides("tensor_parallel_degree", tp, world_size, ""); });
+  const bool tp_leaves = tp_divides && tp > 1;
+  const std::int64_t beside_tp = tp_leaves ? world_size / tp : world_size;
+  const bool cp_divides = holds(is_right({"parallelism.context_parallel_degree"}), [&] {
+    check_divides("context_parallel_degree", cp, beside_tp, tp_leaves ? " that tensor parallelism leaves" : "");
+  });
   const bool pp_divides = holds(is_right({"parallelism.pipeline_parallel_degree"}), [&] {
-    const bool leaves = tp_divides && tp > 1;
-    check_divides("pipeline_parallel_degree", pp, leaves ? world_size / tp : world_size,
-                  leaves ? " that tensor parallelism leaves" : "");
+    const bool cp_leaves = cp_divides && cp > 1;
+    const std::string_view which = tp_leaves && cp_leaves ? " that tensor and context parallelism leave"
+                                   : cp_leaves            ? " that context parallelism leaves"
+                                   : tp_leaves            ? " that tensor parallelism leaves"
+                                                          : "";
+    check_divides("pipeline_parallel_degree", pp, cp_leaves ? beside_tp / cp : beside_tp, which);
   });
   ParallelPlan parallel;
   const bool dp_is_read = is_right({"parallelism.data_parallel_replicate_degree",
                                     "parallelism.data_parallel_shard_degree", "parallelism.zero_stage"}) &&
                           given.data_parallel_replicate_degree != 0 && given.data_parallel_shard_degree != 0;
   const bool degrees_are_right =
-      holds(tp_divides && pp_divides && dp_is_read, [&] { parallel = degrees_of(config, world_size); });
+      holds(tp_divides && cp_divides && pp_divides && dp_is_read, [&] { parallel = degrees_of(config, world_size); });
   // It must be a known schedule even without a pipeline.
   const bool has_schedule = holds(true, [&] {
     try {
@@ -133,15 +160,13 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
           {.tp = "[parallelism] tensor_parallel_degree",
            .pp = "[parallelism] pipeline_parallel_degree",
            .ep = "[parallelism] expert_parallel_degree",
+           .cp = "[parallelism] context_parallel_degree",
            .sequence_parallel = "enable_sequence_parallel"});
   });
-  holds(model_is_right, [&] {
-    if (config.training.moe_aux_loss_coeff == 0 || model.has_experts()) return;
-    throw ConfigError(fmt::format("[training] moe_aux_loss_coeff = {} is for the experts of a mixture, and the model has none: remove it",
-                                  config.training.moe_aux_loss_coeff));
-  });
+  holds(model_is_right && degrees_are_right, [&] { check_context_parallel(config, model, parallel); });
+  holds(model_is_right && degrees_are_right, [&] { check_load_balancing(config, model, parallel); });
   holds(degrees_are_right, [&] {
-    if (parallel.dp_shard != 1 || !config.training.enable_cpu_offload) return;
+    if (parallel.is_sharded() || !config.training.enable_cpu_offload) return;
     throw ConfigError(fmt::format(
         "[training] enable_cpu_offload is for sharded training, but of {} none shares the model with another: "
         "start more, or remove it",
@@ -149,10 +174,10 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
   });
   holds(degrees_are_right, [&] {
     const std::int64_t group = reshard_group(config);
-    if (group == 0 || parallel.dp_shard % group == 0) return;
+    if (group == 0 || parallel.shards() % group == 0) return;
     throw ConfigError(fmt::format(
         "[parallelism] fsdp_reshard_after_forward = {} does not divide the {} ranks among which the model is sharded",
-        group, parallel.dp_shard));
+        group, parallel.shards()));
   });
   // Without valid degrees: as for one data-parallel rank; the batches of more ranks are multiples of its batch.
   const std::int64_t data_parallel_size = degrees_are_right ? parallel.data_parallel_size() : 1;

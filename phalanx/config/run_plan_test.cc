@@ -123,5 +123,52 @@ TEST(RunPlan, ShardingIsForSeveralRanks) {
               HasSubstr("of 1 rank none shares the model"));
 }
 
+std::string context_refusal(const std::string& keys, std::int64_t ranks) {
+  return error_text<ConfigError>([&] { plan_run(config_of(keys), ranks); });
+}
+
+TEST(RunPlan, ContextParallelRanksShareABatch) {
+  const RunPlan plan = plan_run(config_of("[training]\nlocal_batch_size = 2\nseq_len = 250\n"
+                                          "[parallelism]\ncontext_parallel_degree = 4\ntensor_parallel_degree = 2\n"),
+                                24);
+  EXPECT_EQ(plan.parallel.text(), "dp_replicate=3 x cp=4 x tp=2 (sequence parallel)");
+  EXPECT_EQ(plan.global_batch_size, 6);
+  const RunPlan shared = plan_run(
+      config_of("[parallelism]\ncontext_parallel_degree = 4\ndata_parallel_shard_degree = -1\nzero_stage = 2\n"), 4);
+  EXPECT_EQ(shared.parallel.text(), "dp_shard=1 (ZeRO-2 over dp_shard x cp) x cp=4");
+  EXPECT_THAT(context_refusal("[parallelism]\ncontext_parallel_degree = 3\n", 4),
+              HasSubstr("context_parallel_degree 3 does not divide the 4 ranks; degrees that do: 1, 2, 4"));
+  EXPECT_THAT(context_refusal("[parallelism]\ncontext_parallel_degree = 4\ntensor_parallel_degree = 2\n", 12),
+              HasSubstr("context_parallel_degree 4 does not divide the 6 ranks that tensor parallelism leaves"));
+  EXPECT_THAT(context_refusal("[parallelism]\ncontext_parallel_degree = 2\npipeline_parallel_degree = 4\n", 4),
+              HasSubstr("pipeline_parallel_degree 4 does not divide the 2 ranks that context parallelism leaves"));
+}
+
+TEST(RunPlan, WhatContextParallelismCannotDoIsRefusedByName) {
+  const std::string two = "[parallelism]\ncontext_parallel_degree = 2\n";
+  EXPECT_THAT(context_refusal(two + "context_parallel_rotate_method = \"alltoall\"\n", 2),
+              HasSubstr("rotate_method is \"alltoall\": expected \"allgather\"; torchtitan's \"alltoall\", a ring"));
+  EXPECT_THAT(context_refusal(two + "context_parallel_rotate_method = \"heads\"\n", 2),
+              HasSubstr("set context_parallel_exchange"));
+  EXPECT_EQ(context_refusal("[parallelism]\ncontext_parallel_rotate_method = \"alltoall\"\n", 2), "");
+  const std::string heads = "[parallelism]\ncontext_parallel_exchange = \"heads\"\n";
+  EXPECT_THAT(context_refusal(heads + "context_parallel_degree = 3\n", 3),
+              HasSubstr("context_parallel_degree 3 does not divide the 4 heads: choose"));
+  EXPECT_THAT(context_refusal(heads + "context_parallel_degree = 4\ntensor_parallel_degree = 2\n", 8),
+              HasSubstr("does not divide the 2 heads (on each of 2 tensor-parallel ranks)"));
+  EXPECT_THAT(
+      context_refusal("[model]\nn_heads = 6\nn_kv_heads = 3\ndim = 48\n" + heads + "context_parallel_degree = 2\n", 2),
+      HasSubstr("of 3 key heads and context_parallel_degree 2 neither divides the other"));
+  EXPECT_THAT(
+      context_refusal(
+          two +
+              "[model]\nconverters = [\"quantize.linear.float8\"]\n[training]\nmixed_precision_param = \"bfloat16\"\n",
+          2),
+      HasSubstr("does not go with float8 layers"));
+  EXPECT_THAT(context_refusal(two + "[lora]\nrank = 2\ndropout = 0.1\n", 2),
+              HasSubstr("does not go with [lora] dropout"));
+  EXPECT_EQ(context_refusal(two + "[lora]\nrank = 2\n", 2), "");
+}
+
 }  // namespace
 }  // namespace phalanx::config

@@ -33,6 +33,7 @@ plan::Layout layout_of(const TrainConfig& config, const RunPlan& plan) {
   layout.recompute_every = recompute_every(config);
   layout.uses_op_sac = uses_op_sac(config);
   layout.schedule = config.parallelism.pipeline_parallel_schedule;
+  layout.context_exchange = config.parallelism.context_parallel_exchange;
   layout.stages_per_rank = config.parallelism.pipeline_parallel_stages_per_rank;
   return layout;
 }

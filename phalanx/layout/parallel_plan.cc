@@ -57,14 +57,14 @@ void check_ep(const ParallelPlan& plan, const ModelDimensions& model, const Plan
     throw ConfigError(fmt::format("{} = {}, but the model has no experts: expected 1", names.ep, plan.ep));
   }
   std::vector<std::int64_t> fitting;
-  for (std::int64_t ep = 1; ep <= plan.dp_shard; ++ep) {
-    if (plan.dp_shard % ep == 0 && model.experts % ep == 0) fitting.push_back(ep);
+  for (std::int64_t ep = 1; ep <= plan.shards(); ++ep) {
+    if (plan.shards() % ep == 0 && model.experts % ep == 0) fitting.push_back(ep);
   }
   if (std::ranges::find(fitting, plan.ep) != fitting.end()) return;
   throw ConfigError(fmt::format(
-      "{} = {} does not divide both the {} ranks along dp_shard and the {} experts of a layer; degrees that "
-      "do: {}",
-      names.ep, plan.ep, plan.dp_shard, model.experts, fmt::join(fitting, ", ")));
+      "{} = {} does not divide both the number of ranks that shard the model, {}, and the {} experts of a layer; degrees "
+      "that do: {}",
+      names.ep, plan.ep, plan.shards(), model.experts, fmt::join(fitting, ", ")));
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ void check_ep(const ParallelPlan& plan, const ModelDimensions& model, const Plan
 std::vector<MeshAxis> ParallelPlan::axes() const {
   std::vector<MeshAxis> result;
   const std::pair<const char*, std::int64_t> all[] = {
-      {"pp", pp}, {"dp_replicate", dp_replicate}, {"dp_shard", dp_shard}, {"tp", tp}};
+      {"pp", pp}, {replica_axis(), replicas()}, {cp > 1 ? "dp_shard_cp" : "dp_shard", shards()}, {"tp", tp}};
   for (const auto& [name, size] : all) {
     if (size > 1) result.push_back({name, static_cast<int>(size)});
   }
@@ -84,7 +84,10 @@ std::string ParallelPlan::text() const {
   std::vector<std::string> parts;
   if (pp > 1) parts.push_back(fmt::format("pp={}", pp));
   if (dp_replicate > 1) parts.push_back(fmt::format("dp_replicate={}", dp_replicate));
-  if (dp_shard > 1) parts.push_back(fmt::format("dp_shard={} (ZeRO-{})", dp_shard, zero_stage));
+  if (is_sharded()) {
+    parts.push_back(fmt::format("dp_shard={} (ZeRO-{}{})", dp_shard, zero_stage, cp > 1 ? " over dp_shard x cp" : ""));
+  }
+  if (cp > 1) parts.push_back(fmt::format("cp={}", cp));
   if (ep > 1) parts.push_back(fmt::format("ep={}", ep));
   if (tp > 1) parts.push_back(fmt::format("tp={}{}", tp, sequence_parallel ? " (sequence parallel)" : ""));
   return parts.empty() ? "1 rank" : fmt::format("{}", fmt::join(parts, " x "));
@@ -94,13 +97,14 @@ void check(const ParallelPlan& plan, const ModelDimensions& model, std::int64_t 
   for (const auto& [name, degree] : {std::pair<std::string, std::int64_t>{names.pp, plan.pp},
                                      {"dp_replicate", plan.dp_replicate},
                                      {"dp_shard", plan.dp_shard},
+                                     {names.cp, plan.cp},
                                      {names.tp, plan.tp},
                                      {names.ep, plan.ep}}) {
     if (degree < 1) throw ConfigError(fmt::format("{} is {}: expected 1 or more", name, degree));
   }
   if (plan.ranks() != ranks) {
-    throw ConfigError(fmt::format("pp {} x dp_replicate {} x dp_shard {} x tp {} = {} ranks, but there are {}", plan.pp,
-                                  plan.dp_replicate, plan.dp_shard, plan.tp, plan.ranks(), ranks));
+    throw ConfigError(fmt::format("pp {} x dp_replicate {} x dp_shard {} x cp {} x tp {} = {} ranks, but there are {}",
+                                  plan.pp, plan.dp_replicate, plan.dp_shard, plan.cp, plan.tp, plan.ranks(), ranks));
   }
   if (plan.tp > 1) check_tp(plan, model, names);
   if (plan.ep > 1) check_ep(plan, model, names);

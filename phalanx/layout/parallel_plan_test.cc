@@ -35,9 +35,40 @@ TEST(ParallelPlan, RanksOfOneTensorGroupOrStageHaveOneBatch) {
   EXPECT_EQ(plan.data_parallel_size(), 4);
 }
 
+TEST(ParallelPlan, RanksOfOneContextGroupHaveOneBatchAndShareTheSumOfGradients) {
+  ParallelPlan plan{.pp = 2, .dp_replicate = 2, .dp_shard = 3, .cp = 4, .tp = 5};
+  EXPECT_EQ(plan.ranks(), 240);
+  EXPECT_EQ(plan.axes(), (std::vector<MeshAxis>{{"pp", 2}, {"dp_replicate", 2}, {"dp_shard_cp", 12}, {"tp", 5}}));
+  EXPECT_EQ(plan.data_parallel_size(), 6);
+  EXPECT_EQ(plan.loss_parts(), 24);
+  const MeshShape mesh(plan.axes());
+  for (int rank = 0; rank < plan.ranks(); ++rank) {
+    const auto place = mesh.coordinates_of(rank);
+    EXPECT_EQ(plan.data_parallel_rank(rank), place[1] * 3 + place[2] / 4) << rank;
+    EXPECT_EQ(plan.context_parallel_rank(rank), place[2] % 4) << rank;
+  }
+  EXPECT_EQ(plan.text(),
+            "pp=2 x dp_replicate=2 x dp_shard=3 (ZeRO-3 over dp_shard x cp) x cp=4 x tp=5 (sequence parallel)");
+}
+
+TEST(ParallelPlan, ContextParallelRanksShardTheModelIfToldTo) {
+  const ParallelPlan copies{.dp_replicate = 3, .cp = 2};
+  EXPECT_FALSE(copies.is_sharded());
+  EXPECT_EQ(copies.axes(), (std::vector<MeshAxis>{{"dp_replicate_cp", 6}}));
+  EXPECT_EQ(copies.replicas(), 6);
+  EXPECT_EQ(copies.shards(), 1);
+  const ParallelPlan shards{.dp_replicate = 3, .cp = 2, .shards_over_cp = true};
+  EXPECT_TRUE(shards.is_sharded());
+  EXPECT_EQ(shards.axes(), (std::vector<MeshAxis>{{"dp_replicate", 3}, {"dp_shard_cp", 2}}));
+  EXPECT_EQ(shards.replicas(), 3);
+  EXPECT_EQ(shards.shards(), 2);
+  EXPECT_FALSE((ParallelPlan{.dp_replicate = 3, .shards_over_cp = true}.is_sharded()));
+}
+
 TEST(ParallelPlan, DegreesMakeTheRanks) {
   EXPECT_EQ(refusal({.dp_shard = 2, .tp = 2}, kModel, 4), "");
-  EXPECT_THAT(refusal({.dp_shard = 2, .tp = 2}, kModel, 6), HasSubstr("dp_shard 2 x tp 2 = 4 ranks, but there are 6"));
+  EXPECT_THAT(refusal({.dp_shard = 2, .tp = 2}, kModel, 6),
+              HasSubstr("dp_shard 2 x cp 1 x tp 2 = 4 ranks, but there are 6"));
   EXPECT_THAT(refusal({.tp = 0}, kModel, 1), HasSubstr("tensor_parallel_degree is 0: expected 1 or more"));
 }
 
@@ -66,9 +97,9 @@ TEST(ParallelPlan, ExpertsAreDividedAmongRanksThatShard) {
   for (const std::int64_t ep : {1, 2}) EXPECT_EQ(refusal({.dp_shard = 4, .ep = ep}, model, 4), "") << ep;
   EXPECT_THAT(
       refusal({.dp_shard = 4, .ep = 4}, model, 4),
-      HasSubstr("does not divide both the 4 ranks along dp_shard and the 6 experts of a layer; degrees that do: 1, "
-                "2"));
-  EXPECT_THAT(refusal({.dp_replicate = 4, .ep = 2}, model, 4), HasSubstr("the 1 ranks along dp_shard"));
+                    HasSubstr("does not divide both the number of ranks that shard the model, 4, and the 6 experts of a layer; "
+                        "degrees that do: 1, 2"));
+  EXPECT_THAT(refusal({.dp_replicate = 4, .ep = 2}, model, 4), HasSubstr("shard the model, 1, and"));
   EXPECT_THAT(refusal({.dp_shard = 2, .ep = 0}, model, 2), HasSubstr("ep is 0: expected 1 or more"));
   const ParallelPlan plan{.dp_shard = 4, .ep = 2};
   EXPECT_EQ(plan.ranks(), 4);

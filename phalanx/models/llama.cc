@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -11,9 +13,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/ignored_label.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/nn/mixture_of_experts.h"
@@ -35,6 +39,12 @@ class Layers : public nn::Module {
 nn::PositionwiseKind positionwise(const LlamaConfig& config) {
   if (config.has_experts()) return nn::PositionwiseKind::experts;
   return config.is_gpt2() ? nn::PositionwiseKind::gelu : nn::PositionwiseKind::swiglu;
+}
+
+/// These positions of x along a dimension.
+at::Tensor of_ranges(const at::Tensor& x, std::int64_t dim, const std::array<PositionRange, 2>& ranges) {
+  const auto of = [&](const PositionRange& range) { return x.narrow(dim, range.first, range.count); };
+  return at::cat({of(ranges[0]), of(ranges[1])}, dim);
 }
 
 nn::NormKind norm_kind(const LlamaConfig& config) { return config.is_gpt2() ? nn::NormKind::layer : nn::NormKind::rms; }
@@ -134,13 +144,40 @@ void Llama::check_documents(const DocumentBoundaries& documents, const at::Tenso
                           documents.rows(), documents.seq_len(), rows, seq));
 }
 
+void Llama::set_context(LlamaContext context) {
+  context_ = std::move(context);
+  for (const auto& layer : layers) {
+    if (layer->attention) layer->attention->set_context_attention(context_.attention);
+  }
+}
+
+void Llama::require_no_context(const char* what) const {
+  if (context_.cut.ranks == 1) return;
+  throw Error(
+      fmt::format("Llama: {} needs whole sequences, but they are cut over {} ranks (context parallelism); "
+                  "expected a model without set_context()",
+                  what, context_.cut.ranks));
+}
+
+at::Tensor Llama::own_positions(const at::Tensor& ids, std::int64_t padding) const {
+  if (context_.cut.ranks == 1) return ids;
+  const std::int64_t seq = ids.size(1), missing = context_.cut.padded(seq) - seq;
+  return of_ranges(missing > 0 ? at::constant_pad_nd(ids, {0, missing}, padding) : ids, 1, context_.cut.ranges(seq));
+}
+
 at::Tensor Llama::embed(const at::Tensor& tokens, const at::Tensor& positions) {
   const at::Tensor x = call(tok_embeddings, tokens);  // [batch, seq, dim]
   return pos_embeddings ? x + call(pos_embeddings, positions) : x;
 }
 
 nn::RotaryTables Llama::rope_of(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) {
-  if (documents == nullptr) return rope(seq, seq, device).narrow(0, seq);
+  const bool is_cut = context_.cut.ranks > 1;
+  if (documents == nullptr) {
+    const nn::RotaryTables all = rope(seq, seq, device).narrow(0, seq);
+    if (!is_cut) return all;
+    const auto ranges = context_.cut.ranges(seq);
+    return {of_ranges(all.cos, 0, ranges), of_ranges(all.sin, 0, ranges)};
+  }
   const std::int64_t longest = documents->longest();
   const bool is_stretched =
       config_.rope_scaling.type == RopeScalingType::dynamic && longest > config_.rope_scaling.original_max_seq_len;
@@ -150,24 +187,37 @@ nn::RotaryTables Llama::rope_of(std::int64_t seq, const DocumentBoundaries* docu
                     "length beyond {} (rope_scaling dynamic); expected shorter documents, or one in each row",
                     longest, config_.rope_scaling.original_max_seq_len));
   }
-  return rope(longest, longest, device).at_positions(documents->positions());
+  return rope(longest, longest, device)
+      .at_positions(is_cut ? of_ranges(documents->positions(), 1, context_.cut.ranges(seq)) : documents->positions());
 }
 
 at::Tensor Llama::learnt_positions(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) const {
   at::Tensor all =
       documents != nullptr ? documents->positions() : at::arange(seq, at::TensorOptions(at::kLong).device(device));
+  if (context_.cut.ranks > 1) {
+    // Padding may be behind the last one.
+    all = of_ranges(all, all.dim() - 1, context_.cut.ranges(seq)).clamp_max(config_.max_seq_len - 1);
+  }
   const std::int64_t dim = head_.parts_dim == 1 ? all.dim() - 1 : 0;
   if (head_.parts_dim == 0 && documents == nullptr) return all;  // the same for every sequence
   const std::int64_t count = all.size(dim) / head_.parts;
   return all.narrow(dim, count * head_.part, count);
 }
 
-at::Tensor Llama::hidden(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents) {
-  part_.embedding ? check_tokens(input) : check_hidden(input);
-  const std::int64_t seq = input.size(1) * (part_.embedding || head_.parts_dim == 0 ? 1 : head_.parts);
-  if (seq > config_.max_seq_len) {
-    throw Error(fmt::format("Llama: sequences of {} tokens, but max_seq_len is {}", seq, config_.max_seq_len));
+at::Tensor Llama::hidden(const at::Tensor& whole_input, const std::shared_ptr<const DocumentBoundaries>& of_rows) {
+  part_.embedding ? check_tokens(whole_input) : check_hidden(whole_input);
+  const bool is_cut = context_.cut.ranks > 1;
+  // Hidden states of a stage are this rank's positions already; how much of them is padding is not known there.
+  const std::int64_t given = whole_input.size(1);
+  const std::int64_t seq = part_.embedding ? context_.cut.padded_if_cut(given)
+                                           : given * (head_.parts_dim == 0 ? 1 : head_.parts) * context_.cut.ranks;
+  if ((part_.embedding ? given : is_cut ? 0 : seq) > config_.max_seq_len) {
+    throw Error(fmt::format("Llama: sequences of {} tokens, but max_seq_len is {}", part_.embedding ? given : seq,
+                            config_.max_seq_len));
   }
+  const at::Tensor input = part_.embedding ? own_positions(whole_input, 0) : whole_input;
+  const auto documents =
+      of_rows && is_cut && context_.cut.padded(of_rows->seq_len()) == seq ? of_rows->padded(seq) : of_rows;
   if (documents) check_documents(*documents, input, seq);
   const nn::RotaryTables tables =
       config_.is_gpt2() ? nn::RotaryTables() : rope_of(seq, documents.get(), input.device());
@@ -206,11 +256,18 @@ std::vector<std::vector<nn::Module*>> Llama::shard_units() {
 at::Tensor Llama::loss(const at::Tensor& input, const at::Tensor& labels, const LlamaLossOptions& options) {
   if (!part_.head) throw Error("Llama: a part without the output has no loss: " + part_.text());
   std::vector<std::int64_t> positions = input.sizes().slice(0, std::min<std::int64_t>(input.dim(), 2)).vec();
-  if (!part_.embedding && positions.size() == 2) positions[head_.parts_dim] *= head_.parts;
-  if (positions.size() != 2 || labels.sizes() != at::IntArrayRef(positions) || labels.scalar_type() != at::kLong) {
+  std::vector<std::int64_t> of_labels = labels.sizes().vec();
+  if (!part_.embedding && positions.size() == 2) {
+    positions[head_.parts_dim] *= head_.parts;
+    positions[1] *= context_.cut.ranks;
+    if (of_labels.size() == 2) of_labels[1] = context_.cut.padded_if_cut(of_labels[1]);
+  }
+  if (positions.size() != 2 || of_labels != positions || labels.scalar_type() != at::kLong) {
     throw Error("Llama: labels must be int64 and of the tokens' shape: one next token for each token");
   }
-  return around_use([&] { return loss_of(hidden(input, options.documents), labels, options.divisor); });
+  if (!options.divisor) require_no_context("a mean loss");
+  return around_use(
+      [&] { return loss_of(hidden(input, options.documents), own_positions(labels, kIgnoredLabel), options.divisor); });
 }
 
 at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels, std::optional<double> divisor) {
@@ -231,6 +288,7 @@ at::Tensor Llama::log_likelihoods(const at::Tensor& input, const at::Tensor& lab
         "Llama: likelihoods are those of whole sequences; expected parallelize_llama(model, mesh, "
         "{.sequence_parallel = false})");
   }
+  require_no_context("a likelihood");
   const at::NoGradGuard no_grad;
   const auto likelihoods_of = [&] {
     const at::Tensor h = hidden(input, nullptr).flatten(0, 1),
@@ -269,6 +327,7 @@ at::Tensor Llama::forward(const at::Tensor& input, nn::KvCache& cache, std::vect
 at::Tensor Llama::forward_cached(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts,
                                  std::int64_t first_row) {
   part_.embedding ? check_tokens(input) : check_hidden(input);
+  require_no_context("a cache");
   if (head_.parts > 1) {
     throw Error(
         "Llama: with a cache no rank can have a part of the positions; expected parallelize_llama(model, mesh, "

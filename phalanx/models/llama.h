@@ -39,8 +39,10 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/layout/context_cut.h"
 #include "phalanx/models/config/llama_config.h"
 #include "phalanx/models/config/llama_part.h"
+#include "phalanx/nn/context_attention.h"
 #include "phalanx/nn/embedding.h"
 #include "phalanx/nn/kv_cache.h"
 #include "phalanx/nn/transformer_block.h"
@@ -60,6 +62,12 @@ struct LlamaHead {
   std::int64_t parts = 1;
   std::size_t parts_dim = 1;
   std::int64_t part = 0;  // this rank's part
+};
+
+/// Sequences are cut over the ranks of a context-parallel group: see ContextCut.
+struct LlamaContext {
+  ContextCut cut;
+  std::shared_ptr<const nn::ContextAttention> attention;
 };
 
 struct LlamaLossOptions {
@@ -102,6 +110,10 @@ class Llama : public nn::Module {
 
   void set_head(LlamaHead head) { head_ = std::move(head); }
 
+  /// From now on the activations are those of this rank's positions, and loss() is this rank's part of the loss: it needs
+  /// a divisor. Tokens, labels and documents are still whole sequences, the same on all ranks of the group. For training.
+  void set_context(LlamaContext context);
+
   const LlamaConfig& config() const noexcept { return config_; }
   const LlamaPart& part() const noexcept { return part_; }
   std::int64_t parameter_count() const noexcept { return config_.parameter_count(); }
@@ -117,6 +129,9 @@ class Llama : public nn::Module {
   /// Vectors of the tokens, which are at int64 `positions` [positions] or [batch, positions]. `positions` is undefined
   /// without pos_embeddings.
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions);
+  /// This rank's columns of tokens or labels [batch, seq]; `padding` behind the end.
+  at::Tensor own_positions(const at::Tensor& ids, std::int64_t padding) const;
+  void require_no_context(const char* what) const;
   /// After the final norm, if the part has it: [batch, seq, dim].
   at::Tensor hidden(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents);
   /// int64 positions of this rank's tokens, for pos_embeddings.
@@ -127,7 +142,8 @@ class Llama : public nn::Module {
                             std::int64_t first_row);
   /// Tables of at least `positions` positions, for a pass in which the longest sequence has `longest` tokens.
   nn::RotaryTables rope(std::int64_t positions, std::int64_t longest, at::Device device);
-  /// The tables of each token's position: [seq, head_dim / 2], or with documents [batch, seq, head_dim / 2].
+  /// The tables of each token's position: [seq, head_dim / 2], or with documents [batch, seq, head_dim / 2]. Of the
+  /// tokens that this rank has.
   nn::RotaryTables rope_of(std::int64_t seq, const DocumentBoundaries* documents, at::Device device);
   void check_tokens(const at::Tensor& tokens) const;
   void check_hidden(const at::Tensor& input) const;
@@ -136,6 +152,7 @@ class Llama : public nn::Module {
   LlamaConfig config_;
   LlamaPart part_;
   LlamaHead head_;
+  LlamaContext context_;   // of one rank: sequences are whole
   nn::RotaryTables rope_;  // made at first use, on the device in use, and again for longer sequences
 };
 

@@ -29,7 +29,7 @@ std::int64_t mask_elements(std::int64_t seq, std::int64_t window) {
 struct Sizes {
   explicit Sizes(const TrainingShape& s)
       : model(s),
-        tokens(s.batch * s.seq),
+        tokens(s.batch * s.local_seq()),
         tokens_between(s.sequence_parallel ? tokens / s.tensor_parallel_size : tokens),
         dim(tokens * model.dim),
         between(tokens_between * model.dim),
@@ -43,7 +43,7 @@ struct Sizes {
                        ? queries + keys + heads +
                              tokens * std::max<std::int64_t>(s.model.n_kv_heads / s.tensor_parallel_size, 1)
                        : 0),
-        masks(mask_elements(s.seq, s.model.sliding_window)),
+        masks(mask_elements(s.local_seq(), s.model.sliding_window)),
         statistics(s.model.is_gpt2() ? 2 * tokens_between : tokens_between),
         rows_at_once(std::min(tokens, kRowsAtOnce)),
         rows_of_net(std::min(tokens * model.routed / model.nets, kRowsAtOnce)),
@@ -272,6 +272,11 @@ ActivationBytes activation_sizes(const TrainingShape& shape) {
   const bool is_on_gpu = shape.on_device && !shape.model.is_gpt2();
   ActivationBytes bytes = is_on_gpu ? on_gpu(shape) : is_fused ? fused(shape) : by_operators(shape);
   if (shape.lora.rank > 0) add_adapters(shape, is_fused || is_on_gpu, bytes);
+  if (shape.context_parallel_size > 1 && shape.gathers_keys) {
+    // Attention saves the keys and values of all ranks of context parallelism, in place of this rank's.
+    const std::int64_t type = is_fused ? kFloatBytes : shape.autocast || shape.gather_bytes == 2 ? 2 : kFloatBytes;
+    bytes.attention += type * 2 * (shape.context_parallel_size - 1) * Sizes(shape).keys;
+  }
   return bytes;
 }
 

@@ -54,22 +54,36 @@ std::int64_t largest_part(const TrainingShape& shape) {
 
 StepCommVolume predict_comm_volume(const TrainingShape& shape, const Layout& layout, std::int64_t per_node) {
   const ParallelPlan& parallel = layout.parallel;
-  const Group tensor{parallel.tp, 1}, shards{parallel.dp_shard, parallel.tp},
-      copies{parallel.dp_replicate, parallel.tp * parallel.dp_shard},
-      pipeline{parallel.pp, parallel.tp * parallel.data_parallel_size()};
+  const Group tensor{parallel.tp, 1}, shards{parallel.shards(), parallel.tp},
+      copies{parallel.replicas(), parallel.tp * parallel.shards()}, context{parallel.cp, parallel.tp},
+      pipeline{parallel.pp, parallel.tp * parallel.loss_parts()};
   Sum sum(per_node);
   const std::int64_t weights = largest_part(shape);
-  if (parallel.dp_shard > 1) {
+  if (parallel.is_sharded()) {
     sum.add(shards, weights * shape.reduce_bytes, shape.accumulates_sharded_gradients() ? layout.passes : 1);
     const bool reshards = parallel.zero_stage == 3 && shape.reshard_after_forward;
     sum.add(shards, weights * shape.gather_bytes, reshards ? 2 * layout.passes : 1);
   }
-  sum.add(copies, weights * shape.reduce_bytes / parallel.dp_shard, 2);
+  sum.add(copies, weights * shape.reduce_bytes / parallel.shards(), 2);
 
   const std::int64_t element = shape.gather_bytes;  // under autocast, float32 is sent
-  const std::int64_t hidden = shape.batch * shape.seq * shape.model.dim * element;
+  const std::int64_t hidden = shape.batch * shape.local_seq() * shape.model.dim * element;
   const std::int64_t blocks = shape.model.n_layers / parallel.pp;
   sum.add(tensor, hidden, layout.passes * (blocks * (shape.recompute_every > 0 ? 12 : 8) + 4));
+  if (parallel.cp > 1) {
+    // Keys and values are gathered, and their gradients summed in float32.
+    const ModelPartition model(shape);
+    const std::int64_t tokens = shape.batch * shape.local_seq(), forwards = shape.recompute_every > 0 ? 2 : 1;
+    if (shape.gathers_keys) {
+      const std::int64_t numbers = 2 * tokens * parallel.cp * model.keys;
+      sum.add(context, numbers * element, layout.passes * blocks * forwards);
+      sum.add(context, numbers * kFloatBytes, layout.passes * blocks);
+    } else {
+      // Each rank sends all but its own part of its queries, keys, values and results.
+      const std::int64_t numbers = 2 * tokens * (model.queries + model.keys);
+      sum.add(context, numbers * element, layout.passes * blocks * (forwards + 1));
+    }
+  }
   if (shape.pipeline) {
     const std::int64_t part = shape.sequence_parallel ? hidden / parallel.tp : hidden;
     const std::int64_t stages = shape.pipeline->schedule.stages() / shape.pipeline->schedule.ranks();

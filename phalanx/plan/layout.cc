@@ -13,7 +13,7 @@ namespace {
 // resharded.
 const char* unusual_resharding(const Layout& layout) {
   const ParallelPlan& parallel = layout.parallel;
-  const bool matters = parallel.dp_shard > 1 && parallel.zero_stage == 3 && layout.reshard_group == 0;
+  const bool matters = parallel.is_sharded() && parallel.zero_stage == 3 && layout.reshard_group == 0;
   if (!matters || layout.reshard_after_forward == (parallel.pp == 1)) return nullptr;
   return layout.reshard_after_forward ? "always" : "never";
 }
@@ -27,8 +27,10 @@ TrainingShape apply_layout(const TrainingShape& base, const Layout& layout) {
   shape.global_batch = layout.global_batch();
   shape.accumulates = layout.passes > 1;
   shape.reduces_each_microbatch = layout.reduces_each_microbatch;
-  shape.replicas = parallel.dp_replicate;
-  shape.shards = parallel.dp_shard;
+  shape.replicas = parallel.replicas();
+  shape.shards = parallel.shards();
+  shape.context_parallel_size = parallel.cp;
+  shape.gathers_keys = layout.context_exchange == "keys";
   shape.zero_stage = parallel.zero_stage;
   shape.reshard_after_forward = layout.reshard_after_forward;
   shape.reshard_group = 0;
@@ -48,9 +50,9 @@ TrainingShape apply_layout(const TrainingShape& base, const Layout& layout) {
     shape.pipeline = std::move(pipeline);
     shape.accumulates = false;
   }
-  if (parallel.dp_shard > 1) {
+  if (parallel.is_sharded()) {
     if (layout.reshard_group == 1) shape.reshard_after_forward = false;
-    if (layout.reshard_group > 1 && layout.reshard_group < parallel.dp_shard)
+    if (layout.reshard_group > 1 && layout.reshard_group < parallel.shards())
       shape.reshard_group = layout.reshard_group;
   } else {
     shape.autocast = shape.gather_bytes < shape.weight_bytes;
@@ -70,7 +72,9 @@ std::string name_of(const Layout& layout) {
   if (parallel.pp > 1 && layout.schedule != "1F1B") parts.push_back("schedule=" + layout.schedule);
   add("dp_replicate", parallel.dp_replicate);
   add("dp_shard", parallel.dp_shard);
-  if (parallel.dp_shard > 1) parts.push_back(fmt::format("zero={}", parallel.zero_stage));
+  add("cp", parallel.cp);
+  if (parallel.cp > 1 && layout.context_exchange != "keys") parts.push_back("exchange=" + layout.context_exchange);
+  if (parallel.is_sharded()) parts.push_back(fmt::format("zero={}", parallel.zero_stage));
   if (const char* reshards = unusual_resharding(layout)) parts.push_back(fmt::format("reshard={}", reshards));
   add("tp", parallel.tp);
   if (parallel.tp > 1 && !parallel.sequence_parallel) parts.emplace_back("sp=off");
@@ -81,10 +85,11 @@ std::string name_of(const Layout& layout) {
 
 std::string kind_of(const ParallelPlan& plan) {
   if (plan.pp > 1) {
-    return fmt::format("pipeline{}{}", plan.dp_shard > 1 ? " with sharded stages" : "",
-                       plan.tp > 1 ? " and tensor parallelism" : "");
+    return fmt::format("pipeline{}{}{}", plan.is_sharded() ? " with sharded stages" : "",
+                       plan.cp > 1 ? " and context parallelism" : "", plan.tp > 1 ? " and tensor parallelism" : "");
   }
-  if (plan.tp > 1) return "tensor parallelism";
+  if (plan.tp > 1) return plan.cp > 1 ? "tensor and context parallelism" : "tensor parallelism";
+  if (plan.cp > 1) return "context parallelism";
   if (plan.ranks() == 1) return "one rank";
   return plan.dp_shard == 1 ? "data parallelism" : fmt::format("ZeRO-{}", plan.zero_stage);
 }
@@ -98,10 +103,15 @@ std::vector<Setting> settings_of(const Layout& layout) {
   set("training", "local_batch_size", layout.batch);
   set("training", "global_batch_size", layout.global_batch());
   set("parallelism", "data_parallel_replicate_degree", parallel.dp_replicate);
-  set("parallelism", "data_parallel_shard_degree", parallel.dp_shard);
-  if (parallel.dp_shard > 1) set("parallelism", "zero_stage", parallel.zero_stage);
+  set("parallelism", "data_parallel_shard_degree",
+      parallel.is_sharded() && parallel.dp_shard == 1 ? -1 : parallel.dp_shard);
+  if (parallel.is_sharded()) set("parallelism", "zero_stage", parallel.zero_stage);
   if (const char* reshards = unusual_resharding(layout)) {
     set("parallelism", "fsdp_reshard_after_forward", fmt::format("\"{}\"", reshards));
+  }
+  if (parallel.cp > 1) {
+    set("parallelism", "context_parallel_degree", parallel.cp);
+    set("parallelism", "context_parallel_exchange", fmt::format("\"{}\"", layout.context_exchange));
   }
   set("parallelism", "tensor_parallel_degree", parallel.tp);
   set("parallelism", "pipeline_parallel_degree", parallel.pp);

@@ -26,7 +26,8 @@ struct Layout {
   std::int64_t recompute_every = 0;  // see TrainingShape
   bool uses_op_sac = false;
   std::string schedule = "1F1B";
-  std::int64_t stages_per_rank = 0;  // 0: the usual number for the schedule
+  std::int64_t stages_per_rank = 0;       // 0: the usual number for the schedule
+  std::string context_exchange = "keys";  // or "heads"
 
   std::int64_t global_batch() const noexcept { return batch * passes * parallel.data_parallel_size(); }
 };
@@ -39,8 +40,9 @@ TrainingShape apply_layout(const TrainingShape& base, const Layout& layout);
 /// The name that `phalanx verify --layout` and `phalanx bench train --layouts` accept; "one rank" if all are defaults.
 std::string name_of(const Layout& layout);
 
-/// The common name: "one rank", "data parallelism", "ZeRO-1", "tensor parallelism", "pipeline", "pipeline with
-/// sharded stages"; the last two also "and tensor parallelism".
+/// The common name: "one rank", "data parallelism", "ZeRO-1", "tensor parallelism",
+/// "context parallelism", "tensor and context parallelism", "pipeline", "pipeline with sharded stages"; the last two
+/// also "and context parallelism", "and tensor parallelism".
 std::string kind_of(const ParallelPlan& plan);
 
 struct Setting {

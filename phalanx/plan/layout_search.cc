@@ -25,7 +25,7 @@ std::vector<std::int64_t> divisors_of(std::int64_t number) {
 
 int cuts_of(const ParallelPlan& plan) { return (plan.tp > 1 ? 1 : 0) + (plan.pp > 1 ? 2 : 0); }
 int recomputed_of(const Layout& layout) { return layout.recompute_every == 0 ? 0 : layout.uses_op_sac ? 1 : 2; }
-int stage_of(const ParallelPlan& plan) { return plan.dp_shard > 1 ? plan.zero_stage : 0; }
+int stage_of(const ParallelPlan& plan) { return plan.is_sharded() ? plan.zero_stage : 0; }
 
 auto order_of(const Candidate& candidate) {
   const Layout& layout = candidate.layout;
@@ -43,7 +43,7 @@ std::int64_t least_usable(const Devices& devices, std::int64_t first, std::int64
 
 Candidate evaluate_on(const Devices& devices, const SearchOptions& options, const Layout& layout) {
   const ParallelPlan& parallel = layout.parallel;
-  const std::int64_t block = parallel.data_parallel_size() * parallel.tp;  // ranks of a stage, or all
+  const std::int64_t block = parallel.loss_parts() * parallel.tp;  // ranks of a stage, or all
   Candidate candidate{.layout = layout, .devices = block * parallel.pp};
   const TrainingShape shape = apply_layout(options.base, layout);
   candidate.comm_volume = predict_comm_volume(shape, layout, devices.per_node);

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "phalanx/layout/context_cut.h"
 #include "phalanx/layout/flat_layout.h"
 #include "phalanx/plan/activation_memory.h"
 #include "phalanx/plan/model_partition.h"
@@ -84,7 +85,7 @@ class Prediction {
 
   std::int64_t beside_tensors(std::int64_t activations) const {
     if (s_.on_device) return kDeviceRuntime;
-    const bool in_heap = kFloatBytes * s_.batch * s_.seq * model_.feed_forward_hidden < kNeverInHeap;
+    const bool in_heap = kFloatBytes * s_.batch * s_.local_seq() * model_.feed_forward_hidden < kNeverInHeap;
     return kHostRuntime +
            static_cast<std::int64_t>((in_heap ? kGaps : kGapsBetweenLarge) * static_cast<double>(activations));
   }
@@ -333,6 +334,14 @@ class Prediction {
 };
 
 }  // namespace
+
+std::int64_t TrainingShape::local_seq() const noexcept {
+  if (context_parallel_size == 1) return seq;
+  const bool splits_positions = tensor_parallel_size > 1 && sequence_parallel;
+  return ContextCut{.ranks = context_parallel_size,
+                    .multiple = splits_positions ? std::lcm<std::int64_t>(2, tensor_parallel_size) : 2}
+      .local(seq);
+}
 
 TrainingMemory predict_memory(const TrainingShape& shape) {
   TrainingMemory most = Prediction(shape, 0).run();

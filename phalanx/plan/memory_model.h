@@ -48,8 +48,10 @@ struct TrainingShape {
   bool accumulates = false;             // gradients of several forward passes are accumulated
   bool reduces_each_microbatch = true;  // ZeRO-2, -3: only its rows accumulate; else full ones, until the last
 
-  std::int64_t tensor_parallel_size = 1;  // over which every large matrix is cut
-  bool sequence_parallel = true;          // between these matrices each rank has some of the tokens
+  std::int64_t tensor_parallel_size = 1;   // over which every large matrix is cut
+  bool sequence_parallel = true;           // between these matrices each rank has some of the tokens
+  std::int64_t context_parallel_size = 1;  // over which every sequence is cut
+  bool gathers_keys = true;                // keys and values of a whole sequence are on each of these ranks
   std::optional<PipelineShape> pipeline;
 
   std::int64_t replicas = 1;  // of the model, or of its shards
@@ -76,6 +78,8 @@ struct TrainingShape {
   bool async_checkpoint = false;   // asynchronous checkpoints
   bool exports_at_end = false;     // the full model on rank 0, after training
   std::int64_t thread_stacks = 0;  // of the intra-op pool, in bytes of address space
+  /// Positions of a sequence that a rank of context parallelism has.
+  std::int64_t local_seq() const noexcept;
   /// The ranks that have the same part of the model, or shards of it.
   std::int64_t ranks() const noexcept { return replicas * shards; }
   bool trains_a_part() const noexcept { return lora.rank > 0 || !frozen.empty(); }

@@ -33,15 +33,16 @@ std::shared_ptr<const ExpertMesh> ExpertMesh::make(const ParallelPlan& plan, con
   if (plan.ep == 1) return nullptr;
   const auto degree = static_cast<int>(plan.ep);
   std::vector<MeshAxis> axes;
+  const std::string of_shards = plan.cp > 1 ? "dp_shard_cp" : "dp_shard";
   for (const MeshAxis& axis : mesh.axes()) {
-    if (axis.name != "dp_shard") {
+    if (axis.name != of_shards) {
       axes.push_back(axis);
       continue;
     }
     axes.push_back({axis.name, axis.size / degree});
     axes.push_back({kAxis, degree});
   }
-  const std::shared_ptr<Communicator>& shards = mesh.communicator("dp_shard");
+  const std::shared_ptr<Communicator>& shards = mesh.communicator(of_shards);
   const int rank = shards->rank();
   std::shared_ptr<ExpertMesh> made(new ExpertMesh);
   made->shape_ = MeshShape(std::move(axes));

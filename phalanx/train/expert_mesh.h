@@ -3,7 +3,7 @@
 //   mesh of the run       pp, dp_replicate, dp_shard = 4,             tp
 //   mesh of the experts   pp, dp_replicate, dp_shard = 2, ep = 2,     tp
 //
-// Neighbours along dp_shard have different experts. The ranks that have the same ones shard them along what is left of
+// Under context parallelism it divides dp_shard_cp likewise. Neighbours along that axis have different experts. The ranks that have the same ones shard them along what is left of
 // dp_shard. A rank has the same number in both meshes.
 //
 //   const auto experts = ExpertMesh::make(plan, mesh);               // collective; null without expert parallelism

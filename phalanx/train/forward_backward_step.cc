@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "phalanx/base/error.h"
+#include "phalanx/config/context_parallel.h"
 #include "phalanx/train/token_batch.h"
 
 namespace phalanx::train {
@@ -48,7 +49,7 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
                                             .ranks = parallel.data_parallel_size(),
                                             .micro_batch = part,
                                             .micro_batches = parts});
-      batch = load_batch(dataloader, step, rows, options.device);
+      batch = load_batch(dataloader, step, rows, options.device, config::context_cut(parallel, options.rank));
       first_row = rows.begin;
       pass.data_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }
@@ -63,7 +64,9 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
     pass.loss = pass.loss.defined() ? pass.loss + loss : loss;
     pass.label_count += batch.label_count;
     const auto seq = static_cast<double>(batch.inputs.size(1));
-    pass.pairs += batch.documents ? batch.documents->pairs() : static_cast<double>(batch.inputs.size(0)) * seq * seq;
+    // Ranks that share these rows share the work on them.
+    pass.pairs += (batch.documents ? batch.documents->pairs() : static_cast<double>(batch.inputs.size(0)) * seq * seq) /
+                  static_cast<double>(parallel.cp);
   }
   return pass;
 }

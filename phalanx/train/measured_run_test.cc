@@ -141,6 +141,21 @@ TEST_F(MeasuredRunTest, ShardedStagesTakeWhatIsPredicted) {
   for (const MeasuredCase& one : cases) expect_as_predicted(one);
 }
 
+TEST_F(MeasuredRunTest, CutSequencesTakeWhatIsPredicted) {
+  const std::string context = "--parallelism.context_parallel_degree=2",
+                    heads = "--parallelism.context_parallel_exchange=heads", longer = "--training.seq_len=256";
+  const std::vector<MeasuredCase> cases = {
+      {.name = "cp", .keys = {context, longer}},
+      {.name = "cp_heads", .keys = {context, longer, heads}},
+      {.name = "cp4_zero3",
+       .ranks = 4,
+       .keys = {"--parallelism.context_parallel_degree=4", longer, "--parallelism.data_parallel_shard_degree=-1"}},
+      {.name = "cp_recomputing", .keys = {context, longer, "--activation_checkpoint.mode=full"}},
+      {.name = "cp_tp", .ranks = 4, .keys = {context, longer, kTensor}},
+      {.name = "cp_pp", .ranks = 4, .keys = {context, longer, kPipeline}}};
+  for (const MeasuredCase& one : cases) expect_as_predicted(one);
+}
+
 // What other families add to Llama: tied embeddings, whose gradients two stages sum, norms of queries and keys,
 // experts.
 TEST_F(MeasuredRunTest, OtherFamiliesTakeWhatIsPredicted) {

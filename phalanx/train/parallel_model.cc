@@ -33,10 +33,23 @@ std::int64_t bytes_of(const std::vector<NamedTensor>& tensors) {
 
 }  // namespace
 
+namespace {
+
+/// The ranks that differ from this one in their positions alone. A group of its own also where that is the whole world:
+/// attention then does not queue behind what other parts of the run send.
+std::shared_ptr<Communicator> context_group(const ParallelPlan& plan, const std::shared_ptr<Communicator>& world) {
+  if (plan.cp == 1) return nullptr;
+  const std::int64_t rank = world->rank();
+  return world->split(static_cast<int>(rank / (plan.tp * plan.cp) * plan.tp + rank % plan.tp),
+                      static_cast<int>(plan.context_parallel_rank(rank)), "cp");
+}
+
+}  // namespace
+
 std::unique_ptr<ParallelModel> make_parallel_model(const config::TrainConfig& config, const config::RunPlan& plan,
                                                    std::shared_ptr<Communicator> world, at::Device device) {
   if (plan.parallel.pp > 1) return std::make_unique<PipelinedModel>(config, plan, std::move(world), device);
-  if (plan.parallel.dp_shard > 1) return std::make_unique<ShardedModel>(config, plan, std::move(world), device);
+  if (plan.parallel.is_sharded()) return std::make_unique<ShardedModel>(config, plan, std::move(world), device);
   return std::make_unique<ReplicatedModel>(config, plan, std::move(world), device);
 }
 
@@ -45,6 +58,7 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
     : world_(std::move(world)),
       mesh_(world_, plan.parallel.axes(), c10::DeviceTypeName(device.type(), /*lower_case=*/true)),
       experts_(ExpertMesh::make(plan.parallel, mesh_)),
+      context_(context_group(plan.parallel, world_)),
       plan_(plan),
       device_(device),
       model_(build_model(
@@ -115,6 +129,7 @@ std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const 
     if (mesh_.communicator(axis.name) != world_) all.push_back(mesh_.communicator(axis.name));
   }
   if (experts_) all.insert(all.end(), {experts_->ep(), experts_->dp_shard()});
+  if (context_) all.push_back(context_);
   for (const auto* sharding : shardings()) {
     if (const auto post_forward_group = sharding->post_forward_group()) all.push_back(post_forward_group);
   }
@@ -155,14 +170,15 @@ std::string ParallelModel::layout() const {
   if (plan_.world_size == 1) return "1 rank";
   const ParallelPlan& plan = plan_.parallel;
   std::string text = fmt::format("{} ranks", plan_.world_size);
-  if (plan.dp_shard > 1) {
-    text += fmt::format(", {} over {}", sharding_text_, plan.dp_shard);
+  if (plan.is_sharded()) {
+    text += fmt::format(", {} over {}", sharding_text_, plan.shards());
     if (plan.ep > 1) text += fmt::format(", experts divided among {}", plan.ep);
     if (plan.dp_replicate > 1) text += fmt::format(", replicated {} times", plan.dp_replicate);
   } else if (plan.dp_replicate > 1) {
-    text +=
-        plan.uses_model_parallelism() ? fmt::format(", data parallel over {}", plan.dp_replicate) : ", data parallel";
+    text += plan.ranks() > plan.dp_replicate ? fmt::format(", data parallel over {}", plan.dp_replicate)
+                                             : ", data parallel";
   }
+  if (plan.cp > 1) text += fmt::format(", context parallel over {}", plan.cp);
   if (const std::string stages = pipeline_text(); !stages.empty()) text += ", " + stages;
   if (plan.tp > 1) {
     text += fmt::format(", tensor parallel over {}{}", plan.tp, plan.sequence_parallel ? " (tokens too)" : "");
@@ -173,7 +189,7 @@ std::string ParallelModel::layout() const {
 observe::MemoryCounts ParallelModel::held() const {
   using enum observe::MemoryCategory;
   observe::MemoryCounts counts;
-  if (plan_.parallel.dp_shard == 1) {
+  if (!plan_.parallel.is_sharded()) {
     for (const auto& named : weights()) counts[parameters] += static_cast<std::int64_t>(named.tensor.nbytes());
     counts[gradients] = bytes_of(without(frozen_, weights()));
     return counts;
@@ -190,7 +206,7 @@ observe::MemoryCounts ParallelModel::held() const {
 
 std::string ParallelModel::memory_text() const {
   const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
-  if (plan_.parallel.dp_shard == 1) {
+  if (!plan_.parallel.is_sharded()) {
     return fmt::format("{} for weights, gradients and optimizer on {}, and activations",
                        bytes(bytes_of(weights()) + bytes_of(without(frozen_, weights())) * (1 + optimizer_copies_)),
                        plan_.parallel.pp > 1 ? "rank 0" : "each rank");

@@ -84,7 +84,7 @@ class ParallelModel {
   const models::Llama& model() const noexcept { return *model_; }
   /// Whether all ranks must run the model together, because none has all of it.
   bool is_model_sharded() const noexcept {
-    return plan_.parallel.dp_shard > 1 || plan_.parallel.uses_model_parallelism();
+    return plan_.parallel.is_sharded() || plan_.parallel.uses_model_parallelism();
   }
   /// All that this model's training talks over, the world first.
   std::vector<std::shared_ptr<Communicator>> communicators() const;
@@ -121,6 +121,7 @@ class ParallelModel {
   const std::shared_ptr<Communicator> world_;
   const DeviceMesh mesh_;
   const std::shared_ptr<const ExpertMesh> experts_;  // null: every rank has all experts
+  const std::shared_ptr<Communicator> context_;  // the ranks with the same sequences; null: none
   const config::RunPlan plan_;
   const at::Device device_;
   std::shared_ptr<models::Llama> model_;  // has no memory where it is cut in any way

@@ -1,7 +1,9 @@
 #include "phalanx/train/parallelize.h"
 
+#include "phalanx/config/context_parallel.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/parallel/context/context_attention.h"
 #include "phalanx/train/float8_layers.h"
 #include "phalanx/train/recompute_layers.h"
 #include "phalanx/train/shard_options.h"
@@ -30,8 +32,9 @@ std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const conf
 /// A rank that shares a whole model with nobody reduces with itself: its gradients get buckets too.
 std::shared_ptr<Communicator> replicate(models::Llama& model, const config::RunPlan& plan, const DeviceMesh& mesh) {
   nn::materialize(model);
-  if (plan.parallel.pp > 1) return plan.parallel.dp_replicate > 1 ? mesh.communicator("dp_replicate") : nullptr;
-  if (mesh.has("dp_replicate")) return mesh.communicator("dp_replicate");
+  const char* const axis = plan.parallel.replica_axis();
+  if (plan.parallel.pp > 1) return mesh.has(axis) ? mesh.communicator(axis) : nullptr;
+  if (mesh.has(axis)) return mesh.communicator(axis);
   const std::shared_ptr<Communicator>& world = mesh.world();
   return world->size() == 1 ? world : world->split(world->rank(), 0);
 }
@@ -51,10 +54,16 @@ void apply_tensor_parallelism(models::Llama& model, const config::TrainConfig& c
 Parallelized parallelize(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
                          const RunMeshes& meshes, at::Device device) {
   apply_tensor_parallelism(model, config, plan, meshes.ranks, device);
+  if (meshes.context) {
+    const ContextCut cut = config::context_cut(plan.parallel, meshes.ranks.world()->rank());
+    const auto exchange =
+        config.parallelism.context_parallel_exchange == "heads" ? ContextExchange::heads : ContextExchange::keys;
+    model.set_context({.cut = cut, .attention = make_context_attention(exchange, meshes.context, cut)});
+  }
   if (meshes.experts != nullptr) apply_expert_parallelism(model, *meshes.experts);
   apply_float8(model, config, meshes.ranks, device);
   recompute_layers(model, config);
-  if (plan.parallel.dp_shard > 1) return {.sharded = shard(model, config, meshes), .replicas = nullptr};
+  if (plan.parallel.is_sharded()) return {.sharded = shard(model, config, meshes), .replicas = nullptr};
   return {.sharded = nullptr, .replicas = replicate(model, plan, meshes.ranks)};
 }
 

@@ -29,11 +29,13 @@ inline DdpOptions ddp_options() { return {.gradient_reduction = ReduceOp::sum}; 
 
 struct RunMeshes {
   const DeviceMesh& ranks;
-  const ExpertMesh* experts = nullptr;  // null: every rank has all experts
+  std::shared_ptr<Communicator> context;  // the ranks that share this rank's sequences; null: each rank has its own
+  const ExpertMesh* experts = nullptr;    // null: every rank has all experts
 };
 
-/// In this order: tensor parallelism cuts the matrices, expert parallelism divides the experts, layers are marked for
-/// float8 and for recomputation, and data parallelism shards the parameters or gives a replica its memory.
+/// In this order: tensor parallelism cuts the matrices, context parallelism the sequences, expert parallelism divides
+/// the experts, layers are marked for float8 and for recomputation, and data parallelism shards the parameters or gives a
+/// replica its memory.
 /// REQUIRES: the parameters have no memory, unless nothing is cut. Collective over the world of the mesh.
 Parallelized parallelize(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
                          const RunMeshes& meshes, at::Device device);

@@ -83,7 +83,7 @@ PipelinedModel::PipelinedModel(const config::TrainConfig& config, const config::
   for (const int stage : numbers_) {
     const auto part = build_model(config, shape, parts_[static_cast<std::size_t>(stage)],
                                   nn::TensorOptionsOfModule{.device = device, .without_memory = true});
-    Parallelized parallelized = parallelize(*part, config, plan, {mesh_, experts_.get()}, device);
+    Parallelized parallelized = parallelize(*part, config, plan, {mesh_, context_, experts_.get()}, device);
     models_.push_back(part);
     if (parallelized.sharded) sharded_.push_back(std::move(parallelized.sharded));
     replicas_ = std::move(parallelized.replicas);

@@ -28,7 +28,7 @@ c10::ScalarType dtype_named(const std::string& type) {
 }  // namespace
 
 std::optional<c10::ScalarType> autocast_dtype(const config::TrainConfig& config, const config::RunPlan& plan) {
-  return plan.parallel.dp_shard > 1 ? std::nullopt : sharded_param_dtype(config);
+  return plan.parallel.is_sharded() ? std::nullopt : sharded_param_dtype(config);
 }
 
 std::optional<c10::ScalarType> sharded_param_dtype(const config::TrainConfig& config) {
@@ -45,7 +45,7 @@ bool scales_loss(const config::TrainConfig& config) { return config.training.mix
 std::string precision_text(const config::TrainConfig& config, const config::RunPlan& plan) {
   const std::string& type = config.training.mixed_precision_param;
   const std::string scaled = scales_loss(config) ? ", scaled loss" : "";
-  if (plan.parallel.dp_shard == 1) {
+  if (!plan.parallel.is_sharded()) {
     return type == "float32" ? type : fmt::format("{} matrix products (autocast), float32 weights{}", type, scaled);
   }
   const std::string& reduce = config.training.mixed_precision_reduce;

@@ -8,7 +8,7 @@ namespace phalanx::train {
 ReplicatedModel::ReplicatedModel(const config::TrainConfig& config, const config::RunPlan& plan,
                                  std::shared_ptr<Communicator> world, at::Device device)
     : ParallelModel(config, plan, std::move(world), device),
-      replicas_(parallelize(*model_, config, plan, {mesh_}, device).replicas) {}
+      replicas_(parallelize(*model_, config, plan, {mesh_, context_}, device).replicas) {}
 
 void ReplicatedModel::initialise(std::uint64_t seed) { nn::initialise(*model_, seed); }
 

@@ -56,7 +56,7 @@ DescriptionLines describe_run(const RunParts& run) {
   lines.emplace_back(
       "batch", fmt::format("{} sequences x {} tokens x {} {}rank{} x {} accumulated = {} tokens a step",
                            plan.local_batch_size, training.seq_len, data_parallel_size,
-                           plan.parallel.uses_model_parallelism() ? "data " : "", data_parallel_size == 1 ? "" : "s",
+                           data_parallel_size < plan.world_size ? "data " : "", data_parallel_size == 1 ? "" : "s",
                            plan.accumulation_steps, with_commas(plan.global_batch_size * training.seq_len)));
   const std::int64_t rows = training.steps * plan.global_batch_size;
   const std::vector<data::SetCount> counts = run.data.dataloader->counts_before(training.steps);

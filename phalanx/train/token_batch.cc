@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <span>
 #include <utility>
 #include <vector>
@@ -17,12 +18,23 @@ TokenBatch on_host(std::int64_t rows, std::int64_t seq_len, at::Device device) {
   return {.inputs = at::empty({rows, seq_len}, options), .labels = at::empty({rows, seq_len}, options)};
 }
 
-TokenBatch moved(TokenBatch batch, std::vector<std::int32_t> document_ends, at::Device device) {
+std::int64_t labels_of(const at::Tensor& labels, const ContextCut& cut) {
+  if (cut.ranks == 1) return kernels::counted_labels(labels);
+  const std::int64_t seq = labels.size(1);
+  std::int64_t sum = 0;
+  for (const auto& [first, count] : cut.ranges(seq)) {
+    const std::int64_t n = std::min(count, seq - first);  // the rest is padding
+    if (n > 0) sum += kernels::counted_labels(labels.narrow(1, first, n).contiguous());
+  }
+  return sum;
+}
+
+TokenBatch moved(TokenBatch batch, std::vector<std::int32_t> document_ends, at::Device device, const ContextCut& cut) {
   if (!document_ends.empty()) {
     batch.documents =
         std::make_shared<const DocumentBoundaries>(batch.inputs.size(1), std::move(document_ends), device);
   }
-  batch.label_count = kernels::counted_labels(batch.labels);
+  batch.label_count = labels_of(batch.labels, cut);
   if (device.is_cpu()) return batch;
   batch.inputs = batch.inputs.to(device, /*non_blocking=*/true);
   batch.labels = batch.labels.to(device, /*non_blocking=*/true);
@@ -35,16 +47,18 @@ std::span<std::int64_t> values(const at::Tensor& tensor) {
 
 }  // namespace
 
-TokenBatch load_batch(const data::BatchSource& dataloader, std::int64_t step, data::RowRange rows, at::Device device) {
+TokenBatch load_batch(const data::BatchSource& dataloader, std::int64_t step, data::RowRange rows, at::Device device,
+                      const ContextCut& cut) {
   TokenBatch batch = on_host(rows.size(), dataloader.seq_len(), device);
   auto ends = dataloader.fill(step, rows, values(batch.inputs), values(batch.labels));
-  return moved(std::move(batch), std::move(ends), device);
+  return moved(std::move(batch), std::move(ends), device, cut);
 }
 
-TokenBatch load_samples(const data::DataLoader& dataloader, std::int64_t first, std::int64_t rows, at::Device device) {
+TokenBatch load_samples(const data::DataLoader& dataloader, std::int64_t first, std::int64_t rows, at::Device device,
+                        const ContextCut& cut) {
   TokenBatch batch = on_host(rows, dataloader.seq_len(), device);
   auto ends = dataloader.fill_samples(first, rows, values(batch.inputs), values(batch.labels));
-  return moved(std::move(batch), std::move(ends), device);
+  return moved(std::move(batch), std::move(ends), device, cut);
 }
 
 }  // namespace phalanx::train

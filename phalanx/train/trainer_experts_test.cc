@@ -41,6 +41,8 @@ TEST_F(TrainerExpertsTest, ALossThatEvensOutTheLoadIsTheSameInEveryLayout) {
        .ranks = 2,
        .keys = sharded_keys(2, 1, 2, {"--training.moe_aux_loss_coeff=1", "--training.local_batch_size=1"})},
       {.name = "tp2", .ranks = 2, .tp = 2, .keys = keys(1, balanced)},
+      {.name = "zero3_2_cp2_ep2", .ranks = 4, .keys = sharded_keys(2, 3, 2), .cp = 2},
+      {.name = "zero3_2_cp2_ep4_tp2", .ranks = 8, .tp = 2, .keys = sharded_keys(4, 3, 2), .cp = 2},
       {.name = "zero3_2_ep2_tp2", .ranks = 4, .tp = 2, .keys = sharded_keys(2, 3, 2, balanced)},
       {.name = "pp2", .ranks = 2, .pp = 2, .keys = keys(1, balanced)}};
   for (const Layout& layout : layouts) {
@@ -157,10 +159,10 @@ TEST_F(TrainerExpertsTest, AnExportHoldsEveryExpert) {
 
 TEST_F(TrainerExpertsTest, ADegreeThatDoesNotFitIsRefusedWithThoseThatDo) {
   EXPECT_THAT(refusal<ConfigError>(config_of({.ranks = 4, .keys = sharded_keys(3, 3, 4)}, "run"), 4),
-              AllOf(HasSubstr("[parallelism] expert_parallel_degree = 3"), HasSubstr("4 ranks along dp_shard"),
+              AllOf(HasSubstr("[parallelism] expert_parallel_degree = 3"), HasSubstr("shard the model, 4, and"),
                     HasSubstr("8 experts"), HasSubstr("1, 2, 4")));
   EXPECT_THAT(refusal<ConfigError>(config_of({.ranks = 2, .keys = keys(2)}, "run"), 2),
-              AllOf(HasSubstr("expert_parallel_degree = 2"), HasSubstr("1 ranks along dp_shard")));
+              AllOf(HasSubstr("expert_parallel_degree = 2"), HasSubstr("shard the model, 1, and")));
   EXPECT_THAT(refusal<ConfigError>(
                   config_of({.ranks = 2, .keys = sharded(3, 2)}, "run", {"--parallelism.expert_parallel_degree=2"}), 2),
               HasSubstr("the model has no experts"));

@@ -92,7 +92,7 @@ GlobalStepMetrics Trainer::exchange(const RankStepMetrics& of_rank, const observ
   mine.comm_seconds = comm.busy_seconds;
   mine.exposed_seconds = comm.waited_seconds;
   const TraceSpan span(profiler_.recorder(), "step metrics", "comm");
-  return exchange_step_metrics(mine, group, plan_.parallel.data_parallel_size());
+  return exchange_step_metrics(mine, group, plan_.parallel.loss_parts());
 }
 
 Trainer::StepOutcome Trainer::train_step(std::int64_t step) {

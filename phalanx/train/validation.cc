@@ -51,10 +51,10 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
       const std::int64_t rows = std::min(options_.local_batch_size, samples - mine);
       if (rows <= 0) {
         // This rank has no samples left, but other ranks still need its part of the model.
-        if (model.is_model_sharded()) model.loss_sum(load_samples(set.dataloader, 0, 1, options_.device));
+        if (model.is_model_sharded()) model.loss_sum(load_samples(set.dataloader, 0, 1, options_.device, options_.cut));
         continue;
       }
-      const TokenBatch batch = load_samples(set.dataloader, mine, rows, options_.device);
+      const TokenBatch batch = load_samples(set.dataloader, mine, rows, options_.device, options_.cut);
       const AutocastGuard autocast(options_.device.type(), options_.autocast);
       of_set[0].add_(model.loss_sum(batch).to(at::kDouble));
       of_set[1].add_(static_cast<double>(batch.label_count));
@@ -69,7 +69,7 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
   const auto* values = host.const_data_ptr<double>();
   ValidationMetrics result{.step = step};
   double loss_sum = 0, label_count = 0;
-  const std::int64_t ranks_of_a_part = world.size() / options_.data_parallel_size;
+  const std::int64_t ranks_of_a_part = world.size() / (options_.data_parallel_size * options_.cut.ranks);
   const auto copies = static_cast<double>(ranks_of_a_part);
   for (std::size_t i = 0; i < sets_.size(); ++i) {
     const double losses = values[2 * i], labels = values[2 * i + 1];

@@ -27,6 +27,7 @@ struct ValidatorOptions {
   std::int64_t steps = -1;              // at most this many forward passes per rank and set; -1: all samples
   std::int64_t data_parallel_rank = 0;  // among the ranks that have different batches
   std::int64_t data_parallel_size = 1;
+  ContextCut cut;                          // the positions of this rank
   std::optional<at::ScalarType> autocast;  // unset: none
   at::Device device = at::kCPU;
 };

@@ -64,7 +64,7 @@ class Comparison {
     if (world_->rank() == 0) {
       reference_ = std::make_unique<LayoutSide>(reference_config(config), alone, context.device);
       const auto narrow = train::sharded_param_dtype(config);
-      if (narrow && config::plan_run(config, world_->size()).parallel.dp_shard > 1)
+      if (narrow && config::plan_run(config, world_->size()).parallel.is_sharded())
         reference_->compute_in(config, *narrow);
     }
     result_.layout = parallelized_.model->layout();

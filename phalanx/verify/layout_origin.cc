@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "phalanx/config/context_parallel.h"
 #include "phalanx/train/token_batch.h"
 #include "phalanx/verify/forward_trace.h"
 #include "phalanx/verify/layout_cause.h"
@@ -163,7 +164,8 @@ class Search {
     return origin;
   }
 
-  /// This rank's part of a module's input, and its offset: cut along the tokens' rows by data-parallel rank, and along
+  /// This rank's part of a module's input, and its offset: cut along the tokens' rows by data-parallel rank, along the
+  /// positions by context-parallel rank (the offset of the first piece), and along
   /// another dimension by tensor-parallel rank if it is that much shorter. Nothing if its shape does not fit.
   std::optional<std::pair<at::Tensor, std::vector<std::int64_t>>> own_part(const at::Tensor& whole,
                                                                            const at::Tensor& found) const {
@@ -174,12 +176,21 @@ class Search {
     std::vector<std::int64_t> offset(static_cast<std::size_t>(whole.dim()));
     at::Tensor part = whole.narrow(0, rows.begin, rows.size());
     offset[0] = rows.begin;
+    const ContextCut cut = config::context_cut(parallelized_.plan.parallel, parallelized_.options.rank);
+    if (cut.ranks > 1 && whole.dim() == 3) {
+      const std::int64_t seq = whole.size(1);
+      if (cut.padded(seq) != seq) return std::nullopt;  // what padding becomes is nobody's business
+      const auto [head, tail] = cut.ranges(seq);
+      part = at::cat({part.narrow(1, head.first, head.count), part.narrow(1, tail.first, tail.count)}, 1);
+      offset[1] = head.first;
+    }
     for (std::int64_t dim = 1; dim < whole.dim(); ++dim) {
       const std::int64_t size = found.size(dim);
-      if (size == whole.size(dim)) continue;
-      if (!is_cut || size * mesh.size("tp") != whole.size(dim)) return std::nullopt;
-      offset[static_cast<std::size_t>(dim)] = size * mesh.coordinate("tp");
-      part = part.narrow(dim, offset[static_cast<std::size_t>(dim)], size);
+      if (size == part.size(dim)) continue;
+      if (!is_cut || size * mesh.size("tp") != part.size(dim)) return std::nullopt;
+      const std::int64_t first = size * mesh.coordinate("tp");
+      offset[static_cast<std::size_t>(dim)] += first;
+      part = part.narrow(dim, first, size);
     }
     return std::pair(part, offset);
   }

@@ -65,7 +65,8 @@ bool is_float32(const config::TrainConfig& config) {
 
 /// Every product of the layout is one of the reference's, with as many rows: only the order of sums differs.
 bool has_products_of_one_rank(const config::TrainConfig& config, std::int64_t ranks) {
-  return config::plan_run(config, ranks).parallel.tp == 1;
+  const ParallelPlan plan = config::plan_run(config, ranks).parallel;
+  return plan.tp == 1 && plan.cp == 1;
 }
 
 bool rounds_to_float8(const config::TrainConfig& config, std::int64_t ranks) {
@@ -73,7 +74,7 @@ bool rounds_to_float8(const config::TrainConfig& config, std::int64_t ranks) {
 }
 
 bool averages_in_16_bits(const config::TrainConfig& config, std::int64_t ranks) {
-  return config.training.mixed_precision_reduce != "float32" && config::plan_run(config, ranks).parallel.dp_shard > 1;
+  return config.training.mixed_precision_reduce != "float32" && config::plan_run(config, ranks).parallel.is_sharded();
 }
 
 }  // namespace
@@ -117,9 +118,10 @@ std::string tolerance_text(const config::TrainConfig& config, std::int64_t ranks
   }
   if (rounds_its_own_products(config, ranks)) {
     return fmt::format(
-        "expected in {}, of tensor parallelism: {}; or, where that is more, within four times what rounding to 16 bits "
-        "changes on one rank, which is measured at each step: sums over a part of a row are rounded before they are "
-        "added up",
+        "expected in {}, of tensor and context parallelism: {}; or, where that is more, within four times what "
+        "rounding to 16 bits "
+        "changes on one rank, which is measured at each step: sums over a part of a row, or of a sequence, are "
+        "rounded before they are added up",
         averaged, text);
   }
   if (averages_in_16_bits(config, ranks)) {

@@ -81,7 +81,7 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
 double LayoutSide::forward_backward(std::int64_t step) {
   if (cast_) return forward_backward_in_cast(step);
   return train::forward_backward_step(*model, *optimizer_step, *data.dataloader, options, step).loss.item<double>() *
-         static_cast<double>(plan.parallel.data_parallel_size());
+         static_cast<double>(plan.parallel.loss_parts());
 }
 
 void LayoutSide::drop_gradients() {

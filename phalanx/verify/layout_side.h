@@ -25,7 +25,7 @@ struct LayoutSide {
   void compute_in(const config::TrainConfig& config, at::ScalarType dtype);
   /// The modules that the passes run: those of `model`, or of the copy in another type.
   std::vector<nn::Module*> modules() const;
-  /// This rank's part of the step's loss, times the number of data ranks: its mean over the ranks is the step's loss.
+  /// This rank's part of the step's loss, times the number of parts: its mean over the ranks is the step's loss.
   double forward_backward(std::int64_t step);
   /// The rows of the global batch that belong to this rank's data-parallel rank.
   data::RowRange rows() const;

@@ -22,8 +22,13 @@ namespace phalanx {
 namespace {
 
 constexpr const char* kShardAxis = "dp_shard";
+constexpr const char* kShardAxisWithContext = "dp_shard_cp";  // its inner part are ranks of context parallelism
 constexpr const char* kReplicateAxis = "dp_replicate";
 constexpr std::size_t kBroadcastBytes = 25 << 20;
+
+const char* shard_axis(const DeviceMesh& mesh) {
+  return mesh.has(kShardAxisWithContext) ? kShardAxisWithContext : kShardAxis;
+}
 
 /// For each name, whether its parameter is of the group.
 std::set<std::string> names_of(const std::optional<OwnShardGroup>& group, const std::vector<NamedTensor>& all) {
@@ -51,7 +56,7 @@ bool is_of_group(const fsdp::ParamGroupPlan& plan, const std::set<std::string>& 
 }
 
 void check_options(const DeviceMesh& mesh, const FullyShardOptions& options) {
-  if (!mesh.has(kShardAxis)) {
+  if (!mesh.has(shard_axis(mesh))) {
     throw ConfigError(
         fmt::format("fully_shard: {} has no axis '{}': make one, of one rank if need be", mesh.text(), kShardAxis));
   }
@@ -64,7 +69,7 @@ void check_options(const DeviceMesh& mesh, const FullyShardOptions& options) {
   if (options.own_group && options.gradient_reduction != ReduceOp::sum) {
     throw ConfigError("fully_shard: own_group: gradient_reduction: expected ReduceOp::sum");
   }
-  const int group = options.reshard_group, ranks = mesh.size(kShardAxis);
+  const int group = options.reshard_group, ranks = mesh.size(shard_axis(mesh));
   if (group != 0 && (options.stage < 3 || !options.reshard_after_forward)) {
     throw ConfigError(
         fmt::format("fully_shard: reshard_group is {}, but with stage = {} and reshard_after_forward = {} units stay "
@@ -73,7 +78,7 @@ void check_options(const DeviceMesh& mesh, const FullyShardOptions& options) {
   }
   if (group < 0 || (group > 0 && ranks % group != 0)) {
     throw ConfigError(fmt::format("fully_shard: reshard_group is {}: expected a divisor of the {} ranks along '{}'",
-                                  group, ranks, kShardAxis));
+                                  group, ranks, shard_axis(mesh)));
   }
   for (const auto& [name, dtype] :
        {std::pair{"param_dtype", options.param_dtype}, std::pair{"reduce_dtype", options.reduce_dtype},
@@ -156,7 +161,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
                                                    FullyShardOptions options)
     : param_dtype_(options.param_dtype) {
   check_options(mesh, options);
-  const std::shared_ptr<Communicator> comm = mesh.communicator(kShardAxis);
+  const std::shared_ptr<Communicator> comm = mesh.communicator(shard_axis(mesh));
   const std::shared_ptr<Communicator> replicas = mesh.has(kReplicateAxis) ? mesh.communicator(kReplicateAxis) : nullptr;
   const std::vector<NamedTensor> all = nn::named_parameters(module);
   std::vector<std::string> lines = {fmt::format(
@@ -185,7 +190,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
 
   std::vector<std::string> axes;
   if (replicas) axes.emplace_back(kReplicateAxis);
-  axes.emplace_back(kShardAxis);
+  axes.emplace_back(shard_axis(mesh));
   const DeviceMesh data = mesh.sub_mesh(axes);
   const std::vector<fsdp::ParamGroupPlan> plans =
       fsdp::find_units(module, options.smallest_unit, options.gather_on_use);
@@ -206,7 +211,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
         plan.name, plan.parameters, ranks,
         fsdp::ParamGroupOptions{.mesh = data.shape(),
                                 .mesh_rank = data.rank(),
-                                .shard_axis = kShardAxis,
+                                .shard_axis = shard_axis(mesh),
                                 .resident = resident,
                                 .own_grads = alone || plan.is_root || options.stage == 1,
                                 .watched = plan.uses.empty() && (!alone || options.offload || options.param_dtype),

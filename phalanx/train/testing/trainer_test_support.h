@@ -79,19 +79,21 @@ class TrainerTest : public FolderTest {
     return {"--model.flavor=hf", "--model.hf_assets_path=" + path("mixture"), "--checkpoint.initial_random_weights"};
   }
 
-  /// How a batch of 8 sequences is distributed. Each data-parallel rank (ranks / tp / pp) has its own share of it.
+  /// How a batch of 8 sequences is distributed. Each data-parallel rank (ranks / tp / pp / cp) has its own share of it.
   struct Layout {
     std::string name;
     int ranks = 1;
     int tp = 1, pp = 1;
     std::vector<std::string> keys = {};
+    int cp = 1;
   };
   config::TrainConfig config_of(const Layout& layout, const std::string& run,
                                 const std::vector<std::string>& more = {}) const {
     std::vector<std::string> keys = {
         "--training.global_batch_size=8",
-        "--training.local_batch_size=" + std::to_string(8 * layout.tp * layout.pp / layout.ranks),
+        "--training.local_batch_size=" + std::to_string(8 * layout.tp * layout.pp * layout.cp / layout.ranks),
         "--parallelism.pipeline_parallel_degree=" + std::to_string(layout.pp),
+        "--parallelism.context_parallel_degree=" + std::to_string(layout.cp),
         "--parallelism.tensor_parallel_degree=" + std::to_string(layout.tp)};
     keys.insert(keys.end(), layout.keys.begin(), layout.keys.end());
     keys.insert(keys.end(), more.begin(), more.end());

@@ -1,0 +1,73 @@
+#include "phalanx/config/context_parallel.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+#include <string>
+
+#include "phalanx/base/error.h"
+#include "phalanx/config/config_checks.h"
+
+namespace phalanx::config {
+namespace {
+
+/// Heads are dealt out over the ranks, after those of tensor parallelism have theirs.
+void check_heads(const models::LlamaConfig& model, const ParallelPlan& plan) {
+  const std::int64_t heads = model.n_heads / plan.tp, kv = std::max<std::int64_t>(model.n_kv_heads / plan.tp, 1);
+  const std::string of_tp = plan.tp > 1 ? fmt::format(" (on each of {} tensor-parallel ranks)", plan.tp) : "";
+  if (heads % plan.cp != 0) {
+    throw ConfigError(
+        fmt::format("[parallelism] context_parallel_exchange = \"heads\" deals out heads, but context_parallel_degree "
+                    "{} does not divide the {} heads{}: choose a degree that does, or context_parallel_exchange = "
+                    "\"keys\"",
+                    plan.cp, heads, of_tp));
+  }
+  if (kv % plan.cp == 0 || plan.cp % kv == 0) return;
+  throw ConfigError(
+      fmt::format("[parallelism] context_parallel_exchange = \"heads\" deals out heads, but of {} key heads{} and "
+                  "context_parallel_degree {} neither divides the other: choose a degree that does, or "
+                  "context_parallel_exchange = \"keys\"",
+                  kv, of_tp, plan.cp));
+}
+
+}  // namespace
+
+ContextCut context_cut(const ParallelPlan& plan, std::int64_t rank) {
+  const bool splits_positions = plan.tp > 1 && plan.sequence_parallel;
+  return {.ranks = plan.cp,
+          .rank = plan.context_parallel_rank(rank),
+          .multiple = splits_positions ? std::lcm<std::int64_t>(2, plan.tp) : 2};
+}
+
+void check_context_parallel(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan) {
+  if (plan.cp == 1) return;
+  const auto& given = config.parallelism;
+  if (given.context_parallel_rotate_method != "allgather") {
+    throw ConfigError(
+        fmt::format("[parallelism] context_parallel_rotate_method is \"{}\": expected \"allgather\"; {}",
+                    given.context_parallel_rotate_method,
+                    given.context_parallel_rotate_method == "alltoall"
+                        ? "torchtitan's \"alltoall\", a ring of keys and values, is not part of this version"
+                        : "to exchange heads (Ulysses) set context_parallel_exchange = \"heads\""));
+  }
+  if (given.context_parallel_exchange == "heads") check_heads(model, plan);
+  const auto refuse = [&](const std::string& what, const std::string& remedy) {
+    throw ConfigError(
+        fmt::format("[parallelism] context_parallel_degree = {} does not go with {}: {}", plan.cp, what, remedy));
+  };
+  if (uses_float8(config)) {
+    refuse("float8 layers ([model] converters)",
+           "scales would be those of a part of a sequence; remove the converter, or set the degree to 1");
+  }
+  if (config.lora.rank > 0 && config.lora.dropout > 0) {
+    refuse("[lora] dropout", "its mask is that of whole sequences; set dropout to 0, or the degree to 1");
+  }
+  const ContextCut cut = context_cut(plan, 0);
+  const std::int64_t seq_len = config.training.seq_len;
+  if (model.rope_scaling.type == RopeScalingType::dynamic && cut.padded(seq_len) != seq_len) {
+    refuse(fmt::format("seq_len {} and dynamic rope scaling", seq_len),
+           fmt::format("padding would change the angles; set seq_len to a multiple of {}", cut.ranks * cut.multiple));
+  }
+}
+
+}  // namespace phalanx::config

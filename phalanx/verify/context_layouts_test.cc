@@ -1,0 +1,230 @@
+// Layouts that cut sequences (context parallelism) have the losses, gradients and weights of one rank, parameter by
+// parameter.
+#include <algorithm>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "phalanx/base/file.h"
+#include "phalanx/base/testing/matchers.h"
+#include "phalanx/data/token_file_writer.h"
+#include "phalanx/kernels/causal_attention.h"
+#include "phalanx/train/testing/trainer_test_support.h"
+#include "phalanx/verify/layout_check.h"
+#include "phalanx/verify/layout_side.h"
+
+namespace phalanx::verify::context_layouts_test {
+namespace {
+
+using Keys = std::vector<std::string>;
+
+Keys operator+(Keys keys, const Keys& more) {
+  keys.insert(keys.end(), more.begin(), more.end());
+  return keys;
+}
+Keys cp(int degree) { return {"--parallelism.context_parallel_degree=" + std::to_string(degree)}; }
+Keys tp(int degree) { return {"--parallelism.tensor_parallel_degree=" + std::to_string(degree)}; }
+Keys pp(int degree) { return {"--parallelism.pipeline_parallel_degree=" + std::to_string(degree)}; }
+Keys shards(int degree, int stage = 3) {
+  return {"--parallelism.data_parallel_shard_degree=" + std::to_string(degree),
+          "--parallelism.zero_stage=" + std::to_string(stage)};
+}
+const Keys kHeads = {"--parallelism.context_parallel_exchange=heads"};
+const Keys kTwoReplicas = {"--parallelism.data_parallel_replicate_degree=2"};
+const Keys kWholeTokens = {"--parallelism.no-enable_sequence_parallel"};
+
+struct Case {
+  std::string name;
+  int ranks = 2;
+  Keys keys;
+};
+
+std::vector<Case> layouts() {
+  return {{"cp2", 2, cp(2)},
+          {"cp4", 4, cp(4)},
+          {"cp3", 3, cp(3)},
+          {"cp2 heads", 2, cp(2) + kHeads},
+          {"cp4 heads", 4, cp(4) + kHeads},
+          {"ddp3 cp2", 6, cp(2)},
+          {"zero1 over cp4", 4, cp(4) + shards(-1, 1) + Keys{"--parallelism.data_parallel_replicate_degree=1"}},
+          {"zero3 over cp2, replicated", 4, cp(2) + shards(-1) + kTwoReplicas},
+          {"zero2_2 cp2", 4, cp(2) + shards(2, 2)},
+          {"zero3_3 cp2 heads", 6, cp(2) + shards(3) + kHeads},
+          {"cp4 tp2", 8, cp(4) + tp(2)},
+          {"cp2 tp4", 8, cp(2) + tp(4)},
+          {"cp2 tp2, whole tokens", 4, cp(2) + tp(2) + kWholeTokens},
+          {"cp2 tp2 heads", 4, cp(2) + tp(2) + kHeads},
+          {"pp2 cp2", 4, pp(2) + cp(2)},
+          {"pp2 cp4 zbv", 8, pp(2) + cp(4) + Keys{"--parallelism.pipeline_parallel_schedule=ZBV"}},
+          {"pp2 cp2 zero3_2", 8, pp(2) + cp(2) + shards(2)},
+          {"pp2 cp2 tp2 tied", 8, pp(2) + cp(2) + tp(2) + Keys{"--model.tie_embeddings"}}};
+}
+
+/// Those of them with these names.
+std::vector<Case> layouts(const std::set<std::string>& names) {
+  std::vector<Case> some = layouts();
+  std::erase_if(some, [&](const Case& layout) { return !names.contains(layout.name); });
+  EXPECT_EQ(some.size(), names.size());
+  return some;
+}
+
+class ContextLayoutsTest : public train::TrainerTest {
+ protected:
+  config::TrainConfig config_of(const Case& layout) const {
+    return config::parse_config(
+        "", "test",
+        Keys{"--model.flavor=debug", "--training.dataset_path=" + path("tokens.bin"), "--training.seq_len=32",
+             "--training.local_batch_size=1", "--training.global_batch_size=6", "--training.steps=10",
+             "--lr_scheduler.warmup_steps=2", "--optimizer.lr=3e-3"} +
+            layout.keys);
+  }
+
+  LayoutCheck check(const Case& layout, std::int64_t steps,
+                    const std::function<void(LayoutSide&)>& prepare = nullptr) const {
+    LayoutCheck result;
+    std::mutex mutex;
+    run_local_ranks(layout.ranks, [&](const std::shared_ptr<Communicator>& world) {
+      LayoutCheck mine = check_layout(config_of(layout), {.world = world, .prepare = prepare}, {.steps = steps});
+      const std::lock_guard lock(mutex);
+      if (world->rank() == 0) result = std::move(mine);
+    });
+    return result;
+  }
+
+  void expect_right(const Case& layout, std::int64_t steps = 2, bool has_documents = false) const {
+    SCOPED_TRACE(layout.name);
+    const LayoutCheck found = check(layout, steps);
+    EXPECT_FALSE(found.finding) << found.finding->text();
+    if (has_documents) {
+      EXPECT_GE(found.documents_compared.value_or(0), 2);
+    }
+  }
+
+  Keys documents() const {
+    data::TokenFileWriter writer(path("documents"), {.vocab_size = 512});
+    for (std::int32_t i = 0; i < 600; ++i) {
+      std::vector<std::int32_t> ids;
+      for (std::int32_t t = 0; t < 2 + i * 7 % 19; ++t) ids.push_back((i * 31 + t * 7) % 512);
+      writer.add_document(ids);
+    }
+    writer.finish();
+    return {"--training.dataset_path=" + path("documents"), "--training.attn_mask_type=block_causal",
+            "--training.packing=best_fit"};
+  }
+
+  Keys family(const std::string& name, nlohmann::json numbers) const {
+    nlohmann::json json = {
+        {"hidden_size", 64},       {"num_hidden_layers", 2}, {"num_attention_heads", 4},     {"num_key_value_heads", 2},
+        {"intermediate_size", 96}, {"vocab_size", 512},      {"max_position_embeddings", 32}};
+    if (name == "gpt2") json = nlohmann::json::object();
+    json.update(numbers);
+    json["model_type"] = name;
+    std::filesystem::create_directories(path(name));
+    write_file(path(name) + "/config.json", json.dump());
+    return {"--model.flavor=hf", "--model.hf_assets_path=" + path(name), "--checkpoint.initial_random_weights"};
+  }
+};
+
+TEST_F(ContextLayoutsTest, HaveOneRanksNumbers) {
+  for (const Case& layout : layouts()) expect_right(layout);
+}
+
+TEST_F(ContextLayoutsTest, HaveOneRanksNumbersWhereARankHasTwoPositionsOfEachPiece) {
+  expect_right({"cp8", 8, cp(8)});
+  expect_right({"cp8 padded", 8, cp(8) + Keys{"--training.seq_len=17"}});
+}
+
+TEST_F(ContextLayoutsTest, HaveOneRanksNumbersWhenRecomputed) {
+  const Keys op = {"--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"};
+  for (const Keys& how : {Keys{"--activation_checkpoint.mode=full"}, op}) {
+    for (const Case& layout : layouts({"cp2", "cp4 heads", "zero3 over cp2, replicated", "cp2 tp2 heads", "pp2 cp2"})) {
+      expect_right({layout.name + ", " + how.back(), layout.ranks, layout.keys + how});
+    }
+  }
+}
+
+TEST_F(ContextLayoutsTest, HaveOneRanksNumbersIn16Bits) {
+  const auto in = [](const Case& layout, const std::string& type) {
+    return Case{
+        layout.name + ", " + type, layout.ranks,
+        layout.keys + Keys{"--training.mixed_precision_param=" + type, "--activation_checkpoint.mode=selective"}};
+  };
+  for (const Case& layout : layouts()) expect_right(in(layout, "bfloat16"), 1);
+  for (const Case& layout : layouts({"cp4", "cp2 heads", "zero2_2 cp2"})) expect_right(in(layout, "float16"));
+}
+
+// Lengths that the pieces do not divide.
+TEST_F(ContextLayoutsTest, HaveOneRanksNumbersWithPadding) {
+  for (const Case& layout : layouts({"cp4", "cp3", "cp4 heads", "ddp3 cp2", "zero1 over cp4", "cp4 tp2",
+                                     "cp2 tp2, whole tokens", "pp2 cp4 zbv", "pp2 cp2 tp2 tied"})) {
+    expect_right({layout.name + ", 30 tokens", layout.ranks, layout.keys + Keys{"--training.seq_len=30"}}, 1);
+  }
+}
+
+TEST_F(ContextLayoutsTest, KeepDocumentsApart) {
+  const Keys packed = documents();
+  for (const Case& layout : layouts()) {
+    expect_right({layout.name, layout.ranks, layout.keys + packed}, 1, /*has_documents=*/true);
+  }
+  const Keys padded = {"--training.seq_len=30", "--training.mixed_precision_param=bfloat16",
+                       "--activation_checkpoint.mode=full"};
+  for (const Case& layout : layouts({"cp4", "cp4 heads", "zero2_2 cp2", "cp2 tp2 heads", "pp2 cp2"})) {
+    expect_right({layout.name + ", padded, bfloat16", layout.ranks, layout.keys + packed + padded}, 1,
+                 /*has_documents=*/true);
+  }
+}
+
+// Learnt positions, experts, and windows that end within and beyond a rank's pieces.
+TEST_F(ContextLayoutsTest, HaveOneRanksNumbersInOtherFamilies) {
+  const std::vector<std::pair<std::string, nlohmann::json>> families = {
+      {"gpt2", {{"n_embd", 64}, {"n_layer", 2}, {"n_head", 4}, {"n_positions", 32}, {"vocab_size", 512}}},
+      {"mixtral", {{"num_local_experts", 3}, {"num_experts_per_tok", 2}}},
+      {"mistral", {{"sliding_window", 5}}},
+      {"qwen3", {{"head_dim", 16}, {"tie_word_embeddings", true}}}};
+  const auto some = layouts({"cp4 heads", "cp3", "zero2_2 cp2", "cp2 tp2 heads", "pp2 cp2"});
+  const Keys packed = documents();
+  for (const auto& [name, numbers] : families) {
+    Keys keys = family(name, numbers);
+    // Softmax does not see what all keys have in common: this gradient is zero, and what is found of it is rounding.
+    if (name == "gpt2") keys.emplace_back("--training.frozen=layers.*.attention.wk.bias");
+    for (const Case& layout : some) {
+      expect_right({name + ", " + layout.name, layout.ranks, layout.keys + keys}, 1);
+      expect_right({name + ", " + layout.name + ", packed, 30 tokens", layout.ranks,
+                    layout.keys + keys + packed + Keys{"--training.seq_len=30"}},
+                   1, /*has_documents=*/true);
+    }
+  }
+}
+
+TEST_F(ContextLayoutsTest, AdaptersHaveOneRanksNumbers) {
+  for (const Case& layout : layouts({"cp4", "cp2 heads", "zero2_2 cp2", "cp2 tp2, whole tokens"})) {
+    expect_right({layout.name + ", LoRA", layout.ranks, layout.keys + Keys{"--lora.rank=4", "--lora.no-zero_b"}});
+  }
+}
+
+/// Attends to this rank's own positions alone.
+class AloneAttention final : public nn::ContextAttention {
+ public:
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window,
+                    const std::shared_ptr<const DocumentBoundaries>&) const override {
+    return kernels::causal_attention(q, k, v, window);
+  }
+};
+
+TEST_F(ContextLayoutsTest, WrongAttentionIsFoundAndNamed) {
+  for (const Case& layout : {Case{"cp2", 2, cp(2)}, Case{"cp2 tp2", 4, cp(2) + tp(2)}}) {
+    const LayoutCheck found = check(layout, 2, [](LayoutSide& side) {
+      for (nn::Module* const module : side.modules()) {
+        for (const auto& layer : dynamic_cast<models::Llama&>(*module).layers) {
+          layer->attention->set_context_attention(std::make_shared<AloneAttention>());
+        }
+      }
+    });
+    ASSERT_TRUE(found.finding) << layout.name;
+    EXPECT_EQ(found.finding->step, 1);
+    EXPECT_THAT(found.finding->parameter, HasSubstr("layers.0.attention")) << found.finding->text();
+  }
+}
+
+}  // namespace
+}  // namespace phalanx::verify::context_layouts_test
