@@ -105,10 +105,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=pathlib.Path, required=True)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", nargs="*", help="these cases of make_hf_golden.py")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as scratch:
         for name, (family, options) in CASES.items():
+            if arguments.only and name not in arguments.only:
+                continue
             check(name, family, options, arguments.program.resolve(), arguments.ranks, pathlib.Path(scratch))
 
 

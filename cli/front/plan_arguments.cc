@@ -1,6 +1,7 @@
 #include "cli/front/plan_arguments.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/hub_name.h"
+#include "phalanx/base/nearest.h"
 #include "phalanx/config/config_schema.h"
 #include "phalanx/config/layouts.h"
 #include "phalanx/config/training_shape.h"
@@ -31,8 +33,15 @@ void add_model_keys(const std::string& model, std::vector<std::string>& keys) {
         fmt::format("--model '{}' is no directory{}; or name a model such as llama3_8b", model,
                     hub_hint(model).empty() ? ": expected a Hugging Face model's, with config.json" : hub_hint(model)));
   }
-  models::llama_flavor(config::meant_value("model", "flavor", model));  // throws and names the nearest
-  keys.push_back("--model.flavor=" + model);
+  const std::string flavor = config::meant_value("model", "flavor", model);
+  const auto family = models::family_of_flavor(flavor);
+  if (!family) {
+    throw ConfigError(fmt::format("unknown model '{}'{}; known: {}", model,
+                                  did_you_mean(flavor, models::all_flavor_names()),
+                                  fmt::join(models::all_flavor_names(), ", ")));
+  }
+  keys.push_back(fmt::format("--model.name={}", models::family_name(*family)));
+  keys.push_back("--model.flavor=" + flavor);
 }
 
 }  // namespace

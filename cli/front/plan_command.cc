@@ -62,7 +62,7 @@ using plan::bytes_text;
 std::string recommended_toml(const PlanArguments& arguments, const plan::Layout& layout) {
   std::set<std::pair<std::string, std::string>> wanted;
   for (const plan::Setting& setting : plan::settings_of(layout)) wanted.emplace(setting.section, setting.key);
-  if (arguments.config_path.empty()) wanted.insert({{"model", "flavor"}, {"training", "seq_len"}});
+  if (arguments.config_path.empty()) wanted.insert({{"model", "name"}, {"model", "flavor"}, {"training", "seq_len"}});
   std::set<std::string> known;  // the existing entries as "[section] line"
   const auto each_line = [](const config::TrainConfig& config, const auto& visit) {
     std::istringstream text(config::print_config(config));

@@ -103,7 +103,7 @@ void require_same(const SourceTensor& source, const SourceTensor& copy, const Fi
 class FileTensor {
  public:
   void add(const FileTensorView& place, const at::Tensor& tensor) {
-    const auto [part, is_new] = parts_.emplace(place.form.part, tensor);
+    const auto [part, is_new] = parts_.emplace(place.form.part, Part{tensor, place.form});
     const bool fits = is_new && (parts_.size() == 1 || form_.parts == place.form.parts);
     if (!fits) {
       throw CheckpointError(
@@ -113,24 +113,26 @@ class FileTensor {
   }
 
   safetensors::TensorInfo info(const std::string& name, const std::optional<at::ScalarType>& dtype) const {
-    const at::Tensor& first = parts_.begin()->second;
-    if (static_cast<std::int64_t>(parts_.size()) != form_.parts) {
+    const auto& [first, form] = parts_.begin()->second;
+    std::int64_t there = 0;
+    for (const auto& [number, part] : parts_) there += part.form.span;
+    if (there != form_.parts) {
       throw CheckpointError(
           fmt::format("cannot write tensor {}: {} of the {} parts that it is put together from are "
                       "there",
-                      safetensors::quote_name(name), parts_.size(), form_.parts));
+                      safetensors::quote_name(name), there, form_.parts));
     }
     const auto type = dtype && first.is_floating_point() ? *dtype : first.scalar_type();
     auto info = describe_tensor({name, first.detach().new_empty({1}, type)});
-    info.shape = shape_in_file(form_, first.sizes().vec());
+    info.shape = shape_in_file(form, first.sizes().vec());
     return info;
   }
 
   at::Tensor whole(const std::optional<at::ScalarType>& dtype) const {
-    at::Tensor tensor = parts_.begin()->second.detach();
+    at::Tensor tensor = parts_.begin()->second.tensor.detach();
     if (form_.parts > 1) {
       std::vector<at::Tensor> all;
-      for (const auto& [number, part] : parts_) all.push_back(part.detach());
+      for (const auto& [number, part] : parts_) all.push_back(part.tensor.detach());
       tensor = at::cat(all);
     }
     if (dtype && tensor.is_floating_point()) tensor = tensor.to(*dtype);
@@ -138,8 +140,12 @@ class FileTensor {
   }
 
  private:
+  struct Part {
+    at::Tensor tensor;
+    FileTensorView::Form form;
+  };
   FileTensorView::Form form_;
-  std::map<std::int64_t, at::Tensor> parts_;  // by their numbers
+  std::map<std::int64_t, Part> parts_;  // by their numbers
 };
 
 }  // namespace

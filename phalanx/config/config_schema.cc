@@ -36,15 +36,27 @@ const std::vector<Key>& known_keys() {
        "Folder of everything the run writes: checkpoints, metrics.jsonl, TensorBoard files, report.html."},
       {"job", "description", at<&C::job, &C::Job::description>, "Title of the run in its report."},
 
-      {"model", "name", at<&C::model, &C::Model::name>, "Model family.", -kAny, kAny, {"llama"}},
+      {"model",
+       "name",
+       at<&C::model, &C::Model::name>,
+       "Model family, as Hugging Face's model_type. With flavor hf, that of config.json.",
+       -kAny,
+       kAny,
+       {"llama", "mistral", "qwen2", "qwen3", "gpt2", "mixtral", "qwen3_moe", "olmo2", "smollm3", "phi3",
+        "gemma3_text"}},
       {"model",
        "flavor",
        at<&C::model, &C::Model::flavor>,
-       "Named size, or hf: that of config.json in hf_assets_path. The explicit keys below change single numbers of it.",
+       "Named size of the family, or hf: that of config.json in hf_assets_path. The explicit keys below change single "
+       "numbers of it.",
        -kAny,
        kAny,
-       {"debug", "5M", "50M", "llama3_debug", "llama3_1b", "llama3_8b", "llama3_70b", "llama3_405b",
-        kFlavorOfDirectory}},
+       {"debug",           "5M",          "50M",         "llama3_debug", "llama3_1b",       "llama3_8b",
+        "llama3_70b",      "llama3_405b", "mistral_7b",  "qwen2_0.5b",   "qwen2_1.5b",      "qwen2_7b",
+        "qwen3_0.6b",      "qwen3_1.7b",  "qwen3_4b",    "qwen3_8b",     "qwen3_14b",       "qwen3_32b",
+        "gpt2_124m",       "gpt2_355m",   "gpt2_774m",   "gpt2_1.5b",    "mixtral_8x7b",    "qwen3_30b_a3b",
+        "qwen3_235b_a22b", "olmo2_1b",    "olmo2_7b",    "olmo2_13b",    "olmo2_32b",       "smollm3_3b",
+        "phi3_mini",       "phi4",        "gemma3_270m", "gemma3_1b",    kFlavorOfDirectory}},
       {"model", "hf_assets_path", at<&C::model, &C::Model::hf_assets_path>,
        "Folder with tokenizer.json, for the sample at the end of the run; a whole model as Hugging Face keeps it, for "
        "flavor hf and checkpoint.initial_load_in_hf."},
@@ -681,7 +693,10 @@ const std::vector<ValueAlias>& value_aliases() {
   static const std::vector<ValueAlias> aliases = {
       {"model", "name", "llama3", "llama"},       {"model", "flavor", "debugmodel", "llama3_debug"},
       {"model", "flavor", "8B", "llama3_8b"},     {"model", "flavor", "70B", "llama3_70b"},
-      {"model", "flavor", "405B", "llama3_405b"},
+      {"model", "flavor", "405B", "llama3_405b"}, {"model", "flavor", "0.6B", "qwen3_0.6b"},
+      {"model", "flavor", "1.7B", "qwen3_1.7b"},  {"model", "flavor", "4B", "qwen3_4b"},
+      {"model", "flavor", "14B", "qwen3_14b"},    {"model", "flavor", "32B", "qwen3_32b"},
+      {"model", "name", "gemma3", "gemma3_text"},
   };
   return aliases;
 }

@@ -64,8 +64,8 @@ void check_context_parallel(const TrainConfig& config, const models::LlamaConfig
   }
   const ContextCut cut = context_cut(plan, 0);
   const std::int64_t seq_len = config.training.seq_len;
-  if (model.rope_scaling.type == RopeScalingType::dynamic && cut.padded(seq_len) != seq_len) {
-    refuse(fmt::format("seq_len {} and dynamic rope scaling", seq_len),
+  if (model.rope_scaling.depends_on_length() && cut.padded(seq_len) != seq_len) {
+    refuse(fmt::format("seq_len {} and {} rope scaling", seq_len, rope_scaling_name(model.rope_scaling.type)),
            fmt::format("padding would change the angles; set seq_len to a multiple of {}", cut.ranks * cut.multiple));
   }
 }

@@ -31,13 +31,19 @@ models::LlamaConfig model_of_directory(const std::string& folder) {
 
 models::LlamaConfig model_config(const TrainConfig& config) {
   const bool is_directory = config.model.flavor == kFlavorOfDirectory;
-  models::LlamaConfig model =
-      is_directory ? model_of_directory(config.model.hf_assets_path) : models::llama_flavor(config.model.flavor);
+  const models::LlamaFamily family = *models::family_from_name(config.model.name);  // the schema knows no others
+  models::LlamaConfig model = is_directory ? model_of_directory(config.model.hf_assets_path)
+                                           : models::llama_flavor(config.model.flavor, family);
+  if (is_directory && family != models::LlamaFamily::llama && family != model.family) {
+    throw ConfigError(fmt::format("[model] name is \"{}\", but the model in '{}' is a {}: expected that, or no name",
+                                  config.model.name, config.model.hf_assets_path, models::family_name(model.family)));
+  }
   const auto take = [](auto& number, auto given) {
     if (given != 0) number = given;
   };
   take(model.dim, config.model.dim);
   take(model.n_layers, config.model.n_layers);
+  if (!is_directory && config.model.n_layers != 0) model = models::with_layer_pattern(model);
   take(model.n_heads, config.model.n_heads);
   take(model.n_kv_heads, config.model.n_kv_heads);
   take(model.ffn_hidden, config.model.ffn_hidden);

@@ -50,9 +50,8 @@ Generator::Generator(models::Llama& model, GeneratorOptions options)
                                   model.part().text()));
   }
   options_.prefill_chunk = std::min(options_.prefill_chunk, model_.config().max_seq_len);
-  // With dynamic scaling the rotation of all positions of a prompt depends on its whole length.
-  if (model_.config().rope_scaling.type == RopeScalingType::dynamic)
-    options_.prefill_chunk = model_.config().max_seq_len;
+  // With such a scaling the rotation of all positions of a prompt depends on its whole length.
+  if (model_.config().rope_scaling.depends_on_length()) options_.prefill_chunk = model_.config().max_seq_len;
 }
 
 Generator::~Generator() = default;
@@ -143,10 +142,13 @@ void Generator::run(const RequestStream& requests, std::int64_t max_batch) {
     Scheduler scheduler;
     std::optional<ForwardBatch> in_flight;
   };
+  const RopeScaling& scaling = config.rope_scaling;
+  const std::int64_t refill_at = scaling.type == RopeScalingType::longrope ? scaling.original_max_seq_len : 0;
   std::list<Track> tracks;
   for (std::int64_t i = 0; i < schedulers; ++i) {
     const std::int64_t share = (rows + schedulers - 1 - i) / schedulers;
-    tracks.push_back(Track{Scheduler(model_.make_cache(share, positions), options_.prefill_chunk), std::nullopt});
+    tracks.push_back(
+        Track{Scheduler(model_.make_cache(share, positions), options_.prefill_chunk, refill_at), std::nullopt});
   }
 
   std::size_t taken = 0;

@@ -1,8 +1,10 @@
 // Models read from directories as transformers writes them give what transformers computes with them (golden numbers of
-// scripts/make_hf_golden.py): logits, greedy generation, and the same in every layout.
+// scripts/make_hf_golden.py): logits, greedy generation, losses in training, and the same in every layout.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/remainder.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
@@ -25,10 +27,12 @@
 #include "phalanx/infer/model_files.h"
 #include "phalanx/models/config/hf_config.h"
 #include "phalanx/models/config/hf_names.h"
+#include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/models/testing/golden_weight.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/optim/adamw.h"
 #include "phalanx/parallel/fsdp/fully_shard.h"
 
 namespace phalanx::infer {
@@ -53,7 +57,7 @@ void write_model(const std::filesystem::path& folder, const nlohmann::json& gold
   nlohmann::json index;
   for (const auto& [name, shape] : golden["tensors"].items()) {
     const at::Tensor tensor = at::empty(shape.get<std::vector<std::int64_t>>());
-    models::set_golden_weight(name, tensor);
+    models::set_golden_weight(name, tensor, golden["config"]["model_type"] == "gemma3_text");
     const std::size_t file = index["weight_map"].size() % 2;
     files[file].push_back({name, tensor});
     index["weight_map"][name] = file == 0 ? "model-00001-of-00002.safetensors" : "model-00002-of-00002.safetensors";
@@ -130,7 +134,7 @@ TEST_P(HuggingFaceModel, GreedyGenerationIsTransformers) {
 }
 
 // Runs four passes; each is compared with one pass over everything it sees. Keys in the cache keep their rotation. So
-// under dynamic scaling the two differ beyond the length at which scaling begins.
+// under scaling that depends on the length the two differ beyond the length at which scaling begins.
 TEST_P(HuggingFaceModel, WhatACacheHoldsIsSeenAsInOnePass) {
   const auto model = load_model(find_model(scratch_.path()), at::kCPU);
   const RopeScaling& scaling = model->config().rope_scaling;
@@ -138,7 +142,7 @@ TEST_P(HuggingFaceModel, WhatACacheHoldsIsSeenAsInOnePass) {
   auto cache = model->make_cache(1, tokens.size(1));
   for (const auto& [first, count] :
        std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 3}, {3, 9}, {12, 1}, {13, 11}}) {
-    if (scaling.type == RopeScalingType::dynamic && first + count > scaling.original_max_seq_len) break;
+    if (scaling.depends_on_length() && first + count > scaling.original_max_seq_len) break;
     const at::Tensor whole = model->forward(tokens.narrow(1, 0, first + count)).detach();
     const at::Tensor logits = model->forward(tokens.narrow(1, first, count), cache);
     EXPECT_LT((logits[0] - whole[0][first + count - 1]).abs().max().item<double>(), 1e-5) << first;
@@ -169,7 +173,7 @@ TEST_P(HuggingFaceModel, EveryLayoutGivesTheSame) {
     expect_golden_logits(nn::call(model, tokens), golden_);
   });
   at::Tensor x = tokens;
-  const auto parts = models::divide_llama(config, {0.5, 1.5});
+  const auto parts = models::divide_llama(config, {0.5, static_cast<double>(config.n_layers) - 0.5});
   for (const auto& part : parts) {
     models::Llama stage(config, part);
     load_weights(scratch_.path(), nn::named_parameters(stage), hf_weights_of_part(config));
@@ -199,17 +203,100 @@ TEST_P(HuggingFaceModel, EveryLayoutGeneratesTheSame) {
   }
 }
 
+/// The batches of make_hf_golden.py.
+at::Tensor training_tokens(std::int64_t step, std::int64_t seq) {
+  constexpr std::int64_t kBatch = 4;
+  const at::Tensor row = at::arange(kBatch, at::kLong).add(kBatch * step).unsqueeze(1);
+  const at::Tensor column = at::arange(seq + 1, at::kLong).unsqueeze(0);
+  return at::remainder(row.mul(7).add(column.mul(row.remainder(3).add(1))), 61);
+}
+
+/// Trains on this rank's rows of each batch, as torch's AdamW does.
+void expect_golden_losses(models::Llama& model, const std::vector<NamedTensor>& parameters,
+                          const nlohmann::json& golden, Communicator* data_ranks = nullptr) {
+  AdamW optimizer(parameters, {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1});
+  const auto seq = static_cast<std::int64_t>(golden["tokens"].size());
+  const auto expected = golden["losses"].get<std::vector<double>>();
+  for (std::size_t step = 0; step < expected.size(); ++step) {
+    at::Tensor batch = training_tokens(static_cast<std::int64_t>(step), seq);
+    if (data_ranks != nullptr) batch = batch.chunk(data_ranks->size(), 0)[static_cast<std::size_t>(data_ranks->rank())];
+    at::Tensor loss = model.loss(batch.narrow(1, 0, seq), batch.narrow(1, 1, seq));
+    loss.backward();
+    optimizer.step(golden["learning_rate"].get<double>());
+    optimizer.zero_grad();
+    loss = loss.detach().clone();
+    if (data_ranks != nullptr) data_ranks->all_reduce(loss, {.op = ReduceOp::avg});
+    EXPECT_NEAR(loss.item<double>(), expected[step], 2e-5 * expected[step]) << "step " << step;
+  }
+}
+
+TEST_P(HuggingFaceModel, TrainingLossesAreTransformers) {
+  const models::LlamaConfig config = find_model(scratch_.path()).config;
+  {
+    const auto model = load_model(find_model(scratch_.path()), at::kCPU);
+    expect_golden_losses(*model, nn::named_parameters(*model), golden_);
+  }
+  golden_["losses"].erase(golden_["losses"].begin() + 6, golden_["losses"].end());  // the others take long
+  for (const auto& [tp, sequence_parallel] : {std::pair(2, true), {4, false}}) {
+    run_local_ranks(tp, [&, tp = tp, sequence_parallel = sequence_parallel](const auto& world) {
+      SCOPED_TRACE(testing::Message() << tp << " ranks, sequence parallel " << sequence_parallel);
+      const DeviceMesh mesh(world, {{"tp", tp}});
+      models::Llama model(config);
+      models::parallelize_llama(model, mesh, {.sequence_parallel = sequence_parallel});
+      load_bytes(scratch_.path(), nn::named_parameters(model));
+      expect_golden_losses(model, nn::named_parameters(model), golden_);
+    });
+  }
+  run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+    SCOPED_TRACE("sharded and tensor parallel");
+    const DeviceMesh mesh(world, {{"dp_shard", 2}, {"tp", 2}});
+    models::Llama model(config, {.without_memory = true});
+    models::parallelize_llama(model, mesh);
+    FullyShardedDataParallel sharded(model, mesh);
+    load_bytes(scratch_.path(), sharded.parameters());
+    sharded.invalidate_unsharded();
+    expect_golden_losses(model, sharded.parameters(), golden_, mesh.communicator("dp_shard").get());
+  });
+}
+
 TEST_P(HuggingFaceModel, ItsDescriptionComesBack) {
   const models::LlamaConfig config = find_model(scratch_.path()).config;
   const std::string text = models::llama_hf_config(config, "float32");
   EXPECT_EQ(models::llama_config_from_hf(text, "config.json"), config);
+  EXPECT_THAT(models::hf_unsupported(golden_["config"].dump(), "f"), Not(HasSubstr("not read")));
   // What was read can be written again.
   const auto written = nlohmann::json::parse(text);
-  for (const char* key :
-       {"model_type", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers",
-        "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "vocab_size", "n_embd",
-        "n_layer", "n_head", "n_positions", "layer_norm_epsilon", "num_local_experts", "num_experts_per_tok"}) {
-    if (!golden_["config"].contains(key)) continue;
+  for (const char* key : {"model_type",
+                          "hidden_size",
+                          "intermediate_size",
+                          "num_attention_heads",
+                          "num_hidden_layers",
+                          "num_key_value_heads",
+                          "max_position_embeddings",
+                          "tie_word_embeddings",
+                          "rms_norm_eps",
+                          "vocab_size",
+                          "n_embd",
+                          "n_layer",
+                          "n_head",
+                          "n_positions",
+                          "layer_norm_epsilon",
+                          "num_local_experts",
+                          "num_experts_per_tok",
+                          "moe_intermediate_size",
+                          "norm_topk_prob",
+                          "no_rope_layers",
+                          "query_pre_attn_scalar",
+                          "layer_types",
+                          "original_max_position_embeddings",
+                          "head_dim",
+                          "hidden_activation"}) {
+    if (!golden_["config"].contains(key) || golden_["config"][key].is_null()) continue;
+    // Of layers without experts, or of no effect on this model.
+    if (key == std::string_view("intermediate_size") && golden_["config"].contains("moe_intermediate_size")) continue;
+    const std::set<std::string> may_be_missing = {"layer_types", "original_max_position_embeddings",
+                                                  "num_local_experts"};
+    if (may_be_missing.contains(key) && !written.contains(key)) continue;
     EXPECT_EQ(written[key], golden_["config"][key]) << key;
   }
 }

@@ -1,5 +1,6 @@
 #include "phalanx/infer/scheduler.h"
 
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -65,6 +66,20 @@ ForwardBatch Scheduler::prefill() {
   return batch;
 }
 
+std::optional<ForwardBatch> Scheduler::refill() {
+  if (refill_at_ == 0) return std::nullopt;
+  for (std::int64_t row = 0; row < used_; ++row) {
+    if (cache_.length(row) != refill_at_) continue;
+    cache_.truncate(row, 0);
+    const Sequence& sequence = *rows_[index(row)];
+    std::vector<std::int64_t> tokens = sequence.request().prompt;
+    tokens.insert(tokens.end(), sequence.generated().begin(), sequence.generated().end());
+    return ForwardBatch{
+        .first_row = row, .tokens = at::tensor(tokens, at::TensorOptions(at::kLong)).unsqueeze(0), .sample_rows = {0}};
+  }
+  return std::nullopt;
+}
+
 ForwardBatch Scheduler::decode() const {
   ForwardBatch batch{.tokens = at::zeros({used_, 1}, at::TensorOptions(at::kLong))};
   for (std::int64_t row = 0; row < used_; ++row) {
@@ -81,6 +96,7 @@ std::optional<ForwardBatch> Scheduler::next_batch(const Next& next) {
   }
   if (!runs_.empty()) return prefill();
   if (used_ == 0) return std::nullopt;
+  if (auto again = refill()) return again;
   return decode();
 }
 

@@ -21,7 +21,10 @@ namespace phalanx::infer {
 
 class Scheduler {
  public:
-  Scheduler(nn::KvCache cache, std::int64_t prefill_chunk) : cache_(std::move(cache)), chunk_(prefill_chunk) {
+  /// A row that holds `refill_at` tokens is computed anew together with its next one; 0: never. For rotary embeddings
+  /// whose angles change there.
+  Scheduler(nn::KvCache cache, std::int64_t prefill_chunk, std::int64_t refill_at = 0)
+      : cache_(std::move(cache)), chunk_(prefill_chunk), refill_at_(refill_at) {
     rows_.resize(static_cast<std::size_t>(cache_.options().batch));
   }
 
@@ -45,10 +48,11 @@ class Scheduler {
   void fill(const Next& next);
   void close_gaps();
   ForwardBatch prefill();
+  std::optional<ForwardBatch> refill();
   ForwardBatch decode() const;
 
   nn::KvCache cache_;
-  std::int64_t chunk_;
+  std::int64_t chunk_, refill_at_;
   std::vector<std::unique_ptr<Sequence>> rows_;
   std::int64_t used_ = 0;  // when gaps are closed, this many first rows have sequences
   std::deque<Run> runs_;

@@ -23,6 +23,7 @@ class Sequence {
   const Request& request() const noexcept { return request_; }
   std::size_t number() const noexcept { return number_; }
   std::int64_t last_token() const { return completion_.tokens.back(); }
+  const std::vector<std::int64_t>& generated() const noexcept { return completion_.tokens; }
   std::int64_t prompt_length() const { return std::ssize(request_.prompt); }
 
   /// Returns the next token, chosen from the logits [vocab] of the last position.

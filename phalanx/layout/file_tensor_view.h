@@ -4,8 +4,10 @@
 //   FileTensorView("model.norm.weight");                                       // the same tensor under another name
 //   FileTensorView("h.0.attn.c_attn.weight", {.transposed = true, .part = 1, .parts = 3});
 //
+//   FileTensorView("self_attn.qkv_proj.weight", {.part = 0, .parts = 6, .span = 4});
+//
 // The second is the middle third of the columns of the file's matrix; the tensor's rows are columns in the file. Parts
-// have equal size and follow each other along the tensor's own first dimension.
+// have equal size and follow each other along the tensor's own first dimension. The third is the first four of six.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +21,7 @@ struct FileTensorView {
     bool transposed = false;  // of a matrix
     std::int64_t part = 0;
     std::int64_t parts = 1;
+    std::int64_t span = 1;  // of the parts that the tensor is, from `part` on
     bool operator==(const Form&) const = default;
   };
   FileTensorView(std::string name, const Form& form) : name(std::move(name)), form(form) {}

@@ -10,6 +10,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
@@ -19,6 +21,7 @@
 #include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/config/llama_json.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/models/testing/small_families.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::models {
@@ -75,10 +78,55 @@ TEST(ModelSizes, AreThosePublished) {
   EXPECT_EQ(mixtral.flops_per_token(4096), 6.0 * (12'879'925'248 - 32000 * 4096) + 12.0 * 32 * 4096 * 4096);
 }
 
+TEST(ModelSizes, OfFlavorsAreThosePublished) {
+  using enum LlamaFamily;
+  const std::vector<std::tuple<LlamaFamily, const char*, std::int64_t>> published = {
+      {mistral, "mistral_7b", 7'241'732'096},
+      {qwen2, "qwen2_0.5b", 494'032'768},
+      {qwen2, "qwen2_1.5b", 1'543'714'304},
+      {qwen2, "qwen2_7b", 7'615'616'512},
+      {qwen3, "qwen3_0.6b", 596'049'920},
+      {qwen3, "qwen3_1.7b", 1'720'574'976},
+      {qwen3, "qwen3_4b", 4'022'468'096},
+      {qwen3, "qwen3_8b", 8'190'735'360},
+      {qwen3, "qwen3_14b", 14'768'307'200},
+      {qwen3, "qwen3_32b", 32'762'123'264},
+      {gpt2, "gpt2_124m", 124'439'808},
+      {gpt2, "gpt2_355m", 354'823'168},
+      {gpt2, "gpt2_774m", 774'030'080},
+      {gpt2, "gpt2_1.5b", 1'557'611'200},
+      {mixtral, "mixtral_8x7b", 46'702'792'704},
+      {qwen3_moe, "qwen3_30b_a3b", 30'532'122'624},
+      {qwen3_moe, "qwen3_235b_a22b", 235'093'634'560},
+      {olmo2, "olmo2_1b", 1'484'916'736},
+      {olmo2, "olmo2_7b", 7'298'617'344},
+      {olmo2, "olmo2_13b", 13'716'198'400},
+      {olmo2, "olmo2_32b", 32'234'279'936},
+      {smollm3, "smollm3_3b", 3'075'098'624},
+      {phi3, "phi3_mini", 3'821'079'552},
+      {phi3, "phi4", 14'659'507'200},
+      {gemma3_text, "gemma3_270m", 268'098'176},
+      {gemma3_text, "gemma3_1b", 999'885'952}};
+  for (const auto& [family, flavor, count] : published) {
+    EXPECT_EQ(llama_flavor(flavor, family).parameter_count(), count) << family_name(family) << " " << flavor;
+  }
+  for (const auto family : all_families()) {
+    for (const auto& flavor : llama_flavor_names(family)) llama_flavor(flavor, family).validate();
+    EXPECT_LT(llama_flavor("debug", family).parameter_count(), 1'000'000);
+  }
+  EXPECT_THAT(error_text<ConfigError>([] { llama_flavor("olmo2_5b", olmo2); }),
+              HasSubstr("unknown flavor 'olmo2_5b' of the model olmo2"));
+  EXPECT_THAT(
+      error_text<ConfigError>([] { llama_flavor("qwen3_4b", olmo2); }),
+      HasSubstr("the flavor 'qwen3_4b' is of the model qwen3, not of olmo2: expected [model] name = \"qwen3\""));
+}
+
 TEST(ModelSizes, AreThoseOfTheTensorsOfEachFamily) {
   auto untied = small_gpt2();
   untied.tie_embeddings = false;
-  for (const auto& config : {small_gpt2(), untied, small_mixtral()}) {
+  std::vector<LlamaConfig> configs = small_families(/*n_layers=*/2, /*max_seq_len=*/16);
+  configs.insert(configs.end(), {small_gpt2(), untied, small_mixtral()});
+  for (const auto& config : configs) {
     const Llama model(config, {.without_memory = true});
     const auto shapes = llama_parameter_shapes(config);
     std::int64_t elements = 0;

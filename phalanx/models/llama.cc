@@ -6,6 +6,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -20,6 +21,7 @@
 #include "phalanx/base/ignored_label.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
+#include "phalanx/models/config/llama_json.h"
 #include "phalanx/nn/mixture_of_experts.h"
 
 namespace phalanx::models {
@@ -47,7 +49,10 @@ at::Tensor of_ranges(const at::Tensor& x, std::int64_t dim, const std::array<Pos
   return at::cat({of(ranges[0]), of(ranges[1])}, dim);
 }
 
-nn::NormKind norm_kind(const LlamaConfig& config) { return config.is_gpt2() ? nn::NormKind::layer : nn::NormKind::rms; }
+nn::NormKind norm_kind(const LlamaConfig& config) {
+  if (config.is_gpt2()) return nn::NormKind::layer;
+  return config.traits().norms_add_one ? nn::NormKind::rms_one_plus : nn::NormKind::rms;
+}
 
 }  // namespace
 
@@ -74,20 +79,26 @@ Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptions
                                                      .n_heads = config.n_heads,
                                                      .n_kv_heads = config.n_kv_heads,
                                                      .head_dim = config.head_dim(),
-                                                     .window = config.sliding_window,
                                                      .qkv_bias = config.has_qkv_bias(),
                                                      .output_bias = config.is_gpt2(),
-                                                     .qk_norm = config.has_qk_norm(),
+                                                     .qk_norm = config.traits().qk_norm,
+                                                     .norms_add_one = config.traits().norms_add_one,
                                                      .norm_eps = config.norm_eps,
-                                                     .rotary = !config.is_gpt2()},
+                                                     .rotary_dim = config.rotary_dim,
+                                                     .query_scalar = config.query_scalar},
                                        .ffn_hidden = config.ffn_hidden,
                                        .positionwise = positionwise(config),
+                                       .activation = config.traits().activation,
                                        .experts = config.experts,
                                        .experts_per_token = config.experts_per_token,
+                                       .normalise_routing = config.normalise_routing,
+                                       .norms = config.traits().norms,
                                        .norm = norm_kind(config),
                                        .norm_eps = config.norm_eps};
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layers));
   for (std::int64_t i = part.begin / 2; 2 * i < part.end; ++i) {
+    block.attention.window = config.window_of(i);
+    block.attention.rotary = config.is_rotated(i);
     block.has_attention = part.begin <= 2 * i;
     block.has_feed_forward = 2 * i + 1 < part.end;
     layers.push_back(std::make_shared<nn::TransformerBlock>(block, tensor));
@@ -109,18 +120,62 @@ Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptions
   }
 }
 
-nn::RotaryTables Llama::rope(std::int64_t positions, std::int64_t longest, at::Device device) {
+Llama::Rotation Llama::make_rope(std::int64_t positions, std::int64_t longest, at::Device device) const {
+  const std::int64_t rotated = config_.rotary_dim != 0 ? config_.rotary_dim : config_.head_dim();
+  Rotation rotation{
+      .of_all = nn::rotary_tables(
+          {.head_dim = rotated, .theta = config_.rope_theta, .scaling = config_.rope_scaling, .longest = longest},
+          positions, device),
+      .of_window = {}};
+  if (config_.window_rope_theta != 0.0) {
+    rotation.of_window =
+        nn::rotary_tables({.head_dim = rotated, .theta = config_.window_rope_theta, .scaling = {}}, positions, device);
+  }
+  return rotation;
+}
+
+Llama::Rotation Llama::rope(std::int64_t positions, std::int64_t longest, at::Device device) {
   // Tables made in inference mode could never be used in training afterwards.
   const c10::InferenceMode trainable(false);
-  nn::RotaryOptions options{
-      .head_dim = config_.head_dim(), .theta = config_.rope_theta, .scaling = config_.rope_scaling, .longest = longest};
-  if (options.scaling.type == RopeScalingType::dynamic && longest > options.scaling.original_max_seq_len) {
-    return nn::rotary_tables(options, positions, device);  // of exactly this length
+  const RopeScaling& scaling = config_.rope_scaling;
+  const bool is_stretched = scaling.depends_on_length() && longest > scaling.original_max_seq_len;
+  if (is_stretched && scaling.type == RopeScalingType::dynamic) {
+    return make_rope(positions, longest, device);  // of exactly this length
   }
-  if (!rope_.cos.defined() || rope_.cos.device() != device || rope_.cos.size(0) < positions) {
-    rope_ = nn::rotary_tables(options, positions, device);
+  Rotation& kept = is_stretched ? stretched_rope_ : rope_;
+  const at::Tensor& cos = kept.of_all.cos;
+  if (!cos.defined() || cos.device() != device || cos.size(0) < positions) {
+    kept = make_rope(positions, longest, device);
   }
-  return rope_;
+  return kept;
+}
+
+Llama::Rotation Llama::rope_of_rows(const nn::KvCache& cache, std::int64_t count,
+                                    const std::vector<std::int64_t>& lengths, at::Device device) {
+  const auto of_pass = [&](const nn::RotaryTables& all) {
+    return cache.positions().defined() ? all.at_positions(cache.positions()) : all.narrow(cache.start(), count);
+  };
+  const auto of_longest = [&](std::int64_t longest) {
+    return rope(cache.options().max_len, longest, device).map(of_pass);
+  };
+  const auto [shortest, longest] = std::ranges::minmax(lengths);
+  const RopeScaling& scaling = config_.rope_scaling;
+  const std::int64_t original = scaling.original_max_seq_len;
+  if (scaling.type != RopeScalingType::longrope || shortest > original || longest <= original) {
+    return of_longest(longest);
+  }
+  // Rows on both sides of the length at which the angles change: each has its own.
+  std::vector<std::int64_t> is_long;
+  for (const std::int64_t length : lengths) is_long.push_back(length > original ? 1 : 0);
+  const at::Tensor chosen = at::tensor(is_long, at::TensorOptions(at::kLong)).to(device).to(at::kBool).view({-1, 1, 1});
+  const nn::RotaryTables of_long = of_longest(longest).of_all, of_short = of_longest(shortest).of_all;
+  return {.of_all = {at::where(chosen, of_long.cos, of_short.cos), at::where(chosen, of_long.sin, of_short.sin)},
+          .of_window = {}};
+}
+
+const nn::RotaryTables& Llama::rope_of_layer(const Rotation& rotation, std::size_t layer) const {
+  const std::int64_t number = part_.begin / 2 + static_cast<std::int64_t>(layer);
+  return rotation.of_window.cos.defined() && config_.window_of(number) > 0 ? rotation.of_window : rotation.of_all;
 }
 
 void Llama::check_tokens(const at::Tensor& tokens) const {
@@ -165,30 +220,44 @@ at::Tensor Llama::own_positions(const at::Tensor& ids, std::int64_t padding) con
   return of_ranges(missing > 0 ? at::constant_pad_nd(ids, {0, missing}, padding) : ids, 1, context_.cut.ranges(seq));
 }
 
+// Times sqrt(dim), rounded to the type of x as transformers does.
+at::Tensor Llama::scaled(const at::Tensor& x) const {
+  if (!config_.traits().scales_embeddings) return x;
+  const double times = std::sqrt(static_cast<double>(config_.dim));
+  if (x.scalar_type() == at::kBFloat16) return x * static_cast<double>(c10::BFloat16(static_cast<float>(times)));
+  if (x.scalar_type() == at::kHalf) return x * static_cast<double>(c10::Half(static_cast<float>(times)));
+  return x * times;
+}
+
 at::Tensor Llama::embed(const at::Tensor& tokens, const at::Tensor& positions) {
-  const at::Tensor x = call(tok_embeddings, tokens);  // [batch, seq, dim]
+  const at::Tensor x = scaled(call(tok_embeddings, tokens));  // [batch, seq, dim]
   return pos_embeddings ? x + call(pos_embeddings, positions) : x;
 }
 
-nn::RotaryTables Llama::rope_of(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) {
+Llama::Rotation Llama::rope_of(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) {
   const bool is_cut = context_.cut.ranks > 1;
   if (documents == nullptr) {
-    const nn::RotaryTables all = rope(seq, seq, device).narrow(0, seq);
-    if (!is_cut) return all;
-    const auto ranges = context_.cut.ranges(seq);
-    return {of_ranges(all.cos, 0, ranges), of_ranges(all.sin, 0, ranges)};
+    return rope(seq, seq, device).map([&](const nn::RotaryTables& tables) -> nn::RotaryTables {
+      const nn::RotaryTables all = tables.narrow(0, seq);
+      if (!is_cut) return all;
+      const auto ranges = context_.cut.ranges(seq);
+      return {of_ranges(all.cos, 0, ranges), of_ranges(all.sin, 0, ranges)};
+    });
   }
   const std::int64_t longest = documents->longest();
-  const bool is_stretched =
-      config_.rope_scaling.type == RopeScalingType::dynamic && longest > config_.rope_scaling.original_max_seq_len;
+  const RopeScaling& scaling = config_.rope_scaling;
+  const bool is_stretched = scaling.depends_on_length() && longest > scaling.original_max_seq_len;
   if (is_stretched && documents->count() > documents->rows()) {
     throw Error(
         fmt::format("Llama: a document of {} tokens among others, and rotary angles that depend on each one's "
-                    "length beyond {} (rope_scaling dynamic); expected shorter documents, or one in each row",
-                    longest, config_.rope_scaling.original_max_seq_len));
+                    "length beyond {} (rope_scaling {}); expected shorter documents, or one in each row",
+                    longest, scaling.original_max_seq_len, rope_scaling_name(scaling.type)));
   }
-  return rope(longest, longest, device)
-      .at_positions(is_cut ? of_ranges(documents->positions(), 1, context_.cut.ranges(seq)) : documents->positions());
+  const at::Tensor positions =
+      is_cut ? of_ranges(documents->positions(), 1, context_.cut.ranges(seq)) : documents->positions();
+  return rope(longest, longest, device).map([&](const nn::RotaryTables& tables) {
+    return tables.at_positions(positions);
+  });
 }
 
 at::Tensor Llama::learnt_positions(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) const {
@@ -219,11 +288,13 @@ at::Tensor Llama::hidden(const at::Tensor& whole_input, const std::shared_ptr<co
   const auto documents =
       of_rows && is_cut && context_.cut.padded(of_rows->seq_len()) == seq ? of_rows->padded(seq) : of_rows;
   if (documents) check_documents(*documents, input, seq);
-  const nn::RotaryTables tables =
-      config_.is_gpt2() ? nn::RotaryTables() : rope_of(seq, documents.get(), input.device());
+  const Rotation rotation = config_.is_gpt2() ? Rotation() : rope_of(seq, documents.get(), input.device());
   const at::Tensor positions = pos_embeddings ? learnt_positions(seq, documents.get(), input.device()) : at::Tensor();
   at::Tensor x = part_.embedding ? embed(input, positions) : input;  // [batch, seq, dim]
-  for (const auto& layer : layers) x = call(layer, x, tables, documents);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const nn::RotaryTables& tables = rope_of_layer(rotation, i);
+    x = call(layers[i], x, tables, documents);
+  }
   return norm ? call(norm, x) : x;
 }
 
@@ -313,7 +384,6 @@ nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
                       .kv_heads = any ? (*attends)->attention->wk->weight.size(0) / config_.head_dim() : 0,
                       .max_len = max_len,
                       .head_dim = config_.head_dim(),
-                      .window = config_.sliding_window,
                       .dtype = parameter.scalar_type(),
                       .device = parameter.device()});
 }
@@ -350,20 +420,17 @@ at::Tensor Llama::forward_cached(const at::Tensor& input, nn::KvCache& cache, st
   } else {
     counts.assign(static_cast<std::size_t>(rows), count);
   }
-  std::int64_t longest_row = 0;  // after this pass
+  std::vector<std::int64_t> row_lengths;  // after this pass
   for (std::size_t r = 0; r < counts.size(); ++r) {
-    longest_row = std::max(longest_row, cache.length(first_row + static_cast<std::int64_t>(r)) + counts[r]);
+    row_lengths.push_back(cache.length(first_row + static_cast<std::int64_t>(r)) + counts[r]);
   }
+  const std::int64_t longest_row = row_lengths.empty() ? 0 : std::ranges::max(row_lengths);
   if (config_.is_gpt2() && longest_row > config_.max_seq_len) {
     throw Error(fmt::format("Llama: a row of {} tokens, but the model has learnt positions of {} (max_seq_len)",
                             longest_row, config_.max_seq_len));
   }
   cache.begin(count, std::move(counts), first_row);
-  nn::RotaryTables tables;
-  if (!config_.is_gpt2()) {
-    const nn::RotaryTables all = rope(cache.options().max_len, longest_row, input.device());
-    tables = cache.positions().defined() ? all.at_positions(cache.positions()) : all.narrow(cache.start(), count);
-  }
+  const Rotation rotation = config_.is_gpt2() ? Rotation() : rope_of_rows(cache, count, row_lengths, input.device());
   at::Tensor positions;
   if (pos_embeddings) {
     positions = cache.positions().defined()
@@ -373,8 +440,9 @@ at::Tensor Llama::forward_cached(const at::Tensor& input, nn::KvCache& cache, st
   }
 
   at::Tensor x = part_.embedding ? embed(input, positions) : input;  // [rows, n, dim]
-  std::int64_t index = 0;
-  for (const auto& layer : layers) x = call(layer, x, tables, cache, index++);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    x = call(layers[i], x, rope_of_layer(rotation, i), cache, static_cast<std::int64_t>(i));
+  }
   cache.finish();
   if (!part_.head) return x;
 

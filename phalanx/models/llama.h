@@ -1,5 +1,5 @@
-// The Llama family: pre-norm decoder with RMSNorm, rotary embedding, grouped-query attention and SwiGLU. It includes
-// Mistral, Qwen2, Qwen3, Mixtral and GPT-2 (LlamaConfig::family).
+// The Llama family: pre-norm decoder with RMSNorm, rotary embedding, grouped-query attention and SwiGLU. It includes the
+// families that replace some of these (LlamaConfig::family, model_family.h).
 //
 //   auto model = std::make_shared<models::Llama>(config);
 //   nn::initialise(*model, seed);
@@ -27,7 +27,8 @@
 // - layers.N.attention.{wq,wk,wv,wo}.weight, and in some families layers.N.attention.{wq,wk,wv}.bias and
 //   layers.N.attention.{q_norm,k_norm}.weight
 // - layers.N.feed_forward.{w1,w2,w3}.weight, layers.N.{attention_norm,ffn_norm}.weight
-// - Mixtral has layers.N.moe.gate.weight and layers.N.moe.experts.E.{w1,w2,w3}.weight in place of the feed-forward net.
+// - Gemma 3 has layers.N.{attention_post_norm,ffn_post_norm}.weight as well.
+// - Mixtral and Qwen3-MoE have layers.N.moe.gate.weight and layers.N.moe.experts.E.{w1,w2,w3}.weight in place of the feed-forward net.
 // - GPT-2 has pos_embeddings.weight, no w3, and a bias with every norm and every linear layer but the output.
 // hf_names.h maps them to the names in Hugging Face's files.
 #pragma once
@@ -132,6 +133,7 @@ class Llama : public nn::Module {
   /// This rank's columns of tokens or labels [batch, seq]; `padding` behind the end.
   at::Tensor own_positions(const at::Tensor& ids, std::int64_t padding) const;
   void require_no_context(const char* what) const;
+  at::Tensor scaled(const at::Tensor& x) const;
   /// After the final norm, if the part has it: [batch, seq, dim].
   at::Tensor hidden(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents);
   /// int64 positions of this rank's tokens, for pos_embeddings.
@@ -140,11 +142,25 @@ class Llama : public nn::Module {
   at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels, std::optional<double> divisor);
   at::Tensor forward_cached(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts,
                             std::int64_t first_row);
+  /// The rotary tables of the two kinds of layers: with and without a window. Most families have one for both.
+  struct Rotation {
+    nn::RotaryTables of_all, of_window;
+    template <class Change>
+    Rotation map(const Change& change) const {
+      return {change(of_all), of_window.cos.defined() ? change(of_window) : nn::RotaryTables()};
+    }
+  };
   /// Tables of at least `positions` positions, for a pass in which the longest sequence has `longest` tokens.
-  nn::RotaryTables rope(std::int64_t positions, std::int64_t longest, at::Device device);
+  Rotation rope(std::int64_t positions, std::int64_t longest, at::Device device);
+  Rotation make_rope(std::int64_t positions, std::int64_t longest, at::Device device) const;
   /// The tables of each token's position: [seq, head_dim / 2], or with documents [batch, seq, head_dim / 2]. Of the
   /// tokens that this rank has.
-  nn::RotaryTables rope_of(std::int64_t seq, const DocumentBoundaries* documents, at::Device device);
+  Rotation rope_of(std::int64_t seq, const DocumentBoundaries* documents, at::Device device);
+  /// Those of a cache's pass in progress, whose rows have these lengths after it.
+  Rotation rope_of_rows(const nn::KvCache& cache, std::int64_t count, const std::vector<std::int64_t>& lengths,
+                        at::Device device);
+  /// The tables of one of this part's layers, counted from its first.
+  const nn::RotaryTables& rope_of_layer(const Rotation& rotation, std::size_t layer) const;
   void check_tokens(const at::Tensor& tokens) const;
   void check_hidden(const at::Tensor& input) const;
   void check_documents(const DocumentBoundaries& documents, const at::Tensor& input, std::int64_t seq) const;
@@ -153,7 +169,8 @@ class Llama : public nn::Module {
   LlamaPart part_;
   LlamaHead head_;
   LlamaContext context_;   // of one rank: sequences are whole
-  nn::RotaryTables rope_;  // made at first use, on the device in use, and again for longer sequences
+  Rotation rope_;            // made at first use, on the device in use, and again for longer sequences
+  Rotation stretched_rope_;  // likewise, of sequences that longrope has other angles for
 };
 
 }  // namespace phalanx::models

@@ -34,6 +34,7 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
   // Biases behind the last projection, and experts, are not overlapped.
   const bool overlaps_attention = overlap && !model.config().is_gpt2();
   const bool overlaps_net = overlaps_attention && !model.config().has_experts();
+  const bool norms_all_heads = model.config().traits().qk_norm == QkNorm::all_heads;
   const auto exchange_around = [&](const std::string& layers, bool overlaps) {
     if (overlaps) {
       plan.push_back({layers, Overlapped{.activations = between}});
@@ -54,6 +55,12 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
     plan.push_back({"layers.*.attention.wq", inner});
     plan.push_back({"layers.*.attention.w[kv]", key_value});
     plan.push_back({"layers.*.attention.wo", last(overlaps_attention)});
+    if (norms_all_heads) {
+      plan.push_back({"layers.*.attention.q_norm", SplitNorm{}});
+      plan.push_back({"layers.*.attention.k_norm", SplitNorm{.copies = key_value.copies}});
+    } else if (model.config().has_qk_norm()) {  // they see a part of the heads
+      plan.push_back({"layers.*.attention.[qk]_norm", SequenceParallel{}});
+    }
   }
   if (any_layer(&nn::TransformerBlock::feed_forward)) {
     if (model.config().has_experts()) {
@@ -71,11 +78,14 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
     }
   }
   if (model.output && by_ids) plan.push_back({"output", inner});
-  // Norms see a part of the positions. The norms of queries and keys see a part of the heads.
-  if (splits) {
-    plan.push_back({"*norm", SequenceParallel{}});
-  } else if (model.config().has_qk_norm() && any_layer(&nn::TransformerBlock::attention)) {
-    plan.push_back({"layers.*.attention.[qk]_norm", SequenceParallel{}});
+  if (!splits) return plan;
+  // These norms see a part of the positions.
+  if (model.norm) plan.push_back({"norm", SequenceParallel{}});
+  for (const auto& [norms, member] : {std::pair("layers.*.attention_norm", &nn::TransformerBlock::attention_norm),
+                                      {"layers.*.ffn_norm", &nn::TransformerBlock::ffn_norm},
+                                      {"layers.*.attention_post_norm", &nn::TransformerBlock::attention_post_norm},
+                                      {"layers.*.ffn_post_norm", &nn::TransformerBlock::ffn_post_norm}}) {
+    if (any_layer(member)) plan.push_back({norms, SequenceParallel{}});
   }
   return plan;
 }

@@ -37,11 +37,17 @@ models::LlamaConfig four_layer_llama(bool tied, LlamaFamily family) {
   models::LlamaConfig config = models::llama_flavor("debug");  // 4 heads, 2 of keys and values
   config.family = family;
   if (family == LlamaFamily::gpt2) config.n_kv_heads = 4;
-  if (family == LlamaFamily::mixtral) {
+  if (config.has_experts()) {
     config.experts = 4;
     config.experts_per_token = 2;
   }
   config.n_layers = 4;
+  if (family == LlamaFamily::smollm3) config.unrotated_layers = {2};
+  if (family == LlamaFamily::gemma3_text) {
+    config.sliding_window = 3;
+    config.full_layers = {2};
+    config.window_rope_theta = 100;
+  }
   config.vocab_size = 128;
   config.max_seq_len = 16;
   config.tie_embeddings = tied;
@@ -204,9 +210,10 @@ TEST(PipelinedLlama, CheckpointedLayersDeferTheirWeightsToo) {
 
 // Positions belong to the embedding's part. Experts without a token have zero gradients, in W as well.
 TEST(PipelinedLlama, OtherFamiliesAreOneRank) {
-  for (const auto family : {LlamaFamily::gpt2, LlamaFamily::mixtral}) {
+  for (const auto family : {LlamaFamily::gpt2, LlamaFamily::mixtral, LlamaFamily::qwen3_moe, LlamaFamily::olmo2,
+                            LlamaFamily::smollm3, LlamaFamily::gemma3_text}) {
     SCOPED_TRACE(models::family_name(family));
-    const bool tied = family == LlamaFamily::gpt2;
+    const bool tied = family == LlamaFamily::gpt2 || family == LlamaFamily::gemma3_text;
     const Trained one = on_one_rank(tied, family);
     EXPECT_LT(one.losses.back(), one.losses.front());
     expect_close_to(on_a_pipeline({.schedule = "1F1B", .tied = tied, .layers = {2.5, 1.5}, .family = family}), one,

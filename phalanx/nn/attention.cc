@@ -1,6 +1,10 @@
 #include "phalanx/nn/attention.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+
+#include <cmath>
 
 #include "phalanx/kernels/cached_attention.h"
 #include "phalanx/kernels/causal_attention.h"
@@ -19,9 +23,13 @@ Attention::Attention(const AttentionOptions& options, TensorOptionsOfModule tens
   wk = register_module("wk", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim, bias}, tensor));
   wv = register_module("wv", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim, bias}, tensor));
   wo = register_module("wo", std::make_shared<Linear>(LinearOptions{q_dim, options.dim, options.output_bias}, tensor));
-  if (!options.qk_norm) return;
-  q_norm = register_module("q_norm", std::make_shared<RMSNorm>(options.head_dim, options.norm_eps, tensor));
-  k_norm = register_module("k_norm", std::make_shared<RMSNorm>(options.head_dim, options.norm_eps, tensor));
+  if (options.qk_norm == QkNorm::none) return;
+  const auto norm = [&](const char* name, std::int64_t heads) {
+    const std::int64_t size = options.qk_norm == QkNorm::all_heads ? heads * options.head_dim : options.head_dim;
+    return register_module(name, std::make_shared<RMSNorm>(size, options.norm_eps, tensor, options.norms_add_one));
+  };
+  q_norm = norm("q_norm", options.n_heads);
+  k_norm = norm("k_norm", options.n_kv_heads);
 }
 
 std::vector<at::Tensor> Attention::projections(const at::Tensor& x) {
@@ -49,13 +57,29 @@ Attention::Heads Attention::heads(const at::Tensor& x, const RotaryTables& rope)
   const std::vector<at::Tensor> qkv = projections(x);
   // The head counts are inferred: under tensor parallelism a rank holds only some of them.
   const auto split = [&](const at::Tensor& y, const std::shared_ptr<RMSNorm>& norm) {
-    const at::Tensor heads = y.view({y.size(0), y.size(1), -1, options_.head_dim});
-    return (norm ? call(norm, heads) : heads).transpose(1, 2);
+    const bool by_head = norm && options_.qk_norm == QkNorm::each_head;
+    const at::Tensor normed = norm && !by_head ? call(norm, y) : y;
+    const at::Tensor heads = normed.view({y.size(0), y.size(1), -1, options_.head_dim});
+    return (by_head ? call(norm, heads) : heads).transpose(1, 2);
   };
-  const at::Tensor q = split(qkv[0], q_norm), k = split(qkv[1], k_norm), v = split(qkv[2], nullptr);
+  const at::Tensor q = scaled(split(qkv[0], q_norm)), k = split(qkv[1], k_norm), v = split(qkv[2], nullptr);
   if (!options_.rotary) return {q, k, v};
-  const kernels::RotatedPair turned = kernels::apply_rotary(q, k, rope.cos, rope.sin);
+  const kernels::RotatedPair turned = rotated(q, k, rope);
   return {turned.q, turned.k, v};
+}
+
+// The attention kernels divide by sqrt(head_dim).
+at::Tensor Attention::scaled(const at::Tensor& q) const {
+  if (options_.query_scalar == 0.0 || options_.query_scalar == static_cast<double>(options_.head_dim)) return q;
+  return q * std::sqrt(static_cast<double>(options_.head_dim) / options_.query_scalar);
+}
+
+kernels::RotatedPair Attention::rotated(const at::Tensor& q, const at::Tensor& k, const RotaryTables& rope) const {
+  const std::int64_t turned = options_.rotary_dim, kept = options_.head_dim - turned;
+  if (turned == 0) return kernels::apply_rotary(q, k, rope.cos, rope.sin);
+  const auto [q_first, k_first] =
+      kernels::apply_rotary(q.narrow(-1, 0, turned), k.narrow(-1, 0, turned), rope.cos, rope.sin);
+  return {at::cat({q_first, q.narrow(-1, turned, kept)}, -1), at::cat({k_first, k.narrow(-1, turned, kept)}, -1)};
 }
 
 at::Tensor Attention::project(const at::Tensor& y) {
@@ -83,7 +107,7 @@ at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvC
   if (kernels::can_use_cached_attention(q, keys, values)) {
     return project(kernels::cached_attention(q, keys, values, cache.lengths_on_device(), options_.window));
   }
-  const at::Tensor& mask = cache.mask();
+  const at::Tensor& mask = cache.mask(options_.window);
   return project(at::scaled_dot_product_attention(q, keys, values, mask.defined() ? std::optional(mask) : std::nullopt,
                                                   /*dropout_p=*/0.0, /*is_causal=*/false, /*scale=*/std::nullopt,
                                                   /*enable_gqa=*/q.size(1) != keys.size(1)));

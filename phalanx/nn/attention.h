@@ -3,8 +3,9 @@
 //   q, k, v = wq x, wk x, wv x            split into heads, q and k rotated by the rotary tables
 //   y = wo softmax(q k^T / sqrt(head_dim) + causal mask) v
 //
-// Options for the various models: a bias on q, k and v, and one on the result; an RMS norm of each head of q and k
-// before the rotation; no rotation at all; a window, so that a position attends to itself and window - 1 before it.
+// Options for the various models: a bias on q, k and v, and one on the result; an RMS norm of each head of q and k, or of
+// all heads together, before the rotation; a rotation of the first elements of each head alone, or none at all; a window,
+// so that a position attends to itself and window - 1 before it; scores divided by another number than sqrt(head_dim).
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/kernels/rotary.h"
+#include "phalanx/models/config/layer_forms.h"
 #include "phalanx/nn/context_attention.h"
 #include "phalanx/nn/kv_cache.h"
 #include "phalanx/nn/linear.h"
@@ -29,9 +32,12 @@ struct AttentionOptions {
   std::int64_t window = 0;  // 0: all previous positions
   bool qkv_bias = false;
   bool output_bias = false;
-  bool qk_norm = false;
+  QkNorm qk_norm = QkNorm::none;
+  bool norms_add_one = false;  // as RMSNorm
   double norm_eps = 1e-5;
-  bool rotary = true;  // false: `rope` is ignored
+  bool rotary = true;           // false: `rope` is ignored
+  std::int64_t rotary_dim = 0;  // elements of a head that are rotated; 0: all
+  double query_scalar = 0.0;    // scores are divided by its square root; 0: by that of head_dim
 };
 
 class Attention : public Module {
@@ -55,6 +61,8 @@ class Attention : public Module {
   /// REQUIRES: not used with a cache.
   void set_context_attention(std::shared_ptr<const ContextAttention> context) { context_ = std::move(context); }
 
+  const AttentionOptions& options() const noexcept { return options_; }
+
   std::shared_ptr<Linear> wq, wk, wv, wo;
   std::shared_ptr<RMSNorm> q_norm, k_norm;  // null without qk_norm
 
@@ -64,6 +72,8 @@ class Attention : public Module {
   };
   Heads heads(const at::Tensor& x, const RotaryTables& rope);
   std::vector<at::Tensor> projections(const at::Tensor& x);  // q, k, v: [batch, seq, heads * head_dim]
+  at::Tensor scaled(const at::Tensor& q) const;
+  kernels::RotatedPair rotated(const at::Tensor& q, const at::Tensor& k, const RotaryTables& rope) const;
   at::Tensor project(const at::Tensor& y);
 
   AttentionOptions options_;

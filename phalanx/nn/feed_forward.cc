@@ -1,20 +1,28 @@
 #include "phalanx/nn/feed_forward.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/gelu.h>
+
 #include "phalanx/kernels/float8_linear.h"
 #include "phalanx/kernels/saved_activations.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
 
 namespace phalanx::nn {
 
-FeedForward::FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfModule tensor)
-    : Positionwise("FeedForward") {
+FeedForward::FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfModule tensor,
+                         GatedActivation activation)
+    : Positionwise("FeedForward"), activation_(activation) {
   w1 = register_module("w1", std::make_shared<Linear>(LinearOptions{dim, hidden}, tensor));
   w2 = register_module("w2", std::make_shared<Linear>(LinearOptions{hidden, dim}, tensor));
   w3 = register_module("w3", std::make_shared<Linear>(LinearOptions{dim, hidden}, tensor));
 }
 
-// Of its projections some or all are products of float8 numbers.
-at::Tensor FeedForward::forward_in_float8(const at::Tensor& x) {
+at::Tensor FeedForward::gated(const at::Tensor& gate, const at::Tensor& up) const {
+  return activation_ == GatedActivation::silu ? kernels::swiglu(gate, up) : at::gelu(gate, "tanh") * up;
+}
+
+// Of its projections some or all are products of float8 numbers, or the activation is not that of the fused function.
+at::Tensor FeedForward::forward_layer_by_layer(const at::Tensor& x) {
   // As the fused function, it saves none of its activations for a second run.
   const kernels::SavedActivations::Scope nothing(nullptr, kernels::SavedActivations::Run::forward);
   const at::Tensor all = collective_matmul_ ? collective_matmul_->gather(x) : x;
@@ -25,7 +33,7 @@ at::Tensor FeedForward::forward_in_float8(const at::Tensor& x) {
   } else {
     gate = w1->forward(all), up = w3->forward(all);
   }
-  const at::Tensor y = w2->forward(kernels::swiglu(gate, up));
+  const at::Tensor y = w2->forward(gated(gate, up));
   return collective_matmul_ ? collective_matmul_->scatter(y) : y;
 }
 
@@ -38,11 +46,11 @@ at::Tensor FeedForward::forward(const at::Tensor& x) {
   };
   if (is_called(*w1) || is_called(*w2) || is_called(*w3) || w1->has_parameter_hooks() || w3->has_parameter_hooks()) {
     const at::Tensor all = collective_matmul_ ? collective_matmul_->gather(x) : x;
-    const at::Tensor y = call(w2, kernels::swiglu(call(w1, all), call(w3, all)));
+    const at::Tensor y = call(w2, gated(call(w1, all), call(w3, all)));
     return collective_matmul_ ? collective_matmul_->scatter(y) : y;
   }
-  if (w1->float8() || w2->float8() || w3->float8()) {
-    return w2->around_use([&] { return forward_in_float8(x); });
+  if (w1->float8() || w2->float8() || w3->float8() || activation_ != GatedActivation::silu) {
+    return w2->around_use([&] { return forward_layer_by_layer(x); });
   }
   return w2->around_use([&] {
     if (collective_matmul_) return collective_matmul_->feed_forward(x, w1->weight, w2->weight, w3->weight);

@@ -1,4 +1,4 @@
-// SwiGLU feed-forward: w2 (silu(w1 x) * w3 x).
+// Gated feed-forward: w2 (silu(w1 x) * w3 x), SwiGLU, or with the tanh form of GELU in place of silu.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/models/config/layer_forms.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/positionwise.h"
 
@@ -13,7 +14,8 @@ namespace phalanx::nn {
 
 class FeedForward : public Positionwise {
  public:
-  FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfModule tensor = {});
+  FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfModule tensor = {},
+              GatedActivation activation = GatedActivation::silu);
 
   at::Tensor forward(const at::Tensor& x) override;  // [..., dim] -> [..., dim]
   std::vector<Linear*> last_projections() const override { return {w2.get()}; }
@@ -26,8 +28,10 @@ class FeedForward : public Positionwise {
   std::shared_ptr<Linear> w1, w2, w3;  // gate, down, up
 
  private:
-  at::Tensor forward_in_float8(const at::Tensor& x);
+  at::Tensor forward_layer_by_layer(const at::Tensor& x);
+  at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) const;
 
+  GatedActivation activation_;
   std::shared_ptr<const CollectiveMatmul> collective_matmul_;
 };
 

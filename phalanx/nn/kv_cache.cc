@@ -70,9 +70,9 @@ void KvCache::begin(std::int64_t tokens, std::vector<std::int64_t> counts, std::
   start_ = longest;
   same_ = shortest == longest;
   for (auto& n : seen_) n += tokens;
-  positions_ = mask_ = places_ = at::Tensor();
+  positions_ = places_ = at::Tensor();
+  masks_.clear();
   on_device_.reset();
-  mask_is_made_ = false;
   if (same_) return;
   const at::TensorOptions integers = at::TensorOptions(at::kLong);
   const at::Tensor behind = at::tensor(seen_, integers).unsqueeze(1) - tokens;
@@ -87,18 +87,18 @@ void KvCache::begin(std::int64_t tokens, std::vector<std::int64_t> counts, std::
                 .first_query = first_query_.narrow(0, 0, rows + 1)};
 }
 
-const at::Tensor& KvCache::mask() {
-  if (mask_is_made_) return mask_;
-  mask_is_made_ = true;
-  const bool beyond_window = options_.window > 0 && start_ + tokens_ > options_.window;
-  if (same_ && !beyond_window && tokens_ == 1) return mask_;
+const at::Tensor& KvCache::mask(std::int64_t window) {
+  const bool beyond_window = window > 0 && start_ + tokens_ > window;
+  const auto [found, is_new] = masks_.try_emplace(beyond_window ? window : 0);
+  at::Tensor& mask = found->second;
+  if (!is_new || (same_ && !beyond_window && tokens_ == 1)) return mask;
   const at::TensorOptions integers = at::TensorOptions(at::kLong).device(options_.device);
   const at::Tensor positions = positions_.defined() ? positions_ : at::arange(start_, start_ + tokens_, integers);
   const at::Tensor keys = at::arange(start_ + tokens_, integers);
   const at::Tensor distance = positions.unsqueeze(-1) - keys;  // [rows or none, tokens, keys]
-  const at::Tensor visible = beyond_window ? (distance >= 0) & (distance < options_.window) : distance >= 0;
-  mask_ = visible.view({-1, 1, tokens_, start_ + tokens_}).expand({std::ssize(seen_), 1, -1, -1});
-  return mask_;
+  const at::Tensor visible = beyond_window ? (distance >= 0) & (distance < window) : distance >= 0;
+  mask = visible.view({-1, 1, tokens_, start_ + tokens_}).expand({std::ssize(seen_), 1, -1, -1});
+  return mask;
 }
 
 namespace {
@@ -150,7 +150,8 @@ std::pair<at::Tensor, at::Tensor> KvCache::append(std::int64_t layer, const at::
 void KvCache::finish() {
   for (std::size_t i = 0; i < counts_.size(); ++i) lengths_[i + static_cast<std::size_t>(first_row_)] += counts_[i];
   counts_.clear();
-  positions_ = mask_ = places_ = at::Tensor();
+  positions_ = places_ = at::Tensor();
+  masks_.clear();
   on_device_.reset();
 }
 

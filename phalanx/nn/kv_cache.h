@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -33,7 +34,6 @@ struct KvCacheOptions {
   std::int64_t kv_heads = 0;
   std::int64_t max_len = 0;
   std::int64_t head_dim = 0;
-  std::int64_t window = 0;  // a position sees itself and window - 1 before it; 0: all before it
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
 };
@@ -67,8 +67,9 @@ class KvCache {
   /// The rows' lengths on the device if they differ, the pass has one token a row, and the cache is not on the CPU; else
   /// null.
   const kernels::CachedLengths* lengths_on_device() const noexcept { return on_device_ ? &*on_device_ : nullptr; }
-  /// Bool [rows, 1, tokens, start() + tokens]: which keys each query may see. Undefined if all may see all.
-  const at::Tensor& mask();
+  /// Bool [rows, 1, tokens, start() + tokens]: which keys each query may see. Undefined if all may see all. With
+  /// `window` > 0 a position sees itself and window - 1 before it.
+  const at::Tensor& mask(std::int64_t window = 0);
 
   /// Keeps the first `length` tokens of a row (of every row).
   void truncate(std::int64_t row, std::int64_t length);
@@ -85,11 +86,11 @@ class KvCache {
   std::vector<std::int64_t> lengths_, counts_, seen_;
   std::int64_t tokens_ = 0, first_row_ = 0, start_ = 0;
   bool same_ = true;  // the pass's rows hold equally many tokens
-  at::Tensor positions_, mask_;
+  at::Tensor positions_;
+  std::map<std::int64_t, at::Tensor> masks_;  // of this pass, by window
   at::Tensor places_;  // int64 [rows * tokens] on the device, if rows differ: where this pass's tokens go
   at::Tensor first_keys_, first_query_;  // int32 [batch + 1], on a device
   std::optional<kernels::CachedLengths> on_device_;
-  bool mask_is_made_ = false;
 };
 
 }  // namespace phalanx::nn

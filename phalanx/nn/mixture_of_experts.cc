@@ -110,7 +110,7 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
     probabilities = AddBalancingGradient::apply(probabilities, gradient, balancing_.loss_scale);
     largest = probabilities.gather(-1, chosen);
   }
-  const at::Tensor weights = largest / largest.sum(-1, /*keepdim=*/true);
+  const at::Tensor weights = options_.normalise ? largest / largest.sum(-1, /*keepdim=*/true) : largest;
   // A token's copies, sorted by expert: within an expert in the order of tokens.
   const at::Tensor expert_of = chosen.reshape({-1});
   const auto [sorted_experts, order] = at::sort(expert_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);

@@ -3,8 +3,9 @@
 //   p = softmax(gate x)                      over all experts, in fp32
 //   y = sum over the k experts e of the largest p:  p_e / (sum of these k) * expert_e(x)
 //
-// This is Mixtral's formula. A rank has all experts, its rows and columns of each (tensor parallelism), or some of them
-// (expert parallelism: parallel/expert/expert_parallel.h). In training every expert runs, even with no token. So all
+// This is the formula of Mixtral and of Qwen3's mixtures. Without normalisation p_e is not divided. A rank has all experts,
+// its rows and columns of each (tensor parallelism), or some of them (expert parallelism:
+// parallel/expert/expert_parallel.h). In training every expert runs, even with no token. So all
 // parameters get a gradient in every step and on every rank, zeros if no token came: DistributedDataParallel and
 // FullyShardedDataParallel wait for all gradients. In inference mode an expert without tokens is skipped.
 //
@@ -33,6 +34,7 @@ struct MixtureOptions {
   std::int64_t hidden = 0;             // of each expert
   std::int64_t experts = 0;            // 1 or more
   std::int64_t experts_per_token = 0;  // 1 to experts
+  bool normalise = true;               // a token's weights add up to 1
 };
 
 /// The experts of one layer, or those that this rank has. Children are named by the experts' numbers.

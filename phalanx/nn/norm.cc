@@ -7,7 +7,7 @@ namespace phalanx::nn {
 
 std::shared_ptr<Norm> make_norm(NormKind kind, std::int64_t dim, double eps, TensorOptionsOfModule tensor) {
   if (kind == NormKind::layer) return std::make_shared<LayerNorm>(dim, eps, tensor);
-  return std::make_shared<RMSNorm>(dim, eps, tensor);
+  return std::make_shared<RMSNorm>(dim, eps, tensor, /*adds_one=*/kind == NormKind::rms_one_plus);
 }
 
 }  // namespace phalanx::nn

@@ -16,17 +16,18 @@ class Norm : public Module {
 
   double eps() const noexcept { return eps_; }
 
-  at::Tensor weight;  // [dim], starts as ones
+  at::Tensor weight;  // [dim], starts as ones, or as zeros if 1 is added to it
 
  protected:
-  Norm(const std::string& name, std::int64_t dim, double eps, TensorOptionsOfModule tensor)
-      : Module(name), weight(make_parameter("weight", {dim}, tensor, Init::constant(1.0))), eps_(eps) {}
+  Norm(const std::string& name, std::int64_t dim, double eps, TensorOptionsOfModule tensor, double start = 1.0)
+      : Module(name), weight(make_parameter("weight", {dim}, tensor, Init::constant(start))), eps_(eps) {}
 
  private:
   double eps_;
 };
 
-enum class NormKind : std::uint8_t { rms, layer };
+/// rms_one_plus: RMSNorm that multiplies by 1 + weight, which starts as zeros.
+enum class NormKind : std::uint8_t { rms, layer, rms_one_plus };
 std::shared_ptr<Norm> make_norm(NormKind kind, std::int64_t dim, double eps, TensorOptionsOfModule tensor = {});
 
 }  // namespace phalanx::nn

@@ -27,10 +27,10 @@ struct RotaryTables {
 };
 
 struct RotaryOptions {
-  std::int64_t head_dim = 0;
+  std::int64_t head_dim = 0;  // its rotated elements
   double theta = 10000.0;
   RopeScaling scaling;
-  std::int64_t longest = 0;  // tokens of the longest sequence so far; dynamic scaling uses it
+  std::int64_t longest = 0;  // tokens of the longest sequence so far; dynamic scaling and longrope use it
 };
 
 RotaryTables rotary_tables(const RotaryOptions& options, std::int64_t max_len, at::Device device = at::kCPU);

@@ -18,12 +18,14 @@ std::shared_ptr<Positionwise> make_positionwise(const TransformerBlockOptions& o
     case PositionwiseKind::gelu:
       return std::make_shared<Mlp>(dim, hidden, tensor);
     case PositionwiseKind::experts:
-      return std::make_shared<MixtureOfExperts>(
-          MixtureOptions{
-              .dim = dim, .hidden = hidden, .experts = options.experts, .experts_per_token = options.experts_per_token},
-          tensor);
+      return std::make_shared<MixtureOfExperts>(MixtureOptions{.dim = dim,
+                                                               .hidden = hidden,
+                                                               .experts = options.experts,
+                                                               .experts_per_token = options.experts_per_token,
+                                                               .normalise = options.normalise_routing},
+                                                tensor);
     default:
-      return std::make_shared<FeedForward>(dim, hidden, tensor);
+      return std::make_shared<FeedForward>(dim, hidden, tensor, options.activation);
   }
 }
 
@@ -40,7 +42,7 @@ kernels::ResidualNorm add_norm(const at::Tensor& x, const at::Tensor& delta, con
 }  // namespace
 
 TransformerBlock::TransformerBlock(const TransformerBlockOptions& options, TensorOptionsOfModule tensor)
-    : Module("TransformerBlock") {
+    : Module("TransformerBlock"), norms_(options.norms) {
   const auto norm = [&](const char* name) {
     return register_module(name, make_norm(options.norm, options.attention.dim, options.norm_eps, tensor));
   };
@@ -53,6 +55,9 @@ TransformerBlock::TransformerBlock(const TransformerBlockOptions& options, Tenso
   }
   if (attention) attention_norm = norm("attention_norm");
   if (feed_forward) ffn_norm = norm("ffn_norm");
+  if (options.norms != NormPlacement::both) return;
+  if (attention) attention_post_norm = norm("attention_post_norm");
+  if (feed_forward) ffn_post_norm = norm("ffn_post_norm");
 }
 
 at::Tensor TransformerBlock::forward(at::Tensor x, const RotaryTables& rope,
@@ -66,6 +71,7 @@ at::Tensor TransformerBlock::forward(at::Tensor x, const RotaryTables& rope, KvC
 
 template <class Attend>
 at::Tensor TransformerBlock::layers(at::Tensor x, const Attend& attend) {
+  if (norms_ != NormPlacement::before) return layers_before_norms(std::move(x), attend);
   at::Tensor delta;
   if (attention) {
     const auto [h, normed] = add_norm(x, delta, attention_norm);
@@ -75,6 +81,18 @@ at::Tensor TransformerBlock::layers(at::Tensor x, const Attend& attend) {
   if (!feed_forward) return delta.defined() ? kernels::add_delta(x, delta) : x;
   const auto [h, normed] = add_norm(x, delta, ffn_norm);
   return kernels::add_delta(h, call(feed_forward, normed));
+}
+
+template <class Attend>
+at::Tensor TransformerBlock::layers_before_norms(at::Tensor x, const Attend& attend) {
+  const bool both = norms_ == NormPlacement::both;
+  const auto add = [&](const auto& net, const std::shared_ptr<Norm>& norm, const std::shared_ptr<Norm>& post_norm) {
+    const at::Tensor y = both ? net(call(norm, x)) : net(x);
+    x = kernels::add_delta(x, call(both ? post_norm : norm, y));
+  };
+  if (attention) add(attend, attention_norm, attention_post_norm);
+  if (feed_forward) add([&](const at::Tensor& in) { return call(feed_forward, in); }, ffn_norm, ffn_post_norm);
+  return x;
 }
 
 }  // namespace phalanx::nn

@@ -1,8 +1,10 @@
-// One pre-norm transformer layer: x = x + attention(attention_norm(x)); x = x + feed_forward(ffn_norm(x)). Or one half
-// of it, if a pipeline is cut between the two.
+// One transformer layer: x = x + attention(attention_norm(x)); x = x + feed_forward(ffn_norm(x)). Or one half of it, if a
+// pipeline is cut between the two.
 //
-// The norms are RMSNorm, or LayerNorm with biases. The feed-forward net is SwiGLU, GELU with biases, or a mixture of
-// experts, which is registered as "moe" in place of "feed_forward".
+// In some models these norms are behind attention and feed-forward net, or there are others behind them:
+// attention_post_norm and ffn_post_norm (NormPlacement). The norms are RMSNorm, or LayerNorm with biases. The
+// feed-forward net is gated (SwiGLU), GELU with biases, or a mixture of experts, which is registered as "moe" in place of
+// "feed_forward".
 #pragma once
 
 #include <cstdint>
@@ -20,8 +22,11 @@ struct TransformerBlockOptions {
   AttentionOptions attention;
   std::int64_t ffn_hidden = 0;  // of each expert
   PositionwiseKind positionwise = PositionwiseKind::swiglu;
+  GatedActivation activation = GatedActivation::silu;
   std::int64_t experts = 0;
   std::int64_t experts_per_token = 0;
+  bool normalise_routing = true;
+  NormPlacement norms = NormPlacement::before;
   NormKind norm = NormKind::rms;
   double norm_eps = 1e-5;
   bool has_attention = true;  // with its norm
@@ -41,10 +46,15 @@ class TransformerBlock : public Module {
   std::shared_ptr<Attention> attention;
   std::shared_ptr<Positionwise> feed_forward;
   std::shared_ptr<Norm> attention_norm, ffn_norm;
+  std::shared_ptr<Norm> attention_post_norm, ffn_post_norm;  // null unless there are norms on both sides
 
  private:
   template <class Attend>
   at::Tensor layers(at::Tensor x, const Attend& attend);
+  template <class Attend>
+  at::Tensor layers_before_norms(at::Tensor x, const Attend& attend);
+
+  NormPlacement norms_;
 };
 
 }  // namespace phalanx::nn

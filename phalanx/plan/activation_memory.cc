@@ -39,12 +39,15 @@ struct Sizes {
         ffn(tokens * model.routed * model.feed_forward_hidden),
         sent(s.model.has_experts() ? tokens * (3 * model.routed * model.dim + 2 * model.nets) : 0),
         left(s.model.has_experts() ? dim + 2 * tokens * model.routed * model.dim : 2 * dim),
-        head_norms(s.model.has_qk_norm()
+        gates((s.model.traits().activation == GatedActivation::silu ? 2 : 4) * ffn),
+        head_norms(s.model.traits().qk_norm == QkNorm::all_heads ? queries + keys + 2 * tokens
+                   : s.model.has_qk_norm()
                        ? queries + keys + heads +
                              tokens * std::max<std::int64_t>(s.model.n_kv_heads / s.tensor_parallel_size, 1)
                        : 0),
         masks(mask_elements(s.local_seq(), s.model.sliding_window)),
         statistics(s.model.is_gpt2() ? 2 * tokens_between : tokens_between),
+        post_norm(s.model.norms_per_layer() == 4 ? between : 0),
         rows_at_once(std::min(tokens, kRowsAtOnce)),
         rows_of_net(std::min(tokens * model.routed / model.nets, kRowsAtOnce)),
         is_cut(s.tensor_parallel_size > 1),
@@ -56,9 +59,11 @@ struct Sizes {
   std::int64_t tokens, tokens_between, dim, between, queries, keys, heads, ffn;
   std::int64_t sent;        // inputs, outputs and weighted outputs of experts, and scores
   std::int64_t left;        // inputs and output gradients of feed-forward nets, and of the gate before them
+  std::int64_t gates;       // gate and up, and for another activation than SiLU its result and the product
   std::int64_t head_norms;  // queries and keys before their norms, and the statistics of these norms
   std::int64_t masks;       // of attention in a window
   std::int64_t statistics;  // of a norm
+  std::int64_t post_norm;   // the input of a second norm behind attention or feed-forward net
   std::int64_t rows_at_once, rows_of_net;  // of the loss, and of a feed-forward net, which has its share of the tokens
   bool is_cut, splits;
   bool copies_parts;  // positions are split and there are several sequences, so parts are joined by a copy
@@ -71,11 +76,11 @@ ActivationBytes fused(const TrainingShape& shape) {
   bytes.input = kFloatBytes * n.between;
   // Attention: its normalised input; rotated queries and keys, values, the result, the softmax's log-sums.
   // Feed-forward: its input, the normalised input; gate and up. For either norm an inverse RMS per token.
-  bytes.attention =
-      kFloatBytes * (n.between + n.dim + 2 * n.queries + 2 * n.keys + n.heads + n.statistics + n.head_norms);
+  bytes.attention = kFloatBytes * (n.between + n.post_norm + n.dim + 2 * n.queries + 2 * n.keys + n.heads +
+                                   n.statistics + n.head_norms);
   // Attention in a window runs block by block, each with a mask, and joins the results by a copy.
   if (n.masks > 0) bytes.attention += kFloatBytes * (n.queries + n.masks);
-  bytes.feed_forward = kFloatBytes * (n.between + n.dim + 2 * n.ffn + n.sent + n.statistics);
+  bytes.feed_forward = kFloatBytes * (n.between + n.post_norm + n.dim + n.gates + n.sent + n.statistics);
   // In a recomputed block: the result and log-sums of attention, queries and values before the rotation. For GELU also
   // its input, which is the output of a linear layer.
   bytes.saved = kFloatBytes * (2 * n.queries + n.keys + n.heads + (shape.model.is_gpt2() ? n.ffn : 0));
@@ -90,6 +95,9 @@ ActivationBytes fused(const TrainingShape& shape) {
   bytes.backward = kFloatBytes * (3 * n.dim + 4 * chunk);
   bytes.backward_input = kFloatBytes * (3 * n.dim + chunk);
   if (shape.model.is_gpt2()) bytes.backward = bytes.backward_input = kFloatBytes * (n.dim + n.ffn);
+  if (shape.model.traits().activation != GatedActivation::silu) {
+    bytes.backward = bytes.backward_input = kFloatBytes * (3 * n.dim + n.ffn);
+  }
   if (n.is_cut) {
     // The gradient of the output from all ranks and that of the input to all ranks, with the copy that is summed.
     // Weight gradients, and what they need, wait until this is in flight. In a pipeline they do not: it has its own
@@ -175,7 +183,9 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
                     kFloatBytes * (n.heads + n.head_norms - normed) +
                     copied * n.model.dim * (2 * n.model.queries + 2 * n.model.keys);
   if (n.masks > 0) bytes.attention += narrow * (n.queries + n.masks);
-  bytes.feed_forward = norm + narrow * (2 * n.ffn + n.sent) + copied * n.model.feed_forward_matrices();
+  bytes.feed_forward = norm + narrow * (n.gates + n.sent) + copied * n.model.feed_forward_matrices();
+  bytes.attention += narrow * n.post_norm;
+  bytes.feed_forward += narrow * n.post_norm;
   if (shape.model.has_experts() && shape.autocast) {  // weighted outputs are summed in float32
     bytes.feed_forward += (kFloatBytes - narrow) * n.tokens * n.model.routed * n.model.dim;
   }
@@ -214,6 +224,10 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   if (n.masks > 0) bytes.attention += narrow * (n.queries + n.masks);
   const std::int64_t hidden = shape.model.is_gpt2() ? 2 : 4;
   bytes.feed_forward = norm + narrow * (hidden * n.ffn + n.sent) + kFloatBytes * n.statistics;
+  if (n.post_norm > 0) {
+    bytes.attention += scaled + wide * n.post_norm;
+    bytes.feed_forward += scaled + wide * n.post_norm;
+  }
   bytes.attention_deferred = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
   bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn);
   // Queries and values before the rotation; GELU's own input; on the host the result and log-sums of attention.

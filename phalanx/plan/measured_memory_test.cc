@@ -73,6 +73,7 @@ models::LlamaConfig small_llama(bool tied = false, LlamaFamily family = LlamaFam
   if (family == LlamaFamily::gpt2) model.n_kv_heads = model.n_heads;
   if (family == LlamaFamily::qwen3) model.own_head_dim = 96;
   if (family == LlamaFamily::mistral) model.sliding_window = 48;
+  if (family == LlamaFamily::gemma3_text) model.own_head_dim = 96, model.query_scalar = 80;
   if (family == LlamaFamily::mixtral) {
     model.experts = 4;
     model.experts_per_token = 2;
@@ -366,6 +367,10 @@ INSTANTIATE_TEST_SUITE_P(
                  2,
                  true,
                  LlamaFamily::qwen3},
+        PeakCase{{.name = "olmo2_one_rank"}, 1, false, LlamaFamily::olmo2},
+        PeakCase{{.name = "olmo2_zero3", .stage = 3, .steps = 2}, 2, true, LlamaFamily::olmo2},
+        PeakCase{{.name = "gemma3_one_rank"}, 1, true, LlamaFamily::gemma3_text},
+        PeakCase{{.name = "gemma3_zero3", .stage = 3, .steps = 2}, 2, false, LlamaFamily::gemma3_text},
         PeakCase{{.name = "mistral_zero3", .stage = 3, .steps = 2}, 2, false, LlamaFamily::mistral},
         PeakCase{{.name = "mistral_keeping_what_is_costly", .stage = 3, .recompute_every = 1, .uses_op_sac = true},
                  2,

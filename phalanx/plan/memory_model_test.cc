@@ -315,7 +315,8 @@ TEST(MemoryModel, TiedEmbeddingsOfAPipelineAreSteppedOnce) {
 TEST(MemoryModel, BiasesAndNormsOfHeadsCount) {
   models::LlamaConfig model = models::llama_flavor("5M");
   const auto state = [](const TrainingShape& shape) { return predict_memory(shape).peak[MemoryCategory::parameters]; };
-  for (const auto family : {models::LlamaFamily::qwen2, models::LlamaFamily::qwen3}) {
+  for (const auto family : {models::LlamaFamily::qwen2, models::LlamaFamily::qwen3, models::LlamaFamily::olmo2,
+                            models::LlamaFamily::gemma3_text}) {
     model.family = family;
     model.own_head_dim = 48;
     EXPECT_EQ(state({.model = model, .replicas = 2}), 4 * model.parameter_count()) << models::family_name(family);

@@ -16,8 +16,13 @@ ModelPartition::ModelPartition(const TrainingShape& shape)
                 ? shape.model.vocab_size / shape.tensor_parallel_size
                 : shape.model.vocab_size),
       norm(shape.model.is_gpt2() ? 2 * dim : dim),
+      norms(shape.model.norms_per_layer() / 2 * norm),
+      q_norm(shape.model.traits().qk_norm == QkNorm::all_heads ? queries
+             : shape.model.has_qk_norm()                       ? shape.model.head_dim()
+                                                               : 0),
+      k_norm(shape.model.traits().qk_norm == QkNorm::all_heads ? keys : q_norm),
       biases_and_norms((shape.model.has_qkv_bias() ? queries + 2 * keys : 0) + (shape.model.is_gpt2() ? dim : 0) +
-                       (shape.model.has_qk_norm() ? 2 * shape.model.head_dim() : 0)),
+                       q_norm + k_norm),
       nets(shape.model.has_experts() ? shape.model.experts : 1),
       matrices_of_net(shape.model.ffn_matrices()),
       biases_of_net(shape.model.is_gpt2() ? feed_forward_hidden + dim : 0),

@@ -9,19 +9,21 @@
 namespace phalanx::plan {
 
 /// The dimensions on one rank, each divided by the tensor-parallel size. If there are fewer key-value heads than ranks,
-/// they are repeated. Norms, positions, gates and the biases of row-parallel layers are not cut.
+/// they are repeated. Norms of hidden states and of single heads, positions, gates and the biases of row-parallel layers are not cut.
 struct ModelPartition {
   explicit ModelPartition(const TrainingShape& shape);
 
   std::int64_t table() const { return vocab * dim; }  // of the embedding, and of the output
-  std::int64_t attention() const { return dim * (2 * queries + 2 * keys) + norm + biases_and_norms; }
-  std::int64_t feed_forward() const { return feed_forward_matrices() + gates + norm + biases_of_net; }
+  std::int64_t attention() const { return dim * (2 * queries + 2 * keys) + norms + biases_and_norms; }
+  std::int64_t feed_forward() const { return feed_forward_matrices() + gates + norms + biases_of_net; }
   std::int64_t feed_forward_matrices() const { return nets * matrices_of_net * dim * feed_forward_hidden; }
   /// Parameters of a part. A part with both ends of the model has tied embeddings once.
   std::int64_t parameters(const models::LlamaPart& part, bool tied) const;
 
   std::int64_t dim, heads, queries, keys, feed_forward_hidden, vocab;
-  std::int64_t norm;              // in one layer
+  std::int64_t norm;              // one of the hidden states
+  std::int64_t norms;             // in one half of a layer
+  std::int64_t q_norm, k_norm;    // in one layer
   std::int64_t biases_and_norms;  // in one layer: of queries, keys and values, and of the projection after them
   std::int64_t nets, matrices_of_net, biases_of_net, gates;  // in one layer: experts, or one net
   std::int64_t routed;                                       // nets that process a token

@@ -54,14 +54,15 @@ std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::
     add("attention.wv.weight", {kv, dim});
     add("attention.wo.weight", {dim, q});
     add_norm("attention_norm");
+    if (model.norms_per_layer() == 4) add_norm("attention_post_norm");
     if (model.has_qkv_bias()) {
       add("attention.wq.bias", {q, 1});
       add("attention.wk.bias", {kv, 1});
       add("attention.wv.bias", {kv, 1});
     }
     if (model.has_qk_norm()) {
-      add("attention.q_norm.weight", {model.head_dim(), 1});
-      add("attention.k_norm.weight", {model.head_dim(), 1});
+      add("attention.q_norm.weight", {m.q_norm, 1});
+      add("attention.k_norm.weight", {m.k_norm, 1});
     }
     if (model.is_gpt2()) add("attention.wo.bias", vector);
     add_adapters(
@@ -77,6 +78,7 @@ std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::
       if (m.matrices_of_net == 3) add(name + "w3.weight", {ffn, dim});
     }
     add_norm("ffn_norm");
+    if (model.norms_per_layer() == 4) add_norm("ffn_post_norm");
     if (model.is_gpt2()) {
       add("feed_forward.w2.bias", vector);
       add("feed_forward.w1.bias", {ffn, 1});

@@ -32,10 +32,10 @@ DescriptionLines describe_run(const RunParts& run) {
       {"ranks", fmt::format("{}, backend {}, {} thread{} each", plan.world_size, run.world.backend_name(),
                             at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s")}};
   lines.insert(lines.end(), run.more.begin(), run.more.end());
-  lines.emplace_back("model",
-                     fmt::format("llama {}: {} parameters, dim {}, {} layers, {}/{} heads, ffn {}, vocabulary {}",
-                                 run.config.model.flavor, with_commas(run.model.model().parameter_count()), model.dim,
-                                 model.n_layers, model.n_heads, model.n_kv_heads, model.ffn_hidden, model.vocab_size));
+  lines.emplace_back("model", fmt::format("{} {}: {} parameters, dim {}, {} layers, {}/{} heads, ffn {}, vocabulary {}",
+                                          models::family_name(model.family), run.config.model.flavor,
+                                          with_commas(run.model.model().parameter_count()), model.dim, model.n_layers,
+                                          model.n_heads, model.n_kv_heads, model.ffn_hidden, model.vocab_size));
   if (!run.model.frozen().empty()) {
     const models::TrainedCount count = models::trained_count(model, run.model.frozen(), run.config.lora);
     lines.emplace_back("trained",
@@ -93,15 +93,16 @@ DescriptionLines describe_run(const RunParts& run) {
 nlohmann::json run_record(const RunParts& run, const DescriptionLines& lines) {
   nlohmann::json environment = nlohmann::json::object();
   for (const auto& [name, value] : lines) environment[name] = value;
-  nlohmann::json record = {{"description", run.config.job.description},
-                           {"status", "running"},
-                           {"steps", run.config.training.steps},
-                           {"parameters", run.model.model().parameter_count()},
-                           {"world_size", run.plan.world_size},
-                           {"model", fmt::format("llama {}", run.config.model.flavor)},
-                           {"layout", run.model.layout()},
-                           {"config", config::print_config(config::with_model_numbers(run.config))},
-                           {"environment", environment}};
+  nlohmann::json record = {
+      {"description", run.config.job.description},
+      {"status", "running"},
+      {"steps", run.config.training.steps},
+      {"parameters", run.model.model().parameter_count()},
+      {"world_size", run.plan.world_size},
+      {"model", fmt::format("{} {}", models::family_name(run.model.model().config().family), run.config.model.flavor)},
+      {"layout", run.model.layout()},
+      {"config", config::print_config(config::with_model_numbers(run.config))},
+      {"environment", environment}};
   if (run.data.unigram_entropy) record["unigram_entropy"] = *run.data.unigram_entropy;
   return record;
 }

@@ -322,13 +322,28 @@ TEST(StepMetrics, OfUnequalPartsAreThoseOfTheGlobalBatch) {
   });
 }
 
-TEST(ModelConfig, TheConfigurationKnowsEveryFlavor) {
+TEST(ModelConfig, TheConfigurationKnowsEveryFamilyAndFlavor) {
+  std::vector<std::string> families, flavors = models::all_flavor_names();
+  for (const auto family : models::all_families()) families.emplace_back(models::family_name(family));
+  flavors.emplace_back(config::kFlavorOfDirectory);
   for (const config::Key& key : config::known_keys()) {
-    if (key.section != "model" || key.name != "flavor") continue;
-    std::vector<std::string> expected = models::llama_flavor_names();
-    expected.emplace_back(config::kFlavorOfDirectory);
-    EXPECT_EQ(std::vector<std::string>(key.choices.begin(), key.choices.end()), expected);
+    if (key.section != "model" || (key.name != "flavor" && key.name != "name")) continue;
+    EXPECT_EQ(std::vector<std::string>(key.choices.begin(), key.choices.end()),
+              key.name == "name" ? families : flavors);
   }
+}
+
+TEST(ModelConfig, AFamilyIsChosenByName) {
+  const auto model_of = [](const std::string& keys) {
+    return config::model_config(config::parse_config("[model]\n" + keys, "test", {}));
+  };
+  EXPECT_EQ(model_of("name = \"gemma3\"\nflavor = \"debug\"\nn_layers = 13\n").full_layers,
+            (std::vector<std::int64_t>{5, 11}));
+  EXPECT_EQ(model_of("name = \"qwen3\"\nflavor = \"0.6B\"\n").parameter_count(), 596'049'920);
+  EXPECT_THAT(error_text<ConfigError>([&] { model_of("flavor = \"olmo2_1b\"\n"); }),
+              HasSubstr("the flavor 'olmo2_1b' is of the model olmo2, not of llama"));
+  EXPECT_THAT(error_text<ConfigError>([&] { model_of("name = \"qwen3\"\nflavor = \"50M\"\n"); }),
+              HasSubstr("the flavor '50M' is of the model llama, not of qwen3"));
 }
 
 }  // namespace

@@ -397,7 +397,16 @@ TEST_P(TrainerFamilyTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
   shape.family = GetParam();
   if (shape.family == qwen3) shape.own_head_dim = 12;
   if (shape.family == gpt2) shape.n_kv_heads = shape.n_heads;
-  if (shape.family == mixtral) shape.experts = 3, shape.experts_per_token = 2;
+  if (shape.has_experts()) shape.experts = 3, shape.experts_per_token = 2;
+  if (shape.family == smollm3) shape.unrotated_layers = {1};
+  if (shape.family == phi3) shape.rotary_dim = 12;
+  if (shape.family == gemma3_text) {
+    shape.own_head_dim = 12;
+    shape.query_scalar = 20;
+    shape.sliding_window = 5;
+    shape.full_layers = {1};
+    shape.window_rope_theta = 100;
+  }
   shape.max_seq_len = 64;
   shape.tie_embeddings = true;
   models::Llama model(shape);
@@ -468,7 +477,9 @@ TEST_P(TrainerFamilyTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
 
 INSTANTIATE_TEST_SUITE_P(Families, TrainerFamilyTest,
                          ::testing::Values(models::LlamaFamily::qwen3, models::LlamaFamily::gpt2,
-                                           models::LlamaFamily::mixtral),
+                                           models::LlamaFamily::mixtral, models::LlamaFamily::qwen3_moe,
+                                           models::LlamaFamily::olmo2, models::LlamaFamily::smollm3,
+                                           models::LlamaFamily::phi3, models::LlamaFamily::gemma3_text),
                          [](const auto& info) { return models::family_name(info.param); });
 
 TEST_F(TrainerCheckpointTest, ACheckpointFolderStandsForItsNewestStepAsInitialWeights) {

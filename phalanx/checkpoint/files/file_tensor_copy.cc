@@ -18,9 +18,13 @@ Box turned(Box box) {
   return box;
 }
 
+std::int64_t rows_of_part(const FileTensorView::Form& form, const std::vector<std::int64_t>& shape) {
+  return shape[0] / form.span;
+}
+
 // The position of a box of the tensor among all parts, before transposing.
 Box among_parts(const FileTensorView::Form& form, const std::vector<std::int64_t>& shape, Box box) {
-  if (form.parts > 1) box.offsets[0] += form.part * shape[0];
+  if (form.parts > 1) box.offsets[0] += form.part * rows_of_part(form, shape);
   return box;
 }
 
@@ -57,12 +61,13 @@ std::uint64_t copy_part(bool transposed, const Box& source_box, std::span<const 
 }  // namespace
 
 std::vector<std::int64_t> shape_in_file(const FileTensorView::Form& form, const std::vector<std::int64_t>& shape) {
-  if ((form.transposed && shape.size() != 2) || (form.parts > 1 && shape.empty())) {
-    throw Error(fmt::format("a tensor of {} dimensions is said to lie {}in a file as part {} of {}", shape.size(),
-                            form.transposed ? "transposed " : "", form.part, form.parts));
+  if ((form.transposed && shape.size() != 2) || (form.parts > 1 && (shape.empty() || shape[0] % form.span != 0))) {
+    throw Error(fmt::format("a tensor of {} dimensions is said to lie {}in a file as parts {} to {} of {}",
+                            shape.size(), form.transposed ? "transposed " : "", form.part, form.part + form.span - 1,
+                            form.parts));
   }
   std::vector<std::int64_t> result = shape;
-  if (form.parts > 1) result[0] *= form.parts;
+  if (form.parts > 1) result[0] = rows_of_part(form, shape) * form.parts;
   if (form.transposed) std::swap(result[0], result[1]);
   return result;
 }
@@ -78,7 +83,7 @@ Box box_from_file(const FileTensorView::Form& form, const std::vector<std::int64
   const Box whole{std::vector<std::int64_t>(shape.size(), 0), shape};
   auto common = intersect(form.transposed ? turned(in_file) : in_file, among_parts(form, shape, whole));
   if (!common) return {std::vector<std::int64_t>(shape.size(), 0), std::vector<std::int64_t>(shape.size(), 0)};
-  if (form.parts > 1) common->offsets[0] -= form.part * shape[0];
+  if (form.parts > 1) common->offsets[0] -= form.part * rows_of_part(form, shape);
   return *common;
 }
 

@@ -3,9 +3,9 @@
 //   const LlamaConfig config = llama_config_from_hf(read_file(path), path);
 //   write(folder / "config.json", llama_hf_config(config, "float32"));
 //
-// - Accepted model_type: llama, mistral, qwen2, qwen3, gpt2, mixtral.
+// - Accepted model_type: those of LlamaFamily (model_family.h).
 // - Rotary settings are read from rope_theta and rope_scaling or, as in newer files, from rope_parameters, of type
-//   default, linear, dynamic or llama3.
+//   default, linear, dynamic, llama3, yarn or longrope.
 // - A missing setting has transformers' default.
 // - A setting that changes the model's results and is not supported is refused by name. hf_unsupported.h reports other
 //   keys that are not honoured.

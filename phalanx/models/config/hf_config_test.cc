@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
@@ -66,7 +68,7 @@ TEST(HfConfig, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {
   EXPECT_EQ(
       config_error("model_type", "gpt_neox"),
       "config.json: model_type \"gpt_neox\" is not supported; expected one of llama, mistral, qwen2, qwen3, gpt2, "
-      "mixtral");
+      "mixtral, qwen3_moe, olmo2, smollm3, phi3, gemma3_text");
   EXPECT_THAT(config_error("hidden_act", "gelu"), HasSubstr("config.json: hidden_act \"gelu\" is not supported"));
   EXPECT_THAT(config_error("attention_bias", true), HasSubstr("\"attention_bias\": true is not supported"));
   EXPECT_THAT(config_error("mlp_bias", true), HasSubstr("\"mlp_bias\": true is not supported"));
@@ -74,15 +76,103 @@ TEST(HfConfig, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {
               HasSubstr("\"quantization_config\" is not supported"));
   EXPECT_THAT(config_error("num_local_experts", 8), HasSubstr("\"num_local_experts\" is not supported"));
   EXPECT_THAT(config_error("partial_rotary_factor", 0.5), HasSubstr("\"partial_rotary_factor\": 0.5"));
-  EXPECT_THAT(config_error("rope_scaling", {{"rope_type", "yarn"}}),
-              HasSubstr("rope_scaling of type \"yarn\" is not supported; expected default, linear, dynamic or llama3"));
+  EXPECT_THAT(config_error("rope_scaling", {{"rope_type", "proportional"}}),
+              HasSubstr("rope_scaling of type \"proportional\" is not supported; expected default, linear, dynamic, "
+                        "llama3, yarn or longrope"));
   EXPECT_THAT(config_error("rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 0.25}}),
               HasSubstr("\"partial_rotary_factor\": 0.25 in rope_parameters"));
   EXPECT_THAT(config_error("layer_types", {"linear_attention"}, "qwen3"), HasSubstr("type \"linear_attention\""));
-  auto some = tiny_hf_config();
-  some.update({{"model_type", "qwen2"}, {"num_hidden_layers", 4}, {"use_sliding_window", true}, {"sliding_window", 4}});
-  some["max_window_layers"] = 3;
-  EXPECT_THAT(config_error(some), HasSubstr("a sliding window in 1 of 4 layers is not supported"));
+}
+
+std::string error_of(const char* type, nlohmann::json changes) {
+  auto description = tiny_hf_config();
+  description.update(changes);
+  description["model_type"] = type;
+  return config_error(description);
+}
+
+TEST(HfConfig, WhatLaterFamiliesCannotDoIsRefusedByName) {
+  EXPECT_THAT(error_of("qwen3_moe", {{"num_experts", 4}, {"decoder_sparse_step", 2}}),
+              HasSubstr("\"decoder_sparse_step\": 2 is not supported"));
+  EXPECT_THAT(error_of("qwen3_moe", {{"num_experts", 4}, {"mlp_only_layers", {0}}}),
+              HasSubstr("\"mlp_only_layers\" of some layers is not supported"));
+  EXPECT_THAT(error_of("qwen3_moe", nlohmann::json::object()), HasSubstr("has no \"num_experts\""));
+  EXPECT_THAT(error_of("olmo2", {{"num_experts", 4}}), HasSubstr("\"num_experts\" is not supported"));
+  EXPECT_THAT(error_of("olmo2", {{"attention_bias", true}}), HasSubstr("\"attention_bias\": true is not supported"));
+  EXPECT_THAT(error_of("llama", {{"no_rope_layers", {0}}}), HasSubstr("\"no_rope_layers\" is not supported"));
+  EXPECT_THAT(error_of("smollm3", {{"num_hidden_layers", 2}, {"no_rope_layers", {0}}}),
+              HasSubstr("\"no_rope_layers\" names 1 layers, but \"num_hidden_layers\" is 2"));
+  EXPECT_THAT(error_of("smollm3", {{"no_rope_layer_interval", 0}}), HasSubstr("\"no_rope_layer_interval\" is 0"));
+  EXPECT_THAT(error_of("phi3", {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}),
+              HasSubstr("of type \"linear\" in a model of the family phi3 is not supported"));
+  EXPECT_THAT(error_of("phi3", {{"partial_rotary_factor", 0.1}}), HasSubstr("\"partial_rotary_factor\": 0.1"));
+  EXPECT_THAT(error_of("gemma3_text", {{"final_logit_softcapping", 30.0}}),
+              HasSubstr("\"final_logit_softcapping\" is not supported"));
+  EXPECT_THAT(error_of("gemma3_text", {{"attn_logit_softcapping", 50.0}}),
+              HasSubstr("\"attn_logit_softcapping\" is not supported"));
+  EXPECT_THAT(error_of("gemma3_text", {{"hidden_activation", "gelu"}}),
+              HasSubstr("hidden_activation \"gelu\" is not supported; expected \"gelu_pytorch_tanh\""));
+  const nlohmann::json plain = {{"rope_type", "default"}};
+  EXPECT_THAT(
+      error_of("gemma3_text",
+               {{"num_hidden_layers", 6},
+                {"rope_parameters",
+                 {{"full_attention", plain}, {"sliding_attention", {{"rope_type", "linear"}, {"factor", 2.0}}}}}}),
+      HasSubstr("rope_parameters: sliding_attention of type \"linear\" is not supported; expected default"));
+  EXPECT_THAT(error_of("gemma3_text", {{"rope_parameters", {{"full_attention", plain}, {"rope_theta", 5.0}}}}),
+              HasSubstr("\"rope_theta\" is beside those of kinds of layers"));
+}
+
+TEST(HfConfig, YarnAndLongropeAreAsTransformersHasThem) {
+  auto description = tiny_hf_config();
+  description["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 8}};
+  const RopeScaling yarn = read_config(description).rope_scaling;
+  EXPECT_DOUBLE_EQ(yarn.attention_factor, 0.1 * std::log(4.0) + 1.0);
+  EXPECT_EQ(yarn.original_max_seq_len, 8);
+  EXPECT_EQ(read_config(description).max_seq_len, 32);
+  description["rope_scaling"].update({{"mscale", 0.5}, {"mscale_all_dim", 2.0}, {"beta_fast", 0.5}});
+  EXPECT_THAT(config_error(description), HasSubstr("beta_fast = 0.5 and beta_slow = 1"));
+  description["rope_scaling"]["beta_fast"] = nullptr;
+  EXPECT_DOUBLE_EQ(read_config(description).rope_scaling.attention_factor,
+                   (0.05 * std::log(4.0) + 1.0) / (0.2 * std::log(4.0) + 1.0));
+  description["original_max_position_embeddings"] = 9;
+  EXPECT_THAT(config_error(description), HasSubstr("\"original_max_position_embeddings\" is 9, but 8"));
+  description["original_max_position_embeddings"] = 8;
+  EXPECT_EQ(config_error(description), "");
+
+  const std::vector<double> four = {1.0, 2.0, 3.0, 4.0};  // heads of 8
+  auto phi = tiny_hf_config();
+  phi.update({{"model_type", "phi3"}, {"max_position_embeddings", 131072}});
+  phi["rope_scaling"] = {{"type", "su"}, {"short_factor", four}, {"long_factor", four}};
+  const LlamaConfig longrope = read_config(phi);
+  EXPECT_EQ(longrope.rope_scaling.type, RopeScalingType::longrope);
+  EXPECT_EQ(longrope.rope_scaling.original_max_seq_len, 4096);
+  EXPECT_DOUBLE_EQ(longrope.rope_scaling.attention_factor, std::sqrt(1.0 + std::log(32.0) / std::log(4096.0)));
+  phi["rope_scaling"]["long_factor"] = {1.0, 2.0};
+  EXPECT_THAT(config_error(phi), HasSubstr("long_factor of 2 numbers: expected one for each of the 4 pairs"));
+  phi["rope_scaling"]["long_factor"] = {1.0, 2.0, 0.0, 1.0};
+  EXPECT_THAT(config_error(phi), HasSubstr("long_factor of 0: expected numbers above 0"));
+  phi["rope_scaling"].update({{"long_factor", four}, {"original_max_position_embeddings", 100}});
+  EXPECT_THAT(config_error(phi), HasSubstr("where transformers takes 4096"));
+}
+
+TEST(HfConfig, SomeLayersMayHaveAWindow) {
+  auto description = tiny_hf_config();
+  description.update({{"model_type", "qwen2"},
+                      {"num_hidden_layers", 4},
+                      {"use_sliding_window", true},
+                      {"sliding_window", 4},
+                      {"max_window_layers", 3}});
+  const LlamaConfig qwen = read_config(description);
+  EXPECT_EQ(qwen.full_layers, (std::vector<std::int64_t>{0, 1, 2}));
+  EXPECT_EQ(std::tuple(qwen.window_of(2), qwen.window_of(3)), std::tuple(0, 4));
+  description.update({{"model_type", "gemma3_text"}, {"num_hidden_layers", 7}, {"head_dim", 8}});
+  description.erase("hidden_act");
+  const LlamaConfig gemma = read_config(description);
+  EXPECT_EQ(gemma.full_layers, std::vector<std::int64_t>{5});
+  EXPECT_EQ(std::tuple(gemma.rope_theta, gemma.window_rope_theta, gemma.query_scalar), std::tuple(20000.0, 1e4, 256.0));
+  description.update({{"model_type", "smollm3"}, {"use_sliding_window", false}});
+  EXPECT_EQ(read_config(description).unrotated_layers, std::vector<std::int64_t>{3});
 }
 
 // Settings of GPT-2 and Mixtral that change their results.

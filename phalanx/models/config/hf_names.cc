@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/models/config/hf_families.h"
 
 namespace phalanx::models {
 namespace {
@@ -36,6 +37,9 @@ constexpr std::array<std::pair<const char*, const char*>, 15> kInLayer = {{
 // An expert's three matrices have the same names on both sides.
 constexpr const char* kExperts = "moe.experts.";
 constexpr const char* kHfExperts = "block_sparse_moe.experts.";
+
+constexpr const char* kPhi3Attention = "self_attn.qkv_proj.weight";
+constexpr const char* kPhi3FeedForward = "mlp.gate_up_proj.weight";
 
 struct Gpt2TensorView {
   const char* ours;
@@ -80,6 +84,20 @@ std::pair<std::string, std::string> split_layer(const std::string& name, const s
   return {digits, name.substr(dot + 1)};
 }
 
+FileTensorView phi3_tensor_view(const LlamaConfig& config, const std::string& name, const std::string& rest) {
+  // One matrix of queries, keys and values, in units of the keys' rows; one of gate and up.
+  const std::int64_t groups = config.n_heads / config.n_kv_heads, units = groups + 2;
+  const auto in = [&](const char* whole, const FileTensorView::Form& form) {
+    return FileTensorView(name.substr(0, name.size() - rest.size()) + whole, form);
+  };
+  if (rest == "self_attn.q_proj.weight") return in(kPhi3Attention, {.parts = units, .span = groups});
+  if (rest == "self_attn.k_proj.weight") return in(kPhi3Attention, {.part = groups, .parts = units});
+  if (rest == "self_attn.v_proj.weight") return in(kPhi3Attention, {.part = groups + 1, .parts = units});
+  if (rest == "mlp.gate_proj.weight") return in(kPhi3FeedForward, {.part = 0, .parts = 2});
+  if (rest == "mlp.up_proj.weight") return in(kPhi3FeedForward, {.part = 1, .parts = 2});
+  return name;
+}
+
 /// "<prefix><digits>.<rest>" with another prefix, if rest is a matrix of an expert; otherwise empty.
 std::string expert_name(const std::string& name, const std::string& from, const std::string& to) {
   const auto [number, rest] = split_layer(name, from);
@@ -101,7 +119,21 @@ FileTensorView gpt2_tensor_view(const std::string& fqn) {
 }  // namespace
 
 FileTensorView hf_tensor_view(const LlamaConfig& config, const std::string& fqn) {
-  return config.family == LlamaFamily::gpt2 ? gpt2_tensor_view(fqn) : llama_hf_name(fqn);
+  if (config.family == LlamaFamily::gpt2) return gpt2_tensor_view(fqn);
+  const auto [layer, rest] = split_layer(fqn, "layers.");
+  for (const auto& [ours, theirs] : hf_family(config.family).names) {
+    if (rest == ours) return fmt::format("model.layers.{}.{}", layer, theirs);
+    if (!ours.ends_with('.') || !rest.starts_with(ours)) continue;  // below: the number of an expert, and its matrix
+    const auto [expert, matrix] = split_layer(rest, std::string(ours));
+    for (const auto& [our_matrix, their_matrix] : kInLayer) {
+      if ("feed_forward." + matrix != our_matrix) continue;
+      const std::string_view last = std::string_view(their_matrix).substr(std::string_view("mlp.").size());
+      return fmt::format("model.layers.{}.{}{}.{}", layer, theirs, expert, last);
+    }
+  }
+  const std::string name = llama_hf_name(fqn);
+  if (config.family != LlamaFamily::phi3 || layer.empty()) return name;
+  return phi3_tensor_view(config, name, split_layer(name, "model.layers.").second);
 }
 
 std::string hf_optional_prefix(const LlamaConfig& config) {

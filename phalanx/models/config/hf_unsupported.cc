@@ -12,6 +12,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_text.h"
 #include "phalanx/models/config/hf_config.h"
+#include "phalanx/models/config/hf_families.h"
 #include "phalanx/models/config/llama_config.h"
 
 namespace phalanx::models {
@@ -84,11 +85,17 @@ constexpr Keys<20> kReadOfLlama = {"hidden_size",
                                    "num_local_experts",
                                    "is_causal",
                                    "router_jitter_noise"};
-constexpr Keys<1> kReadOfMistral = {"sliding_window"};
-constexpr Keys<2> kReadOfMixtral = {"sliding_window", "num_experts_per_tok"};
-constexpr Keys<4> kReadOfQwen = {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"};
 constexpr Keys<4> kReadOfRope = {"rope_type", "type", "rope_theta", "partial_rotary_factor"};
 constexpr Keys<3> kReadOfLlama3Rope = {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"};
+constexpr Keys<7> kReadOfYarn = {"attention_factor",
+                                 "beta_fast",
+                                 "beta_slow",
+                                 "mscale",
+                                 "mscale_all_dim",
+                                 "truncate",
+                                 "original_max_position_embeddings"};
+constexpr Keys<4> kReadOfLongrope = {"attention_factor", "short_factor", "long_factor",
+                                     "original_max_position_embeddings"};
 constexpr Keys<12> kReadOfGpt2 = {"is_causal",
                                   "n_embd",
                                   "n_layer",
@@ -120,19 +127,39 @@ void add(std::string& list, const std::string& item) {
 bool is_read(LlamaFamily family, std::string_view key) {
   if (is_among(key, kRead)) return true;
   if (family == LlamaFamily::gpt2) return is_among(key, kReadOfGpt2);
-  if (is_among(key, kReadOfLlama)) return true;
-  if (family == LlamaFamily::mistral) return is_among(key, kReadOfMistral);
-  if (family == LlamaFamily::mixtral) return is_among(key, kReadOfMixtral);
-  return family != LlamaFamily::llama && is_among(key, kReadOfQwen);
+  const auto& own = hf_family(family).keys;
+  // Read from its own key, if there is one.
+  if (key == "hidden_act" && hf_family(family).activation_key != key) return false;
+  return is_among(key, kReadOfLlama) || std::ranges::find(own, key) != own.end();
+}
+
+/// "original_max_position_embeddings" outside the rotary settings.
+bool reads_original_length(const nlohmann::json& json) {
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!json.contains(key) || !json.at(key).is_object()) continue;
+    const auto& rope = json.at(key);
+    const auto type = rope.value("rope_type", rope.value("type", nlohmann::json("default")));
+    if (type == "yarn" || type == "longrope" || type == "su") return true;
+  }
+  return false;
 }
 
 /// Which of its keys matter depends on its type.
-void add_unread_of_rope(std::string& unread, const std::string& name, const nlohmann::json& rope) {
+void add_unread_of_rope(std::string& unread, const std::string& name,
+                        const nlohmann::json& rope,  // NOLINT(misc-no-recursion): two levels
+                        LlamaFamily family) {
   if (!rope.is_object()) return;
-  const auto type = rope.value("rope_type", rope.value("type", nlohmann::json("default")));
+  auto type = rope.value("rope_type", rope.value("type", nlohmann::json("default")));
+  if (family == LlamaFamily::phi3 && (type == "su" || type == "yarn")) type = "longrope";
   for (const auto& [key, value] : rope.items()) {
+    if (value.is_object() && traits_of(family).layers_have_thetas) {
+      add_unread_of_rope(unread, fmt::format("{}.{}", name, key), value, family);
+      continue;
+    }
     const bool is_read = is_among(key, kReadOfRope) || (key == "factor" && type != "default") ||
-                         (type == "llama3" && is_among(key, kReadOfLlama3Rope));
+                         (type == "llama3" && is_among(key, kReadOfLlama3Rope)) ||
+                         (type == "yarn" && is_among(key, kReadOfYarn)) ||
+                         (type == "longrope" && is_among(key, kReadOfLongrope));
     if (!is_read && !says_nothing(value)) add(unread, fmt::format("{}.{} {}", name, key, brief(value)));
   }
 }
@@ -166,7 +193,9 @@ std::string hf_unsupported(const std::string& text, const std::string& file) {
       initial =
           fmt::format("initializer_range {} (initial weights are drawn with {})", brief(value), kInitializerRange);
     } else if (key == "rope_scaling" || key == "rope_parameters") {
-      if (!is_gpt2) add_unread_of_rope(unread, key, value);
+      if (!is_gpt2) add_unread_of_rope(unread, key, value, family);
+    } else if (key == "original_max_position_embeddings" && !is_gpt2 && reads_original_length(json)) {
+      continue;
     } else if (key == "architectures" && !names_architecture(value, family)) {
       add(unread, fmt::format("architectures {} (read as {})", brief(value), hf_architecture(family)));
     } else if (!is_read(family, key) && !is_among(key, kHarmless)) {

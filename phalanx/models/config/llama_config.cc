@@ -14,61 +14,6 @@
 namespace phalanx::models {
 namespace {
 
-const std::vector<std::pair<std::string, LlamaConfig>>& flavors() {
-  static const std::vector<std::pair<std::string, LlamaConfig>> table = {
-      // For tests and first steps.
-      {"debug", {.dim = 64, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .ffn_hidden = 176, .vocab_size = 512}},
-      {"5M", {}},
-      {"50M", {.dim = 512, .n_layers = 8, .n_heads = 8, .n_kv_heads = 4, .ffn_hidden = 2048, .vocab_size = 16384}},
-      {"llama3_debug",  // torchtitan's debugmodel
-       {.dim = 256,
-        .n_layers = 6,
-        .n_heads = 16,
-        .n_kv_heads = 16,
-        .ffn_hidden = 768,
-        .vocab_size = 2048,
-        .rope_theta = 500000.0}},
-      {"llama3_1b",
-       {.dim = 2048,
-        .n_layers = 16,
-        .n_heads = 32,
-        .n_kv_heads = 8,
-        .ffn_hidden = 8192,
-        .vocab_size = 128256,
-        .max_seq_len = 8192,
-        .rope_theta = 500000.0,
-        .tie_embeddings = true}},
-      {"llama3_8b",
-       {.dim = 4096,
-        .n_layers = 32,
-        .n_heads = 32,
-        .n_kv_heads = 8,
-        .ffn_hidden = 14336,
-        .vocab_size = 128256,
-        .max_seq_len = 8192,
-        .rope_theta = 500000.0}},
-      {"llama3_70b",
-       {.dim = 8192,
-        .n_layers = 80,
-        .n_heads = 64,
-        .n_kv_heads = 8,
-        .ffn_hidden = 28672,
-        .vocab_size = 128256,
-        .max_seq_len = 8192,
-        .rope_theta = 500000.0}},
-      {"llama3_405b",
-       {.dim = 16384,
-        .n_layers = 126,
-        .n_heads = 128,
-        .n_kv_heads = 8,
-        .ffn_hidden = 53248,
-        .vocab_size = 128256,
-        .max_seq_len = 8192,
-        .rope_theta = 500000.0}},
-  };
-  return table;
-}
-
 /// The divisor of `number` nearest to `wanted`. Of two equally near ones, the smaller.
 std::int64_t nearest_divisor(std::int64_t number, std::int64_t wanted) {
   std::int64_t nearest = 1;
@@ -95,25 +40,17 @@ Number count_parameters(const LlamaConfig& config, std::int64_t nets) {
   const Number q_dim = static_cast<Number>(config.n_heads) * head_dim;
   const Number kv_dim = static_cast<Number>(config.n_kv_heads) * head_dim;
   const Number norm = config.is_gpt2() ? 2 * dim : dim;
-  const Number layer = 2 * dim * q_dim + 2 * dim * kv_dim + 2 * norm +
+  const auto qk_norms = static_cast<Number>(config.has_qk_norm() ? config.q_norm_size() + config.k_norm_size() : 0);
+  const Number layer = 2 * dim * q_dim + 2 * dim * kv_dim + static_cast<Number>(config.norms_per_layer()) * norm +
                        static_cast<Number>(nets * config.ffn_matrices()) * dim * hidden +
                        static_cast<Number>(config.experts) * dim + (config.is_gpt2() ? 2 * dim + hidden : 0) +
-                       (config.has_qkv_bias() ? q_dim + 2 * kv_dim : 0) + (config.has_qk_norm() ? 2 * head_dim : 0);
+                       (config.has_qkv_bias() ? q_dim + 2 * kv_dim : 0) + qk_norms;
   return static_cast<Number>(config.n_layers) * layer + norm +
          static_cast<Number>(config.vocab_size) * dim * (config.tie_embeddings ? 1 : 2) +
          (config.is_gpt2() ? static_cast<Number>(config.max_seq_len) * dim : 0);
 }
 
 std::int64_t nets_of_layer(const LlamaConfig& config) { return config.has_experts() ? config.experts : 1; }
-
-constexpr std::array<std::pair<LlamaFamily, const char*>, 6> kFamilies = {{
-    {LlamaFamily::llama, "llama"},
-    {LlamaFamily::mistral, "mistral"},
-    {LlamaFamily::qwen2, "qwen2"},
-    {LlamaFamily::qwen3, "qwen3"},
-    {LlamaFamily::gpt2, "gpt2"},
-    {LlamaFamily::mixtral, "mixtral"},
-}};
 
 void check_scaling(const RopeScaling& rope) {
   if (rope.type == RopeScalingType::none) return;
@@ -131,28 +68,60 @@ void check_scaling(const RopeScaling& rope) {
         fmt::format("model: rope scaling with low_freq_factor = {} and high_freq_factor = {}: expected 0 < low < high",
                     rope.low_freq_factor, rope.high_freq_factor));
   }
+  if (!(rope.attention_factor > 0.0)) {
+    throw ConfigError(
+        fmt::format("model: rope scaling with attention_factor = {}: expected above 0", rope.attention_factor));
+  }
+  if (rope.type == RopeScalingType::yarn && !(rope.beta_slow > 0.0 && rope.beta_fast >= rope.beta_slow)) {
+    throw ConfigError(
+        fmt::format("model: rope scaling with beta_fast = {} and beta_slow = {}: expected 0 < beta_slow <= beta_fast",
+                    rope.beta_fast, rope.beta_slow));
+  }
+}
+
+void check_longrope(const RopeScaling& rope, std::int64_t pairs) {
+  for (const auto& [key, factors] :
+       {std::pair("short_factor", &rope.short_factor), {"long_factor", &rope.long_factor}}) {
+    if (std::ssize(*factors) != pairs) {
+      throw ConfigError(fmt::format("model: rope scaling with {} of {} numbers: expected one for each of the {} pairs",
+                                    key, factors->size(), pairs));
+    }
+    for (const double factor : *factors) {
+      if (factor > 0.0) continue;
+      throw ConfigError(fmt::format("model: rope scaling with {} of {}: expected numbers above 0", key, factor));
+    }
+  }
+}
+
+/// Layer numbers must be ascending and of the model.
+void check_layers(const char* key, const std::vector<std::int64_t>& layers, std::int64_t n_layers) {
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i] >= 0 && layers[i] < n_layers && (i == 0 || layers[i] > layers[i - 1])) continue;
+    throw ConfigError(fmt::format("model: {} names layer {}: expected layers of 0 to {}, in ascending order", key,
+                                  layers[i], n_layers - 1));
+  }
+}
+
+[[noreturn]] void refuse_for_family(const char* what, LlamaFamily family) {
+  throw ConfigError(fmt::format("model: {}: not in a model of the family {}", what, family_name(family)));
 }
 
 }  // namespace
 
-const char* family_name(LlamaFamily family) {
-  for (const auto& [known, name] : kFamilies) {
-    if (known == family) return name;
-  }
-  return "";
+std::int64_t LlamaConfig::q_norm_size() const noexcept {
+  return traits().qk_norm == QkNorm::all_heads ? n_heads * head_dim() : head_dim();
 }
 
-std::string family_names() {
-  std::vector<std::string> names;
-  for (const auto& known : kFamilies) names.emplace_back(known.second);
-  return fmt::format("{}", fmt::join(names, ", "));
+std::int64_t LlamaConfig::k_norm_size() const noexcept {
+  return traits().qk_norm == QkNorm::all_heads ? n_kv_heads * head_dim() : head_dim();
 }
 
-std::optional<LlamaFamily> family_from_name(std::string_view name) {
-  for (const auto& [family, known] : kFamilies) {
-    if (name == known) return family;
-  }
-  return std::nullopt;
+std::int64_t LlamaConfig::window_of(std::int64_t layer) const {
+  return std::ranges::binary_search(full_layers, layer) ? 0 : sliding_window;
+}
+
+bool LlamaConfig::is_rotated(std::int64_t layer) const {
+  return !is_gpt2() && !std::ranges::binary_search(unrotated_layers, layer);
 }
 
 void LlamaConfig::validate() const {
@@ -201,7 +170,7 @@ void LlamaConfig::validate() const {
   }
   if (!(rope_theta > 0.0)) throw ConfigError(fmt::format("model: rope_theta = {}: expected above 0", rope_theta));
   if (!(norm_eps >= 0.0)) throw ConfigError(fmt::format("model: norm_eps = {}: expected 0 or above", norm_eps));
-  const bool has_no_window = family == LlamaFamily::llama || is_gpt2();
+  const bool has_no_window = !traits().window;
   if (sliding_window < 0 || (sliding_window > 0 && has_no_window)) {
     throw ConfigError(fmt::format("model: sliding_window = {}: expected 0 in a model of the family {}, else 0 or above",
                                   sliding_window, has_no_window ? family_name(family) : "llama"));
@@ -209,6 +178,33 @@ void LlamaConfig::validate() const {
   check_scaling(rope_scaling);
   if (rope_scaling.type == RopeScalingType::dynamic && head_dim() < 4) {
     throw ConfigError(fmt::format("model: head_dim = {}: dynamic rope scaling needs at least 4", head_dim()));
+  }
+  validate_layers();
+}
+
+void LlamaConfig::validate_layers() const {
+  if (!full_layers.empty() && sliding_window == 0) {
+    throw ConfigError("model: full_layers without a sliding_window: expected none, as no layer has a window");
+  }
+  check_layers("full_layers", full_layers, n_layers);
+  check_layers("unrotated_layers", unrotated_layers, n_layers);
+  if (!unrotated_layers.empty() && !traits().some_unrotated) refuse_for_family("unrotated_layers", family);
+  if (window_rope_theta != 0.0 && !traits().layers_have_thetas) refuse_for_family("window_rope_theta", family);
+  if (query_scalar != 0.0 && !traits().scales_queries) refuse_for_family("query_scalar", family);
+  if (rotary_dim != 0 && !traits().partial_rotation) refuse_for_family("rotary_dim", family);
+  if (!normalise_routing && !has_experts()) refuse_for_family("normalise_routing = false", family);
+  if (!(window_rope_theta >= 0.0) || !(query_scalar >= 0.0)) {
+    throw ConfigError(fmt::format("model: window_rope_theta = {} and query_scalar = {}: expected 0 or above",
+                                  window_rope_theta, query_scalar));
+  }
+  if (rotary_dim < 0 || rotary_dim >= head_dim() || rotary_dim % 2 != 0) {
+    throw ConfigError(fmt::format(
+        "model: rotary_dim = {}: the rotary embedding turns pairs, so it must be even and below head_dim = {}, or 0 "
+        "for all of it",
+        rotary_dim, head_dim()));
+  }
+  if (rope_scaling.type == RopeScalingType::longrope) {
+    check_longrope(rope_scaling, (rotary_dim != 0 ? rotary_dim : head_dim()) / 2);
   }
 }
 
@@ -274,20 +270,6 @@ double LlamaConfig::flops_per_token(double seq) const noexcept {
   const std::int64_t in_products = active_parameter_count() - looked_up;
   return 6.0 * static_cast<double>(in_products) +
          12.0 * static_cast<double>(n_layers) * static_cast<double>(n_heads * head_dim()) * seq;
-}
-
-LlamaConfig llama_flavor(const std::string& name) {
-  for (const auto& [known, config] : flavors()) {
-    if (known == name) return config;
-  }
-  throw ConfigError(fmt::format("unknown model flavor '{}'{}; known: {}", name,
-                                did_you_mean(name, llama_flavor_names()), fmt::join(llama_flavor_names(), ", ")));
-}
-
-std::vector<std::string> llama_flavor_names() {
-  std::vector<std::string> names;
-  for (const auto& flavor : flavors()) names.push_back(flavor.first);
-  return names;
 }
 
 }  // namespace phalanx::models

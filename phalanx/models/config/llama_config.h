@@ -1,9 +1,9 @@
 // LlamaConfig: the shape of a decoder of the Llama family, with validation, named flavours, and parameter and operation
 // counts. Torch-free.
 //
-// `family` selects what differs from Llama: Mistral (sliding window), Qwen2 (bias of queries, keys and values), Qwen3
-// (norms of queries and keys), Mixtral (experts in place of the feed-forward net, sliding window), GPT-2 (LayerNorm,
-// learnt positions, GELU in place of SwiGLU, biases everywhere).
+// `family` selects what differs from Llama (model_family.h): for example Mistral (sliding window), Qwen3 (norms of
+// queries and keys), Mixtral (experts in place of the feed-forward net), OLMo 2 (norms behind attention and feed-forward
+// net), GPT-2 (LayerNorm, learnt positions, GELU in place of SwiGLU, biases everywhere).
 //
 //   LlamaConfig config = llama_flavor("5M");
 //   config.vocab_size = tokenizer.size();
@@ -11,21 +11,13 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "phalanx/models/config/model_family.h"
 #include "phalanx/models/config/rope_scaling.h"
 
 namespace phalanx::models {
-
-/// Hugging Face's model_type.
-enum class LlamaFamily : std::uint8_t { llama, mistral, qwen2, qwen3, gpt2, mixtral };
-const char* family_name(LlamaFamily family);
-/// Returns "llama, mistral, qwen2, qwen3, gpt2, mixtral".
-std::string family_names();
-std::optional<LlamaFamily> family_from_name(std::string_view name);
 
 struct LlamaConfig {
   LlamaFamily family = LlamaFamily::llama;
@@ -45,20 +37,41 @@ struct LlamaConfig {
 
   /// Elements per head; 0: dim / n_heads.
   std::int64_t own_head_dim = 0;
-  /// A position attends to itself and sliding_window - 1 before it; 0: to all before it. Not in the families llama and
-  /// gpt2.
+  /// A position attends to itself and sliding_window - 1 before it; 0: to all before it. Not in all families.
   std::int64_t sliding_window = 0;
   RopeScaling rope_scaling;
   /// Feed-forward nets per layer, with ffn_hidden units each, and how many of them a token goes through. Only in
-  /// mixtral; 0: one net for all tokens.
+  /// families with experts; 0: one net for all tokens.
   std::int64_t experts = 0;
   std::int64_t experts_per_token = 0;
+  /// The weights of a token's experts add up to 1. If not, they are their shares among all experts.
+  bool normalise_routing = true;
 
+  /// With sliding_window: layers that attend to all positions all the same, ascending.
+  std::vector<std::int64_t> full_layers;
+  /// Layers without a rotary embedding, ascending. Only in smollm3.
+  std::vector<std::int64_t> unrotated_layers;
+  /// Rotary base of layers with a window, where rope_scaling does not apply; 0: as the others. Only in gemma3_text.
+  double window_rope_theta = 0.0;
+  /// The first elements of a head that are rotated; 0: all. Only in phi3.
+  std::int64_t rotary_dim = 0;
+  /// Scores are divided by the square root of this; 0: head_dim. Only in gemma3_text.
+  double query_scalar = 0.0;
+
+  const FamilyTraits& traits() const noexcept { return traits_of(family); }
   std::int64_t head_dim() const noexcept { return own_head_dim != 0 ? own_head_dim : dim / n_heads; }
   bool is_gpt2() const noexcept { return family == LlamaFamily::gpt2; }
-  bool has_experts() const noexcept { return family == LlamaFamily::mixtral; }
-  bool has_qkv_bias() const noexcept { return family == LlamaFamily::qwen2 || is_gpt2(); }
-  bool has_qk_norm() const noexcept { return family == LlamaFamily::qwen3; }
+  bool has_experts() const noexcept { return traits().experts; }
+  bool has_qkv_bias() const noexcept { return traits().qkv_bias; }
+  bool has_qk_norm() const noexcept { return traits().qk_norm != QkNorm::none; }
+  /// Elements of the two norms of queries and keys.
+  std::int64_t q_norm_size() const noexcept;
+  std::int64_t k_norm_size() const noexcept;
+  /// Norms of the hidden states in a layer: two, or four.
+  std::int64_t norms_per_layer() const noexcept { return traits().norms == NormPlacement::both ? 4 : 2; }
+  /// The window of one layer; 0: none.
+  std::int64_t window_of(std::int64_t layer) const;
+  bool is_rotated(std::int64_t layer) const;
   /// Number of matrices in a feed-forward net.
   std::int64_t ffn_matrices() const noexcept { return is_gpt2() ? 2 : 3; }
 
@@ -85,10 +98,18 @@ struct LlamaConfig {
 
  private:
   void validate_family() const;
+  void validate_layers() const;
 };
 
-/// A named configuration. An unknown name throws a ConfigError that names the nearest known one.
-LlamaConfig llama_flavor(const std::string& name);
-std::vector<std::string> llama_flavor_names();
+/// With full_layers or unrotated_layers as the family has them if nothing else is said, for config.n_layers layers.
+LlamaConfig with_layer_pattern(LlamaConfig config);
+
+/// A named configuration of a family. An unknown name throws a ConfigError that names the nearest known one.
+LlamaConfig llama_flavor(const std::string& name, LlamaFamily family = LlamaFamily::llama);
+std::vector<std::string> llama_flavor_names(LlamaFamily family = LlamaFamily::llama);
+/// Of all families, each once: all but "debug" are of one family.
+std::vector<std::string> all_flavor_names();
+/// The first family that has it; nothing if none does.
+std::optional<LlamaFamily> family_of_flavor(const std::string& name);
 
 }  // namespace phalanx::models

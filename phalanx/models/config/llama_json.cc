@@ -15,18 +15,76 @@
 namespace phalanx::models {
 namespace {
 
-constexpr std::array<std::pair<RopeScalingType, const char*>, 4> kScalings = {{
+constexpr std::array<std::pair<RopeScalingType, const char*>, 6> kScalings = {{
     {RopeScalingType::none, "default"},
     {RopeScalingType::linear, "linear"},
     {RopeScalingType::dynamic, "dynamic"},
     {RopeScalingType::llama3, "llama3"},
+    {RopeScalingType::yarn, "yarn"},
+    {RopeScalingType::longrope, "longrope"},
 }};
 
 /// All keys that identify the weights' model; any unknown one could change their meaning.
-constexpr std::array<std::string_view, 17> kKeys = {
-    "name",       "flavor",         "dim",         "n_layers",          "n_heads",     "n_kv_heads",
-    "ffn_hidden", "vocab_size",     "max_seq_len", "rope_theta",        "norm_eps",    "tie_embeddings",
-    "head_dim",   "sliding_window", "experts",     "experts_per_token", "rope_scaling"};
+constexpr std::array<std::string_view, 23> kKeys = {"name",
+                                                    "flavor",
+                                                    "dim",
+                                                    "n_layers",
+                                                    "n_heads",
+                                                    "n_kv_heads",
+                                                    "ffn_hidden",
+                                                    "vocab_size",
+                                                    "max_seq_len",
+                                                    "rope_theta",
+                                                    "norm_eps",
+                                                    "tie_embeddings",
+                                                    "head_dim",
+                                                    "sliding_window",
+                                                    "experts",
+                                                    "experts_per_token",
+                                                    "rope_scaling",
+                                                    "normalise_routing",
+                                                    "full_layers",
+                                                    "unrotated_layers",
+                                                    "window_rope_theta",
+                                                    "rotary_dim",
+                                                    "query_scalar"};
+
+nlohmann::json scaling_metadata(const RopeScaling& rope) {
+  nlohmann::json scaling = {{"type", rope_scaling_name(rope.type)},
+                            {"factor", rope.factor},
+                            {"low_freq_factor", rope.low_freq_factor},
+                            {"high_freq_factor", rope.high_freq_factor},
+                            {"original_max_seq_len", rope.original_max_seq_len}};
+  if (rope.type == RopeScalingType::yarn) {
+    scaling["beta_fast"] = rope.beta_fast;
+    scaling["beta_slow"] = rope.beta_slow;
+    scaling["truncate"] = rope.truncate;
+  }
+  if (rope.type == RopeScalingType::longrope) {
+    scaling["short_factor"] = rope.short_factor;
+    scaling["long_factor"] = rope.long_factor;
+  }
+  if (rope.attention_factor != 1.0) scaling["attention_factor"] = rope.attention_factor;
+  return scaling;
+}
+
+RopeScaling scaling_from_metadata(const nlohmann::json& scaling, const std::string& where) {
+  const JsonReader read(scaling, where + ": rope_scaling");
+  const auto type = rope_scaling_from_name(read.get<std::string>("type"));
+  if (!type) throw CheckpointError(fmt::format("{}: rope_scaling has an unknown \"type\"", where));
+  const RopeScaling defaults;
+  return {.type = *type,
+          .factor = read.get<double>("factor"),
+          .low_freq_factor = read.get<double>("low_freq_factor"),
+          .high_freq_factor = read.get<double>("high_freq_factor"),
+          .original_max_seq_len = read.get<std::int64_t>("original_max_seq_len"),
+          .attention_factor = read.get_or<double>("attention_factor", defaults.attention_factor),
+          .beta_fast = read.get_or<double>("beta_fast", defaults.beta_fast),
+          .beta_slow = read.get_or<double>("beta_slow", defaults.beta_slow),
+          .truncate = read.get_or<bool>("truncate", defaults.truncate),
+          .short_factor = read.get_or<std::vector<double>>("short_factor", {}),
+          .long_factor = read.get_or<std::vector<double>>("long_factor", {})};
+}
 
 }  // namespace
 
@@ -61,13 +119,13 @@ nlohmann::json llama_metadata(const LlamaConfig& config) {
     model["experts"] = config.experts;
     model["experts_per_token"] = config.experts_per_token;
   }
-  if (const RopeScaling& rope = config.rope_scaling; rope.type != RopeScalingType::none) {
-    model["rope_scaling"] = {{"type", rope_scaling_name(rope.type)},
-                             {"factor", rope.factor},
-                             {"low_freq_factor", rope.low_freq_factor},
-                             {"high_freq_factor", rope.high_freq_factor},
-                             {"original_max_seq_len", rope.original_max_seq_len}};
-  }
+  if (!config.normalise_routing) model["normalise_routing"] = false;
+  if (!config.full_layers.empty()) model["full_layers"] = config.full_layers;
+  if (!config.unrotated_layers.empty()) model["unrotated_layers"] = config.unrotated_layers;
+  if (config.window_rope_theta != 0.0) model["window_rope_theta"] = config.window_rope_theta;
+  if (config.rotary_dim != 0) model["rotary_dim"] = config.rotary_dim;
+  if (config.query_scalar != 0.0) model["query_scalar"] = config.query_scalar;
+  if (config.rope_scaling.type != RopeScalingType::none) model["rope_scaling"] = scaling_metadata(config.rope_scaling);
   return model;
 }
 
@@ -94,21 +152,18 @@ LlamaConfig llama_from_metadata(const nlohmann::json& model, const std::string& 
   config.sliding_window = read.get_or<std::int64_t>("sliding_window", 0);
   config.experts = read.get_or<std::int64_t>("experts", 0);
   config.experts_per_token = read.get_or<std::int64_t>("experts_per_token", 0);
+  config.normalise_routing = read.get_or<bool>("normalise_routing", true);
+  config.full_layers = read.get_or<std::vector<std::int64_t>>("full_layers", {});
+  config.unrotated_layers = read.get_or<std::vector<std::int64_t>>("unrotated_layers", {});
+  config.window_rope_theta = read.get_or<double>("window_rope_theta", 0.0);
+  config.rotary_dim = read.get_or<std::int64_t>("rotary_dim", 0);
+  config.query_scalar = read.get_or<double>("query_scalar", 0.0);
   for (const auto& [key, value] : model.items()) {
     if (std::ranges::find(kKeys, key) != kKeys.end()) continue;
     throw CheckpointError(fmt::format(
         "{} says \"{}\", which this program does not know: a later version of Phalanx wrote it", where, key));
   }
-  if (model.contains("rope_scaling")) {
-    const JsonReader rope(model.at("rope_scaling"), where + ": rope_scaling");
-    const auto type = rope_scaling_from_name(rope.get<std::string>("type"));
-    if (!type) throw CheckpointError(fmt::format("{}: rope_scaling has an unknown \"type\"", where));
-    config.rope_scaling = {.type = *type,
-                           .factor = rope.get<double>("factor"),
-                           .low_freq_factor = rope.get<double>("low_freq_factor"),
-                           .high_freq_factor = rope.get<double>("high_freq_factor"),
-                           .original_max_seq_len = rope.get<std::int64_t>("original_max_seq_len")};
-  }
+  if (model.contains("rope_scaling")) config.rope_scaling = scaling_from_metadata(model.at("rope_scaling"), where);
   return config;
 }
 
@@ -150,10 +205,14 @@ std::map<std::string, std::vector<std::int64_t>> llama_parameter_shapes(const Ll
       shapes[layer + "attention.wv.bias"] = {kv_dim};
     }
     if (config.has_qk_norm()) {
-      shapes[layer + "attention.q_norm.weight"] = {config.head_dim()};
-      shapes[layer + "attention.k_norm.weight"] = {config.head_dim()};
+      shapes[layer + "attention.q_norm.weight"] = {config.q_norm_size()};
+      shapes[layer + "attention.k_norm.weight"] = {config.k_norm_size()};
     }
     shapes[layer + "ffn_norm.weight"] = {dim};
+    if (config.norms_per_layer() == 4) {
+      shapes[layer + "attention_post_norm.weight"] = {dim};
+      shapes[layer + "ffn_post_norm.weight"] = {dim};
+    }
     if (config.has_experts()) shapes[layer + "moe.gate.weight"] = {config.experts, dim};
     for (std::int64_t e = 0; e < config.experts; ++e) net(fmt::format("{}moe.experts.{}.", layer, e));
     if (!config.has_experts()) net(layer + "feed_forward.");

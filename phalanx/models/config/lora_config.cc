@@ -65,7 +65,7 @@ std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOption
         "{}: rank {}, alpha {}, dropout {}: expected a rank of 0 or more, an alpha above 0 and 0 <= dropout < 1", what,
         options.rank, options.alpha, options.dropout));
   }
-  if (config.is_gpt2()) {
+  if (config.is_gpt2() || config.family == LlamaFamily::phi3) {
     throw ConfigError(fmt::format(
         "{}: a model of the family {} has no adapters: its files keep queries, keys and values in one matrix; expected "
         "another family, or rank = 0",

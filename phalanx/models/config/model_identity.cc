@@ -18,29 +18,51 @@ nlohmann::json model_identity(const LlamaConfig& config) {
                           {"head_dim", config.head_dim()},
                           {"ffn_hidden", config.ffn_hidden},
                           {"vocab_size", config.vocab_size},
-                          {"norm", config.is_gpt2() ? "layer" : "rms"},
+                          {"norm", config.is_gpt2()                ? "layer"
+                                   : config.traits().norms_add_one ? "rms_one_plus"
+                                                                   : "rms"},
                           {"norm_eps", config.norm_eps},
-                          {"activation", config.is_gpt2() ? "gelu_new" : "silu"},
+                          {"activation", config.is_gpt2()                                           ? "gelu_new"
+                                         : config.traits().activation == GatedActivation::gelu_tanh ? "gelu_tanh"
+                                                                                                    : "silu"},
                           {"tie_embeddings", config.tie_embeddings},
                           {"qkv_bias", config.has_qkv_bias()},
                           {"qk_norm", config.has_qk_norm()},
                           {"sliding_window", config.sliding_window},
                           {"experts", config.experts},
                           {"experts_per_token", config.experts_per_token}};
+  // Where a family is not as most are.
+  if (config.traits().norms != NormPlacement::before) {
+    model["norms"] = config.traits().norms == NormPlacement::after ? "after" : "both";
+  }
+  if (config.traits().qk_norm == QkNorm::all_heads) model["qk_norm_over"] = "all_heads";
   if (config.is_gpt2()) {  // positions are learnt
     model["max_seq_len"] = config.max_seq_len;
     return model;
   }
+  if (!config.normalise_routing) model["normalise_routing"] = false;
+  if (!config.full_layers.empty()) model["full_layers"] = config.full_layers;
+  if (!config.unrotated_layers.empty()) model["unrotated_layers"] = config.unrotated_layers;
+  if (config.query_scalar != 0.0) model["query_scalar"] = config.query_scalar;
   const RopeScaling& scaling = config.rope_scaling;
   nlohmann::json& rope = model["rope"];
   rope = {{"theta", config.rope_theta}, {"scaling", rope_scaling_name(scaling.type)}};
+  if (config.window_rope_theta != 0.0) rope["window_theta"] = config.window_rope_theta;
+  if (config.rotary_dim != 0) rope["rotary_dim"] = config.rotary_dim;
   if (scaling.type == RopeScalingType::none) return model;
+  if (scaling.attention_factor != 1.0) rope["attention_factor"] = scaling.attention_factor;
   rope["factor"] = scaling.factor;
   if (scaling.type == RopeScalingType::linear) return model;
   rope["original_max_seq_len"] = scaling.original_max_seq_len;
   if (scaling.type == RopeScalingType::llama3) {
     rope["low_freq_factor"] = scaling.low_freq_factor;
     rope["high_freq_factor"] = scaling.high_freq_factor;
+  }
+  if (scaling.type == RopeScalingType::yarn) {
+    rope.update({{"beta_fast", scaling.beta_fast}, {"beta_slow", scaling.beta_slow}, {"truncate", scaling.truncate}});
+  }
+  if (scaling.type == RopeScalingType::longrope) {
+    rope.update({{"short_factor", scaling.short_factor}, {"long_factor", scaling.long_factor}});
   }
   return model;
 }
@@ -55,11 +77,12 @@ bool have_same_shapes(const nlohmann::json& saved, const nlohmann::json& found) 
   };
   const auto of = [](const nlohmann::json& model, const char* key) { return model.value(key, nlohmann::json()); };
   const auto is_same = [&](const char* key) { return of(saved, key) == of(found, key); };
-  for (const char* key : {"dim", "n_layers", "ffn_hidden", "vocab_size", "norm", "tie_embeddings", "qkv_bias",
-                          "qk_norm", "experts", "max_seq_len"}) {
+  for (const char* key : {"dim", "n_layers", "ffn_hidden", "vocab_size", "norm", "norms", "tie_embeddings", "qkv_bias",
+                          "qk_norm", "qk_norm_over", "experts", "max_seq_len"}) {
     if (!is_same(key)) return false;
   }
-  if (of(saved, "qk_norm") == true && !is_same("head_dim")) return false;
+  const bool is_by_head = of(saved, "qk_norm") == true && of(saved, "qk_norm_over").is_null();
+  if (is_by_head && !is_same("head_dim")) return false;
   return rows_of(saved, "n_heads") == rows_of(found, "n_heads") &&
          rows_of(saved, "n_kv_heads") == rows_of(found, "n_kv_heads");
 }

@@ -41,6 +41,14 @@ TEST(ModelIdentity, EveryNumberThatChangesResultsIsADifference) {
       {[](C& c) { c.sliding_window = 16; }, {"sliding_window"}},
       {[](C& c) { c.family = LlamaFamily::qwen2; }, {"family", "qkv_bias"}},
       {[](C& c) { c.family = LlamaFamily::qwen3; }, {"family", "qk_norm"}},
+      {[](C& c) { c.family = LlamaFamily::olmo2; }, {"family", "norms", "qk_norm", "qk_norm_over"}},
+      {[](C& c) { c.family = LlamaFamily::gemma3_text; }, {"activation", "family", "norm", "norms", "qk_norm"}},
+      {[](C& c) { c.unrotated_layers = {1}; }, {"unrotated_layers"}},
+      {[](C& c) { c.full_layers = {1}; }, {"full_layers"}},
+      {[](C& c) { c.window_rope_theta = 7; }, {"rope.window_theta"}},
+      {[](C& c) { c.rotary_dim = 8; }, {"rope.rotary_dim"}},
+      {[](C& c) { c.query_scalar = 8; }, {"query_scalar"}},
+      {[](C& c) { c.normalise_routing = false; }, {"normalise_routing"}},
   };
   for (const auto& [change, keys] : cases) EXPECT_EQ(keys_of(plain, changed(plain, change)), keys);
   const LlamaConfig stretched = changed(plain, [](C& c) {
@@ -60,7 +68,15 @@ TEST(ModelIdentity, EveryNumberThatChangesResultsIsADifference) {
       {[](C& c) { c.rope_scaling.original_max_seq_len = 32; }, "rope.original_max_seq_len"},
       {[](C& c) { c.experts = 8; }, "experts"},
       {[](C& c) { c.experts_per_token = 1; }, "experts_per_token"},
+      {[](C& c) { c.rope_scaling.attention_factor = 1.5; }, "rope.attention_factor"},
   };
+  const auto with_type = [&](RopeScalingType type) {
+    return changed(stretched, [&](C& c) { c.rope_scaling.type = type; });
+  };
+  const LlamaConfig yarn = with_type(RopeScalingType::yarn), longrope = with_type(RopeScalingType::longrope);
+  EXPECT_THAT(keys_of(yarn, changed(yarn, [](C& c) { c.rope_scaling.beta_slow = 2; })), ElementsAre("rope.beta_slow"));
+  EXPECT_THAT(keys_of(longrope, changed(longrope, [](C& c) { c.rope_scaling.long_factor = {2}; })),
+              ElementsAre("rope.long_factor"));
   for (const auto& [change, key] : more) {
     EXPECT_EQ(keys_of(stretched, changed(stretched, change)), std::vector<std::string>{key});
   }
@@ -94,6 +110,12 @@ TEST(ModelIdentity, ShapesAreTheSameWhereTheParametersAre) {
       [](C& c) { c.family = LlamaFamily::mixtral, c.experts = 4, c.experts_per_token = 2; },
       [](C& c) { c.family = LlamaFamily::mixtral, c.experts = 4, c.experts_per_token = 1; },
       [](C& c) { c.family = LlamaFamily::mixtral, c.experts = 2, c.experts_per_token = 1; },
+      [](C& c) { c.family = LlamaFamily::qwen3_moe, c.experts = 2, c.experts_per_token = 1; },
+      [](C& c) { c.family = LlamaFamily::olmo2; },
+      [](C& c) { c.family = LlamaFamily::olmo2, c.n_heads *= 2, c.n_kv_heads *= 2; },
+      [](C& c) { c.family = LlamaFamily::gemma3_text; },
+      [](C& c) { c.family = LlamaFamily::smollm3, c.unrotated_layers = {0}; },
+      [](C& c) { c.family = LlamaFamily::phi3, c.rotary_dim = 4; },
   };
   int same = 0;
   for (std::size_t i = 0; i < changes.size(); ++i) {
@@ -117,18 +139,18 @@ TEST(ModelIdentity, WhatDoesNotChangeResultsIsNone) {
 
 // A description that was written to a file and read back is the same.
 TEST(ModelIdentity, FilesKeepIt) {
-  for (const auto family : {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2, LlamaFamily::qwen3,
-                            LlamaFamily::gpt2, LlamaFamily::mixtral}) {
-    LlamaConfig config = llama_flavor("debug");
-    config.family = family;
-    config.tie_embeddings = true;
+  for (const auto family : all_families()) {
+    LlamaConfig config = llama_flavor("debug", family);
+    config.tie_embeddings = !config.tie_embeddings;
     config.norm_eps = 3e-6;
-    if (family == LlamaFamily::gpt2) config.n_kv_heads = config.n_heads;
-    if (family == LlamaFamily::mixtral) config.experts = 3, config.experts_per_token = 2;
     if (family == LlamaFamily::llama) {
       config.rope_scaling = {.type = RopeScalingType::llama3, .factor = 8, .original_max_seq_len = 64};
     }
-    if (family == LlamaFamily::mistral) config.sliding_window = 12;
+    if (family == LlamaFamily::qwen3) {
+      config.rope_scaling = {
+          .type = RopeScalingType::yarn, .factor = 8, .original_max_seq_len = 64, .attention_factor = 1.2};
+    }
+    if (family == LlamaFamily::qwen3_moe) config.normalise_routing = false;
     EXPECT_TRUE(keys_of(config, llama_from_metadata(llama_metadata(config), "here")).empty()) << family_name(family);
     EXPECT_TRUE(keys_of(config, llama_config_from_hf(llama_hf_config(config, "float32"), "config.json")).empty())
         << family_name(family);

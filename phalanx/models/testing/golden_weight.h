@@ -10,8 +10,9 @@
 
 namespace phalanx::models {
 
+/// `adds_one`: of a model whose norms add one to their weights.
 /// REQUIRES: `parameter` is fp32 and contiguous.
-inline void set_golden_weight(const std::string& name, const at::Tensor& parameter) {
+inline void set_golden_weight(const std::string& name, const at::Tensor& parameter, bool adds_one = false) {
   std::uint32_t crc = 0xFFFFFFFFu;
   for (const char c : name) {
     crc ^= static_cast<unsigned char>(c);
@@ -22,7 +23,7 @@ inline void set_golden_weight(const std::string& name, const at::Tensor& paramet
   auto* out = parameter.mutable_data_ptr<float>();
   const bool is_scale =
       name.find("norm") != std::string::npos || (name.find(".ln_") != std::string::npos && name.ends_with("weight"));
-  const double shift = is_scale ? 1.0 : 0.0;
+  const double shift = is_scale && !adds_one ? 1.0 : 0.0;
   for (std::int64_t i = 0; i < parameter.numel(); ++i) {
     const auto x = static_cast<std::uint32_t>(static_cast<std::uint64_t>(i) * 2654435761u + crc);
     out[i] = static_cast<float>((x / 4294967296.0 - 0.5) * 0.4 + shift);

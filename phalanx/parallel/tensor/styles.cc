@@ -24,6 +24,7 @@
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/norm.h"
+#include "phalanx/nn/rms_norm.h"
 #include "phalanx/parallel/tensor/coalesced_all_reduce.h"
 #include "phalanx/parallel/tensor/functional_collectives.h"
 #include "phalanx/parallel/tensor/overlapped_layers.h"
@@ -310,6 +311,13 @@ class Parallelizer {
     if (has_adapter(module)) sum_gradient(name, module, kAdapterA, 0);
   }
 
+  void expect_copies(const std::string& what, int copies) const {
+    const int ranks = mesh_.size(kTensorAxis);
+    if (copies >= 1 && ranks % copies == 0) return;
+    throw ConfigError(fmt::format("{}: copies = {}: expected a divisor of the {} ranks along '{}'", what, copies, ranks,
+                                  kTensorAxis));
+  }
+
   // How many neighbouring ranks hold the same part of each parameter that is cut.
   std::map<std::string, int> copies_of_parameters(const std::string& what, const nn::Module& module,
                                                   const ColwiseParallel& style) const {
@@ -329,12 +337,8 @@ class Parallelizer {
       result[name] = copies;
       if (part->bias) result[part->bias_name()] = copies;
     }
-    const int ranks = mesh_.size(kTensorAxis);
     for (const auto& [parameter, copies] : result) {
-      if (copies < 1 || ranks % copies != 0) {
-        throw ConfigError(fmt::format("{}: copies = {}: expected a divisor of the {} ranks along '{}'", what, copies,
-                                      ranks, kTensorAxis));
-      }
+      expect_copies(what, copies);
       if (copies > 1 && style.output != ActivationLayout::split(-1)) {
         throw ConfigError(fmt::format("{}: with copies = {} the output stays split(-1), found {}", what, copies,
                                       style.output.text()));
@@ -413,6 +417,25 @@ class Parallelizer {
       own(what, p.value(), {});
       sum_gradient(name, module, p.key(), 0);
     }
+  }
+
+  void take(const std::string& name, nn::Module& module, const SplitNorm& style) {
+    const std::string what = described(name, "SplitNorm");
+    once(what, module);
+    auto* norm = dynamic_cast<nn::RMSNorm*>(&module);
+    if (norm == nullptr) refuse(what, module, "an RMSNorm");
+    expect_copies(what, style.copies);
+    own(what, norm->weight, {0, style.copies});
+    if (style.copies > 1) {
+      copies_.insert(style.copies);
+      sum_gradient(name, module, "weight", style.copies);
+    }
+    styles_.push_back([norm](const std::shared_ptr<Communicator>& group) {
+      // The parts are equally long, and each is there equally often. The ranks do different things with the sum.
+      norm->set_group_mean([group](const at::Tensor& mean) {
+        return copy_to_group(reduce_from_group(mean, group), group) / static_cast<double>(group->size());
+      });
+    });
   }
 
   void take(const std::string& name, nn::Module& module, const PrepareModuleInput& style) {

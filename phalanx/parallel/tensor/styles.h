@@ -19,6 +19,8 @@
 //   SequenceParallel     the module works on parts of the activations. The parameters of a norm, a Linear or an
 //                        Embedding stay whole, and their gradients are summed over the group. A Dropout drops its part
 //                        of what one rank would drop.
+//   SplitNorm            RMSNorm: splits the weight, and takes the mean of all ranks' parts. For a norm over the columns
+//                        that ColwiseParallel splits, with the same `copies`
 //   Overlapped           an Attention or a FeedForward takes and returns parts of the activations, and multiplies chunk
 //                        by chunk while the rows are in flight (overlapped_layers.h). Its projections must be
 //                        ColwiseParallel{.input = shared()}, the last one RowwiseParallel{.output = partial()}
@@ -87,6 +89,9 @@ struct Overlapped {
 struct SequenceParallel {
   int dim = 1;  // the dimension along which activations are split, for a Dropout
 };
+struct SplitNorm {
+  int copies = 1;
+};
 struct PrepareModuleInput {
   ActivationLayout from = ActivationLayout::split(1);
   ActivationLayout to = ActivationLayout::shared();
@@ -98,7 +103,8 @@ struct PrepareModuleOutput {
 
 struct ParallelStyle {
   std::string pattern;
-  std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, Overlapped, PrepareModuleInput, PrepareModuleOutput>
+  std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, SplitNorm, Overlapped, PrepareModuleInput,
+               PrepareModuleOutput>
       style;
 };
 

@@ -13,6 +13,7 @@
 #include "phalanx/data/corpus/corpus.h"
 #include "phalanx/data/corpus/text_stream.h"
 #include "phalanx/data/token_sidecar.h"
+#include "phalanx/models/config/llama_json.h"
 
 namespace phalanx::train {
 namespace {
@@ -134,14 +135,14 @@ TrainingFiles open_training_files(const config::TrainConfig& config, const confi
   config::require_dataset(config);
   const models::LlamaConfig model = config::model_config(config);
   const RopeScaling& scaling = model.rope_scaling;
-  if (training.attn_mask_type == "block_causal" && scaling.type == RopeScalingType::dynamic &&
+  if (training.attn_mask_type == "block_causal" && scaling.depends_on_length() &&
       training.seq_len > scaling.original_max_seq_len) {
     throw ConfigError(fmt::format(
         "[training] attn_mask_type is \"block_causal\", and the model's rotary angles depend on the length of a "
         "sequence "
-        "beyond {} tokens (rope_scaling dynamic), which documents of one sequence do not share: set seq_len to at most "
+        "beyond {} tokens (rope_scaling {}), which documents of one sequence do not share: set seq_len to at most "
         "{}, or attn_mask_type to \"causal\"",
-        scaling.original_max_seq_len, scaling.original_max_seq_len));
+        scaling.original_max_seq_len, models::rope_scaling_name(scaling.type), scaling.original_max_seq_len));
   }
   data::TokenFileOptions options{.vocab_size = model.vocab_size};
   if (training.dataset_dtype != "auto") options.type = data::token_type_named(training.dataset_dtype);

@@ -1,0 +1,286 @@
+#include "phalanx/models/config/hf_families.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace phalanx::models {
+namespace {
+
+void write_window(nlohmann::json& description, const LlamaConfig& config) {
+  description["sliding_window"] = nullptr;
+  if (config.sliding_window > 0) description["sliding_window"] = config.sliding_window;
+}
+
+nlohmann::json layer_types(const LlamaConfig& config) {
+  nlohmann::json types = nlohmann::json::array();
+  for (std::int64_t layer = 0; layer < config.n_layers; ++layer) {
+    types.push_back(config.window_of(layer) > 0 ? "sliding_attention" : "full_attention");
+  }
+  return types;
+}
+
+/// The window that some layers have, or none: `full` are those without it.
+void set_window(LlamaConfig& config, std::int64_t window, std::vector<std::int64_t> full) {
+  if (std::ssize(full) == config.n_layers) return;
+  config.sliding_window = window;
+  if (window > 0) config.full_layers = std::move(full);
+}
+
+void read_mistral(const HfConfigFile& file, LlamaConfig& config) {
+  constexpr std::int64_t kWindow = 4096;
+  config.sliding_window =
+      file.json.contains("sliding_window") ? file.read.get_or<std::int64_t>("sliding_window", 0) : kWindow;
+}
+
+/// Layers from max_window_layers on have the window, if it is enabled. layer_types says the same for each layer.
+void read_qwen(const HfConfigFile& file, LlamaConfig& config) {
+  const bool on = file.read.get_or<bool>("use_sliding_window", false);
+  std::vector<std::int64_t> full;
+  if (file.has("layer_types")) {
+    full = file.full_layers(config.n_layers);
+    if (!on && std::ssize(full) != config.n_layers) {
+      file.fail(
+          fmt::format("\"layer_types\" gives {} of {} layers a sliding window, but \"use_sliding_window\" is false: "
+                      "expected true, or \"full_attention\" alone",
+                      config.n_layers - std::ssize(full), config.n_layers));
+    }
+  } else {
+    const auto first = file.read.get_or<std::int64_t>("max_window_layers", 28);
+    for (std::int64_t layer = 0; layer < std::min(first, config.n_layers); ++layer) full.push_back(layer);
+  }
+  if (on && std::ssize(full) < config.n_layers) {
+    set_window(config, file.read.get<std::int64_t>("sliding_window"), std::move(full));
+  }
+}
+
+void write_qwen(nlohmann::json& description, const LlamaConfig& config) {
+  const bool on = config.sliding_window > 0;
+  description["use_sliding_window"] = on;
+  description["max_window_layers"] = on ? std::ssize(config.full_layers) : config.n_layers;
+  if (!on) return;
+  description["sliding_window"] = config.sliding_window;
+  if (!config.full_layers.empty()) description["layer_types"] = layer_types(config);
+}
+
+void read_mixtral(const HfConfigFile& file, LlamaConfig& config) {
+  config.sliding_window = file.read.get_or<std::int64_t>("sliding_window", 0);
+  config.experts = file.read.get<std::int64_t>("num_local_experts");
+  config.experts_per_token = file.read.get_or<std::int64_t>("num_experts_per_tok", 2);
+}
+
+void write_mixtral(nlohmann::json& description, const LlamaConfig& config) {
+  write_window(description, config);
+  description["num_local_experts"] = config.experts;
+  description["num_experts_per_tok"] = config.experts_per_token;
+}
+
+void read_qwen3_moe(const HfConfigFile& file, LlamaConfig& config) {
+  if (file.has("mlp_only_layers") && !file.read.array("mlp_only_layers").empty()) {
+    file.refuse("\"mlp_only_layers\" of some layers", "experts in all layers, [] or no such key");
+  }
+  if (const auto step = file.read.get_or<std::int64_t>("decoder_sparse_step", 1); step != 1) {
+    file.refuse(fmt::format("\"decoder_sparse_step\": {}", step), "experts in all layers, 1");
+  }
+  if (file.read.get_or<bool>("use_sliding_window", false)) {
+    config.sliding_window = file.read.get<std::int64_t>("sliding_window");
+  }
+  const bool is_local = !file.has("num_experts") && file.has("num_local_experts");
+  config.experts = file.read.get<std::int64_t>(is_local ? "num_local_experts" : "num_experts");
+  config.experts_per_token = file.read.get_or<std::int64_t>("num_experts_per_tok", 8);
+  config.ffn_hidden = file.read.get_or<std::int64_t>("moe_intermediate_size", 768);
+  config.normalise_routing = file.read.get_or<bool>("norm_topk_prob", false);
+}
+
+void write_qwen3_moe(nlohmann::json& description, const LlamaConfig& config) {
+  description["use_sliding_window"] = config.sliding_window > 0;
+  if (config.sliding_window > 0) description["sliding_window"] = config.sliding_window;
+  description["num_experts"] = config.experts;
+  description["num_experts_per_tok"] = config.experts_per_token;
+  description["moe_intermediate_size"] = config.ffn_hidden;
+  description["norm_topk_prob"] = config.normalise_routing;
+  description["decoder_sparse_step"] = 1;
+  description["mlp_only_layers"] = nlohmann::json::array();
+}
+
+/// no_rope_layers has a 0 for each layer without a rotary embedding; the others have 1.
+void read_smollm3(const HfConfigFile& file, LlamaConfig& config) {
+  if (file.has("no_rope_layers")) {
+    const auto rotated = file.read.get<std::vector<std::int64_t>>("no_rope_layers");
+    if (std::ssize(rotated) < config.n_layers) {
+      file.fail(fmt::format("\"no_rope_layers\" names {} layers, but \"num_hidden_layers\" is {}", rotated.size(),
+                            config.n_layers));
+    }
+    for (std::int64_t layer = 0; layer < config.n_layers; ++layer) {
+      if (rotated[static_cast<std::size_t>(layer)] == 0) config.unrotated_layers.push_back(layer);
+    }
+  } else {
+    const auto every = file.read.get_or<std::int64_t>("no_rope_layer_interval", 4);
+    if (every < 1) file.read.fail("no_rope_layer_interval", "1 or more");
+    for (std::int64_t layer = every - 1; layer < config.n_layers; layer += every) {
+      config.unrotated_layers.push_back(layer);
+    }
+  }
+  const bool on = file.read.get_or<bool>("use_sliding_window", false) && file.has("sliding_window");
+  if (file.has("layer_types")) {
+    const auto full = file.full_layers(config.n_layers);
+    if (std::ssize(full) == config.n_layers) return;
+    if (!on) file.fail("\"layer_types\" gives layers a sliding window, but \"use_sliding_window\" is false");
+    set_window(config, file.read.get<std::int64_t>("sliding_window"), full);
+    return;
+  }
+  if (!on) return;
+  std::vector<std::int64_t> full;
+  for (std::int64_t layer = 0; layer < config.n_layers; ++layer) {
+    if (config.is_rotated(layer)) full.push_back(layer);
+  }
+  set_window(config, file.read.get<std::int64_t>("sliding_window"), std::move(full));
+}
+
+void write_smollm3(nlohmann::json& description, const LlamaConfig& config) {
+  nlohmann::json rotated = nlohmann::json::array();
+  for (std::int64_t layer = 0; layer < config.n_layers; ++layer) rotated.push_back(config.is_rotated(layer) ? 1 : 0);
+  description["no_rope_layers"] = rotated;
+  description["use_sliding_window"] = config.sliding_window > 0;
+  description["layer_types"] = layer_types(config);
+  write_window(description, config);
+}
+
+void read_phi3(const HfConfigFile& file, LlamaConfig& config) {
+  config.sliding_window = file.read.get_or<std::int64_t>("sliding_window", 0);
+}
+
+void read_gemma3(const HfConfigFile& file, LlamaConfig& config) {
+  std::vector<std::int64_t> full;
+  if (file.has("layer_types")) {
+    full = file.full_layers(config.n_layers);
+  } else {
+    const auto every = file.read.get_or<std::int64_t>("sliding_window_pattern", 6);
+    if (every < 1) file.read.fail("sliding_window_pattern", "1 or more");
+    for (std::int64_t layer = every - 1; layer < config.n_layers; layer += every) full.push_back(layer);
+  }
+  set_window(config, file.read.get_or<std::int64_t>("sliding_window", 4096), std::move(full));
+  config.query_scalar = file.read.get_or<double>("query_pre_attn_scalar", 256.0);
+}
+
+void write_gemma3(nlohmann::json& description, const LlamaConfig& config) {
+  write_window(description, config);
+  description["layer_types"] = layer_types(config);
+  // transformers expects a whole number.
+  const double scalar = config.query_scalar != 0.0 ? config.query_scalar : static_cast<double>(config.head_dim());
+  description["query_pre_attn_scalar"] = scalar;
+  if (std::floor(scalar) == scalar) description["query_pre_attn_scalar"] = static_cast<std::int64_t>(scalar);
+}
+
+void write_llama(nlohmann::json& description, const LlamaConfig& /*config*/) {
+  description["attention_bias"] = false;
+  description["mlp_bias"] = false;
+}
+
+const std::vector<HfFamily>& families() {
+  // In the order of LlamaFamily.
+  static const std::vector<HfFamily> table = {
+      {.family = LlamaFamily::llama,
+       .architecture = "LlamaForCausalLM",
+       .kv_heads_default = true,
+       .write = write_llama},
+      {.family = LlamaFamily::mistral,
+       .architecture = "MistralForCausalLM",
+       .keys = {"sliding_window"},
+       .read = read_mistral,
+       .write = write_window},
+      {.family = LlamaFamily::qwen2,
+       .architecture = "Qwen2ForCausalLM",
+       .keys = {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"},
+       .read = read_qwen,
+       .write = write_qwen},
+      {.family = LlamaFamily::qwen3,
+       .architecture = "Qwen3ForCausalLM",
+       .keys = {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"},
+       .head_dim = 128,
+       .read = read_qwen,
+       .write = write_qwen},
+      {.family = LlamaFamily::gpt2, .architecture = "GPT2LMHeadModel"},  // hf_gpt2_config.h
+      {.family = LlamaFamily::mixtral,
+       .architecture = "MixtralForCausalLM",
+       .keys = {"sliding_window", "num_local_experts", "num_experts_per_tok"},
+       .norm_eps = 1e-5,
+       .rope_theta = 1e6,
+       .read = read_mixtral,
+       .write = write_mixtral},
+      {.family = LlamaFamily::qwen3_moe,
+       .architecture = "Qwen3MoeForCausalLM",
+       .keys = {"sliding_window", "use_sliding_window", "num_experts", "num_local_experts", "num_experts_per_tok",
+                "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
+       .read = read_qwen3_moe,
+       .write = write_qwen3_moe,
+       .names = {{"moe.gate.weight", "mlp.gate.weight"}, {"moe.experts.", "mlp.experts."}}},
+      {.family = LlamaFamily::olmo2,
+       .architecture = "Olmo2ForCausalLM",
+       .norm_eps = 1e-5,
+       .kv_heads_default = true,
+       .names = {{"attention_norm.weight", "post_attention_layernorm.weight"},
+                 {"ffn_norm.weight", "post_feedforward_layernorm.weight"}}},
+      {.family = LlamaFamily::smollm3,
+       .architecture = "SmolLM3ForCausalLM",
+       .keys = {"no_rope_layers", "no_rope_layer_interval", "sliding_window", "use_sliding_window", "layer_types"},
+       .rope_theta = 2e6,
+       .tied = true,
+       .read = read_smollm3,
+       .write = write_smollm3},
+      {.family = LlamaFamily::phi3,
+       .architecture = "Phi3ForCausalLM",
+       .keys = {"sliding_window", "original_max_position_embeddings"},
+       .norm_eps = 1e-5,
+       .kv_heads_default = true,
+       .read = read_phi3,
+       .write = write_window},
+      {.family = LlamaFamily::gemma3_text,
+       .architecture = "Gemma3ForCausalLM",
+       .keys = {"sliding_window", "sliding_window_pattern", "_sliding_window_pattern", "layer_types",
+                "query_pre_attn_scalar", "rope_local_base_freq", "hidden_activation"},
+       .rope_theta = 1e6,
+       .tied = true,
+       .head_dim = 256,
+       .activation_key = "hidden_activation",
+       .activation = "gelu_pytorch_tanh",
+       .read = read_gemma3,
+       .write = write_gemma3,
+       .names = {{"attention_post_norm.weight", "post_attention_layernorm.weight"},
+                 {"ffn_norm.weight", "pre_feedforward_layernorm.weight"},
+                 {"ffn_post_norm.weight", "post_feedforward_layernorm.weight"}}},
+  };
+  return table;
+}
+
+}  // namespace
+
+const HfFamily& hf_family(LlamaFamily family) { return families()[static_cast<std::size_t>(family)]; }
+
+void HfConfigFile::refuse(const std::string& what, const std::string& expected) const {
+  throw CheckpointError(fmt::format("{}: {} is not supported; expected {}", file, what, expected));
+}
+
+void HfConfigFile::fail(const std::string& what) const { throw CheckpointError(fmt::format("{}: {}", file, what)); }
+
+std::vector<std::int64_t> HfConfigFile::full_layers(std::int64_t n_layers) const {
+  const auto types = read.get<std::vector<std::string>>("layer_types");
+  if (std::ssize(types) != n_layers) {
+    fail(fmt::format("\"layer_types\" names {} layers, but \"num_hidden_layers\" is {}", types.size(), n_layers));
+  }
+  std::vector<std::int64_t> full;
+  for (std::int64_t layer = 0; layer < n_layers; ++layer) {
+    const std::string& type = types[static_cast<std::size_t>(layer)];
+    if (type != "full_attention" && type != "sliding_attention") {
+      refuse(fmt::format("a layer of type \"{}\"", type), "\"full_attention\" or \"sliding_attention\"");
+    }
+    if (type == "full_attention") full.push_back(layer);
+  }
+  return full;
+}
+
+}  // namespace phalanx::models
