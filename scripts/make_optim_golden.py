@@ -32,7 +32,7 @@ def run(make, rate=0.01):
     optimizer = make(list(parameters.values()))
     for step in range(STEPS):
         for group in optimizer.param_groups:
-            group["lr"] = rate / (1 + step)
+            group["lr"] = rate / (1 + step) * group.get("factor", 1)
         for name, p in parameters.items():
             p.grad = gradient(name, step)
         optimizer.step()
@@ -49,6 +49,13 @@ def clip(max_norm):
             "gradients": {n: p.grad.flatten().tolist() for n, p in parameters.items()}}
 
 
+def groups(parameters):
+    """Three parameters: one with a rate of its own, one without decay, one as the optimizer says."""
+    weight, bias, scale = parameters
+    return [{"params": [weight], "factor": 4, "weight_decay": 0.3}, {"params": [bias], "weight_decay": 0.0},
+            {"params": [scale]}]
+
+
 golden = {
     "torch": torch.__version__.split("+")[0],
     "shapes": SHAPES,
@@ -56,6 +63,8 @@ golden = {
     "gradients": [{n: gradient(n, s).flatten().tolist() for n in SHAPES} for s in range(STEPS)],
     "adamw": run(lambda p: torch.optim.AdamW(p, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)),
     "adamw_no_decay": run(lambda p: torch.optim.AdamW(p, betas=(0.8, 0.999), eps=1e-6, weight_decay=0.0)),
+    "adamw_groups": run(lambda p: torch.optim.AdamW(groups(p), betas=(0.9, 0.95), weight_decay=0.1)),
+    "sgd_groups": run(lambda p: torch.optim.SGD(groups(p), momentum=0.9, weight_decay=0.1)),
     "sgd": run(lambda p: torch.optim.SGD(p)),
     "sgd_momentum": run(lambda p: torch.optim.SGD(p, momentum=0.9, weight_decay=0.05)),
     "sgd_nesterov": run(lambda p: torch.optim.SGD(p, momentum=0.9, nesterov=True)),

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "phalanx/config/dataset_tables.h"
+#include "phalanx/config/optimizer_groups.h"
 #include "phalanx/models/config/lora_config.h"
 
 namespace phalanx::config {
@@ -55,6 +56,7 @@ struct TrainConfig {
     double weight_decay = 0.1;
     double momentum = 0.0;
     std::vector<std::string> no_decay;
+    OptimizerGroups groups;
   } optimizer;
 
   struct LrScheduler {

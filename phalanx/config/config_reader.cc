@@ -21,6 +21,7 @@
 #include "phalanx/base/parse_text.h"
 #include "phalanx/config/config_schema.h"
 #include "phalanx/config/dataset_reader.h"
+#include "phalanx/config/optimizer_groups_reader.h"
 
 namespace phalanx::config {
 namespace {
@@ -234,6 +235,12 @@ void assign(TrainConfig& config, const Key& key, GivenValue given) {
   } else if (auto** p = std::get_if<Datasets*>(&slot); p && tables) {
     **p = read_datasets(**tables, key_label(key.section, key.name), given.file, /*is_file=*/true);
   } else if (auto** p = std::get_if<Datasets*>(&slot); p && list && list->empty()) {
+    (*p)->clear();
+  } else if (auto** p = std::get_if<OptimizerGroups*>(&slot); p && given.from_flag) {
+    **p = read_optimizer_groups(*text, key_label(key.section, key.name), given.where);
+  } else if (auto** p = std::get_if<OptimizerGroups*>(&slot); p && tables) {
+    **p = read_optimizer_groups(**tables, key_label(key.section, key.name), given.file, /*is_file=*/true);
+  } else if (auto** p = std::get_if<OptimizerGroups*>(&slot); p && list && list->empty()) {
     (*p)->clear();
   } else {
     refuse_value(key, slot, given);

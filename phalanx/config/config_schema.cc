@@ -119,6 +119,11 @@ const std::vector<Key>& known_keys() {
       {"optimizer", "no_decay", at<&C::optimizer, &C::Optimizer::no_decay>,
        "Patterns of the names of parameters without weight decay, as a shell's over files: `[\"*norm*\", "
        "\"*.bias\"]`; on the command line separated by commas."},
+      {"optimizer", "groups", at<&C::optimizer, &C::Optimizer::groups>,
+       "Parameters with a rate or a weight decay of their own, one `[[optimizer.groups]]` table each: `params`, "
+       "patterns "
+       "as those of no_decay; `lr_factor` (1), which multiplies the learning rate; `weight_decay`. A parameter belongs "
+       "to one group at most."},
       {"optimizer", "momentum", at<&C::optimizer, &C::Optimizer::momentum>, "SGD: momentum.", 0, 1},
 
       {"lr_scheduler", "warmup_steps", at<&C::lr_scheduler, &C::LrScheduler::warmup_steps>,
@@ -738,6 +743,7 @@ std::string_view type_name(const Slot& slot) {
     case 6:
       return "list of strings";
     case 7:
+    case 8:
       return "list of tables";
     default:
       return "string";
@@ -784,6 +790,7 @@ struct ToToml {
     return text + "]";
   }
   std::string operator()(const Datasets* v) const { return datasets_toml(*v); }
+  std::string operator()(const OptimizerGroups* v) const { return optimizer_groups_toml(*v); }
 };
 
 }  // namespace
@@ -800,6 +807,7 @@ std::string expectation(const Key& key, Slot slot) {
   if (type == "boolean") return "true or false";
   if (type == "string") return "a string";
   if (type == "list of strings") return "a list of strings";
+  if (std::holds_alternative<OptimizerGroups*>(slot)) return "a list of tables, each with params";
   if (type == "list of tables") return "a list of tables, each with a path";
   std::string text = type == "integer" ? "an integer" : "a number";
   const bool has_least = std::isfinite(key.least);

@@ -7,6 +7,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/config/config_checks.h"
+#include "phalanx/models/config/llama_json.h"
 
 namespace phalanx::config {
 namespace {
@@ -65,7 +66,7 @@ void check_context_parallel(const TrainConfig& config, const models::LlamaConfig
   const ContextCut cut = context_cut(plan, 0);
   const std::int64_t seq_len = config.training.seq_len;
   if (model.rope_scaling.depends_on_length() && cut.padded(seq_len) != seq_len) {
-    refuse(fmt::format("seq_len {} and {} rope scaling", seq_len, rope_scaling_name(model.rope_scaling.type)),
+    refuse(fmt::format("seq_len {} and {} rope scaling", seq_len, models::rope_scaling_name(model.rope_scaling.type)),
            fmt::format("padding would change the angles; set seq_len to a multiple of {}", cut.ranks * cut.multiple));
   }
 }

@@ -11,6 +11,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/config/config_schema.h"
+#include "phalanx/config/flag_tables.h"
 
 namespace phalanx::config {
 namespace {
@@ -107,18 +108,8 @@ Datasets read_datasets(const toml::array& tables, std::string_view label, const 
 
 Datasets read_datasets(const std::string& text, std::string_view label, const std::string& flag) {
   toml::table root;
-  try {
-    root = toml::parse("value = " + text);
-  } catch (const toml::parse_error& error) {
-    throw ConfigError(fmt::format("{}: {}: expected a TOML list of tables, as [{{path = \"data/a\", weight = 0.7}}]",
-                                  flag, error.description()));
-  }
-  const toml::array* const tables = root["value"].as_array();
-  if (tables == nullptr || root.size() != 1) {
-    throw ConfigError(
-        fmt::format("{} is {}: expected a TOML list of tables, as [{{path = \"data/a\", weight = 0.7}}]", flag, text));
-  }
-  return read_datasets(*tables, label, flag, /*is_file=*/false);
+  const toml::array& tables = tables_in_flag(root, text, flag, R"([{path = "data/a", weight = 0.7}])");
+  return read_datasets(tables, label, flag, /*is_file=*/false);
 }
 
 void to_json(nlohmann::json& json, const Dataset& set) {

@@ -71,6 +71,8 @@ TEST(RunIdentity, EveryComparedKeyIsFoundWhenItChanges) {
     if (auto* const* value = std::get_if<std::optional<double>*>(&slot)) **value = 0.25;
     if (auto* const* value = std::get_if<std::vector<std::string>*>(&slot)) (*value)->emplace_back("*norm*");
     if (auto* const* value = std::get_if<Datasets*>(&slot)) (*value)->push_back({.path = "x", .name = "x"});
+    if (auto* const* value = std::get_if<OptimizerGroups*>(&slot))
+      (*value)->push_back({.params = {"x"}, .lr_factor = 2});
     if (key.name == "local_batch_size") other.training.global_batch_size = config.training.local_batch_size * 2;
     const auto found = compare_identities(identity_of(config), identity_of(other), other);
     std::string all;

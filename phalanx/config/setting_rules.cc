@@ -38,6 +38,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"optimizer", "eps", said},
       {"optimizer", "weight_decay", said},
       {"optimizer", "no_decay", said},
+      {"optimizer", "groups", said},
       {"optimizer", "momentum", said},
 
       {"lr_scheduler", "warmup_steps", said},

@@ -18,8 +18,9 @@ struct AdadeltaOptions {
   double rho = 0.9;
   double eps = 1e-6;
   double weight_decay = 0.0;
-  std::vector<std::string> no_decay;  // patterns of names that do not decay: {"*norm*", "*.bias"}; name_patterns.h
-  bool master_weights = true;         // of 16-bit parameters; see optimizer.h
+  std::vector<std::string> no_decay;   // patterns of names that do not decay: {"*norm*", "*.bias"}; name_patterns.h
+  std::vector<ParameterGroup> groups;  // with rates or weight decays of their own; parameter_groups.h
+  bool master_weights = true;          // of 16-bit parameters; see optimizer.h
 };
 
 class Adadelta final : public Optimizer {
@@ -29,8 +30,8 @@ class Adadelta final : public Optimizer {
   const AdadeltaOptions& options() const noexcept { return options_; }
 
  private:
-  void step_on_cpu(const std::vector<Target>& targets, double lr) override;
-  void step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) override;
+  void step_on_cpu(const std::vector<Target>& targets) override;
+  void step_by_libtorch(const std::vector<Target>& targets, const std::optional<at::Tensor>& skip) override;
 
   AdadeltaOptions options_;
   std::vector<at::Tensor> square_avg_, acc_delta_;

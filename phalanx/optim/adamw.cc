@@ -29,7 +29,7 @@ AdamW::AdamW(std::vector<NamedTensor> parameters, AdamWOptions options)
   require_in_unit_interval("beta1", options_.beta1);
   require_in_unit_interval("beta2", options_.beta2);
   if (!(options_.eps > 0)) throw ConfigError(fmt::format("AdamW: eps is {}: expected a positive number", options_.eps));
-  set_weight_decay("AdamW", options_.weight_decay, options_.no_decay);
+  set_groups("AdamW", options_.weight_decay, options_.no_decay, options_.groups);
   exp_avg_ = zeros_like_parameters();
   exp_avg_sq_ = zeros_like_parameters();
   for (const auto& [name, tensor, shard] : parameters_) {
@@ -37,13 +37,13 @@ AdamW::AdamW(std::vector<NamedTensor> parameters, AdamWOptions options)
   }
 }
 
-void AdamW::step_on_cpu(const std::vector<Target>& targets, double lr) {
+void AdamW::step_on_cpu(const std::vector<Target>& targets) {
   std::vector<AdamWStep> steps;  // by target
   steps.reserve(targets.size());
   for (const auto& target : targets) {
     float& step = *steps_[target.index].mutable_data_ptr<float>();
     step += 1;
-    steps.emplace_back(lr, options_.beta1, options_.beta2, options_.eps, target.weight_decay, step);
+    steps.emplace_back(target.lr, options_.beta1, options_.beta2, options_.eps, target.weight_decay, step);
   }
   for_each_part(targets, [&](std::size_t number, std::int64_t first, std::size_t count, const float* grad) {
     const Target& target = targets[number];
@@ -53,7 +53,7 @@ void AdamW::step_on_cpu(const std::vector<Target>& targets, double lr) {
   });
 }
 
-void AdamW::step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) {
+void AdamW::step_by_libtorch(const std::vector<Target>& targets, const std::optional<at::Tensor>& skip) {
   std::vector<at::Tensor> parameters, grads, exp_avg, exp_avg_sq, steps;
   for (const auto& target : targets) {
     parameters.push_back(target.parameter);
@@ -67,8 +67,9 @@ void AdamW::step_by_libtorch(const std::vector<Target>& targets, double lr, cons
   } else {
     at::_foreach_add_(steps, 1);
   }
-  at::_fused_adamw_(parameters, grads, exp_avg, exp_avg_sq, /*max_exp_avg_sqs=*/{}, steps, lr, options_.beta1,
-                    options_.beta2, targets.front().weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
+  at::_fused_adamw_(parameters, grads, exp_avg, exp_avg_sq, /*max_exp_avg_sqs=*/{}, steps, targets.front().lr,
+                    options_.beta1, options_.beta2, targets.front().weight_decay, options_.eps, /*amsgrad=*/false,
+                    /*maximize=*/false,
                     /*grad_scale=*/{}, /*found_inf=*/skip);
 }
 
@@ -79,7 +80,7 @@ bool AdamW::scales_gradients_itself() const {
   });
 }
 
-bool AdamW::step_by_gpu_kernel(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) {
+bool AdamW::step_by_gpu_kernel(const std::vector<Target>& targets, const std::optional<at::Tensor>& skip) {
   namespace gpu = kernels::gpu;
   const auto launch = kernels::gpu_launch(targets.front().parameter);
   if (!launch) return false;
@@ -104,7 +105,7 @@ bool AdamW::step_by_gpu_kernel(const std::vector<Target>& targets, double lr, co
   launch->check(
       "AdamW", launch->kernels().increment(launch->stream(), static_cast<int>(steps.size()), steps.data(), skip_value));
   for (const auto& [type, tensors] : by_grad_type) {
-    const gpu::AdamWSettings settings = {.lr = lr,
+    const gpu::AdamWSettings settings = {.lr = first.lr,
                                          .beta1 = options_.beta1,
                                          .beta2 = options_.beta2,
                                          .eps = options_.eps,

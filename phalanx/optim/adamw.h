@@ -18,8 +18,9 @@ struct AdamWOptions {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
-  std::vector<std::string> no_decay;  // patterns of names that do not decay: {"*norm*", "*.bias"}; name_patterns.h
-  bool master_weights = true;         // of 16-bit parameters; see optimizer.h
+  std::vector<std::string> no_decay;   // patterns of names that do not decay: {"*norm*", "*.bias"}; name_patterns.h
+  std::vector<ParameterGroup> groups;  // with rates or weight decays of their own; parameter_groups.h
+  bool master_weights = true;          // of 16-bit parameters; see optimizer.h
 };
 
 class AdamW final : public Optimizer {
@@ -30,10 +31,9 @@ class AdamW final : public Optimizer {
   const AdamWOptions& options() const noexcept { return options_; }
 
  private:
-  void step_on_cpu(const std::vector<Target>& targets, double lr) override;
-  void step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) override;
-  bool step_by_gpu_kernel(const std::vector<Target>& targets, double lr,
-                          const std::optional<at::Tensor>& skip) override;
+  void step_on_cpu(const std::vector<Target>& targets) override;
+  void step_by_libtorch(const std::vector<Target>& targets, const std::optional<at::Tensor>& skip) override;
+  bool step_by_gpu_kernel(const std::vector<Target>& targets, const std::optional<at::Tensor>& skip) override;
 
   AdamWOptions options_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_, steps_;

@@ -17,7 +17,6 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/name_patterns.h"
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/optim/widen.h"
 
@@ -58,7 +57,7 @@ std::shared_ptr<const Shard> shard_in_float32(const std::shared_ptr<const Shard>
 }  // namespace
 
 Optimizer::Optimizer(std::vector<NamedTensor> parameters, bool master_weights)
-    : parameters_(std::move(parameters)), weight_decay_(parameters_.size(), 0) {
+    : parameters_(std::move(parameters)), settings_(parameters_.size()) {
   if (parameters_.empty()) {
     throw Error("an optimizer was given no parameters: pass the model's named parameters that require grad");
   }
@@ -83,16 +82,17 @@ Optimizer::Optimizer(std::vector<NamedTensor> parameters, bool master_weights)
   }
 }
 
-void Optimizer::set_weight_decay(const std::string& who, double weight_decay,
-                                 const std::vector<std::string>& no_decay) {
-  if (!(weight_decay >= 0)) {
-    throw ConfigError(fmt::format("{}: weight_decay is {}: expected 0 or a positive number", who, weight_decay));
-  }
+void Optimizer::set_groups(const std::string& who, double weight_decay, const std::vector<std::string>& no_decay,
+                           const std::vector<ParameterGroup>& groups) {
   std::vector<std::string> names;
   names.reserve(parameters_.size());
   for (const auto& parameter : parameters_) names.push_back(parameter.name);
-  const auto exempt = matching_names(who + ": no_decay", no_decay, names);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) weight_decay_[i] = exempt[i] ? 0 : weight_decay;
+  settings_ = settings_by_name(who, names, weight_decay, no_decay, groups);
+}
+
+double Optimizer::lr_factor_of(const std::string& name) const {
+  const auto found = std::ranges::find(parameters_, name, &NamedTensor::name);
+  return settings_.at(static_cast<std::size_t>(found - parameters_.begin())).lr_factor;
 }
 
 void Optimizer::check_options(const StepOptions& options) const {
@@ -113,7 +113,7 @@ void Optimizer::check_options(const StepOptions& options) const {
   }
 }
 
-Optimizer::Target Optimizer::target_of(std::size_t index, const StepOptions& options) const {
+Optimizer::Target Optimizer::target_of(std::size_t index, double lr, const StepOptions& options) const {
   const auto& [name, parameter, shard] = parameters_[index];
   const at::Tensor& grad = parameter.grad();
   if (grad.is_sparse()) throw Error(fmt::format("optimizer: the gradient of '{}' is sparse; expected dense", name));
@@ -124,7 +124,15 @@ Optimizer::Target Optimizer::target_of(std::size_t index, const StepOptions& opt
   }
   // The kernels walk through all tensors side by side, in memory order. The state has the parameter's layout if that
   // has no gaps. A parameter with gaps, or a gradient of another layout, is updated through a copy.
-  Target target{index, parameter, grad, {}, weight_decay_[index], options.grad_factor, options.grad_factor_tensor};
+  const ParameterSettings& settings = settings_[index];
+  Target target{.index = index,
+                .parameter = parameter,
+                .grad = grad,
+                .narrow = {},
+                .lr = lr * settings.lr_factor,
+                .weight_decay = settings.weight_decay,
+                .grad_factor = options.grad_factor,
+                .grad_factor_tensor = options.grad_factor_tensor};
   if (masters_[index].defined()) {
     target.parameter = masters_[index];
     target.narrow = parameter;
@@ -155,10 +163,13 @@ void Optimizer::step(double lr, StepOptions options) {
   }
   std::vector<Target> targets;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].tensor.grad().defined()) targets.push_back(target_of(i, options));
+    if (parameters_[i].tensor.grad().defined()) targets.push_back(target_of(i, lr, options));
   }
+  const auto skip = options.skip.defined() ? std::optional(options.skip) : std::nullopt;
+  prepare(targets, skip);
   std::vector<Target> on_cpu;
-  std::map<std::tuple<int, int, double>, std::vector<Target>> by_libtorch;  // by device, dtype and weight decay
+  // By device, dtype, rate and weight decay.
+  std::map<std::tuple<int, int, double, double>, std::vector<Target>> by_libtorch;
   for (auto& target : targets) {
     if (is_stepped_here(target.parameter)) {
       on_cpu.push_back(target);
@@ -166,16 +177,15 @@ void Optimizer::step(double lr, StepOptions options) {
       target.narrow.reset();  // rounded below, all at once
       const at::Device device = target.parameter.device();
       by_libtorch[{static_cast<int>(device.type()) * 256 + device.index(),
-                   static_cast<int>(target.parameter.scalar_type()), target.weight_decay}]
+                   static_cast<int>(target.parameter.scalar_type()), target.lr, target.weight_decay}]
           .push_back(target);
     }
   }
-  if (!on_cpu.empty()) step_on_cpu(on_cpu, lr);
-  const auto skip = options.skip.defined() ? std::optional(options.skip) : std::nullopt;
+  if (!on_cpu.empty()) step_on_cpu(on_cpu);
   for (const auto& [key, group] : by_libtorch) {
     const bool is_float = std::get<1>(key) == static_cast<int>(at::kFloat);
     const bool has_masters = std::ranges::any_of(group, [&](const Target& t) { return masters_[t.index].defined(); });
-    if (!is_float || has_masters || !step_by_gpu_kernel(group, lr, skip)) step_group_by_libtorch(group, lr, skip);
+    if (!is_float || has_masters || !step_by_gpu_kernel(group, skip)) step_group_by_libtorch(group, skip);
   }
   for (const auto& target : targets) {
     const at::Tensor& parameter = parameters_[target.index].tensor;
@@ -189,8 +199,7 @@ void Optimizer::step(double lr, StepOptions options) {
   }
 }
 
-void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, double lr,
-                                       const std::optional<at::Tensor>& skip) {
+void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, const std::optional<at::Tensor>& skip) {
   constexpr std::int64_t kCopied = std::int64_t{1} << 25;  // elements whose gradients are copied at a time
   std::vector<Target> batch;
   std::int64_t copied = 0;
@@ -209,7 +218,7 @@ void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, double 
     if (!target.grad.is_same(parameter.grad())) copied += target.grad.numel();
     batch.push_back(std::move(target));
     if (copied < kCopied && i + 1 < group.size()) continue;
-    step_by_libtorch(batch, lr, skip);
+    step_by_libtorch(batch, skip);
     batch.clear();
     copied = 0;
   }

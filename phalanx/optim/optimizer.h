@@ -1,4 +1,4 @@
-// Optimizer: the base class of AdamW, SGD and Adadelta. It updates parameters from their gradients.
+// Optimizer: the base class of AdamW, SGD, Adadelta, Muon and sets of them. It updates parameters from their gradients.
 //
 //   AdamW optimizer(nn::named_parameters(*model), {.weight_decay = 0.1});
 //   loss.backward();
@@ -31,6 +31,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/optim/parameter_groups.h"
 #include "phalanx/tensor/named.h"
 #include "phalanx/tensor/train_state.h"
 
@@ -52,11 +53,15 @@ class Optimizer {
   /// Throws Error if a gradient's shape or device is not its parameter's, or if an option's tensor is not a 0-dim
   /// tensor on the parameters' device.
   /// ENSURES: after that Error nothing has been updated.
-  void step(double lr, StepOptions options = {});
+  /// A parameter's rate is `lr` times its group's factor (parameter_groups.h).
+  virtual void step(double lr, StepOptions options = {});
   /// Whether step() multiplies gradients by StepOptions::grad_factor_tensor in its own kernel, without a copy of them.
   virtual bool scales_gradients_itself() const { return false; }
   /// Appends handles to the state under "optimizer.<fqn>.<what>".
   virtual void collect_state(TrainState& state) const = 0;
+
+  /// The factor of a parameter's rate. REQUIRES: it is one of parameters().
+  virtual double lr_factor_of(const std::string& name) const;
 
   /// Makes every gradient undefined: the next backward pass writes it instead of adding to zeros.
   void zero_grad();
@@ -66,29 +71,32 @@ class Optimizer {
   /// Throws on an empty list, an undefined or integer tensor, names or tensors given twice, and a tensor without its
   /// shard's shape.
   Optimizer(std::vector<NamedTensor> parameters, bool master_weights);
-  /// `who` begins the error messages. See name_patterns.h for the patterns and what is thrown.
-  void set_weight_decay(const std::string& who, double weight_decay, const std::vector<std::string>& no_decay);
+  /// `who` begins the error messages. Throws what settings_by_name() does (parameter_groups.h).
+  void set_groups(const std::string& who, double weight_decay, const std::vector<std::string>& no_decay,
+                  const std::vector<ParameterGroup>& groups);
 
   /// What one step works on for parameter `index`: the parameter or its master, its gradient, and, on the CPU if there
   /// is a master, the 16-bit values. All are dense and in the memory layout of the state.
   struct Target {
     std::size_t index = 0;
     at::Tensor parameter, grad, narrow;
+    double lr = 0;  // of this parameter
     double weight_decay = 0;
     double grad_factor = 1;
     at::Tensor grad_factor_tensor;
   };
+  /// Called first, with all targets of a step, in the parameters' order. It may replace their gradients, rates and
+  /// factors. `skip`: as StepOptions say, unless the host knows it.
+  virtual void prepare(std::vector<Target>& /*targets*/, const std::optional<at::Tensor>& /*skip*/) {}
   /// One step of these targets, all float32 on the CPU. for_each_part() supplies their gradients.
-  virtual void step_on_cpu(const std::vector<Target>& targets, double lr) = 0;
-  /// One step of these targets by libtorch's fused kernel. All have one device, dtype and weight decay.
+  virtual void step_on_cpu(const std::vector<Target>& targets) = 0;
+  /// One step of these targets by libtorch's fused kernel. All have one device, dtype, rate and weight decay.
   /// `skip`: as StepOptions say.
-  virtual void step_by_libtorch(const std::vector<Target>& targets, double lr,
-                                const std::optional<at::Tensor>& skip) = 0;
+  virtual void step_by_libtorch(const std::vector<Target>& targets, const std::optional<at::Tensor>& skip) = 0;
 
   /// One step of these targets, all float32 without a master on one device, by Phalanx's own kernel. False, and nothing
   /// done, if there is none.
-  virtual bool step_by_gpu_kernel(const std::vector<Target>& /*targets*/, double /*lr*/,
-                                  const std::optional<at::Tensor>& /*skip*/) {
+  virtual bool step_by_gpu_kernel(const std::vector<Target>& /*targets*/, const std::optional<at::Tensor>& /*skip*/) {
     return false;
   }
 
@@ -108,12 +116,12 @@ class Optimizer {
 
  private:
   void check_options(const StepOptions& options) const;
-  Target target_of(std::size_t index, const StepOptions& options) const;
+  Target target_of(std::size_t index, double lr, const StepOptions& options) const;
   static void step_part(const Target& target, std::size_t number, std::int64_t first, std::int64_t count,
                         const Part& body);
-  void step_group_by_libtorch(const std::vector<Target>& group, double lr, const std::optional<at::Tensor>& skip);
+  void step_group_by_libtorch(const std::vector<Target>& group, const std::optional<at::Tensor>& skip);
 
-  std::vector<double> weight_decay_;                        // by parameter
+  std::vector<ParameterSettings> settings_;                 // by parameter
   std::vector<at::Tensor> masters_;                         // by parameter; undefined if it needs none
   std::vector<std::shared_ptr<const Shard>> state_shards_;  // by parameter: its shard, in the dtype of its state
 };

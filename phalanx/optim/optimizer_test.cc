@@ -93,6 +93,64 @@ TEST(Optimizer, AdadeltaFollowsTorch) {
   }
 }
 
+/// As in scripts/make_optim_golden.py.
+std::vector<ParameterGroup> golden_groups() {
+  return {{.params = {"w*t"}, .lr_factor = 4, .weight_decay = 0.3}, {.params = {"bias"}, .weight_decay = 0.0}};
+}
+
+TEST(Optimizer, GroupsFollowTorch) {
+  expect_same_as_torch("adamw_groups", maker<AdamW>(AdamWOptions{.groups = golden_groups()}));
+  expect_same_as_torch("sgd_groups",
+                       maker<Sgd>(SgdOptions{.momentum = 0.9, .weight_decay = 0.1, .groups = golden_groups()}));
+}
+
+/// One optimizer with groups, beside an optimizer of its own for each parameter.
+template <class T, class Options>
+void expect_groups_are_optimizers(Options options) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {  // our own kernels, libtorch's, masters
+    const auto make = [&] {
+      std::vector<NamedTensor> parameters;
+      for (const std::string name : {"norm", "output", "wq", "bias"}) {
+        parameters.push_back({name, at::ones({5}, dtype).mul(0.5).requires_grad_()});
+      }
+      return parameters;
+    };
+    const auto together = make(), apart = make();
+    options.no_decay = {"bias"};
+    options.groups = {{.params = {"nor?"}, .lr_factor = 3}, {.params = {"w[qk]", "out*"}, .weight_decay = 0.25}};
+    T optimizer(together, options);
+    std::vector<std::unique_ptr<T>> single;
+    for (const auto& parameter : apart) {
+      Options own = options;
+      own.no_decay.clear();
+      own.groups.clear();
+      if (parameter.name == "bias") own.weight_decay = 0;
+      if (parameter.name == "wq" || parameter.name == "output") own.weight_decay = 0.25;
+      single.push_back(std::make_unique<T>(std::vector<NamedTensor>{parameter}, own));
+    }
+    for (int step = 0; step < 3; ++step) {
+      for (const auto* side : {&together, &apart}) {
+        for (std::size_t i = 0; i < side->size(); ++i) {
+          (*side)[i].tensor.mutable_grad() = at::full({5}, 0.1 * static_cast<double>(i + 1), dtype);
+        }
+      }
+      optimizer.step(0.125);
+      for (std::size_t i = 0; i < single.size(); ++i) single[i]->step(i == 0 ? 0.375 : 0.125);
+    }
+    for (std::size_t i = 0; i < together.size(); ++i) {
+      EXPECT_TRUE(at::equal(together[i].tensor, apart[i].tensor)) << together[i].name << ", " << dtype;
+    }
+    EXPECT_EQ(optimizer.lr_factor_of("norm"), 3);
+    EXPECT_EQ(optimizer.lr_factor_of("wq"), 1);
+  }
+}
+
+TEST(Optimizer, AGroupHasItsOwnRateAndDecay) {
+  expect_groups_are_optimizers<AdamW>(AdamWOptions{.weight_decay = 0.5});
+  expect_groups_are_optimizers<Sgd>(SgdOptions{.momentum = 0.5, .weight_decay = 0.5});
+  expect_groups_are_optimizers<Adadelta>(AdadeltaOptions{.weight_decay = 0.5});
+}
+
 // Runs three steps, moves the state into a fresh optimizer through TrainState, runs three more in both.
 void expect_resumes_bitwise(const MakeOptimizer& make, std::size_t state_tensors_per_parameter) {
   auto parameters = golden_parameters();
@@ -226,6 +284,23 @@ TEST(Optimizer, RefusesWrongParametersAndOptions) {
       "SGD: no_decay: pattern 'wq.weight' matches none of the 2 parameters; the nearest is "
       "'layers.0.wq.weight'",
       [&] { Sgd optimizer(named, {.no_decay = {"wq.weight"}}); });
+  using Groups = std::vector<ParameterGroup>;
+  for (const auto& [groups, text] : std::vector<std::pair<Groups, std::string>>{
+           {{{.params = {"*norm*"}, .lr_factor = 2}, {.params = {"*ffn*", "*wq*"}, .lr_factor = 3}},
+            "AdamW: parameter 'layers.0.ffn_norm.weight' belongs to group 1 (\"*norm*\") and to group 2 (\"*ffn*\", "
+            "\"*wq*\"): expected one group at most"},
+           {{{.params = {"*wq*", "*nrom*"}, .lr_factor = 2}},
+            "AdamW: group 1 (\"*wq*\", \"*nrom*\"): pattern '*nrom*' matches none of the 2 parameters; the nearest is "
+            "'layers.0.ffn_norm.weight'"},
+           {{{.params = {"*wq*"}, .weight_decay = 0.5}},
+            "AdamW: parameter 'layers.0.wq.weight' is named by no_decay, and group 1 (\"*wq*\") sets its weight_decay "
+            "to "
+            "0.5: expected one of them"},
+           {{{.params = {"*wq*"}, .lr_factor = 0}}, "group 1 (\"*wq*\"): lr_factor is 0: expected a positive number"},
+           {{{.params = {"*ffn*"}, .weight_decay = -1}}, "group 1 (\"*ffn*\"): weight_decay is -1: expected 0"}}) {
+    expect_optimizer_error(text,
+                           [&, &groups = groups] { AdamW optimizer(named, {.no_decay = {"*wq*"}, .groups = groups}); });
+  }
   expect_optimizer_error("momentum is 1", [&] { Sgd optimizer({{"a", p}}, {.momentum = 1}); });
   expect_optimizer_error("weight_decay is -0.1", [&] { Sgd optimizer({{"a", p}}, {.weight_decay = -0.1}); });
   expect_optimizer_error("nesterov needs a momentum", [&] { Sgd optimizer({{"a", p}}, {.nesterov = true}); });

@@ -14,8 +14,9 @@ namespace phalanx {
 struct SgdOptions {
   double momentum = 0.0;
   double weight_decay = 0.0;
-  std::vector<std::string> no_decay;  // patterns of names that do not decay: {"*norm*", "*.bias"}; name_patterns.h
-  bool master_weights = true;         // of 16-bit parameters; see optimizer.h
+  std::vector<std::string> no_decay;   // patterns of names that do not decay: {"*norm*", "*.bias"}; name_patterns.h
+  std::vector<ParameterGroup> groups;  // with rates or weight decays of their own; parameter_groups.h
+  bool master_weights = true;          // of 16-bit parameters; see optimizer.h
   bool nesterov = false;
 };
 
@@ -26,8 +27,8 @@ class Sgd final : public Optimizer {
   const SgdOptions& options() const noexcept { return options_; }
 
  private:
-  void step_on_cpu(const std::vector<Target>& targets, double lr) override;
-  void step_by_libtorch(const std::vector<Target>& targets, double lr, const std::optional<at::Tensor>& skip) override;
+  void step_on_cpu(const std::vector<Target>& targets) override;
+  void step_by_libtorch(const std::vector<Target>& targets, const std::optional<at::Tensor>& skip) override;
 
   SgdOptions options_;
   std::vector<at::Tensor> momentum_buffer_;

@@ -4,6 +4,7 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <cmath>
 #include <limits>
@@ -19,19 +20,36 @@ namespace {
 
 using observe::TraceSpan;
 
+/// [[optimizer.groups]] without what matches `others` alone.
+std::vector<ParameterGroup> groups_of(const config::OptimizerGroups& groups, const std::vector<NamedTensor>& parameters,
+                                      const std::vector<std::string>& others) {
+  std::vector<ParameterGroup> result;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const std::string what = fmt::format("[[optimizer.groups]], group {}", i + 1);
+    result.push_back({.params = patterns_of(parameters, what, groups[i].params, others),
+                      .lr_factor = groups[i].lr_factor,
+                      .weight_decay = groups[i].weight_decay});
+  }
+  return result;
+}
+
 std::unique_ptr<Optimizer> make_optimizer(const config::TrainConfig::Optimizer& config,
                                           const std::vector<NamedTensor>& parameters,
                                           const std::vector<std::string>& frozen) {
-  const std::vector<std::string> no_decay = no_decay_of_trained(config.no_decay, parameters, frozen);
+  const std::vector<std::string> no_decay = patterns_of(parameters, "[optimizer] no_decay", config.no_decay, frozen);
+  const std::vector<ParameterGroup> groups = groups_of(config.groups, parameters, frozen);
   if (config.name == "SGD") {
     return std::make_unique<Sgd>(
-        parameters, SgdOptions{.momentum = config.momentum, .weight_decay = config.weight_decay, .no_decay = no_decay});
+        parameters,
+        SgdOptions{
+            .momentum = config.momentum, .weight_decay = config.weight_decay, .no_decay = no_decay, .groups = groups});
   }
   return std::make_unique<AdamW>(parameters, AdamWOptions{.beta1 = config.beta1,
                                                           .beta2 = config.beta2,
                                                           .eps = config.eps,
                                                           .weight_decay = config.weight_decay,
-                                                          .no_decay = no_decay});
+                                                          .no_decay = no_decay,
+                                                          .groups = groups});
 }
 
 LearningRateScheduleOptions schedule_options(const config::TrainConfig& config) {

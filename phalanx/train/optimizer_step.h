@@ -42,6 +42,10 @@ class OptimizerStep {
                 Communicator* grad_norm_group, const std::vector<std::string>& frozen = {});
 
   double lr_at(std::int64_t step) const { return schedule_.lr_at(step); }
+  /// Of one of the parameters, whose group may have its own.
+  double lr_at(std::int64_t step, const std::string& name) const {
+    return schedule_.lr_at(step) * optimizer_->lr_factor_of(name);
+  }
   /// The tensor to call backward() on: the loss, in float16 times the loss scale.
   at::Tensor scaled(const at::Tensor& loss) const { return scaler_ ? scaler_->scaled(loss) : loss; }
 

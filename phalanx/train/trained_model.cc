@@ -40,15 +40,14 @@ std::vector<NamedTensor> without(const std::vector<std::string>& frozen, const s
   return trained;
 }
 
-std::vector<std::string> no_decay_of_trained(const std::vector<std::string>& no_decay,
-                                             const std::vector<NamedTensor>& trained,
-                                             const std::vector<std::string>& frozen) {
-  std::vector<std::string> all = frozen, kept;
-  for (const NamedTensor& one : trained) all.push_back(one.name);
-  for (const std::string& pattern : no_decay) {
-    const std::vector<bool> matched = matching_names("[optimizer] no_decay", {pattern}, all);
-    const auto first_trained = matched.begin() + static_cast<std::ptrdiff_t>(frozen.size());
-    if (std::find(first_trained, matched.end(), true) != matched.end()) kept.push_back(pattern);
+std::vector<std::string> patterns_of(const std::vector<NamedTensor>& parameters, const std::string& what,
+                                     const std::vector<std::string>& patterns, const std::vector<std::string>& others) {
+  std::vector<std::string> all = others, kept;
+  for (const NamedTensor& one : parameters) all.push_back(one.name);
+  for (const std::string& pattern : patterns) {
+    const std::vector<bool> matched = matching_names(what, {pattern}, all);
+    const auto first = matched.begin() + static_cast<std::ptrdiff_t>(others.size());
+    if (std::find(first, matched.end(), true) != matched.end()) kept.push_back(pattern);
   }
   return kept;
 }

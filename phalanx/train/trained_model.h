@@ -29,9 +29,9 @@ std::vector<std::string> frozen_parameters(const config::TrainConfig& config, co
 /// Those of `tensors` that are trained.
 std::vector<NamedTensor> without(const std::vector<std::string>& frozen, const std::vector<NamedTensor>& tensors);
 
-/// [optimizer] no_decay without the patterns that match frozen parameters alone, which no optimizer knows.
-std::vector<std::string> no_decay_of_trained(const std::vector<std::string>& no_decay,
-                                             const std::vector<NamedTensor>& trained,
-                                             const std::vector<std::string>& frozen);
+/// The patterns, of the key `what`, without those that match `others` alone: parameters that an optimizer does not know,
+/// because they are frozen or another optimizer's. ConfigError for a pattern that matches none of both.
+std::vector<std::string> patterns_of(const std::vector<NamedTensor>& parameters, const std::string& what,
+                                     const std::vector<std::string>& patterns, const std::vector<std::string>& others);
 
 }  // namespace phalanx::train

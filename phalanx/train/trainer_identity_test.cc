@@ -211,6 +211,14 @@ TEST_F(TrainerIdentityTest, AChangedSettingWithoutEffectIsSaidToHaveNone) {
               HasSubstr("loss_scale: saved 65536.0, now 1024.0: without effect in these runs"));
 }
 
+TEST_F(TrainerIdentityTest, OtherGroupsOfTheOptimizerAreSaid) {
+  train(small("run"), 1);
+  const std::string log =
+      log_of(small("run", {"--training.steps=3", R"(--optimizer.groups=[{params = ["*norm*"], lr_factor = 2}])"}));
+  EXPECT_THAT(log, HasSubstr("changed since step 2: [optimizer] groups: saved [], now "
+                             "[{\"lr_factor\":2.0,\"params\":[\"*norm*\"]}]"));
+}
+
 TEST_F(TrainerIdentityTest, ChangedSettingsAreSaidAndKept) {
   train(small("run"), 1);
   EXPECT_FALSE(run_json("run").contains("history"));

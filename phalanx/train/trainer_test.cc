@@ -71,6 +71,17 @@ TEST_F(TrainerTest, EveryKeyOfOptimizerAndDataCounts) {
     EXPECT_NE(weights({sgd, flag}), plain) << flag;
   }
   EXPECT_EQ(weights({"--optimizer.no_decay=*"}), weights({"--optimizer.weight_decay=0"}));
+  const std::string groups = "--optimizer.groups=";
+  EXPECT_EQ(weights({groups + R"([{params = ["*"], weight_decay = 0.9}])"}), weights({"--optimizer.weight_decay=0.9"}));
+  EXPECT_EQ(weights({groups + R"([{params = ["*norm*"], weight_decay = 0}])"}),
+            weights({"--optimizer.no_decay=*norm*"}));
+  for (const auto& name : {std::vector<std::string>{}, {sgd}}) {
+    auto by_group = name, by_rate = name;
+    by_group.push_back(groups + R"([{params = ["*"], lr_factor = 0.5}])");
+    by_group.emplace_back("--optimizer.lr=0.25");
+    by_rate.emplace_back("--optimizer.lr=0.125");
+    EXPECT_EQ(weights(by_group), weights(by_rate));  // at every step of the schedule
+  }
 }
 
 TEST_F(TrainerTest, TheSeedIsThatOfTheWeightsAndOfTheOrderOfTheData) {
@@ -351,6 +362,13 @@ TEST_F(TrainerTest, UserErrorsAreNamed) {
   EXPECT_THAT(refusal<ConfigError>(config("run", {"--model.n_kv_heads=3"})), HasSubstr("n_kv_heads"));
   EXPECT_THAT(refusal<ConfigError>(config("run", {"--optimizer.no_decay=*.bias"})),
               HasSubstr("no_decay: pattern '*.bias' matches none of the 21 parameters; the nearest is"));
+  EXPECT_THAT(
+      refusal<ConfigError>(config("run", {R"(--optimizer.groups=[{params = ["*.bias"], lr_factor = 2}])"})),
+      HasSubstr("[[optimizer.groups]], group 1: pattern '*.bias' matches none of the 21 parameters; the nearest"));
+  EXPECT_THAT(refusal<ConfigError>(config("run", {R"(--optimizer.groups=[{params = ["*norm*"], lr_factor = 2},)"
+                                                  R"( {params = ["norm.*"], weight_decay = 0}])"})),
+              HasSubstr("parameter 'norm.weight' belongs to group 1 (\"*norm*\") and to group 2 (\"norm.*\"): expected "
+                        "one group at most"));
   EXPECT_THAT(refusal<CheckpointError>(config("run", {"--checkpoint.initial_load_path=/nonexistent"})),
               HasSubstr("/nonexistent"));
 }

@@ -459,9 +459,9 @@ class Comparison {
     if (plain_) plain_->optimizer_step->apply(step - 1);
     {
       const at::NoGradGuard no_grad;
-      const double lr = parallelized_.optimizer_step->lr_at(step - 1);
       check.weights = parts_->compare(weight_of, [&](std::size_t i, const at::Tensor&, const at::Tensor&, double norm) {
-        return bound_.of(parts_->names()[i], lr) / norm;
+        const std::string& name = parts_->names()[i];
+        return bound_.of(name, parallelized_.optimizer_step->lr_at(step - 1, name)) / norm;
       });
       find_wrong_number(step, "gradient norm", check.expected_norm, check.norm,
                         allowed.gradient + beside_rounding(allowed.gradient, rounding_.norm),
