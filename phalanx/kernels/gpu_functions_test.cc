@@ -10,6 +10,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -213,6 +214,17 @@ TEST_P(GpuFunction, LinearCrossEntropy) {
                  return {at::cross_entropy_loss(at::linear(in[0], in[1]).flatten(0, 1), labels.flatten())};
                },
                {at::randn({3, 7, 12}), at::randn({37, 12})});
+  constexpr double kWeight = 0.02;
+  expect_equal(
+      [&](const Tensors& in) -> Tensors {
+        return {kernels::linear_cross_entropy(in[0], in[1], labels, std::nullopt, kWeight)};
+      },
+      [&](const Tensors& in) -> Tensors {
+        const at::Tensor logits = at::linear(in[0], in[1]).flatten(0, 1);
+        return {at::cross_entropy_loss(logits, labels.flatten()) +
+                kWeight * at::logsumexp(logits, 1).square().mean().to(at::kFloat)};
+      },
+      {at::randn({3, 7, 12}), at::randn({37, 12})});
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, GpuFunction, testing::ValuesIn(kPrecisions),

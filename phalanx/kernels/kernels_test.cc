@@ -7,6 +7,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
@@ -179,6 +180,30 @@ TEST(CrossEntropyKernel, EqualsTheReferenceAcrossChunks) {
   }
 }
 
+/// The z-loss, beside autograd's of the same formula.
+TEST(CrossEntropyKernel, TheZLossIsThatOfTheFormula) {
+  for (const std::int64_t rows : {6, 700}) {
+    at::manual_seed(1);
+    at::Tensor labels = at::randint(77, {rows}, at::TensorOptions(at::kLong));
+    labels[2] = phalanx::kIgnoredLabel;
+    for (const auto& divisor : {std::optional<double>(), std::optional<double>(12)}) {
+      const auto expected = [&](const at::Tensor& logits) {
+        const at::Tensor counts = labels.ne(phalanx::kIgnoredLabel);
+        const at::Tensor chosen = logits.gather(1, labels.clamp_min(0).unsqueeze(1)).squeeze(1);
+        const at::Tensor z = at::logsumexp(logits, 1);
+        return ((z - chosen + 0.05 * z * z) * counts).sum() / (divisor ? *divisor : counts.sum().item<double>());
+      };
+      const Tensors inputs = {at::randn({rows, 9}), at::randn({77, 9})};
+      expect_equal_to_reference(
+          [&](const Tensors& in) { return kernels::linear_cross_entropy(in[0], in[1], labels, divisor, 0.05); },
+          [&](const Tensors& in) { return expected(at::linear(in[0], in[1])); }, inputs);
+      expect_equal_to_reference(
+          [&](const Tensors& in) { return kernels::cross_entropy(at::linear(in[0], in[1]), labels, divisor, 0.05); },
+          [&](const Tensors& in) { return expected(at::linear(in[0], in[1])); }, inputs);
+    }
+  }
+}
+
 TEST(CrossEntropyKernel, LargeLogitsDoNotOverflowAndTheLossNeedsNoGradients) {
   const at::Tensor x = at::full({2, 1}, 1000.0), labels = at::zeros({2}, at::TensorOptions(at::kLong));
   const at::Tensor weight = at::tensor({1.0f, -1.0f, 0.5f}).view({3, 1});
@@ -270,7 +295,7 @@ TEST(RowKernels, EveryInstructionSetGivesTheSameToRounding) {
     out[out.size() - 2].copy_(up);
     table->causal_softmax_backward(kRows, kDim, 33, kDim, 0.5f, log_sum.data(), in, kDim, u, kDim, p, dp);
     out.push_back(x.clone());
-    table->cross_entropy(kRows, kDim, out.back().mutable_data_ptr<float>(), labels.data(), 0.5f, loss.data());
+    table->cross_entropy(kRows, kDim, out.back().mutable_data_ptr<float>(), labels.data(), 0.5f, 0.01f, loss.data());
     out.push_back(at::tensor(loss));
     if (first.empty()) first = out;
     for (std::size_t i = 0; i < out.size(); ++i)
@@ -284,7 +309,7 @@ TEST(RowKernels, ExponentialIsAccurateOverItsWholeRange) {
   for (double d = -80.0; d <= 0.0; d += 0.37) {
     float logits[2] = {0.0f, static_cast<float>(d)}, loss = 0.0f;
     const std::int64_t label = 1;
-    kernels::row_kernels().cross_entropy(1, 2, logits, &label, 1.0f, &loss);
+    kernels::row_kernels().cross_entropy(1, 2, logits, &label, 1.0f, 0.0f, &loss);
     const double e = std::exp(static_cast<double>(static_cast<float>(d)));
     EXPECT_NEAR(logits[1] + 1.0, e / (1.0 + e), 3e-7) << d;
     EXPECT_NEAR(loss, std::log1p(e) - static_cast<float>(d), 1e-5) << d;

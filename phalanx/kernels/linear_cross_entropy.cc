@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/mm.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -92,7 +93,8 @@ at::Tensor write_or_defer(const torch::autograd::AutogradContext& ctx, const at:
 
 struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
-                            const at::Tensor& labels_in, std::optional<double> given, bool record) {
+                            const at::Tensor& labels_in, std::optional<double> given, double z_loss_weight,
+                            bool record) {
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = std::min(rows, kLogitsChunk);
     check_labels(labels, vocab);
@@ -112,7 +114,8 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
       float *values = logits.mutable_data_ptr<float>(), *loss = losses.mutable_data_ptr<float>() + from;
       const std::int64_t* label = labels.const_data_ptr<std::int64_t>() + from;
       at::parallel_for(0, n, 16, [&](std::int64_t begin, std::int64_t end) {
-        row_kernels().cross_entropy(end - begin, vocab, values + begin * vocab, label + begin, scale, loss + begin);
+        row_kernels().cross_entropy(end - begin, vocab, values + begin * vocab, label + begin, scale,
+                                    static_cast<float>(z_loss_weight), loss + begin);
       });
       if (gradients->dx.defined()) {
         at::Tensor dx_rows = gradients->dx.narrow(0, from, n);
@@ -142,7 +145,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
                           factor](const WeightGradient& out) { head_weight_gradient(dlogits, x, factor, out); };
       dweight = write_or_defer(*ctx, gradients.weight, write);
     }
-    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -151,7 +154,8 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
 // could exceed that type, and is summed in float32.
 struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
-                            const at::Tensor& labels_in, std::optional<double> divisor, bool record) {
+                            const at::Tensor& labels_in, std::optional<double> divisor, double z_loss_weight,
+                            bool record) {
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const at::Tensor used = weight.to(x.scalar_type());
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = gpu::rows_of_logits(rows, vocab);
@@ -174,10 +178,11 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       const at::Tensor x_rows = x.narrow(0, from, n);
       at::mm_out(logits, x_rows, used.t());
       const auto launch = gpu_launch(logits);
-      launch->check("cross_entropy", launch->kernels().cross_entropy(
-                                         launch->stream(), n, vocab, vocab, gpu_type(logits.scalar_type()),
-                                         logits.mutable_data_ptr(), labels.const_data_ptr<std::int64_t>() + from,
-                                         record ? 1.0f : 0.0f, losses.mutable_data_ptr<float>() + from));
+      launch->check("cross_entropy",
+                    launch->kernels().cross_entropy(
+                        launch->stream(), n, vocab, vocab, gpu_type(logits.scalar_type()), logits.mutable_data_ptr(),
+                        labels.const_data_ptr<std::int64_t>() + from, record ? 1.0f : 0.0f,
+                        static_cast<float>(z_loss_weight), losses.mutable_data_ptr<float>() + from));
       if (gradients->dx.defined()) {
         at::Tensor dx_rows = gradients->dx.narrow(0, from, n);
         at::mm_out(dx_rows, logits, used);
@@ -227,7 +232,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       };
       dweight = write_or_defer(*ctx, gradients.weight, write);
     }
-    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -258,17 +263,22 @@ void check_labels(const at::Tensor& labels, std::int64_t vocab) {
   }
 }
 
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, std::optional<double> divisor) {
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, std::optional<double> divisor,
+                         double z_loss_weight) {
   require_divisor(divisor);
   const at::Tensor rows = logits.to(at::kFloat).flatten(0, -2);
   const auto reduced = [&](at::Reduction::Reduction reduction) {
     return at::cross_entropy_loss(rows, labels.flatten(), /*weight=*/{}, reduction, kIgnoredLabel);
   };
-  return divisor ? reduced(at::Reduction::Sum) / *divisor : reduced(at::Reduction::Mean);
+  const at::Tensor loss = divisor ? reduced(at::Reduction::Sum) / *divisor : reduced(at::Reduction::Mean);
+  if (z_loss_weight == 0) return loss;
+  const at::Tensor counts = labels.flatten().ne(kIgnoredLabel);
+  const at::Tensor squares = at::logsumexp(rows, 1).square().masked_fill(counts.logical_not(), 0).sum();
+  return loss + squares * z_loss_weight / (divisor ? at::full({}, *divisor, squares.options()) : counts.sum());
 }
 
 at::Tensor linear_cross_entropy(const at::Tensor& x_in, const at::Tensor& weight, const at::Tensor& labels,
-                                std::optional<double> divisor) {
+                                std::optional<double> divisor, double z_loss_weight) {
   require_divisor(divisor);
   const bool record = at::GradMode::is_enabled() && (x_in.requires_grad() || weight.requires_grad());
   at::Tensor x = x_in;
@@ -283,14 +293,14 @@ at::Tensor linear_cross_entropy(const at::Tensor& x_in, const at::Tensor& weight
     x = in_autocast_type(x);
     const bool is_autocast = at::autocast::is_autocast_enabled(x.device().type());
     if (is_autocast || x.scalar_type() == weight.scalar_type()) {
-      return GpuLinearCrossEntropyFunction::apply(x, weight, labels, divisor, record);
+      return GpuLinearCrossEntropyFunction::apply(x, weight, labels, divisor, z_loss_weight, record);
     }
   }
   if (!fusible(x, weight) || x.numel() == 0) {
     if (labels.device().is_cpu()) check_labels(labels.contiguous(), weight.size(0));
-    return cross_entropy(kernels::linear(x, weight), labels, divisor);
+    return cross_entropy(kernels::linear(x, weight), labels, divisor, z_loss_weight);
   }
-  return LinearCrossEntropyFunction::apply(x, weight, labels, divisor, record);
+  return LinearCrossEntropyFunction::apply(x, weight, labels, divisor, z_loss_weight, record);
 }
 
 }  // namespace phalanx::kernels

@@ -11,7 +11,8 @@
 namespace phalanx::kernels {
 
 /// The sum of -log softmax(x weight^T)[label] over all tokens whose label is not kIgnoredLabel, divided by `divisor`;
-/// unset: by their number, so that it is the mean. x is [..., dim], weight [vocab, dim], labels int64 [...]. Returns an
+/// unset: by their number, so that it is the mean. The z-loss adds z_loss_weight * log(sum(exp(x weight^T)))^2 of each of
+/// these tokens to the sum: it keeps logits from drifting. x is [..., dim], weight [vocab, dim], labels int64 [...]. Returns an
 /// fp32 scalar. Other labels must be in 0 .. vocab - 1 (a DataError names the first that is not). The mean of no label is
 /// NaN; with a divisor, no label gives a loss of 0 and gradients of 0.
 ///
@@ -24,11 +25,11 @@ namespace phalanx::kernels {
 /// label outside the vocabulary makes the loss and all gradients NaN, as the host does not wait to look. Throws Error if
 /// labels are not int64 on x's device, one for each row.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels,
-                                std::optional<double> divisor = std::nullopt);
+                                std::optional<double> divisor = std::nullopt, double z_loss_weight = 0);
 
 /// The same from logits [..., vocab], by ATen ops.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
-                         std::optional<double> divisor = std::nullopt);
+                         std::optional<double> divisor = std::nullopt, double z_loss_weight = 0);
 
 /// Throws Error unless the divisor is unset or positive.
 void require_divisor(std::optional<double> divisor);

@@ -38,10 +38,11 @@ struct RowKernels {
                                   float scale, const float* log_sum, const float* out, std::int64_t out_stride,
                                   const float* dout, std::int64_t dout_stride, float* p, float* dp);
 
-  /// Row by row: loss[r] = log(sum(exp(logits))) - logits[label]; with `scale` != 0 the logits become
-  /// scale * (softmax(logits) - one_hot(label)). A negative label gives zeros. Other labels must be in range.
+  /// Row by row, with z = log(sum(exp(logits))): loss[r] = z - logits[label] + z_weight * z^2; with `scale` != 0 the
+  /// logits become scale * ((1 + 2 * z_weight * z) * softmax(logits) - one_hot(label)). A negative label gives zeros.
+  /// Other labels must be in range.
   void (*cross_entropy)(std::int64_t rows, std::int64_t vocab, float* logits, const std::int64_t* labels, float scale,
-                        float* loss);
+                        float z_weight, float* loss);
 
   /// The same in two steps, for callers that have only some columns of the logits. `exponentials` turns each row of
   /// logits into exp(logits - largest) and returns the sum, too. `scale_rows` multiplies each row by its factor.

@@ -140,7 +140,7 @@ void causal_softmax_backward(std::int64_t rows, std::int64_t width, std::int64_t
 }
 
 void cross_entropy(std::int64_t rows, std::int64_t vocab, float* logits, const std::int64_t* labels,
-                   float gradient_scale, float* loss) {
+                   float gradient_scale, float z_weight, float* loss) {
   for (std::int64_t r = 0; r < rows; ++r, logits += vocab) {
     if (labels[r] < 0) {  // not counted
       for (std::int64_t i = 0; i < vocab; ++i) logits[i] = 0.0f;
@@ -155,10 +155,13 @@ void cross_entropy(std::int64_t rows, std::int64_t vocab, float* logits, const s
       for (std::int64_t i = 0; i < vocab; ++i) sum += exponential(logits[i] - largest);
     } else {
       sum = exponentials_of(vocab, largest, logits);
-      scale(vocab, gradient_scale / sum, logits);
+    }
+    const float z = __builtin_logf(sum) + largest;
+    if (gradient_scale != 0.0f) {
+      scale(vocab, (z_weight == 0.0f ? gradient_scale : gradient_scale * (1.0f + 2.0f * z_weight * z)) / sum, logits);
       logits[labels[r]] -= gradient_scale;
     }
-    loss[r] = __builtin_logf(sum) + largest - chosen;
+    loss[r] = z_weight == 0.0f ? z - chosen : z - chosen + z_weight * z * z;
   }
 }
 

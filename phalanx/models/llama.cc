@@ -338,17 +338,19 @@ at::Tensor Llama::loss(const at::Tensor& input, const at::Tensor& labels, const 
   }
   if (!options.divisor) require_no_context("a mean loss");
   return around_use(
-      [&] { return loss_of(hidden(input, options.documents), own_positions(labels, kIgnoredLabel), options.divisor); });
+      [&] { return loss_of(hidden(input, options.documents), own_positions(labels, kIgnoredLabel), options); });
 }
 
-at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels, std::optional<double> divisor) {
+at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels, const LlamaLossOptions& options) {
   const auto fused = [&](const at::Tensor& weight) {
-    return head_.loss ? head_.loss(h, weight, labels, divisor)
-                      : kernels::linear_cross_entropy(h, weight, labels, divisor);
+    return head_.loss ? head_.loss(h, weight, labels, options.divisor, options.z_loss_weight)
+                      : kernels::linear_cross_entropy(h, weight, labels, options.divisor, options.z_loss_weight);
   };
   if (!output) return fused(tok_embeddings->weight);
   // A hook on the output layer must see its call, so the layer is not fused with the loss then.
-  if (output->has_forward_hooks()) return kernels::cross_entropy(logits(h), labels, divisor);
+  if (output->has_forward_hooks()) {
+    return kernels::cross_entropy(logits(h), labels, options.divisor, options.z_loss_weight);
+  }
   return output->around_use([&] { return fused(output->weight); });
 }
 

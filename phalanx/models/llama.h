@@ -56,7 +56,7 @@ namespace phalanx::models {
 struct LlamaHead {
   std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight)> logits;
   std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                           std::optional<double> divisor)>
+                           std::optional<double> divisor, double z_loss_weight)>
       loss;
   // The activations between the layers are one of `parts` parts along `parts_dim`: 0 (sequences) or 1 (positions).
   // Labels are those of all parts.
@@ -76,6 +76,7 @@ struct LlamaLossOptions {
   std::shared_ptr<const DocumentBoundaries> documents = nullptr;
   /// The loss is the sum over the tokens that count, divided by this; unset: by their number.
   std::optional<double> divisor = {};
+  double z_loss_weight = 0;  // as of kernels::linear_cross_entropy()
 };
 
 class Llama : public nn::Module {
@@ -139,7 +140,7 @@ class Llama : public nn::Module {
   /// int64 positions of this rank's tokens, for pos_embeddings.
   at::Tensor learnt_positions(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) const;
   at::Tensor logits(const at::Tensor& hidden);
-  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels, std::optional<double> divisor);
+  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels, const LlamaLossOptions& options);
   at::Tensor forward_cached(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts,
                             std::int64_t first_row);
   /// The rotary tables of the two kinds of layers: with and without a window. Most families have one for both.

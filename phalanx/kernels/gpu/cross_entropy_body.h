@@ -57,7 +57,7 @@ struct CrossEntropy {
   std::int64_t row_stride;
   T* logits;
   const std::int64_t* labels;
-  float scale;
+  float scale, z_weight;
   float* loss;
 
   /// Elements before the packs, packs, and elements behind them.
@@ -95,7 +95,7 @@ struct CrossEntropy {
   }
 
   struct Gradient {
-    float shift, factor, scale;  // factor: scale / sum
+    float shift, factor, scale;  // factor: scale / sum, without a z-loss
     int label;
   };
 
@@ -150,9 +150,11 @@ struct CrossEntropy {
     const MaxSum sum =
         block.reduce(sums, MaxSum{MaxSum::kNone, 0.0f}, [](const MaxSum& a, const MaxSum& b) { return a + b; });
     block.each_lane([&](int lane) {
-      if (lane == 0) loss[block.index()] = logarithm(sum.sum) + sum.largest - chosen;
+      const float z = logarithm(sum.sum) + sum.largest;
+      if (lane == 0) loss[block.index()] = z_weight == 0.0f ? z - chosen : z - chosen + z_weight * z * z;
       if (scale == 0.0f) return;
-      const Gradient gradient{sum.shift(), scale / sum.sum, scale, static_cast<int>(label)};
+      const float of_softmax = z_weight == 0.0f ? scale : scale * (1.0f + 2.0f * z_weight * z);
+      const Gradient gradient{sum.shift(), of_softmax / sum.sum, scale, static_cast<int>(label)};
       write_row(row, lane, block.lanes(), gradient);
     });
   }

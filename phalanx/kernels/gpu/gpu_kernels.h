@@ -132,13 +132,14 @@ struct GpuKernels {
                                  std::int64_t gate_stride, const void* up, std::int64_t up_stride, const void* dy,
                                  void* dgate, std::int64_t dgate_stride, void* dup, std::int64_t dup_stride, void* y);
 
-  /// Row by row of logits [rows, vocab]: loss[r] = log(sum(exp(logits))) - logits[label]; with `scale` != 0 the logits
-  /// become scale * (softmax(logits) - one_hot(label)), in their type.
+  /// Row by row of logits [rows, vocab], with z = log(sum(exp(logits))): loss[r] = z - logits[label] + z_weight * z^2;
+  /// with `scale` != 0 the logits become scale * ((1 + 2 * z_weight * z) * softmax(logits) - one_hot(label)), in their
+  /// type.
   /// A row whose label is kIgnoredLabel has loss 0 and gradient 0. A row whose label is otherwise outside [0, vocab) has
   /// loss and gradient NaN.
   /// REQUIRES: vocab < 2^31.
   const char* (*cross_entropy)(void* stream, std::int64_t rows, std::int64_t vocab, std::int64_t row_stride, Type type,
-                               void* logits, const std::int64_t* labels, float scale, float* loss);
+                               void* logits, const std::int64_t* labels, float scale, float z_weight, float* loss);
 
   /// One step of AdamW for all tensors, with optim/step_kernels.h's formula, operation by operation. The corrections
   /// 1 - beta^step are computed in double on the device.

@@ -66,8 +66,8 @@ TEST(GpuKernels, WrongArgumentsAreRefused) {
   EXPECT_NE(k.rotate(nullptr, 1 << 16, 1 << 16, 4, Type::f32, angles, &job, 1), nullptr);
   EXPECT_NE(k.swiglu(nullptr, -1, 4, Type::f32, f, 4, f, 4, f), nullptr);
   EXPECT_NE(k.swiglu_backward(nullptr, 1, 4, unknown, f, 4, f, 4, f, f, 4, f, 4, f), nullptr);
-  EXPECT_NE(k.cross_entropy(nullptr, 1, 8, 7, Type::f32, f, &label, 1.0f, f), nullptr);
-  EXPECT_NE(k.cross_entropy(nullptr, 1, 0, 8, Type::f32, f, &label, 1.0f, f), nullptr);
+  EXPECT_NE(k.cross_entropy(nullptr, 1, 8, 7, Type::f32, f, &label, 1.0f, 0.0f, f), nullptr);
+  EXPECT_NE(k.cross_entropy(nullptr, 1, 0, 8, Type::f32, f, &label, 1.0f, 0.0f, f), nullptr);
   EXPECT_NE(k.adamw(nullptr, 1, &tensor, {1, 0, 0, 0, 0, unknown, Type::f32, nullptr, nullptr}), nullptr);
   EXPECT_NE(k.adamw(nullptr, 1, &tensor, {1, 0, 0, 0, 0, Type::f32, unknown, nullptr, nullptr}), nullptr);
   EXPECT_NE(k.squares(nullptr, 1, &negative, Type::f32, nullptr), nullptr);
@@ -82,7 +82,7 @@ TEST(GpuKernels, NothingToDoIsNoError) {
             nullptr);
   EXPECT_EQ(k.rotate(nullptr, 0, 4, 4, Type::f32, {nullptr, nullptr, false, 1.0f}, &job, 1), nullptr);
   EXPECT_EQ(k.swiglu(nullptr, 4, 0, Type::f32, nullptr, 0, nullptr, 0, nullptr), nullptr);
-  EXPECT_EQ(k.cross_entropy(nullptr, 0, 4, 4, Type::f32, nullptr, nullptr, 1.0f, nullptr), nullptr);
+  EXPECT_EQ(k.cross_entropy(nullptr, 0, 4, 4, Type::f32, nullptr, nullptr, 1.0f, 0.0f, nullptr), nullptr);
   EXPECT_EQ(k.adamw(nullptr, 0, nullptr, {1, 0, 0, 0, 0, Type::f32, Type::f32, nullptr, nullptr}), nullptr);
   EXPECT_EQ(k.increment(nullptr, 0, nullptr, nullptr), nullptr);
   EXPECT_EQ(k.squares(nullptr, 0, nullptr, Type::f32, nullptr), nullptr);

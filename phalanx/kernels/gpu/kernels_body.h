@@ -302,15 +302,17 @@ struct Kernels {
   // --------------------------------------------------------------------------------------------------- cross entropy
 
   static const char* cross_entropy(void* stream, std::int64_t rows, std::int64_t vocab, std::int64_t row_stride,
-                                   Type type, void* logits, const std::int64_t* labels, float scale, float* loss) {
+                                   Type type, void* logits, const std::int64_t* labels, float scale, float z_weight,
+                                   float* loss) {
     if (rows < 0 || vocab < 1 || vocab > kLargestDim)
       return "cross_entropy: rows is negative, or vocab not in [1, 2^30]";
     if (row_stride < vocab) return "cross_entropy: rows overlap: row_stride is below vocab";
     if (rows == 0) return nullptr;
     return with_type(type, "cross_entropy: unknown type", [&](auto t1) {
       using Body = CrossEntropy<decltype(t1)>;
-      return launch(stream, rows, 1, lanes_for(divide_up(vocab, Body::kWidth * Body::kBatch), Body::kLargestBlock),
-                    Body{static_cast<int>(vocab), row_stride, static_cast<decltype(t1)*>(logits), labels, scale, loss});
+      return launch(
+          stream, rows, 1, lanes_for(divide_up(vocab, Body::kWidth * Body::kBatch), Body::kLargestBlock),
+          Body{static_cast<int>(vocab), row_stride, static_cast<decltype(t1)*>(logits), labels, scale, z_weight, loss});
     });
   }
 

@@ -45,7 +45,7 @@ struct Block {
 class Head {
  public:
   Head(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels, const VocabShard& part,
-       Communicator& comm, HeadParts& gradients, const at::Tensor& scale)
+       Communicator& comm, HeadParts& gradients, const at::Tensor& scale, double z_loss_weight)
       : h_(h),
         weight_(weight),
         labels_(labels),
@@ -54,6 +54,7 @@ class Head {
         gradients_(gradients),
         scale_(scale),
         gradient_scale_(scale.to(at::kFloat)),
+        z_loss_weight_(z_loss_weight),
         fused_(kernels::fusible(h, weight)),
         losses_(at::empty({h.size(0)}, h.options().dtype(at::kFloat))) {
     const std::int64_t tokens = std::min(h.size(0), kTokens);
@@ -117,11 +118,16 @@ class Head {
     const at::Tensor largest = block.all.select(1, 0).amax(0);             // [count]
     const at::Tensor shares = block.all.select(1, 0).sub(largest).exp_();  // [ranks, count]
     const at::Tensor sum = shares.mul(block.all.select(1, 1)).sum(0);      // [count]
-    losses_.narrow(0, block.from, block.count)
-        .copy_(largest.sub(block.all.select(1, 2).sum(0)).add_(sum.log()).masked_fill_(block.ignored, 0.0));
+    at::Tensor losses = largest.sub(block.all.select(1, 2).sum(0)).add_(sum.log()), z;
+    if (z_loss_weight_ != 0) {
+      z = largest.add(sum.log());
+      losses.add_(z.square(), z_loss_weight_);
+    }
+    losses_.narrow(0, block.from, block.count).copy_(losses.masked_fill_(block.ignored, 0.0));
     if (!gradients_.dh.defined() && !gradients_.dweight) return;
-    const at::Tensor factor =
-        shares[comm_.rank()].div(sum).mul_(gradient_scale_).masked_fill_(block.ignored, 0.0).contiguous();
+    at::Tensor factor = shares[comm_.rank()].div(sum).mul_(gradient_scale_);
+    if (z.defined()) factor.mul_(z.mul(2 * z_loss_weight_).add_(1));
+    factor = factor.masked_fill_(block.ignored, 0.0).contiguous();
     to_gradients(block, factor);
     const at::Tensor dlogits = fused_ ? block.logits : block.logits.to(weight_.scalar_type());
     if (gradients_.dh.defined()) {
@@ -153,6 +159,7 @@ class Head {
   Communicator& comm_;
   HeadParts& gradients_;
   at::Tensor scale_, gradient_scale_;  // 0-dim, float64 and fp32: 1 / divisor
+  double z_loss_weight_;
   bool fused_;
   at::Tensor losses_;
   std::array<at::Tensor, 2> room_;
@@ -167,13 +174,14 @@ at::Tensor inverse(const std::optional<double>& divisor, const at::Tensor& label
 struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& h_in, const at::Tensor& weight,
                             const at::Tensor& labels, const VocabShard& part, const std::shared_ptr<Communicator>& comm,
-                            std::optional<double> divisor, bool record) {
+                            std::optional<double> divisor, double z_loss_weight, bool record) {
     const at::Tensor h = h_in.reshape({-1, h_in.size(-1)}).contiguous();
     auto gradients = c10::make_intrusive<HeadParts>();
     if (record && h_in.requires_grad()) gradients->dh = at::empty_like(h);
     if (record && weight.requires_grad()) gradients->dweight.emplace(weight);
     const at::Tensor flat_labels = labels.reshape({-1}).contiguous();
-    at::Tensor loss = Head(h, weight, flat_labels, part, *comm, *gradients, inverse(divisor, flat_labels)).run();
+    at::Tensor loss =
+        Head(h, weight, flat_labels, part, *comm, *gradients, inverse(divisor, flat_labels), z_loss_weight).run();
     if (gradients->dh.defined()) gradients->dh = gradients->dh.view(h_in.sizes());
     if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
     return loss;
@@ -198,7 +206,8 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
       if (dh.defined()) dh.mul_(grads[0]);
       if (gradients.dweight) dweight = gradients.dweight->deliver(grads[0]);
     }
-    return {std::move(dh), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    at::Tensor none;
+    return {std::move(dh), std::move(dweight), none, none, none, none, none, none};
   }
 };
 
@@ -206,13 +215,13 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h_in, const at::Tensor& weight, const at::Tensor& labels,
                                         const VocabShard& part, const std::shared_ptr<Communicator>& group,
-                                        std::optional<double> divisor) {
+                                        std::optional<double> divisor, double z_loss_weight) {
   const at::Tensor h = h_in.to(weight.scalar_type());  // under autocast a norm's output may have 16 bits
   if (labels.device().is_cpu()) kernels::check_labels(labels.contiguous(), part.count);
   if (h.numel() == 0) throw Error("vocabulary_parallel_cross_entropy: no tokens");
   kernels::require_divisor(divisor);
   const bool record = at::GradMode::is_enabled() && (h.requires_grad() || weight.requires_grad());
-  return VocabParallelCrossEntropy::apply(h, weight, labels, part, group, divisor, record);
+  return VocabParallelCrossEntropy::apply(h, weight, labels, part, group, divisor, z_loss_weight, record);
 }
 
 }  // namespace phalanx

@@ -33,6 +33,6 @@ struct VocabShard {
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
                                         const VocabShard& part, const std::shared_ptr<Communicator>& group,
-                                        std::optional<double> divisor = std::nullopt);
+                                        std::optional<double> divisor = std::nullopt, double z_loss_weight = 0);
 
 }  // namespace phalanx

@@ -186,13 +186,13 @@ const char* swiglu_backward(void* stream, std::int64_t rows, std::int64_t hidden
 }
 
 const char* cross_entropy(void* stream, std::int64_t rows, std::int64_t vocab, std::int64_t row_stride, Type type,
-                          void* logits, const std::int64_t* labels, float scale, float* loss) {
+                          void* logits, const std::int64_t* labels, float scale, float z_weight, float* loss) {
   KernelCall call(stream, "cross_entropy");
   call.reads(logits, type, {rows, vocab}, {row_stride, 1});
   void* const viewed = scale == 0 ? sim_backend().runtime.kernel_view(logits)
                                   : call.writes(logits, type, {rows, vocab}, {row_stride, 1});
   return call.launch<&GpuKernels::cross_entropy>(rows, vocab, row_stride, type, viewed, call.reads(labels, {rows}),
-                                                 scale, call.writes(loss, {rows}));
+                                                 scale, z_weight, call.writes(loss, {rows}));
 }
 
 const char* adamw(void* stream, int count, const AdamWTensor* tensors, const AdamWSettings& settings) {

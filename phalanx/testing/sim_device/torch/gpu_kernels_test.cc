@@ -183,7 +183,7 @@ KernelCase cross_entropy(const char* name, float scale) {
             const auto labels = a.reads(a.make({kRows}, at::kLong)), loss = a.writes(a.make({kRows}));
             return [=](const GpuKernels& kernels, void* stream) {
               return kernels.cross_entropy(stream, kRows, kColumns, kColumns + 1, Type::bf16, logits.mutable_data_ptr(),
-                                           labels.const_data_ptr<std::int64_t>(), scale, floats(loss));
+                                           labels.const_data_ptr<std::int64_t>(), scale, 0.0f, floats(loss));
             };
           }};
 }
