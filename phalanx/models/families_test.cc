@@ -186,6 +186,44 @@ TEST(Gpt2, ACacheGoesToTheLastPositionAndNoFurther) {
               HasSubstr("a row of 13 tokens, but the model has learnt positions of 12"));
 }
 
+// Each row has the angles of its own length, and keys of short sequences are of no use to long ones.
+TEST(Longrope, RowsOfACacheAreOnBothSidesOfTheLengthAtWhichAnglesChange) {
+  LlamaConfig config{.family = LlamaFamily::phi3,
+                     .dim = 32,
+                     .n_layers = 2,
+                     .ffn_hidden = 40,
+                     .vocab_size = 61,
+                     .max_seq_len = 12,
+                     .rope_scaling = {.type = RopeScalingType::longrope,
+                                      .original_max_seq_len = 6,
+                                      .attention_factor = 1.2,
+                                      .short_factor = {1, 1, 2, 3},
+                                      .long_factor = {2, 3, 4, 5}}};
+  Llama model(config);
+  nn::initialise(model, 3);
+  const at::NoGradGuard no_grad;
+  for (const auto& p : model.parameters()) p.mul_(4.0);
+  const at::Tensor tokens = at::remainder(at::arange(24, at::kLong).mul(7), 61).view({2, 12});
+  auto cache = model.make_cache(2, 12);
+  const auto alone = [&](std::int64_t row, std::int64_t count) {
+    return model.forward(tokens.narrow(0, row, 1).narrow(1, 0, count))[0][count - 1];
+  };
+  at::Tensor logits = model.forward(tokens.narrow(1, 0, 9), cache, {9, 4});
+  EXPECT_TRUE(at::allclose(logits[0], alone(0, 9), 1e-4, 1e-4));
+  EXPECT_TRUE(at::allclose(logits[1], alone(1, 4), 1e-4, 1e-4));
+  const at::Tensor next = at::cat({tokens[0].narrow(0, 9, 2), tokens[1].narrow(0, 4, 2)}).view({2, 2});
+  logits = model.forward(next, cache);
+  EXPECT_TRUE(at::allclose(logits[0], alone(0, 11), 1e-4, 1e-4));
+  EXPECT_TRUE(at::allclose(logits[1], alone(1, 6), 1e-4, 1e-4));
+  EXPECT_FALSE(at::allclose(alone(1, 7), model.forward(tokens.narrow(0, 1, 1))[0][6], 1e-4, 1e-4) &&
+               at::allclose(alone(1, 6), model.forward(tokens.narrow(0, 1, 1))[0][5], 1e-4, 1e-4));
+  EXPECT_THAT(error_text([&] { model.forward(next.narrow(1, 0, 1), cache); }),
+              HasSubstr("row 1 grows from 6 to 7 tokens, and longrope has other angles beyond 6"));
+  cache.truncate(1, 0);
+  logits = model.forward(tokens.narrow(0, 1, 1).narrow(1, 0, 7), cache, {}, 1);
+  EXPECT_TRUE(at::allclose(logits[0], alone(1, 7), 1e-4, 1e-4));
+}
+
 TEST(Gpt2, PositionsAreAUnitAndOfTheFirstPart) {
   auto config = small_gpt2();
   Llama tied(config, {.without_memory = true});

@@ -423,8 +423,17 @@ at::Tensor Llama::forward_cached(const at::Tensor& input, nn::KvCache& cache, st
     counts.assign(static_cast<std::size_t>(rows), count);
   }
   std::vector<std::int64_t> row_lengths;  // after this pass
+  const RopeScaling& scaling = config_.rope_scaling;
   for (std::size_t r = 0; r < counts.size(); ++r) {
-    row_lengths.push_back(cache.length(first_row + static_cast<std::int64_t>(r)) + counts[r]);
+    const std::int64_t held = cache.length(first_row + static_cast<std::int64_t>(r));
+    row_lengths.push_back(held + counts[r]);
+    const std::int64_t original = scaling.original_max_seq_len;
+    if (scaling.type == RopeScalingType::longrope && held > 0 && held <= original && row_lengths.back() > original) {
+      throw Error(
+          fmt::format("Llama: row {} grows from {} to {} tokens, and longrope has other angles beyond {}, so that the "
+                      "keys in the cache are of no use; expected truncate(row, 0), and all of its tokens once more",
+                      first_row + static_cast<std::int64_t>(r), held, row_lengths.back(), original));
+    }
   }
   const std::int64_t longest_row = row_lengths.empty() ? 0 : std::ranges::max(row_lengths);
   if (config_.is_gpt2() && longest_row > config_.max_seq_len) {

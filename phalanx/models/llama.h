@@ -101,7 +101,8 @@ class Llama : public nn::Module {
 
   /// Inference: tokens [rows, n] follow those in the cache's rows from `first_row` on. counts[r] of them are real in
   /// the r-th row (right padding; empty: all). Returns the logits [rows, vocab] after each row's last real token.
-  /// Records no gradient. A part takes and returns hidden states [rows, n, dim] as forward() does, and its cache covers
+  /// Records no gradient. With longrope a row that grows beyond original_max_seq_len is an Error unless it was empty.
+  /// A part takes and returns hidden states [rows, n, dim] as forward() does, and its cache covers
   /// its own layers.
   at::Tensor forward(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts = {},
                      std::int64_t first_row = 0);
