@@ -46,7 +46,7 @@ class ConfigFile : private HfConfigFile {
   LlamaConfig config() const {
     const LlamaFamily of_file = family();
     try {
-      const LlamaConfig config = of_file == LlamaFamily::gpt2 ? gpt2_config_from_hf(json, file) : like_llama(of_file);
+      LlamaConfig config = of_file == LlamaFamily::gpt2 ? gpt2_config_from_hf(json, file) : like_llama(of_file);
       config.validate();
       return config;
     } catch (const ConfigError& error) {
