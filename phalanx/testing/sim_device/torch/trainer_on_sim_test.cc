@@ -85,6 +85,9 @@ TEST_F(TrainerOnSim, PackedDocuments) {
   expect_losses_of_the_cpu({.name = "zero3", .ranks = 2, .keys = packed(sharded(3))});
   expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2, .keys = packed()});
   expect_losses_of_the_cpu({.name = "pp", .ranks = 2, .pp = 2, .keys = packed()});
+  expect_losses_of_the_cpu({.name = "cp", .ranks = 2, .keys = packed(), .cp = 2});
+  expect_losses_of_the_cpu(
+      {.name = "cp_heads", .ranks = 2, .keys = packed({"--parallelism.context_parallel_exchange=heads"}), .cp = 2});
   // 16 bits are rounded at other places.
   expect_losses_of_the_cpu({.name = "ddp", .ranks = 2, .keys = packed({"--training.mixed_precision_param=bfloat16"})},
                            1e-3);
@@ -112,6 +115,12 @@ TEST_F(TrainerOnSim, ExpertsDividedAmongRanks) {
   expect_losses_of_the_cpu({.name = "ep_tp", .ranks = 4, .tp = 2, .keys = experts(sharded(3, 2))});
 }
 
+TEST_F(TrainerOnSim, CutSequences) {
+  const std::string heads = "--parallelism.context_parallel_exchange=heads";
+  expect_losses_of_the_cpu({.name = "cp", .ranks = 2, .cp = 2});
+  expect_losses_of_the_cpu({.name = "cp_heads", .ranks = 2, .keys = {heads}, .cp = 2});
+  expect_losses_of_the_cpu({.name = "cp_zero3_tp", .ranks = 4, .tp = 2, .keys = sharded(3), .cp = 2});
+}
 TEST_F(TrainerOnSim, Offloaded) {
   expect_losses_of_the_cpu({.name = "offload",
                             .ranks = 2,
