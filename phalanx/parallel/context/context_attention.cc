@@ -50,7 +50,7 @@ at::Tensor in_sequence(const at::Tensor& parts, const ContextCut& cut) {
   const std::int64_t local = parts.size(-3);
   std::vector<std::int64_t> sizes = parts.sizes().slice(1).vec();
   sizes[sizes.size() - 3] = local * cut.ranks;
-  const at::Tensor whole = at::empty(sizes, parts.options());
+  at::Tensor whole = at::empty(sizes, parts.options());
   for_each_piece(cut, local, [&](std::int64_t rank, std::int64_t at, std::int64_t count, std::int64_t first) {
     whole.narrow(-3, first, count).copy_(parts[rank].narrow(-3, at, count));
   });
