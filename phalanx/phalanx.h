@@ -47,7 +47,10 @@
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/optim/loss_scaler.h"
 #include "phalanx/optim/lr_schedule.h"
+#include "phalanx/optim/muon.h"
+#include "phalanx/optim/optimizer_set.h"
 #include "phalanx/optim/sgd.h"
+#include "phalanx/optim/weight_average.h"
 
 // Forms of parallelism.
 #include "phalanx/parallel/activation_checkpoint.h"

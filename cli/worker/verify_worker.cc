@@ -30,7 +30,7 @@ std::optional<verify::LayoutTolerance> tolerance_of(const VerifyArguments& argum
   const double gradient = *arguments.tolerance;
   return verify::LayoutTolerance{.loss = 2 * gradient,
                                  .gradient = gradient,
-                                 .weight = 2 * gradient,
+                                 .update = 2 * gradient,
                                  .weight_in_use = 2 * gradient,
                                  .activation = 20 * gradient};
 }

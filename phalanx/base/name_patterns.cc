@@ -37,13 +37,17 @@ std::string without_numbers(std::string_view name) {
   return text;
 }
 
+bool matches_pattern(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
 std::vector<bool> matching_names(const std::string& what, const std::vector<std::string>& patterns,
                                  const std::vector<std::string>& names) {
   std::vector<bool> matched(names.size(), false);
   for (const auto& pattern : patterns) {
     bool any = false;
     for (std::size_t i = 0; i < names.size(); ++i) {
-      if (fnmatch(pattern.c_str(), names[i].c_str(), 0) != 0) continue;
+      if (!matches_pattern(pattern, names[i])) continue;
       matched[i] = true;
       any = true;
     }

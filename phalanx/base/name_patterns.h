@@ -8,6 +8,8 @@
 
 namespace phalanx {
 
+bool matches_pattern(const std::string& pattern, const std::string& name);
+
 /// For each name, whether any of the patterns matches it. A pattern that matches no name throws a ConfigError that
 /// begins with `what` and shows the nearest name.
 std::vector<bool> matching_names(const std::string& what, const std::vector<std::string>& patterns,

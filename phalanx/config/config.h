@@ -59,6 +59,27 @@ struct TrainConfig {
     OptimizerGroups groups;
   } optimizer;
 
+  /// With [optimizer] name = "Muon": of the matrices. The others are stepped by AdamW, as [optimizer] says.
+  struct Muon {
+    std::optional<double> lr, weight_decay;  // unset: those of [optimizer]
+    double momentum = 0.95;
+    bool nesterov = true;
+    std::int64_t ns_steps = 5;
+    std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};
+    double eps = 1e-7;
+    std::string adjust_lr_fn = "original";
+    std::vector<std::string> adamw_params;
+  } muon;
+
+  /// An exponential moving average of the weights.
+  struct Ema {
+    double decay = 0;  // 0: none
+    std::int64_t start_step = 0;
+    std::int64_t update_every = 1;
+    bool use_in_validation = false;
+    bool use_in_export = false;
+  } ema;
+
   struct LrScheduler {
     std::int64_t warmup_steps = 200;
     std::optional<double> decay_ratio;
@@ -79,6 +100,7 @@ struct TrainConfig {
     std::vector<std::string> frozen;
     double moe_aux_loss_coeff = 0.0;
     double max_norm = 1.0;
+    double z_loss_weight = 0.0;
     std::int64_t steps = 10000;
     bool shuffle = true;
     std::string attn_mask_type = "causal";

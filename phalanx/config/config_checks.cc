@@ -78,6 +78,27 @@ void check_conversations(const TrainConfig& config, const Check& check) {
   });
 }
 
+template <class Check>
+void check_muon(const TrainConfig& config, Check& check) {
+  const auto& muon = config.muon;
+  check({"muon.momentum"}, [&] {
+    if (muon.momentum < 1) return;
+    throw ConfigError(fmt::format("[muon] momentum is {}: expected 0 <= momentum < 1", muon.momentum));
+  });
+  check({"muon.ns_coefficients"}, [&] {
+    if (muon.ns_coefficients.size() == 3) return;
+    throw ConfigError(fmt::format("[muon] ns_coefficients has {} numbers: expected three, as [3.4445, -4.775, 2.0315]",
+                                  muon.ns_coefficients.size()));
+  });
+  check({"muon.lr", "optimizer.lr"}, [&] {
+    if (!muon.lr || config.optimizer.lr > 0) return;
+    throw ConfigError(fmt::format(
+        "[muon] lr is {}, but [optimizer] lr, whose schedule it follows, is 0: expected a positive number; [training] "
+        "frozen names what is not trained",
+        *muon.lr));
+  });
+}
+
 }  // namespace
 
 void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong_keys, ConfigProblems& problems) {
@@ -91,7 +112,13 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
     });
   };
   const auto& optimizer = config.optimizer;
-  if (!wrong_keys.contains("optimizer.name") && optimizer.name == "AdamW") {
+  const bool has_matrices = !wrong_keys.contains("optimizer.name") && optimizer.name == "Muon";
+  if (has_matrices) check_muon(config, check);
+  check({"ema.decay"}, [&] {
+    if (config.ema.decay < 1) return;
+    throw ConfigError("[ema] decay is 1: the average would never change; expected 0 <= decay < 1, such as 0.999");
+  });
+  if (has_matrices || (!wrong_keys.contains("optimizer.name") && optimizer.name == "AdamW")) {
     below_one("beta1", optimizer.beta1);
     below_one("beta2", optimizer.beta2);
     check({}, [&] {

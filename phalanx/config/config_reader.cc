@@ -195,6 +195,27 @@ std::optional<std::int64_t> count_in(const GivenValue& given) {
   return count && *count >= 1 ? count : std::nullopt;
 }
 
+/// Of a file's list, or of a flag's "1, 2.5". Unset: something else.
+std::optional<std::vector<double>> numbers_in(const GivenValue& given) {
+  std::vector<double> numbers;
+  if (const auto* tables = std::get_if<const toml::array*>(&given.value)) {
+    for (const toml::node& node : **tables) {
+      const auto number = node.is_number() ? node.value<double>() : std::nullopt;
+      if (!number || !std::isfinite(*number)) return std::nullopt;
+      numbers.push_back(*number);
+    }
+    return numbers;
+  }
+  const auto* text = std::get_if<std::string>(&given.value);
+  if (!text || !given.from_flag) return std::nullopt;
+  for (const std::string& part : list_in_flag(*text)) {
+    const auto number = parse_whole<double>(part);
+    if (!number || !std::isfinite(*number)) return std::nullopt;
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
 void assign(TrainConfig& config, const Key& key, GivenValue given) {
   Slot slot = key.slot(config);
   if (given.from_flag) give_type(given, type_name(slot));
@@ -236,6 +257,8 @@ void assign(TrainConfig& config, const Key& key, GivenValue given) {
     **p = read_datasets(**tables, key_label(key.section, key.name), given.file, /*is_file=*/true);
   } else if (auto** p = std::get_if<Datasets*>(&slot); p && list && list->empty()) {
     (*p)->clear();
+  } else if (auto** p = std::get_if<std::vector<double>*>(&slot); p && numbers_in(given)) {
+    **p = *numbers_in(given);
   } else if (auto** p = std::get_if<OptimizerGroups*>(&slot); p && given.from_flag) {
     **p = read_optimizer_groups(*text, key_label(key.section, key.name), given.where);
   } else if (auto** p = std::get_if<OptimizerGroups*>(&slot); p && tables) {
@@ -329,6 +352,13 @@ class Reader {
     if (is_float8_given_ && !uses_float8(config_)) {
       notes.push_back(fmt::format("[{0}] has no effect: [model] converters does not name \"{0}\"", kFloat8Section));
     }
+    const auto is_given = [&](std::string_view section) {
+      return std::ranges::any_of(assigned_, [&](const std::string& key) { return key.starts_with(section); });
+    };
+    if (is_given("muon.") && config_.optimizer.name != "Muon") {
+      notes.push_back(fmt::format("[muon] has no effect: [optimizer] name is \"{}\"", config_.optimizer.name));
+    }
+    if (is_given("ema.") && config_.ema.decay == 0) notes.push_back("[ema] has no effect: decay is 0");
     if (config_.profiling.record_kernels && !config_.profiling.enable_profiling) {
       notes.push_back("[profiling] record_kernels has no effect: enable_profiling is not set");
     }

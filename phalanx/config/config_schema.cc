@@ -109,7 +109,13 @@ const std::vector<Key>& known_keys() {
        "that "
        "section says; or nothing."},
 
-      {"optimizer", "name", at<&C::optimizer, &C::Optimizer::name>, "Optimizer.", -kAny, kAny, {"AdamW", "SGD"}},
+      {"optimizer",
+       "name",
+       at<&C::optimizer, &C::Optimizer::name>,
+       "Optimizer. Muon: of matrices inside of blocks, as [muon] says; AdamW of all others.",
+       -kAny,
+       kAny,
+       {"AdamW", "SGD", "Muon"}},
       {"optimizer", "lr", at<&C::optimizer, &C::Optimizer::lr>, "Peak learning rate.", 0, kAny},
       {"optimizer", "beta1", at<&C::optimizer, &C::Optimizer::beta1>, "AdamW: decay of the mean of gradients.", 0, 1},
       {"optimizer", "beta2", at<&C::optimizer, &C::Optimizer::beta2>, "AdamW: decay of the mean of squares.", 0, 1},
@@ -125,6 +131,50 @@ const std::vector<Key>& known_keys() {
        "as those of no_decay; `lr_factor` (1), which multiplies the learning rate; `weight_decay`. A parameter belongs "
        "to one group at most."},
       {"optimizer", "momentum", at<&C::optimizer, &C::Optimizer::momentum>, "SGD: momentum.", 0, 1},
+
+      {"muon",
+       "lr",
+       at<&C::muon, &C::Muon::lr>,
+       "Peak learning rate of the matrices; the schedule is that of all.",
+       0,
+       kAny,
+       {},
+       "optimizer.lr"},
+      {"muon",
+       "weight_decay",
+       at<&C::muon, &C::Muon::weight_decay>,
+       "Of the matrices, where neither no_decay nor a group says another.",
+       0,
+       kAny,
+       {},
+       "optimizer.weight_decay"},
+      {"muon", "momentum", at<&C::muon, &C::Muon::momentum>, "Momentum.", 0, 1},
+      {"muon", "nesterov", at<&C::muon, &C::Muon::nesterov>, "Nesterov's form of it."},
+      {"muon", "ns_steps", at<&C::muon, &C::Muon::ns_steps>, "Newton-Schulz iterations.", 1, 99},
+      {"muon", "ns_coefficients", at<&C::muon, &C::Muon::ns_coefficients>,
+       "Coefficients a, b, c of an iteration: a x + (b x x^T + c (x x^T)^2) x."},
+      {"muon", "eps", at<&C::muon, &C::Muon::eps>, "The least norm by which a matrix is divided.", 1e-30, kAny},
+      {"muon",
+       "adjust_lr_fn",
+       at<&C::muon, &C::Muon::adjust_lr_fn>,
+       "How the shape of a matrix adjusts its rate: original multiplies it by sqrt(max(1, rows / columns)), "
+       "match_rms_adamw by 0.2 sqrt(max(rows, columns)), so that rates and weight decays tuned for AdamW hold.",
+       -kAny,
+       kAny,
+       {"original", "match_rms_adamw"}},
+      {"muon", "adamw_params", at<&C::muon, &C::Muon::adamw_params>,
+       "Patterns of the names of matrices that AdamW steps, beside embeddings, output and routers."},
+
+      {"ema", "decay", at<&C::ema, &C::Ema::decay>,
+       "Exponential moving average of the weights: after a step it is decay times itself plus 1 - decay times the "
+       "weights. 0: none is kept.",
+       0, 1},
+      {"ema", "start_step", at<&C::ema, &C::Ema::start_step>, "Up to this step the average is the weights themselves.",
+       0, kAny},
+      {"ema", "update_every", at<&C::ema, &C::Ema::update_every>, "Steps from one update to the next.", 1, kAny},
+      {"ema", "use_in_validation", at<&C::ema, &C::Ema::use_in_validation>, "Validate the average, not the weights."},
+      {"ema", "use_in_export", at<&C::ema, &C::Ema::use_in_export>,
+       "Write the average, not the weights, to hf/ and adapter/ at the end."},
 
       {"lr_scheduler", "warmup_steps", at<&C::lr_scheduler, &C::LrScheduler::warmup_steps>,
        "Steps of linear warm-up from 0.", 0, kAny},
@@ -189,6 +239,11 @@ const std::vector<Key>& known_keys() {
        0, kAny},
       {"training", "max_norm", at<&C::training, &C::Training::max_norm>,
        "Gradients are scaled down to this global norm. 0: never.", 0, kAny},
+      {"training", "z_loss_weight", at<&C::training, &C::Training::z_loss_weight>,
+       "Weight of the z-loss: this times the mean of log(sum(exp(logits)))^2, over the tokens with a label, is added "
+       "to the "
+       "loss that is trained (not to that of validation). It keeps logits from drifting; 1e-4 is usual.",
+       0, kAny},
       {"training", "steps", at<&C::training, &C::Training::steps>, "Optimizer steps of the whole run.", 1, kAny},
       {"training", "shuffle", at<&C::training, &C::Training::shuffle>,
        "Take the sequences in an order drawn from debug.seed; off: in the file's order."},
@@ -745,6 +800,8 @@ std::string_view type_name(const Slot& slot) {
     case 7:
     case 8:
       return "list of tables";
+    case 9:
+      return "list of numbers";
     default:
       return "string";
   }
@@ -791,6 +848,11 @@ struct ToToml {
   }
   std::string operator()(const Datasets* v) const { return datasets_toml(*v); }
   std::string operator()(const OptimizerGroups* v) const { return optimizer_groups_toml(*v); }
+  std::string operator()(const std::vector<double>* v) const {
+    std::string text = "[";
+    for (const double one : *v) text += (text.size() > 1 ? ", " : "") + number_text(one);
+    return text + "]";
+  }
 };
 
 }  // namespace
@@ -807,6 +869,7 @@ std::string expectation(const Key& key, Slot slot) {
   if (type == "boolean") return "true or false";
   if (type == "string") return "a string";
   if (type == "list of strings") return "a list of strings";
+  if (type == "list of numbers") return "a list of numbers";
   if (std::holds_alternative<OptimizerGroups*>(slot)) return "a list of tables, each with params";
   if (type == "list of tables") return "a list of tables, each with a path";
   std::string text = type == "integer" ? "an integer" : "a number";

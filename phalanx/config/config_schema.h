@@ -15,7 +15,7 @@ namespace phalanx::config {
 
 /// Points to a key's value in a TrainConfig. The alternative is the key's type.
 using Slot = std::variant<bool*, std::int64_t*, double*, std::string*, std::optional<bool>*, std::optional<double>*,
-                          std::vector<std::string>*, Datasets*, OptimizerGroups*>;
+                          std::vector<std::string>*, Datasets*, OptimizerGroups*, std::vector<double>*>;
 
 /// default_text of a model dimension that the flavor provides.
 inline constexpr std::string_view kFromFlavor = "the flavor's";

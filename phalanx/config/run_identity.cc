@@ -40,6 +40,7 @@ const std::vector<IdentityRule>& identity_rules() {
        [](const TrainConfig& config) { return config.checkpoint.allow_model_mismatch; }},
       {"settings"},
       {"settings.optimizer.state", true, "the optimizer's state would not be what it goes on from"},
+      {"settings.ema.state", true, "an average of the weights begins with a run and is kept to its end"},
       {"data"},  // what may differ depends on the position: data_resume.h
       {"validation"},
       {"tokenizer", true, "the same ids would mean other texts", "[training] allow_tokenizer_mismatch",
@@ -82,6 +83,7 @@ nlohmann::json compared_settings(const TrainConfig& config, const RunPlan& plan)
   settings["training"]["global_batch_size"] = plan.global_batch_size;  // the real value, if the key says -1
   settings["training"]["accumulation_steps"] = plan.accumulation_steps;
   settings["optimizer"]["state"] = kind_of_state(config);
+  if (config.ema.decay > 0) settings["ema"]["state"] = "kept";
   return settings;
 }
 
@@ -154,6 +156,9 @@ bool is_without_effect(const JsonDifference& difference, const nlohmann::json& s
   }
   if (key == "settings.optimizer.momentum") {
     return both("/settings/optimizer/name", [](const std::string& name) { return name != "SGD"; });
+  }
+  if (key.starts_with("settings.muon.")) {
+    return both("/settings/optimizer/name", [](const std::string& name) { return name != "Muon"; });
   }
   if (key == "settings.optimizer.beta1" || key == "settings.optimizer.beta2" || key == "settings.optimizer.eps") {
     return both("/settings/optimizer/name", [](const std::string& name) { return name == "SGD"; });

@@ -65,7 +65,7 @@ TEST(RunIdentity, EveryComparedKeyIsFoundWhenItChanges) {
     TrainConfig config = config_with({"--optimizer.momentum=0.5", "--lora.rank=4"}), other = config;
     const Slot slot = key.slot(other);
     if (auto* const* value = std::get_if<bool*>(&slot)) **value = !**value;
-    if (auto* const* value = std::get_if<std::int64_t*>(&slot)) **value = **value == -1 ? 16 : **value * 2;
+    if (auto* const* value = std::get_if<std::int64_t*>(&slot)) **value = **value <= 0 ? 16 : **value * 2;
     if (auto* const* value = std::get_if<double*>(&slot)) **value = **value / 2 + 0.125;
     if (auto* const* value = std::get_if<std::string*>(&slot)) **value += "x";
     if (auto* const* value = std::get_if<std::optional<double>*>(&slot)) **value = 0.25;
@@ -73,6 +73,7 @@ TEST(RunIdentity, EveryComparedKeyIsFoundWhenItChanges) {
     if (auto* const* value = std::get_if<Datasets*>(&slot)) (*value)->push_back({.path = "x", .name = "x"});
     if (auto* const* value = std::get_if<OptimizerGroups*>(&slot))
       (*value)->push_back({.params = {"x"}, .lr_factor = 2});
+    if (auto* const* value = std::get_if<std::vector<double>*>(&slot)) (*value)->push_back(1);
     if (key.name == "local_batch_size") other.training.global_batch_size = config.training.local_batch_size * 2;
     const auto found = compare_identities(identity_of(config), identity_of(other), other);
     std::string all;

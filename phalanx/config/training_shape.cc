@@ -5,11 +5,21 @@
 
 namespace phalanx::config {
 
+OptimizerCopies optimizer_copies(const TrainConfig& config) {
+  const std::int64_t average = config.ema.decay > 0 ? 1 : 0;
+  if (config.optimizer.name == "Muon") return {.others = 2 + average, .matrices = 1 + average};
+  const std::int64_t copies = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
+  return {.others = copies + average, .matrices = copies + average};
+}
+
 plan::TrainingShape shape_without_layout(const TrainConfig& config) {
   const auto bytes_of = [](const std::string& type) { return type == "float32" ? 4 : 2; };
   plan::TrainingShape shape{.model = model_config(config), .seq = config.training.seq_len};
   shape.validation_batch = config.validation.enable ? config.validation.local_batch_size : 0;
-  shape.optimizer_copies = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
+  const OptimizerCopies copies = optimizer_copies(config);
+  shape.optimizer_copies = copies.others;
+  shape.matrix_copies = copies.matrices;
+  shape.adamw_params = config.muon.adamw_params;
   shape.gather_bytes = bytes_of(config.training.mixed_precision_param);
   shape.reduce_bytes = bytes_of(config.training.mixed_precision_reduce);
   shape.offload = config.training.enable_cpu_offload;

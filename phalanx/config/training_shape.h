@@ -7,6 +7,8 @@
 // It does not know where the run takes place (device, transport, threads): train/run_memory.h adds that.
 #pragma once
 
+#include <cstdint>
+
 #include "phalanx/config/run_plan.h"
 #include "phalanx/plan/layout.h"
 
@@ -14,6 +16,13 @@ namespace phalanx::config {
 
 /// What all layouts of a run share: model, sequence length, optimizer, types.
 plan::TrainingShape shape_without_layout(const TrainConfig& config);
+
+/// How many float32 numbers the optimizer keeps of each trained parameter, averages of weights included. `matrices`: of
+/// those that Muon steps, if it does.
+struct OptimizerCopies {
+  std::int64_t others = 0, matrices = 0;
+};
+OptimizerCopies optimizer_copies(const TrainConfig& config);
 
 plan::Layout layout_of(const TrainConfig& config, const RunPlan& plan);
 

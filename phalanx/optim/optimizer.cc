@@ -90,11 +90,6 @@ void Optimizer::set_groups(const std::string& who, double weight_decay, const st
   settings_ = settings_by_name(who, names, weight_decay, no_decay, groups);
 }
 
-double Optimizer::lr_factor_of(const std::string& name) const {
-  const auto found = std::ranges::find(parameters_, name, &NamedTensor::name);
-  return settings_.at(static_cast<std::size_t>(found - parameters_.begin())).lr_factor;
-}
-
 void Optimizer::check_options(const StepOptions& options) const {
   const auto check = [&](const char* what, const at::Tensor& tensor) {
     if (!tensor.defined()) return;

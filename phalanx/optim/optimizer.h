@@ -60,9 +60,6 @@ class Optimizer {
   /// Appends handles to the state under "optimizer.<fqn>.<what>".
   virtual void collect_state(TrainState& state) const = 0;
 
-  /// The factor of a parameter's rate. REQUIRES: it is one of parameters().
-  virtual double lr_factor_of(const std::string& name) const;
-
   /// Makes every gradient undefined: the next backward pass writes it instead of adding to zeros.
   void zero_grad();
   const std::vector<NamedTensor>& parameters() const noexcept { return parameters_; }

@@ -92,4 +92,31 @@ void adadelta_step(const AdadeltaStep& step, std::size_t count, const float* __r
   }
 }
 
+// torch's lerp: from the nearer end, so that a weight of 1 gives the end itself.
+PHALANX_INSTRUCTION_SETS
+void muon_momentum(const MuonMomentum& step, std::size_t count, const float* __restrict grad,
+                   float* __restrict momentum_buffer, float* __restrict update) {
+  const MuonMomentum s = step;
+  const bool near_buffer = s.grad_weight < 0.5F, near_grad = s.momentum < 0.5F;
+  const float to_grad = near_buffer ? s.grad_weight : s.grad_weight - 1;
+  const float to_buffer = near_grad ? s.momentum : s.momentum - 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float g = grad[i], b = momentum_buffer[i];
+    const float mean = (near_buffer ? b : g) + to_grad * (g - b);
+    momentum_buffer[i] = mean;
+    update[i] = s.nesterov ? (near_grad ? g : mean) + to_buffer * (mean - g) : mean;
+  }
+}
+
+PHALANX_INSTRUCTION_SETS
+void muon_step(const MuonStep& step, std::size_t count, const float* __restrict update, float* __restrict parameter) {
+  const MuonStep s = step;
+  for (std::size_t i = 0; i < count; ++i) parameter[i] = parameter[i] * s.kept - s.size * update[i];
+}
+
+PHALANX_INSTRUCTION_SETS
+void average_step(float weight, std::size_t count, const float* __restrict parameter, float* __restrict average) {
+  for (std::size_t i = 0; i < count; ++i) average[i] = average[i] + weight * (parameter[i] - average[i]);
+}
+
 }  // namespace phalanx

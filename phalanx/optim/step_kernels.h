@@ -1,4 +1,4 @@
-// The arithmetic of AdamW, SGD and Adadelta on plain float32 arrays: one pass over all values that belong to an
+// The arithmetic of AdamW, SGD, Adadelta and Muon on plain float32 arrays: one pass over all values that belong to an
 // element.
 //
 // An element's new values depend only on its old values, to the bit. They do not depend on where its array begins or
@@ -46,5 +46,23 @@ struct AdadeltaStep {
 
 void adadelta_step(const AdadeltaStep& step, std::size_t count, const float* grad, float* parameter, float* square_avg,
                    float* acc_delta);
+
+struct MuonMomentum {
+  float grad_weight, momentum;  // of the two linear interpolations; grad_weight: 1 - momentum
+  bool nesterov;
+};
+
+/// momentum_buffer <- lerp(momentum_buffer, grad, grad_weight); update <- what is to be orthogonalised: muon.h.
+void muon_momentum(const MuonMomentum& step, std::size_t count, const float* grad, float* momentum_buffer,
+                   float* update);
+
+struct MuonStep {
+  float kept, size;  // kept: 1 - lr * weight_decay; size: the adjusted rate
+};
+
+void muon_step(const MuonStep& step, std::size_t count, const float* update, float* parameter);
+
+/// average <- average + weight * (parameter - average).
+void average_step(float weight, std::size_t count, const float* parameter, float* average);
 
 }  // namespace phalanx

@@ -46,8 +46,8 @@ class Prediction {
   TrainingMemory run() {
     s_.shards > 1 ? shard() : replicate();
     if (s_.async_checkpoint) {
-      const std::int64_t per_parameter = s_.weight_bytes + kFloatBytes * copies_of_float32();
-      const std::int64_t bytes = stepped_ * per_parameter + counts_.frozen * s_.weight_bytes;
+      const std::int64_t bytes = (stepped_ + counts_.frozen) * s_.weight_bytes +
+                                 kFloatBytes * numbers_of_optimizer(stepped_, counts_.matrices);
       buffer("copy of the state that is being saved", bytes / s_.ranks());
     }
     take_highest_moment();
@@ -75,13 +75,19 @@ class Prediction {
       const ElementCounts one = elements_of_part(s_, part);
       sum.trained += one.trained;
       sum.frozen += one.frozen;
+      sum.matrices += one.matrices;
     }
     return sum;
   }
   // If tied embeddings are on two stages, the last stage's are the weights; the first stage copies their values.
   bool has_copy(const models::LlamaPart& part) const { return s_.model.tie_embeddings && part.embedding && !part.head; }
 
-  std::int64_t copies_of_float32() const { return s_.optimizer_copies + (s_.weight_bytes < kFloatBytes ? 1 : 0); }
+  /// Float32 numbers of so many parameters, of which `matrices` are those of Muon.
+  std::int64_t numbers_of_optimizer(std::int64_t parameters, std::int64_t matrices) const {
+    const std::int64_t masters = s_.weight_bytes < kFloatBytes ? 1 : 0;
+    const std::int64_t of_matrices = s_.matrix_copies.value_or(s_.optimizer_copies);
+    return parameters * (s_.optimizer_copies + masters) + matrices * (of_matrices - s_.optimizer_copies);
+  }
 
   std::int64_t beside_tensors(std::int64_t activations) const {
     if (s_.on_device) return kDeviceRuntime;
@@ -124,7 +130,7 @@ class Prediction {
       // the first backward pass or, with the order from a checkpoint, at its beginning.
       new_buckets_ = bytes > kFirstBucket ? bytes : 0;
     }
-    add(MemoryCategory::optimizer, kFloatBytes * stepped_ * copies_of_float32());
+    add(MemoryCategory::optimizer, kFloatBytes * numbers_of_optimizer(stepped_, counts_.matrices));
   }
 
   void shard() {
@@ -170,7 +176,8 @@ class Prediction {
       if (own_grads) add_shared(MemoryCategory::gradients, unit.count * flat * s_.reduce_bytes);
       if (!own_grads || s_.offload) note_averages(unit.count, mine * (own_grads ? s_.reduce_bytes : sum_bytes));
       if (!unit.is_root || !has_copy(part)) {
-        add_of_shards(MemoryCategory::optimizer, unit.count * mine * kFloatBytes * copies_of_float32());
+        const std::int64_t matrices = flat == 0 ? 0 : unit.matrices * mine / flat;
+        add_of_shards(MemoryCategory::optimizer, unit.count * kFloatBytes * numbers_of_optimizer(mine, matrices));
       }
       if (s_.reshard_group > 0 && !resident) pools.kept += unit.count * all * s_.gather_bytes / s_.reshard_group;
       if (!resident) {

@@ -67,11 +67,13 @@ struct TrainingShape {
   std::int64_t recompute_every = 0;   // one of this many blocks saves only its input; 0: no block
   bool uses_op_sac = false;           // that block also saves what op_sac_policy selects (activation_checkpoint.h)
   std::int64_t optimizer_copies = 2;  // float32 numbers per parameter: AdamW 2, SGD with momentum 1
-  std::int64_t weight_bytes = 4;      // per parameter; if 2, the optimizer has a float32 master copy
-  std::int64_t gather_bytes = 4;      // of a parameter in use
-  std::int64_t reduce_bytes = 4;      // of a gradient
-  bool autocast = false;              // matrix products in 16 bits
-  bool on_device = false;             // a GPU's memory; else the host's
+  std::optional<std::int64_t> matrix_copies;  // of matrices inside of blocks: Muon 1; unset: as the others
+  std::vector<std::string> adamw_params;      // patterns of matrices that count as others
+  std::int64_t weight_bytes = 4;              // per parameter; if 2, the optimizer has a float32 master copy
+  std::int64_t gather_bytes = 4;              // of a parameter in use
+  std::int64_t reduce_bytes = 4;              // of a gradient
+  bool autocast = false;                      // matrix products in 16 bits
+  bool on_device = false;                     // a GPU's memory; else the host's
 
   bool shares_memory = false;      // ranks are processes of one node, over shm: see TrainingMemory
   bool resumes = false;            // from a checkpoint

@@ -60,6 +60,11 @@ TEST(MemoryModel, StateOfALargeLlamaFollowsTheFormulas) {
   // SGD has no moments, with momentum one.
   EXPECT_EQ(state({.replicas = 8, .optimizer_copies = 0}), 8 * p);
   EXPECT_EQ(state({.replicas = 8, .optimizer_copies = 1}), 12 * p);
+  // Muon: a moment of matrices in blocks, two of what else there is.
+  const auto others = static_cast<double>(2 * model.vocab_size * model.dim + (2 * model.n_layers + 1) * model.dim);
+  EXPECT_EQ(state({.replicas = 8, .matrix_copies = 1}), 12 * p + 4 * others);
+  EXPECT_NEAR(state({.shards = 8, .matrix_copies = 1}), (12 * p + 4 * others) / 8, 0.01 * 1.6 * p);
+  EXPECT_EQ(state({.replicas = 8, .matrix_copies = 1, .adamw_params = {"layers.*"}}), 16 * p);
 }
 
 TEST(MemoryModel, BuffersAreTwoUnitsOfEachKind) {

@@ -18,8 +18,9 @@ LayerNeed largest_layer(const TrainingShape& base) {
   TrainingShape shape = apply_layout(base, {.parallel = {.dp_shard = 2}, .recompute_every = 1});
   const ModelPartition model(shape);
   const ActivationBytes bytes = activation_sizes(shape);
-  const auto layer = [&](const char* name, std::int64_t parameters, std::int64_t activations) {
-    const std::int64_t copies = shape.optimizer_copies + (shape.weight_bytes < kFloatBytes ? 1 : 0);
+  const std::int64_t of_matrices = shape.matrix_copies.value_or(shape.optimizer_copies);
+  const auto layer = [&](const char* name, std::int64_t parameters, std::int64_t activations, std::int64_t numbers) {
+    const std::int64_t copies = numbers + (shape.weight_bytes < kFloatBytes ? 1 : 0);
     return LayerNeed{.name = name,
                      .parameters = parameters,
                      .weights = parameters * shape.gather_bytes,
@@ -28,9 +29,11 @@ LayerNeed largest_layer(const TrainingShape& base) {
                      .optimizer = parameters * kFloatBytes * copies};
   };
   const std::vector<LayerNeed> layers = {
-      layer("block", model.attention() + model.feed_forward(), bytes.input + bytes.block() + bytes.backward),
-      layer("output and loss", model.table() + model.norm, std::max(bytes.loss, bytes.loss_backward)),
-      layer("embedding", model.table() + model.positions, bytes.input)};
+      layer("block", model.attention() + model.feed_forward(), bytes.input + bytes.block() + bytes.backward,
+            of_matrices),
+      layer("output and loss", model.table() + model.norm, std::max(bytes.loss, bytes.loss_backward),
+            shape.optimizer_copies),
+      layer("embedding", model.table() + model.positions, bytes.input, shape.optimizer_copies)};
   return *std::ranges::max_element(layers, {}, &LayerNeed::total);
 }
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "phalanx/base/name_patterns.h"
+#include "phalanx/models/config/block_matrices.h"
 #include "phalanx/plan/model_partition.h"
 
 namespace phalanx::plan {
@@ -155,8 +157,15 @@ class Units {
     UnitShape made;
     for (const auto& [name, shape] : parameters) {
       (is_frozen(layer + name) ? made.frozen : made.parameters).push_back(shape);
+      if (!is_frozen(layer + name) && is_matrix(layer + name, shape)) made.matrices += shape.numel();
     }
     return made;
+  }
+
+  bool is_matrix(const std::string& name, const FlatParameter& shape) const {
+    return models::is_block_matrix(name, shape.row_elements == 1 ? 1 : 2) &&
+           std::ranges::none_of(shape_.adamw_params,
+                                [&](const std::string& pattern) { return matches_pattern(pattern, name); });
   }
 
   const TrainingShape& shape_;
@@ -176,7 +185,7 @@ std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::Lla
 }
 
 ElementCounts elements_of(const UnitShape& unit) {
-  return {.trained = sum_of(unit.parameters), .frozen = sum_of(unit.frozen)};
+  return {.trained = sum_of(unit.parameters), .frozen = sum_of(unit.frozen), .matrices = unit.matrices};
 }
 
 ElementCounts elements_of_part(const TrainingShape& shape, const models::LlamaPart& part) {
@@ -185,6 +194,7 @@ ElementCounts elements_of_part(const TrainingShape& shape, const models::LlamaPa
     const ElementCounts one = elements_of(unit);
     counts.trained += unit.count * one.trained;
     counts.frozen += unit.count * one.frozen;
+    counts.matrices += unit.count * one.matrices;
   }
   return counts;
 }

@@ -14,8 +14,9 @@ namespace phalanx::plan {
 struct UnitShape {
   std::vector<fsdp::FlatParameter> parameters;  // trained, after tensor parallelism
   std::vector<fsdp::FlatParameter> frozen;
-  std::int64_t count = 1;  // units of this shape
-  bool is_root = false;    // stays unsharded on every rank, with its gradients
+  std::int64_t count = 1;     // units of this shape
+  std::int64_t matrices = 0;  // elements of trained matrices that have TrainingShape::matrix_copies
+  bool is_root = false;       // stays unsharded on every rank, with its gradients
 };
 
 std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::LlamaPart& part);
@@ -23,6 +24,7 @@ std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::Lla
 /// Elements on a rank, before they are sharded.
 struct ElementCounts {
   std::int64_t trained = 0, frozen = 0;
+  std::int64_t matrices = 0;  // of the trained ones: UnitShape::matrices
   std::int64_t all() const noexcept { return trained + frozen; }
 };
 ElementCounts elements_of(const UnitShape& unit);  // of one unit of that shape

@@ -6,11 +6,18 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
+#include "phalanx/base/error.h"
+#include "phalanx/base/name_patterns.h"
+#include "phalanx/models/config/block_matrices.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
+#include "phalanx/optim/muon.h"
+#include "phalanx/optim/optimizer_set.h"
 #include "phalanx/optim/sgd.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/trained_model.h"
@@ -33,9 +40,48 @@ std::vector<ParameterGroup> groups_of(const config::OptimizerGroups& groups, con
   return result;
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const config::TrainConfig::Optimizer& config,
-                                          const std::vector<NamedTensor>& parameters,
-                                          const std::vector<std::string>& frozen) {
+std::vector<std::string> with_names_of(std::vector<std::string> names, const std::vector<NamedTensor>& tensors) {
+  for (const NamedTensor& one : tensors) names.push_back(one.name);
+  return names;
+}
+
+/// Matrices inside of blocks, and the others.
+std::pair<std::vector<NamedTensor>, std::vector<NamedTensor>> split_for_muon(
+    const std::vector<std::string>& adamw_params, const std::vector<NamedTensor>& parameters,
+    const std::vector<std::string>& frozen) {
+  const std::vector<std::string> names = with_names_of({}, parameters);
+  const auto taken = matching_names("[muon] adamw_params",
+                                    patterns_of(parameters, "[muon] adamw_params", adamw_params, frozen), names);
+  std::vector<NamedTensor> matrices, others;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const bool is_matrix = models::is_block_matrix(names[i], parameters[i].global_shape().size()) && !taken[i];
+    (is_matrix ? matrices : others).push_back(parameters[i]);
+  }
+  if (!matrices.empty()) return {matrices, others};
+  throw ConfigError(
+      "[optimizer] name is \"Muon\", but no matrix of a block is trained by it: expected some; AdamW trains the "
+      "others");
+}
+
+std::unique_ptr<Optimizer> make_muon(const config::TrainConfig& config, const std::vector<NamedTensor>& matrices,
+                                     const std::vector<std::string>& others, Communicator* comm) {
+  const auto& muon = config.muon;
+  const auto& optimizer = config.optimizer;
+  MuonOptions options{.momentum = muon.momentum,
+                      .nesterov = muon.nesterov,
+                      .newton_schulz = {.steps = muon.ns_steps, .eps = muon.eps},
+                      .adjust_lr = muon_adjustment_from(muon.adjust_lr_fn),
+                      .lr_factor = muon.lr ? *muon.lr / optimizer.lr : 1,
+                      .weight_decay = muon.weight_decay.value_or(optimizer.weight_decay),
+                      .no_decay = patterns_of(matrices, "[optimizer] no_decay", optimizer.no_decay, others),
+                      .groups = groups_of(optimizer.groups, matrices, others)};
+  std::ranges::copy(muon.ns_coefficients, options.newton_schulz.coefficients.begin());
+  return std::make_unique<Muon>(matrices, std::move(options), comm);
+}
+
+std::unique_ptr<Optimizer> make_elementwise(const config::TrainConfig::Optimizer& config,
+                                            const std::vector<NamedTensor>& parameters,
+                                            const std::vector<std::string>& frozen) {
   const std::vector<std::string> no_decay = patterns_of(parameters, "[optimizer] no_decay", config.no_decay, frozen);
   const std::vector<ParameterGroup> groups = groups_of(config.groups, parameters, frozen);
   if (config.name == "SGD") {
@@ -52,6 +98,24 @@ std::unique_ptr<Optimizer> make_optimizer(const config::TrainConfig::Optimizer& 
                                                           .groups = groups});
 }
 
+std::unique_ptr<Optimizer> make_optimizer(const config::TrainConfig& config, const std::vector<NamedTensor>& parameters,
+                                          const std::vector<std::string>& frozen, Communicator* world) {
+  if (config.optimizer.name != "Muon") return make_elementwise(config.optimizer, parameters, frozen);
+  const auto [matrices, others] = split_for_muon(config.muon.adamw_params, parameters, frozen);
+  std::unique_ptr<Optimizer> muon = make_muon(config, matrices, with_names_of(frozen, others), world);
+  if (others.empty()) return muon;
+  std::vector<std::unique_ptr<Optimizer>> members;
+  members.push_back(std::move(muon));
+  members.push_back(make_elementwise(config.optimizer, others, with_names_of(frozen, matrices)));
+  return std::make_unique<OptimizerSet>(std::move(members));
+}
+
+/// Matrices that are kept on the host meet there.
+std::shared_ptr<Communicator> host_group_of(const config::TrainConfig& config, Communicator* world) {
+  const bool is_needed = config.optimizer.name == "Muon" && config.training.enable_cpu_offload && world != nullptr;
+  return is_needed ? world->split_host("muon") : nullptr;
+}
+
 LearningRateScheduleOptions schedule_options(const config::TrainConfig& config) {
   return {.base_lr = config.optimizer.lr,
           .total_steps = config.training.steps,
@@ -64,12 +128,21 @@ LearningRateScheduleOptions schedule_options(const config::TrainConfig& config) 
 }  // namespace
 
 OptimizerStep::OptimizerStep(const config::TrainConfig& config, const std::vector<NamedTensor>& parameters,
-                             Communicator* grad_norm_group, const std::vector<std::string>& frozen)
-    : optimizer_(make_optimizer(config.optimizer, parameters, frozen)),
+                             Communicator* grad_norm_group, const std::vector<std::string>& frozen, Communicator* world)
+    : host_group_(host_group_of(config, world)),
+      optimizer_(make_optimizer(config, parameters, frozen,
+                                host_group_        ? host_group_.get()
+                                : world != nullptr ? world
+                                                   : grad_norm_group)),
       schedule_(schedule_options(config)),
       device_(optimizer_->parameters().front().tensor.device()),
       max_norm_(config.training.max_norm > 0 ? config.training.max_norm : std::numeric_limits<double>::infinity()),
       grad_norm_group_(grad_norm_group) {
+  if (config.ema.decay > 0) {
+    average_.emplace(parameters, WeightAverageOptions{.decay = config.ema.decay,
+                                                      .start_step = config.ema.start_step,
+                                                      .update_every = config.ema.update_every});
+  }
   if (scales_loss(config)) {
     scaler_.emplace(LossScalerOptions{.initial_scale = config.training.initial_loss_scale,
                                       .growth_interval = config.training.loss_scale_window},
@@ -104,6 +177,7 @@ OptimizerStep::Result OptimizerStep::apply(std::int64_t step, observe::TraceReco
       optimizer_->step(lr_at(step));
     }
   }
+  if (average_ && result.stepped) average_->update(step + 1);
   optimizer_->zero_grad();
   return result;
 }
@@ -133,6 +207,7 @@ at::Tensor OptimizerStep::queue(std::int64_t step, const at::Tensor& loss, obser
     result.stepped = has_failed_.logical_not().to(at::kDouble);
     result.scale = result.next_scale = loss_value;  // in the place of nothing
   }
+  if (average_) average_->update(step + 1, result.stepped.eq(0).to(at::kFloat));
   optimizer_->zero_grad();
   return at::stack({loss_value, result.stepped, result.norm, result.scale, result.next_scale});
 }
@@ -144,8 +219,14 @@ OptimizerStep::Result OptimizerStep::result_of(const std::vector<double>& number
   return {.stepped = stepped, .grad_norm = numbers[2], .loss_scale = numbers[3], .next_loss_scale = numbers[4]};
 }
 
+bool OptimizerStep::swap_averages() {
+  if (average_) average_->swap();
+  return average_.has_value();
+}
+
 void OptimizerStep::collect_state(TrainState& state) const {
   optimizer_->collect_state(state);
+  if (average_) average_->collect_state(state);
   if (!scaler_) return;
   TrainState scale;
   scaler_->collect_state(scale);

@@ -29,6 +29,7 @@
 #include "phalanx/optim/loss_scaler.h"
 #include "phalanx/optim/lr_schedule.h"
 #include "phalanx/optim/optimizer.h"
+#include "phalanx/optim/weight_average.h"
 #include "phalanx/tensor/train_state.h"
 
 namespace phalanx::train {
@@ -36,16 +37,14 @@ namespace phalanx::train {
 class OptimizerStep {
  public:
   /// `parameters`: the trained ones. `grad_norm_group`: the group that sums the gradient norm; null: each rank has all
-  /// gradients. `frozen`: names of the model's other parameters, which [optimizer] no_decay may match, too.
-  /// REQUIRES: `grad_norm_group` outlives this object.
+  /// gradients. `frozen`: names of the model's other parameters, which [optimizer] no_decay may match, too. `world`: the
+  /// ranks among which Muon shares its work; null: `grad_norm_group`.
+  /// REQUIRES: both groups outlive this object.
   OptimizerStep(const config::TrainConfig& config, const std::vector<NamedTensor>& parameters,
-                Communicator* grad_norm_group, const std::vector<std::string>& frozen = {});
+                Communicator* grad_norm_group, const std::vector<std::string>& frozen = {},
+                Communicator* world = nullptr);
 
   double lr_at(std::int64_t step) const { return schedule_.lr_at(step); }
-  /// Of one of the parameters, whose group may have its own.
-  double lr_at(std::int64_t step, const std::string& name) const {
-    return schedule_.lr_at(step) * optimizer_->lr_factor_of(name);
-  }
   /// The tensor to call backward() on: the loss, in float16 times the loss scale.
   at::Tensor scaled(const at::Tensor& loss) const { return scaler_ ? scaler_->scaled(loss) : loss; }
 
@@ -80,12 +79,18 @@ class OptimizerStep {
   /// REQUIRES: `numbers` are those of a tensor that queue() has returned.
   Result result_of(const std::vector<double>& numbers) const;
 
-  /// Appends the optimizer's state and the loss scale. A run may be resumed in another precision. So the loss scale is
+  /// Exchanges the parameters' values and their averages, where [ema] keeps some; the next call exchanges them back. The
+  /// model must be told that its values have changed. False, and nothing done, without averages.
+  bool swap_averages();
+
+  /// Appends the optimizer's state, averages and the loss scale. A run may be resumed in another precision. So the loss scale is
   /// named "layout...", as what depends on the layout of a run; a load that does not want it passes over it.
   void collect_state(TrainState& state) const;
 
  private:
+  std::shared_ptr<Communicator> host_group_;  // of Muon, if parameters are offloaded to the host; else null
   std::unique_ptr<Optimizer> optimizer_;
+  std::optional<WeightAverage> average_;
   LearningRateSchedule schedule_;
   std::optional<LossScaler> scaler_;
   at::Device device_;      // of the parameters

@@ -9,6 +9,7 @@
 
 #include "phalanx/base/human.h"
 #include "phalanx/config/model_config.h"
+#include "phalanx/models/config/block_matrices.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/evaluation_mode.h"
 #include "phalanx/nn/mixture_of_experts.h"
@@ -28,6 +29,15 @@ namespace {
 std::int64_t bytes_of(const std::vector<NamedTensor>& tensors) {
   std::int64_t bytes = 0;
   for (const NamedTensor& one : tensors) bytes += static_cast<std::int64_t>(one.tensor.nbytes());
+  return bytes;
+}
+
+std::int64_t bytes_of_optimizer(const config::OptimizerCopies& copies, const std::vector<NamedTensor>& trained) {
+  std::int64_t bytes = 0;
+  for (const NamedTensor& one : trained) {
+    const bool is_matrix = models::is_block_matrix(one.name, one.global_shape().size());
+    bytes += static_cast<std::int64_t>(one.tensor.nbytes()) * (is_matrix ? copies.matrices : copies.others);
+  }
   return bytes;
 }
 
@@ -65,9 +75,8 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
           config, config::model_config(config),
           nn::TensorOptionsOfModule{.device = device, .without_memory = ParallelModel::is_model_sharded()})),
       frozen_(frozen_parameters(config, model_->config())),
-      optimizer_copies_(config.optimizer.name == "AdamW" ? 2
-                        : config.optimizer.momentum > 0  ? 1
-                                                         : 0),
+      z_loss_weight_(config.training.z_loss_weight),
+      optimizer_copies_(config::optimizer_copies(config)),
       dropout_seed_(config.lora.rank > 0 && config.lora.dropout > 0 ? std::optional(config.debug.seed) : std::nullopt),
       // Ranks of tensor parallelism have the same tokens, and the sum of their gradients is taken.
       balancing_weight_(config.training.moe_aux_loss_coeff /
@@ -83,7 +92,8 @@ at::Tensor ParallelModel::run_whole_model(const TokenBatch& batch, const Forward
   {
     const TraceSpan span(tracing, "forward", "compute");
     const AutocastGuard autocast(device_.type(), pass.autocast);
-    loss = model_->loss(batch.inputs, batch.labels, {.documents = batch.documents, .divisor = pass.divisor});
+    loss = model_->loss(batch.inputs, batch.labels,
+                        {.documents = batch.documents, .divisor = pass.divisor, .z_loss_weight = z_loss_weight_});
   }
   {
     const TraceSpan span(tracing, "backward", "compute");
@@ -208,10 +218,11 @@ std::string ParallelModel::memory_text() const {
   const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
   if (!plan_.parallel.is_sharded()) {
     return fmt::format("{} for weights, gradients and optimizer on {}, and activations",
-                       bytes(bytes_of(weights()) + bytes_of(without(frozen_, weights())) * (1 + optimizer_copies_)),
+                       bytes(bytes_of(weights()) + bytes_of(without(frozen_, weights())) +
+                             bytes_of_optimizer(optimizer_copies_, without(frozen_, weights()))),
                        plan_.parallel.pp > 1 ? "rank 0" : "each rank");
   }
-  const std::int64_t rows = bytes_of(without(frozen_, weights()));
+  const std::int64_t state = bytes_of_optimizer(optimizer_copies_, without(frozen_, weights()));
   std::int64_t weight_bytes = 0, gradient_bytes = 0, unsharded_bytes = 0;
   for (const auto* sharding : shardings()) {
     const FullyShardStatistics statistics = sharding->statistics();
@@ -222,7 +233,7 @@ std::string ParallelModel::memory_text() const {
   return fmt::format(
       "{} of weights, {} of gradients, {} of optimizer state on this rank; {} for gathered units, then {} and "
       "activations",
-      bytes(weight_bytes), bytes(gradient_bytes), bytes(rows * optimizer_copies_), bytes(unsharded_bytes),
+      bytes(weight_bytes), bytes(gradient_bytes), bytes(state), bytes(unsharded_bytes),
       plan_.parallel.pp > 1 ? "whole gradients of its stages" : "gradients of units,");
 }
 

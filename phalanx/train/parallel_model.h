@@ -25,6 +25,7 @@
 
 #include "phalanx/comm/communicator.h"
 #include "phalanx/config/run_plan.h"
+#include "phalanx/config/training_shape.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/observe/memory_counters.h"
@@ -126,9 +127,10 @@ class ParallelModel {
   const at::Device device_;
   std::shared_ptr<models::Llama> model_;  // has no memory where it is cut in any way
   const std::vector<std::string> frozen_;
+  const double z_loss_weight_;
 
  private:
-  const std::int64_t optimizer_copies_;
+  const config::OptimizerCopies optimizer_copies_;
   const std::optional<std::uint64_t> dropout_seed_;  // unset: no dropout
   const double balancing_weight_;                    // of each sequence on each rank
   const std::string sharding_text_;

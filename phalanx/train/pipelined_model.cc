@@ -108,7 +108,7 @@ std::vector<PipelineStage> PipelinedModel::stages() {
     stage.forward = [this, model](const at::Tensor& input) { return nn::call(*model, input, documents_); };
     if (has_loss) {
       stage.loss = [this, model](const at::Tensor& input, const at::Tensor& target) {
-        return model->loss(input, target, {.documents = documents_, .divisor = divisor_});
+        return model->loss(input, target, {.documents = documents_, .divisor = divisor_, .z_loss_weight = z_loss_now_});
       };
     }
     if (!sharded_.empty()) stage.sharding = sharded_[i]->in_pipeline();
@@ -265,6 +265,7 @@ at::Tensor PipelinedModel::train(const TokenBatch& batch, const ForwardBackwardP
   const OptimizerStep& optimizer_step = pass.optimizer_step;
   copy_shared_weights();
   describe_batch(batch, schedule_.micro_batches, pass.divisor);
+  z_loss_now_ = z_loss_weight_;
   step_ = pass.step;
   first_row_ = pass.first_row;
   if (const at::Tensor scale = optimizer_step.loss_scale_on_device(); scale.defined()) {
@@ -289,6 +290,7 @@ at::Tensor PipelinedModel::loss_sum(const TokenBatch& batch) {
   copy_shared_weights();
   if (!evaluation_) evaluation_ = std::make_unique<PipelineRuntime>(ranks_, forward_schedule(schedule_), stages());
   describe_batch(batch, /*micro_batches=*/1, /*divisor=*/1);
+  z_loss_now_ = 0;
   const nn::EvaluationMode evaluating(modules());
   return on_device(evaluation_->evaluate(batch.inputs, batch.labels).loss());
 }

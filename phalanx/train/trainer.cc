@@ -228,8 +228,8 @@ void Trainer::make_model() {
   // Checked before one rank's values are sent to all.
   if (!checkpoints_.resumes()) require_same_weights(*context_.world, model_->weights());
   model_->values_were_loaded();
-  optimizer_step_ =
-      std::make_unique<OptimizerStep>(config_, model_->parameters(), model_->grad_norm_group(), model_->frozen());
+  optimizer_step_ = std::make_unique<OptimizerStep>(config_, model_->parameters(), model_->grad_norm_group(),
+                                                    model_->frozen(), context_.world.get());
 }
 
 TrainState Trainer::collect_state() const {
@@ -284,6 +284,22 @@ std::string Trainer::saved_metadata() const {
   }
   if (std::isfinite(result_.loss)) metadata["loss"] = result_.loss;  // the loss of this step in metrics.jsonl
   return metadata.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+void Trainer::with_averages(bool wanted, const std::function<void()>& body) {
+  const bool swapped = wanted && optimizer_step_->swap_averages();
+  if (swapped) model_->values_were_loaded();
+  body();
+  if (!swapped) return;
+  optimizer_step_->swap_averages();
+  model_->values_were_loaded();
+}
+
+void Trainer::save_results() {
+  with_averages(config_.ema.use_in_export, [&] {
+    save_adapters();
+    save_in_hf();
+  });
 }
 
 void Trainer::save_adapters() {
@@ -358,8 +374,7 @@ void Trainer::run_steps() {
   const std::int64_t steps = config_.training.steps;
   if (step_ >= steps) {
     log_info(fmt::format("nothing to train: step {} of {} is done", step_, steps));
-    save_adapters();
-    save_in_hf();
+    save_results();
     if (metrics_logger_) metrics_logger_->describe({{"status", "finished"}, {"steps_done", step_}});
     return;
   }
@@ -421,8 +436,7 @@ void Trainer::run_steps() {
     log_info(fmt::format("{} left out: the run was asked to stop; run the same command to write it",
                          config_.lora.rank > 0 ? "adapter/ is" : "hf/ is"));
   } else {
-    save_adapters();
-    save_in_hf();
+    save_results();
   }
 
   report_memory();

@@ -142,6 +142,9 @@ class Trainer {
   bool validate(bool is_asked_to_stop);               // false: cut short, all ranks must stop
   bool any_asked_to_stop() const;
   void save_checkpoint();
+  /// Runs `body` with the averages of [ema] in the place of the weights, if `wanted`. Collective.
+  void with_averages(bool wanted, const std::function<void()>& body);
+  void save_results();
   void save_adapters();
   void save_in_hf();
   std::string saved_metadata() const;  // of checkpoints and of the exported weights

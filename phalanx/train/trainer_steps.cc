@@ -300,8 +300,11 @@ bool Trainer::any_asked_to_stop() const {
 bool Trainer::validate(bool is_asked_to_stop) {
   const TraceSpan span(profiler_.recorder(), "validation", "validation");
   std::optional<ValidationMetrics> whole;
-  if (!is_asked_to_stop)
-    whole = data_.validator->run(*model_, *context_.world, step_, [this] { return any_asked_to_stop(); });
+  if (!is_asked_to_stop) {
+    with_averages(config_.ema.use_in_validation, [&] {
+      whole = data_.validator->run(*model_, *context_.world, step_, [this] { return any_asked_to_stop(); });
+    });
+  }
   if (!whole) {
     log_info(fmt::format("the validation of step {} is left out: the run was asked to stop", step_));
     return false;

@@ -21,7 +21,6 @@
 #include "phalanx/verify/layout_origin.h"
 #include "phalanx/verify/layout_side.h"
 #include "phalanx/verify/parameter_comparison.h"
-#include "phalanx/verify/update_bound.h"
 
 namespace phalanx::verify {
 namespace {
@@ -45,6 +44,7 @@ constexpr int kMaxHalvings = 17;  // of the loss scale: from twice the usual one
 // If a row is cut over two ranks, three numbers are rounded instead of one: two sums and their sum. So the layout
 // is up to three times as far from float32 as one rank, and up to four times as far from one rank.
 constexpr double kRoundingOfBoth = 4;
+constexpr double kRoundingOfWeights = 0x1p-23;  // two sides' results of one formula, on a device
 constexpr double kLittleToSay = 0.5;  // of a gradient's norm: with so much rounding a wrong value may go unnoticed
 
 at::Tensor gradient_of(const NamedTensor& parameter) { return parameter.tensor.grad(); }
@@ -57,9 +57,7 @@ class Comparison {
         world_(context.world),
         device_(context.device),
         observer_(context.observer),
-        parallelized_(config, context.layout_world ? context.layout_world : world_, context.device),
-        bound_(config.optimizer),
-        max_norm_(config.training.max_norm) {
+        parallelized_(config, context.layout_world ? context.layout_world : world_, context.device) {
     const auto alone = world_->split(world_->rank(), 0);
     if (world_->rank() == 0) {
       reference_ = std::make_unique<LayoutSide>(reference_config(config), alone, context.device);
@@ -152,7 +150,7 @@ class Comparison {
                                     .others = wrong - 1};
     const at::Tensor zeros = at::zeros(parts_->shape(first), at::TensorOptions(at::kFloat));
     const at::Tensor expected = parts_->send(first, value);
-    const at::Tensor before = what == "initial value" ? at::Tensor() : send_before(first, what);
+    const at::Tensor before = what == "gradient" ? send_before(first) : at::Tensor();
     SuspectValue suspect;
     if (const NamedTensor* const here = parts_->here(first)) {
       const at::Tensor found = value(*here);
@@ -219,9 +217,9 @@ class Comparison {
                                     .cause = origin.cause.empty() ? kNoSimpleCause : origin.cause};
   }
 
-  /// The reference's value at the previous step, as `keep` saved it.
-  at::Tensor send_before(std::size_t index, const std::string& what) {
-    const auto& kept = what == "gradient" ? gradients_before_ : weights_before_;
+  /// The reference's gradient at the previous step, as `keep` saved it.
+  at::Tensor send_before(std::size_t index) {
+    const auto& kept = gradients_before_;
     const at::Tensor before =
         parts_->send(index, [&](const NamedTensor&) { return index < kept.size() ? kept[index] : at::Tensor(); });
     return before.defined() ? before.to(at::kDouble) : before;
@@ -374,6 +372,23 @@ class Comparison {
     const at::NoGradGuard no_grad;
     find_wrong(0, "initial value", parts_->compare(weight_of), 0, weight_of);
     if (reference_) keep(weights_before_, weight_of);
+    keep_before_update();
+  }
+
+  /// Of both sides, on this rank.
+  void keep_before_update() {
+    for (LayoutSide* const side : {&parallelized_, reference_.get()}) {
+      if (side == nullptr) continue;
+      for (const NamedTensor& p : side->model->parameters()) {
+        before_update_[p.tensor.unsafeGetTensorImpl()] = p.tensor.detach().to(at::kCPU, at::kDouble).clone();
+      }
+    }
+  }
+
+  /// Of this rank's part.
+  double norm_of_weight(std::size_t index) const {
+    const NamedTensor* const part = parts_->here(index);
+    return part == nullptr ? 0 : part->tensor.detach().to(at::kCPU, at::kDouble).norm().item<double>();
   }
 
   /// Tensorwise scales are of all documents of a micro-batch, so each token changes the rounding of all others.
@@ -432,11 +447,7 @@ class Comparison {
     {
       const at::NoGradGuard no_grad;
       const Explain by_rounding = rounding_of_products();
-      check.gradients =
-          parts_->compare(gradient_of, [&](std::size_t i, const at::Tensor& f, const at::Tensor& e, double norm) {
-            bound_.add(parts_->names()[i], f, e);
-            return by_rounding(i, f, e, norm);
-          });
+      check.gradients = parts_->compare(gradient_of, by_rounding);
       find_wrong_gradients(check, allowed.gradient);
       if (reference_ && !result_.finding) keep(gradients_before_, gradient_of);
     }
@@ -449,28 +460,32 @@ class Comparison {
       result_.steps.push_back(std::move(check));
       return;
     }
+    {
+      const at::NoGradGuard no_grad;
+      parts_->take_gradients_of_layout();
+    }
     if (reference_) check.expected_norm = reference_->optimizer_step->apply(step - 1).grad_norm;
     check.expected_norm = from_first(check.expected_norm);
-    const train::OptimizerStep::Result updated = parallelized_.optimizer_step->apply(step - 1);
-    check.norm = updated.grad_norm;
-    const double clip = max_norm_ > 0 ? std::min(1.0, max_norm_ / std::max(check.norm, 1e-30)) : 1;
-    bound_.end_step(
-        {.found = check.norm, .expected = check.expected_norm, .factor = clip / updated.loss_scale.value_or(1)});
+    check.norm = parallelized_.optimizer_step->apply(step - 1).grad_norm;
     if (plain_) plain_->optimizer_step->apply(step - 1);
     {
       const at::NoGradGuard no_grad;
-      check.weights = parts_->compare(weight_of, [&](std::size_t i, const at::Tensor&, const at::Tensor&, double norm) {
-        const std::string& name = parts_->names()[i];
-        return bound_.of(name, parallelized_.optimizer_step->lr_at(step - 1, name)) / norm;
+      const ValueOf update_of = [this](const NamedTensor& p) {
+        const at::Tensor now = p.tensor.detach().to(at::kCPU, at::kDouble);
+        return (now - before_update_.at(p.tensor.unsafeGetTensorImpl())).to(at::kFloat);  // as it is sent
+      };
+      check.updates = parts_->compare(update_of, [&](std::size_t i, const at::Tensor&, const at::Tensor&, double norm) {
+        return device_.is_cpu() ? 0 : kRoundingOfWeights * norm_of_weight(i) / norm;
       });
       find_wrong_number(step, "gradient norm", check.expected_norm, check.norm,
                         allowed.gradient + beside_rounding(allowed.gradient, rounding_.norm),
                         "the gradients are right: the norm counts some of them twice, or not at all");
-      find_wrong(step, "weight", check.weights, allowed.weight, weight_of);
+      find_wrong(step, "update", check.updates, allowed.update, update_of);
       if (plain_) add_unlike_plain(unlike_plain(step, "weight", weight_of));
       parts_->take_weights_of_layout();
       weights_older_ = weights_before_;
       if (reference_) keep(weights_before_, weight_of);
+      keep_before_update();
     }
     result_.steps.push_back(std::move(check));
   }
@@ -485,9 +500,8 @@ class Comparison {
   bool is_recomputed_ = false, scaled_ = false, rounds_products_ = false, is_float8_ = false;
   bool couples_documents_ = false;
   std::unique_ptr<ParameterComparison> parts_;
-  UpdateBound bound_;
-  double max_norm_;
   LayoutSide::Rounding rounding_;  // of the step; nothing if the layout's products are those of one rank
+  std::map<const void*, at::Tensor> before_update_;  // weights of both sides, by their tensors
   std::vector<at::Tensor> gradients_before_, weights_before_, weights_older_;  // on rank 0: the reference's
   LayoutCheck result_;
 };

@@ -8,15 +8,18 @@
 // step begins at equal weights. If gradients are wrong, the step is run again to see where the error begins
 // (layout_origin.h).
 //
+// Gradients, losses and updates are each compared from equal values: before the optimizer steps, the reference takes the
+// layout's gradients, and after the step its weights. So an update is compared with what one rank's optimizer makes of
+// the same gradients, relative to the update's own norm. However small a step is, a wrong one is found.
+//
 // Tolerances are the same at every step and learning rate.
 // - In float32 sums are rounded in another order. Gradients may differ by 1e-5 of their 2-norm, losses by 2e-5
 //   relatively.
 // - In 16 bits with a sharded layout the reference holds a copy of the model in that type (LayoutSide::compute_in), so
 //   that both round alike. With tensor parallelism gradients may differ by four times the effect of rounding on the
 //   same step on one rank, which is measured (LayoutSide::Rounding).
-// - Weights may differ by 2e-5 of their norm plus what the gradients' own differences explain (update_bound.h). AdamW
-//   moves a weight by the learning rate whatever the size of its gradient, so a weight whose gradient is near zero may
-//   move the other way.
+// - Updates may differ by 1e-5 of their norm; on a device also by the rounding of the weights. On the host, optimizers
+//   give the same bits to the same gradients in every layout.
 //
 // Recomputation computes the same on the same ranks, so its tolerance is zero. A layout that recomputes is also
 // compared with the same layout without recomputation, and must have the same bits (on one rank: with that rank). This
@@ -46,7 +49,7 @@ struct LayoutSide;
 struct LayoutTolerance {
   double loss = 2e-5;
   double gradient = 1e-5;
-  double weight = 2e-5;         // after an update, plus what the gradients' differences explain (update_bound.h)
+  double update = 1e-5;         // of weights in a step, relative to its own norm, from equal gradients
   double weight_in_use = 2e-5;  // of a weight as a pass uses it: if it was cast to 16 bits it is rounded
   double activation = 2e-4;     // of a layer's output, when looking for the origin of a wrong gradient
 };
@@ -66,7 +69,7 @@ struct LayoutCheckOptions {
 /// The first value that differs by more than its tolerance.
 struct LayoutFinding {
   std::int64_t step = 0;  // from 1; 0: before the first
-  std::string what;       // "initial value", "loss", "gradient", "gradient norm", "weight", or of layout_origin.h
+  std::string what;       // "initial value", "loss", "gradient", "gradient norm", "update", or of layout_origin.h
   std::string parameter;  // empty for a loss, a norm or a batch
   int rank = 0;
   TensorDifference difference;
@@ -87,7 +90,7 @@ struct StepCheck {
   std::int64_t step = 0;  // from 1
   double expected_loss = 0, loss = 0;
   double expected_norm = 0, norm = 0;              // of the gradients, before clipping
-  std::vector<ParameterCheck> gradients, weights;  // in the model's order
+  std::vector<ParameterCheck> gradients, updates;  // in the model's order
 };
 
 /// The same on every rank.

@@ -24,8 +24,8 @@ std::string element_text(const ParameterCheck& check) {
 }
 
 struct Worst {
-  double loss = 0, gradient = 0, weight = 0;
-  std::string of_gradient = "-", of_weight = "-";
+  double loss = 0, gradient = 0, update = 0;
+  std::string of_gradient = "-", of_update = "-";
 };
 
 Worst worst_of(const LayoutCheck& check) {
@@ -40,7 +40,7 @@ Worst worst_of(const LayoutCheck& check) {
   for (const StepCheck& step : check.steps) {
     worst.loss = std::max(worst.loss, relative_loss(step));
     take(step.gradients, worst.gradient, worst.of_gradient);
-    take(step.weights, worst.weight, worst.of_weight);
+    take(step.updates, worst.update, worst.of_update);
   }
   return worst;
 }
@@ -81,7 +81,7 @@ bool averages_in_16_bits(const config::TrainConfig& config, std::int64_t ranks) 
 
 LayoutTolerance tolerance_for(const config::TrainConfig& config, std::int64_t ranks, at::Device device) {
   if (ranks == 1 && device.is_cpu()) {
-    return {.loss = 0, .gradient = 0, .weight = 0, .weight_in_use = 0, .activation = 0};
+    return {.loss = 0, .gradient = 0, .update = 0, .weight_in_use = 0, .activation = 0};
   }
   if (is_float32(config)) return {};
   if (has_products_of_one_rank(config, ranks) && !averages_in_16_bits(config, ranks) &&
@@ -101,9 +101,10 @@ std::string tolerance_text(const config::TrainConfig& config, std::int64_t ranks
   const std::string& param = config.training.mixed_precision_param;
   const std::string& reduce = config.training.mixed_precision_reduce;
   const std::string text = fmt::format(
-      "loss within {:.2g} of its value, gradients within {:.2g} of their norm, weights within {:.2g} of theirs and "
-      "what the gradients' differences account for, in each step from equal weights",
-      tolerance.loss, tolerance.gradient, tolerance.weight);
+      "loss within {:.2g} of its value, gradients within {:.2g} of their norm, from equal weights; updates within "
+      "{:.2g} "
+      "of theirs, from equal gradients",
+      tolerance.loss, tolerance.gradient, tolerance.update);
   if (is_float32(config)) return "expected: " + text;
   const std::string averaged =
       averages_in_16_bits(config, ranks) ? fmt::format("{}, summed in {}", param, reduce) : param;
@@ -147,7 +148,7 @@ std::string LayoutFinding::text() const {
   } else if (parameter.empty()) {
     text += fmt::format("; expected {:.9g}, found {:.9g}", difference.expected, difference.found);
   }
-  const bool is_listed = what == "gradient" || what == "weight" || what == "initial value";
+  const bool is_listed = what == "gradient" || what == "update" || what == "initial value";
   if (others > 0 && is_listed) {
     text += fmt::format("; {} more parameter{} wrong, too", others, others == 1 ? " is" : "s are");
   } else if (others > 0) {
@@ -163,13 +164,13 @@ std::string layout_table(const LayoutCheck& check) {
   for (const StepCheck& step : check.steps) {
     text += fmt::format("step {}: loss {:.7f}, on one rank {:.7f}: {:.2g} off\n", step.step, step.loss,
                         step.expected_loss, relative_loss(step));
-    text += fmt::format("  {:<38} {:>8}  {:<36} {:>8}  {}\n", "parameter", "gradient", "most at", "weight", "most at");
+    text += fmt::format("  {:<38} {:>8}  {:<36} {:>8}  {}\n", "parameter", "gradient", "most at", "update", "most at");
     for (std::size_t i = 0; i < step.gradients.size(); ++i) {
       const ParameterCheck& gradient = step.gradients[i];
       text +=
           fmt::format("  {:<38} {:>8.2g}  {:<36}", gradient.name, gradient.difference.relative, element_text(gradient));
-      if (i < step.weights.size()) {
-        text += fmt::format(" {:>8.2g}  {}", step.weights[i].difference.relative, element_text(step.weights[i]));
+      if (i < step.updates.size()) {
+        text += fmt::format(" {:>8.2g}  {}", step.updates[i].difference.relative, element_text(step.updates[i]));
       }
       while (text.ends_with(' ')) text.pop_back();
       text += "\n";
@@ -184,8 +185,8 @@ std::string layout_line(const std::string& name, const LayoutCheck& check, doubl
   if (check.finding) {
     line += " " + check.finding->text();
   } else {
-    line += fmt::format(" loss {:.1e}  gradient {:.1e} ({})  weight {:.1e} ({})  {:.1f} s", worst.loss, worst.gradient,
-                        worst.of_gradient, worst.weight, worst.of_weight, seconds);
+    line += fmt::format(" loss {:.1e}  gradient {:.1e} ({})  update {:.1e} ({})  {:.1f} s", worst.loss, worst.gradient,
+                        worst.of_gradient, worst.update, worst.of_update, seconds);
   }
   for (const std::string& note : check.notes) line += "\n      " + note;
   return line;
@@ -203,9 +204,9 @@ nlohmann::json layout_record(const std::string& name, const LayoutCheck& check) 
                           {"grad_norm", step.norm},
                           {"expected_grad_norm", step.expected_norm},
                           {"gradients", nlohmann::json::array()},
-                          {"weights", nlohmann::json::array()}};
+                          {"updates", nlohmann::json::array()}};
     for (const auto& gradient : step.gradients) one["gradients"].push_back(to_record(gradient));
-    for (const auto& weight : step.weights) one["weights"].push_back(to_record(weight));
+    for (const auto& update : step.updates) one["updates"].push_back(to_record(update));
     record["steps"].push_back(std::move(one));
   }
   return record;

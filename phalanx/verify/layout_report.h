@@ -12,7 +12,7 @@ namespace phalanx::verify {
 /// ulps.
 std::string layout_table(const LayoutCheck& check);
 
-/// "dp_shard=2  ok  loss 1.2e-07  gradient 6.1e-08 (layers.0.attention.wq.weight)  weight 3e-07 (...)  1.2 s"
+/// "dp_shard=2  ok  loss 1.2e-07  gradient 6.1e-08 (layers.0.attention.wq.weight)  update 3e-07 (...)  1.2 s"
 std::string layout_line(const std::string& name, const LayoutCheck& check, double seconds);
 
 nlohmann::json layout_record(const std::string& name, const LayoutCheck& check);

@@ -33,8 +33,8 @@ LayoutSide::LayoutSide(const config::TrainConfig& config, const std::shared_ptr<
     train::load_initial_weights(config, model->weights(), [](const std::string&) {});
   }
   model->values_were_loaded();
-  optimizer_step =
-      std::make_unique<train::OptimizerStep>(config, model->parameters(), model->grad_norm_group(), model->frozen());
+  optimizer_step = std::make_unique<train::OptimizerStep>(config, model->parameters(), model->grad_norm_group(),
+                                                          model->frozen(), model->mesh().world().get());
 }
 
 void LayoutSide::compute_in(const config::TrainConfig& config, at::ScalarType dtype) {
@@ -43,6 +43,7 @@ void LayoutSide::compute_in(const config::TrainConfig& config, at::ScalarType dt
   train::apply_float8(*cast_, config, model->mesh(), options.device);
   options.autocast.reset();
   dropout_seed_ = static_cast<std::uint64_t>(config.debug.seed);
+  z_loss_weight_ = config.training.z_loss_weight;
 }
 
 std::vector<nn::Module*> LayoutSide::modules() const {
@@ -65,7 +66,10 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
     const train::TokenBatch batch = train::load_batch(*data.dataloader, step, rows, options.device);
     nn::set_dropout_rng_state(*cast_, {.seed = dropout_seed_, .step = step, .first_row = rows.begin});
     const at::Tensor loss =
-        cast_->loss(batch.inputs, batch.labels, {.documents = batch.documents, .divisor = divisor}).to(at::kFloat);
+        cast_
+            ->loss(batch.inputs, batch.labels,
+                   {.documents = batch.documents, .divisor = divisor, .z_loss_weight = z_loss_weight_})
+            .to(at::kFloat);
     optimizer_step->scaled(loss).backward();
     loss_sum += loss.item<double>();
     for (const NamedTensor& copy : copies) {

@@ -53,6 +53,7 @@ struct LayoutSide {
 
   std::shared_ptr<models::Llama> cast_;  // the model in another type; null: none
   std::uint64_t dropout_seed_ = 0;       // of it
+  double z_loss_weight_ = 0;
 };
 
 }  // namespace phalanx::verify

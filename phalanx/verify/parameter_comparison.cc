@@ -148,12 +148,29 @@ std::vector<ParameterCheck> ParameterComparison::worst_of_ranks(const std::vecto
   return worst;
 }
 
+at::Tensor ParameterComparison::whole_of_layout(std::size_t index, const ValueOf& value) const {
+  at::Tensor whole = at::zeros(shapes_[index], kHostFloat);
+  if (own_.contains(index)) {
+    const at::Tensor mine = value(mine_[index]);
+    if (mine.defined()) part_of(whole, mine_[index].shard.get()).copy_(mine);
+  }
+  world_.all_reduce(whole);  // zeros, but for one rank's
+  return whole;
+}
+
 void ParameterComparison::take_weights_of_layout() const {
   for (std::size_t i = 0; i < names_.size(); ++i) {
-    const at::Tensor whole = at::zeros(shapes_[i], kHostFloat);
-    if (own_.contains(i)) part_of(whole, mine_[i].shard.get()).copy_(mine_[i].tensor);
-    world_.all_reduce(whole);  // zeros, but for one rank's
+    const at::Tensor whole = whole_of_layout(i, [](const NamedTensor& p) { return p.tensor; });
     if (reference_ != nullptr) reference_->model->parameters()[i].tensor.copy_(whole);
+  }
+}
+
+void ParameterComparison::take_gradients_of_layout() const {
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    const at::Tensor whole = whole_of_layout(i, [](const NamedTensor& p) { return p.tensor.grad(); });
+    if (reference_ == nullptr) continue;
+    const at::Tensor& gradient = reference_->model->parameters()[i].tensor.grad();
+    if (gradient.defined()) gradient.copy_(whole);
   }
 }
 

@@ -50,8 +50,12 @@ class ParameterComparison {
   /// ENSURES: both sides have the layout's weights, so that each step is compared by itself. How far two runs diverge
   /// over several steps depends on the model and the learning rate, not on the layout.
   void take_weights_of_layout() const;
+  /// ENSURES: the reference has the layout's gradients, so that both optimizers are given the same.
+  void take_gradients_of_layout() const;
 
  private:
+  /// Of the first holder of each of its elements. On the host.
+  at::Tensor whole_of_layout(std::size_t index, const ValueOf& value) const;
   void share_names();
   void find_own_parts();
   std::vector<ParameterCheck> worst_of_ranks(const std::vector<std::string>& mine) const;

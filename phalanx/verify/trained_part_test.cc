@@ -83,7 +83,8 @@ class TrainedPartTest : public train::TrainerTest {
         "--training.seq_len=32",          "--training.local_batch_size=1",
         "--training.global_batch_size=8", "--training.steps=10",
         "--lr_scheduler.warmup_steps=2",  "--optimizer.lr=3e-3",
-        "--optimizer.no_decay=*norm*",    R"(--optimizer.groups=[{params = ["*.w?.*", "*.wo.*"], lr_factor = 0.5}])"};
+        "--optimizer.no_decay=*norm*",    R"(--optimizer.groups=[{params = ["*.w?.*", "*.wo.*"], lr_factor = 0.5}])",
+        "--training.z_loss_weight=0.01"};
     return config::parse_config("", "test", common + keys);
   }
 

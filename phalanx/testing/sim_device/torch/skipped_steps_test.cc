@@ -20,6 +20,7 @@
 #include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/loss_scaler.h"
+#include "phalanx/optim/muon.h"
 #include "phalanx/optim/sgd.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_test.h"
 #include "phalanx/train/device_readback.h"
@@ -36,10 +37,12 @@ class SkippedSteps : public SimTest {
   static std::vector<Make> optimizers() {
     return {[](auto parameters) { return std::make_unique<AdamW>(std::move(parameters)); },
             [](auto parameters) { return std::make_unique<Sgd>(std::move(parameters), SgdOptions{.momentum = 0.9}); },
-            [](auto parameters) { return std::make_unique<Adadelta>(std::move(parameters)); }};
+            [](auto parameters) { return std::make_unique<Adadelta>(std::move(parameters)); },
+            [](auto parameters) { return std::make_unique<Muon>(std::move(parameters)); }};
   }
   at::Tensor wave(double frequency, at::ScalarType dtype) const {
-    return at::sin(at::arange(100, at::TensorOptions(at::kFloat)).mul(frequency)).to(dtype).to(device);
+    const at::Tensor x = at::arange(100, at::TensorOptions(at::kFloat)).view({4, 25});
+    return at::sin(x.mul(frequency)).to(dtype).to(device);
   }
   at::Tensor flag(bool is_set) const { return at::full({}, is_set ? 1.0 : 0.0, on_sim()); }
 
@@ -126,7 +129,7 @@ TEST_F(SkippedSteps, NoStepFollowsOneThatWasNotFinite) {
       train::OptimizerStep optimizer_step(
           config::parse_config("", "test", {"--training.mixed_precision_param=" + precision}), {{"w", w}}, nullptr);
       const auto queue = [&](int step, float loss, float gradient) {
-        w.mutable_grad() = at::full({100}, gradient, on_sim());
+        w.mutable_grad() = at::full({4, 25}, gradient, on_sim());
         const at::Tensor loss_tensor = at::full({}, loss, on_sim());
         sim.runtime.host_waits().clear();
         const train::DeviceReadback readback(optimizer_step.queue(step, loss_tensor));
@@ -143,7 +146,7 @@ TEST_F(SkippedSteps, NoStepFollowsOneThatWasNotFinite) {
       EXPECT_FALSE(queue(2, 2, 1).stepped);
       EXPECT_TRUE(at::equal(w.detach().cpu(), second));
       // Whoever waits for each step may go on.
-      w.mutable_grad() = at::ones({100}, on_sim());
+      w.mutable_grad() = at::ones({4, 25}, on_sim());
       EXPECT_TRUE(optimizer_step.apply(3).stepped);
       EXPECT_FALSE(at::equal(w.detach().cpu(), second));
     }

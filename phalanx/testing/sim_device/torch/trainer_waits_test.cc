@@ -127,6 +127,12 @@ std::vector<std::string> shards(int stage, int count = -1) {
           fmt::format("--parallelism.zero_stage={}", stage)};
 }
 
+/// What runs may do beside: Muon, an average of the weights, a z-loss.
+std::vector<std::string> muon(std::vector<std::string> keys = {}) {
+  keys.insert(keys.end(), {"--optimizer.name=Muon", "--ema.decay=0.9", "--training.z_loss_weight=1e-4"});
+  return keys;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Layouts, TrainerSteadyWaits,
     ::testing::Values(
@@ -141,6 +147,9 @@ INSTANTIATE_TEST_SUITE_P(
         Steady{.name = "pp", .ranks = 2, .pp = 2},
         Steady{.name = "pp_float16", .ranks = 2, .pp = 2, .keys = {"--training.mixed_precision_param=float16"}},
         Steady{.name = "zbv", .ranks = 2, .pp = 2, .keys = {"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}},
+        Steady{.name = "one_muon", .keys = muon()}, Steady{.name = "ddp_muon", .ranks = 2, .keys = muon()},
+        Steady{.name = "tp_zero3_muon", .ranks = 4, .tp = 2, .keys = muon(shards(3, 2))},
+        Steady{.name = "pp_muon", .ranks = 2, .pp = 2, .keys = muon()},
         Steady{.name = "all", .ranks = 8, .tp = 2, .pp = 2, .keys = shards(3, 2)}),
     [](const auto& info) { return info.param.name; });
 
