@@ -234,7 +234,8 @@ const std::vector<Key>& known_keys() {
        "\"layers.[0-3].*\"]`; on the command line separated by commas. They have no gradient and no optimizer state; "
        "checkpoints hold them."},
       {"training", "moe_aux_loss_coeff", at<&C::training, &C::Training::moe_aux_loss_coeff>,
-       "Weight of a loss that evens out the load of experts, as the mean over the sequences of a step. The printed loss "
+       "Weight of a loss that evens out the load of experts, as the mean over the sequences of a step. The printed "
+       "loss "
        "is without it. 0: none.",
        0, kAny},
       {"training", "max_norm", at<&C::training, &C::Training::max_norm>,

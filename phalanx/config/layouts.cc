@@ -18,8 +18,9 @@ namespace {
 using Parts = std::map<std::string, std::string>;
 
 Parts split_layout(const std::string& name) {
-  static const std::vector<std::string> kKnown = {"pp", "schedule", "dp_replicate", "dp_shard", "cp", "exchange", "ep",
-                                                  "tp", "zero", "sp", "ac", "reshard", "batch", "precision"};
+  static const std::vector<std::string> kKnown = {"pp",       "schedule", "dp_replicate", "dp_shard", "cp",
+                                                  "exchange", "ep",       "tp",           "zero",     "sp",
+                                                  "ac",       "reshard",  "batch",        "precision"};
   Parts parts;
   std::string_view rest = name;
   while (!rest.empty()) {

@@ -82,13 +82,15 @@ void check_load_balancing(const TrainConfig& config, const models::LlamaConfig& 
   if (weight == 0) return;
   if (!model.has_experts()) {
     throw ConfigError(fmt::format(
-        "[training] moe_aux_loss_coeff = {} is for the experts of a mixture, and the model has none: remove it", weight));
+        "[training] moe_aux_loss_coeff = {} is for the experts of a mixture, and the model has none: remove it",
+        weight));
   }
   if (plan.cp == 1) return;
-  throw ConfigError(fmt::format(
-      "[training] moe_aux_loss_coeff = {} is a loss of whole sequences, and context_parallel_degree = {} cuts them: set "
-      "the former to 0 or the latter to 1",
-      weight, plan.cp));
+  throw ConfigError(
+      fmt::format("[training] moe_aux_loss_coeff = {} is a loss of whole sequences, and context_parallel_degree = {} "
+                  "cuts them: set "
+                  "the former to 0 or the latter to 1",
+                  weight, plan.cp));
 }
 
 /// The whole share of a data-parallel rank goes through the pipeline in one step: micro-batches are accumulated.

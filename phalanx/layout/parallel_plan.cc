@@ -61,10 +61,11 @@ void check_ep(const ParallelPlan& plan, const ModelDimensions& model, const Plan
     if (plan.shards() % ep == 0 && model.experts % ep == 0) fitting.push_back(ep);
   }
   if (std::ranges::find(fitting, plan.ep) != fitting.end()) return;
-  throw ConfigError(fmt::format(
-      "{} = {} does not divide both the number of ranks that shard the model, {}, and the {} experts of a layer; degrees "
-      "that do: {}",
-      names.ep, plan.ep, plan.shards(), model.experts, fmt::join(fitting, ", ")));
+  throw ConfigError(
+      fmt::format("{} = {} does not divide both the number of ranks that shard the model, {}, and the {} experts of a "
+                  "layer; degrees "
+                  "that do: {}",
+                  names.ep, plan.ep, plan.shards(), model.experts, fmt::join(fitting, ", ")));
 }
 
 }  // namespace

@@ -97,8 +97,8 @@ TEST(ParallelPlan, ExpertsAreDividedAmongRanksThatShard) {
   for (const std::int64_t ep : {1, 2}) EXPECT_EQ(refusal({.dp_shard = 4, .ep = ep}, model, 4), "") << ep;
   EXPECT_THAT(
       refusal({.dp_shard = 4, .ep = 4}, model, 4),
-                    HasSubstr("does not divide both the number of ranks that shard the model, 4, and the 6 experts of a layer; "
-                        "degrees that do: 1, 2"));
+      HasSubstr("does not divide both the number of ranks that shard the model, 4, and the 6 experts of a layer; "
+                "degrees that do: 1, 2"));
   EXPECT_THAT(refusal({.dp_replicate = 4, .ep = 2}, model, 4), HasSubstr("shard the model, 1, and"));
   EXPECT_THAT(refusal({.dp_shard = 2, .ep = 0}, model, 2), HasSubstr("ep is 0: expected 1 or more"));
   const ParallelPlan plan{.dp_shard = 4, .ep = 2};

@@ -122,7 +122,7 @@ class ParallelModel {
   const std::shared_ptr<Communicator> world_;
   const DeviceMesh mesh_;
   const std::shared_ptr<const ExpertMesh> experts_;  // null: every rank has all experts
-  const std::shared_ptr<Communicator> context_;  // the ranks with the same sequences; null: none
+  const std::shared_ptr<Communicator> context_;      // the ranks with the same sequences; null: none
   const config::RunPlan plan_;
   const at::Device device_;
   std::shared_ptr<models::Llama> model_;  // has no memory where it is cut in any way
