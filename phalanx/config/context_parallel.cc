@@ -63,6 +63,10 @@ void check_context_parallel(const TrainConfig& config, const models::LlamaConfig
   if (config.lora.rank > 0 && config.lora.dropout > 0) {
     refuse("[lora] dropout", "its mask is that of whole sequences; set dropout to 0, or the degree to 1");
   }
+  if (plan.pp > 1 && given.pipeline_parallel_balance == "measured") {
+    refuse("pipeline_parallel_balance = \"measured\"",
+           "it measures layers on whole sequences; set it to \"counted\", or the degree to 1");
+  }
   const ContextCut cut = context_cut(plan, 0);
   const std::int64_t seq_len = config.training.seq_len;
   if (model.rope_scaling.depends_on_length() && cut.padded(seq_len) != seq_len) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <deque>
 #include <numeric>
+#include <span>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/communicator.h"
@@ -19,6 +20,21 @@ namespace phalanx::infer {
 namespace {
 
 constexpr std::size_t kPassesUnderWay = 4;  // limits the hidden states that the next stage has not received yet
+
+/// How many of the next `most` texts, which are ordered from the longest on, may share a batch: those whose rotary angles are
+/// those of the longest, which the batch is padded to.
+std::int64_t rows_of_batch(const models::LlamaConfig& config, const std::vector<ScoredText>& texts,
+                           std::span<const std::size_t> next, std::int64_t most) {
+  const RopeScaling& scaling = config.rope_scaling;
+  const auto width = [&](std::int64_t r) { return std::ssize(texts[next[static_cast<std::size_t>(r)]].tokens) - 1; };
+  std::int64_t rows = 1;
+  const auto has_same_angles = [&](std::int64_t r) {
+    if (!scaling.depends_on_length() || width(0) <= scaling.original_max_seq_len || width(r) == width(0)) return true;
+    return scaling.type != RopeScalingType::dynamic && width(r) > scaling.original_max_seq_len;
+  };
+  while (rows < std::min(most, std::ssize(next)) && has_same_angles(rows)) ++rows;
+  return rows;
+}
 
 }  // namespace
 
@@ -78,8 +94,9 @@ std::vector<double> Evaluator::log_likelihoods(const std::vector<ScoredText>& te
   double* sum = sums.mutable_data_ptr<double>();
   const auto parameter = model_.parameters().front();
   std::deque<Work> sent;
-  for (std::size_t from = 0; from < order.size(); from += static_cast<std::size_t>(options_.max_batch)) {
-    const auto rows = std::min(options_.max_batch, std::ssize(order) - static_cast<std::int64_t>(from));
+  std::int64_t rows = 0;
+  for (std::size_t from = 0; from < order.size(); from += static_cast<std::size_t>(rows)) {
+    rows = rows_of_batch(model_.config(), texts, std::span(order).subspan(from), options_.max_batch);
     const std::int64_t width = std::ssize(texts[order[from]].tokens) - 1;
     const at::Tensor inputs = at::zeros({rows, width}, at::TensorOptions(at::kLong));
     const at::Tensor labels = at::full({rows, width}, -1, at::TensorOptions(at::kLong));

@@ -22,8 +22,8 @@ namespace {
 const models::LlamaConfig kConfig{
     .dim = 32, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .ffn_hidden = 48, .vocab_size = 64, .max_seq_len = 20};
 
-std::shared_ptr<models::Llama> scored_model() {
-  auto model = std::make_shared<models::Llama>(kConfig);
+std::shared_ptr<models::Llama> scored_model(const models::LlamaConfig& config = kConfig) {
+  auto model = std::make_shared<models::Llama>(config);
   nn::initialise(*model, 3);
   const at::NoGradGuard no_grad;
   for (auto& [name, parameter, shard] : nn::named_parameters(*model))
@@ -75,6 +75,23 @@ TEST(Evaluator, ScoresAreTheLogLikelihoodsOfEachTextAlone) {
                  std::to_string(max_batch));
   }
   EXPECT_TRUE(Evaluator(*model).log_likelihoods({}).empty());
+}
+
+// Angles that depend on a text's length are not those of a longer neighbour in the batch.
+TEST(Evaluator, ABatchDoesNotChangeTheAnglesOfItsTexts) {
+  for (const RopeScalingType type : {RopeScalingType::dynamic, RopeScalingType::longrope}) {
+    models::LlamaConfig config = kConfig;
+    config.rope_scaling = {.type = type, .factor = 2, .original_max_seq_len = 10};
+    if (type == RopeScalingType::longrope) {
+      config.rope_scaling.short_factor = {1, 1, 1, 1};
+      config.rope_scaling.long_factor = {2, 4, 6, 8};
+    }
+    const auto model = scored_model(config);
+    for (const std::int64_t max_batch : {1, 3, 7}) {
+      Evaluator evaluator(*model, {.max_batch = max_batch});
+      expect_close(evaluator.log_likelihoods(texts()), scores_by_hand(*model), std::to_string(max_batch));
+    }
+  }
 }
 
 TEST(Evaluator, EveryLayoutGivesTheSame) {

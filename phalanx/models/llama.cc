@@ -168,9 +168,11 @@ Llama::Rotation Llama::rope_of_rows(const nn::KvCache& cache, std::int64_t count
   std::vector<std::int64_t> is_long;
   for (const std::int64_t length : lengths) is_long.push_back(length > original ? 1 : 0);
   const at::Tensor chosen = at::tensor(is_long, at::TensorOptions(at::kLong)).to(device).to(at::kBool).view({-1, 1, 1});
-  const nn::RotaryTables of_long = of_longest(longest).of_all, of_short = of_longest(shortest).of_all;
-  return {.of_all = {at::where(chosen, of_long.cos, of_short.cos), at::where(chosen, of_long.sin, of_short.sin)},
-          .of_window = {}};
+  const Rotation of_long = of_longest(longest);
+  const nn::RotaryTables of_short = of_longest(shortest).of_all;
+  return {.of_all = {at::where(chosen, of_long.of_all.cos, of_short.cos),
+                     at::where(chosen, of_long.of_all.sin, of_short.sin)},
+          .of_window = of_long.of_window};  // not scaled
 }
 
 const nn::RotaryTables& Llama::rope_of_layer(const Rotation& rotation, std::size_t layer) const {

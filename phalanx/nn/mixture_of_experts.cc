@@ -77,11 +77,12 @@ at::Tensor Experts::forward(const at::Tensor& rows, const std::vector<std::int64
   std::size_t place = 0;
   for (const auto& [number, net] : nets_) {
     const std::int64_t count = counts[place++];
-    if (count == 0 && c10::InferenceMode::is_enabled()) continue;
+    // Without any row, the results still have the type that the experts make.
+    if (count == 0 && rows.size(0) > 0 && c10::InferenceMode::is_enabled()) continue;
     made.push_back(call(net, rows.narrow(0, first, count)));
     first += count;
   }
-  return made.empty() ? rows : at::cat(made);
+  return at::cat(made);
 }
 
 void Experts::keep(std::int64_t first, std::int64_t count) {

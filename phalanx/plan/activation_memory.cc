@@ -84,7 +84,9 @@ ActivationBytes fused(const TrainingShape& shape) {
   // In a recomputed block: the result and log-sums of attention, queries and values before the rotation. For GELU also
   // its input, which is the output of a linear layer.
   bytes.saved = kFloatBytes * (2 * n.queries + n.keys + n.heads + (shape.model.is_gpt2() ? n.ffn : 0));
-  if (n.masks > 0) bytes.saved -= kFloatBytes * (n.queries + n.heads);  // attention in a window is not our own kernel
+  // Attention in a window is not our own kernel. Where only some layers have one, those without count.
+  const bool all_in_windows = n.masks > 0 && shape.model.full_layers.empty();
+  if (all_in_windows) bytes.saved -= kFloatBytes * (n.queries + n.heads);
   // Inputs and output gradients of the layers, and the product of gate and up with its gradients.
   bytes.attention_deferred = kFloatBytes * (2 * n.dim + 2 * n.queries + 2 * n.keys);
   bytes.feed_forward_deferred = kFloatBytes * (n.left + 3 * n.ffn);
@@ -232,7 +234,8 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn);
   // Queries and values before the rotation; GELU's own input; on the host the result and log-sums of attention.
   bytes.saved = narrow * (n.queries + n.keys + (shape.model.is_gpt2() ? n.ffn : 0));
-  if (!shape.on_device && n.masks == 0) bytes.saved += narrow * n.queries + kFloatBytes * n.heads;
+  const bool all_in_windows = n.masks > 0 && shape.model.full_layers.empty();
+  if (!shape.on_device && !all_in_windows) bytes.saved += narrow * n.queries + kFloatBytes * n.heads;
   bytes.forward = wide * (n.dim + n.between) + narrow * n.ffn;
   bytes.backward = wide * 3 * n.dim + narrow * 3 * n.ffn;
   bytes.backward_input = bytes.backward;

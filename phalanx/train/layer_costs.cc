@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "phalanx/models/llama.h"
@@ -60,9 +61,10 @@ std::vector<double> measure_layer_costs(const config::TrainConfig& config, const
   std::vector<double> costs(static_cast<std::size_t>(2 * model.n_layers + 1));
   on_first_rank(world, [&] {
     const std::int64_t every = config::recompute_every(config);
-    std::map<std::pair<bool, std::int64_t>, double> known;  // whether it is recomputed, and which half
+    std::map<std::tuple<bool, std::int64_t, std::int64_t>, double> known;  // whether recomputed, which half, its window
     for (std::int64_t half = 0; half < 2 * model.n_layers; ++half) {
-      const auto [entry, is_new] = known.try_emplace({every > 0 && half / 2 % every == 0, half % 2}, 0.0);
+      const auto [entry, is_new] =
+          known.try_emplace({every > 0 && half / 2 % every == 0, half % 2, model.window_of(half / 2)}, 0.0);
       if (is_new) {
         entry->second = seconds_of(config, model, {.begin = half, .end = half + 1}, sequences, device);
       }

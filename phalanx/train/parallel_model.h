@@ -66,6 +66,9 @@ class ParallelModel {
   /// The sum of the tokens' losses in a forward pass without gradients, 0-dim.
   virtual at::Tensor loss_sum(const TokenBatch& batch) = 0;
 
+  /// Has the load of the experts of `model` evened out in its coming forward passes, if the run asks for it. For a model
+  /// of these ranks, or a copy of it.
+  void balance_load(models::Llama& model, const OptimizerStep& optimizer_step) const;
   /// What this rank runs: the model, or its stages of a pipeline.
   virtual std::vector<nn::Module*> modules() const = 0;
   /// This rank's shards of the weights, to be filled.
@@ -113,8 +116,6 @@ class ParallelModel {
   virtual std::string pipeline_text() const { return ""; }
   /// Says where in the run a forward pass of `model` is, for its dropout.
   void place_dropout(models::Llama& model, std::int64_t step, std::int64_t first_row) const;
-  /// Has the experts' load evened out in the coming forward passes of `model`, or not.
-  void balance_load(models::Llama& model, const OptimizerStep& optimizer_step) const;
   /// Of a model that this rank has a whole forward pass of. `sync`: gradients are summed in this backward pass.
   at::Tensor run_whole_model(const TokenBatch& batch, const ForwardBackwardPass& pass, bool sync);
   at::Tensor loss_sum_of_whole_model(const TokenBatch& batch);

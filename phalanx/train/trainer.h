@@ -99,8 +99,10 @@ class Trainer {
   std::vector<NamedTensor> weights() const { return model_->weights(); }
   /// Everything that a checkpoint holds: handles to this rank's weights and optimizer state, and the run's integers.
   TrainState collect_state() const;
-  /// Whether matrices or sequences are cut over ranks, so that model() is only for training.
-  bool uses_model_parallelism() const { return plan_.parallel.uses_model_parallelism() || plan_.parallel.cp > 1; }
+  /// Whether matrices or sequences are cut over ranks, or experts divided, so that model() is only for training.
+  bool uses_model_parallelism() const {
+    return plan_.parallel.uses_model_parallelism() || plan_.parallel.cp > 1 || plan_.parallel.ep > 1;
+  }
   MetricsLogger* metrics_logger() { return metrics_logger_.get(); }  // rank 0 only; null elsewhere
   const config::RunPlan& plan() const { return plan_; }
 

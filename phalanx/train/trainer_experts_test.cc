@@ -41,8 +41,6 @@ TEST_F(TrainerExpertsTest, ALossThatEvensOutTheLoadIsTheSameInEveryLayout) {
        .ranks = 2,
        .keys = sharded_keys(2, 1, 2, {"--training.moe_aux_loss_coeff=1", "--training.local_batch_size=1"})},
       {.name = "tp2", .ranks = 2, .tp = 2, .keys = keys(1, balanced)},
-      {.name = "zero3_2_cp2_ep2", .ranks = 4, .keys = sharded_keys(2, 3, 2), .cp = 2},
-      {.name = "zero3_2_cp2_ep4_tp2", .ranks = 8, .tp = 2, .keys = sharded_keys(4, 3, 2), .cp = 2},
       {.name = "zero3_2_ep2_tp2", .ranks = 4, .tp = 2, .keys = sharded_keys(2, 3, 2, balanced)},
       {.name = "pp2", .ranks = 2, .pp = 2, .keys = keys(1, balanced)}};
   for (const Layout& layout : layouts) {
@@ -77,6 +75,8 @@ TEST_F(TrainerExpertsTest, TrainsAsOneRankDoes) {
       {.name = "zero3_4_ep2_kept_by_2",
        .ranks = 4,
        .keys = sharded_keys(2, 3, 4, {"--parallelism.fsdp_reshard_after_forward=2"})},
+      {.name = "zero3_2_cp2_ep2", .ranks = 4, .keys = sharded_keys(2, 3, 2), .cp = 2},
+      {.name = "zero3_2_cp2_ep4_tp2", .ranks = 8, .tp = 2, .keys = sharded_keys(4, 3, 2), .cp = 2},
       {.name = "zero3_2_ep2_tp2", .ranks = 4, .tp = 2, .keys = sharded_keys(2, 3, 2)},
       {.name = "zero3_4_ep2_tp2_whole_tokens",
        .ranks = 8,
@@ -111,6 +111,18 @@ TEST_F(TrainerExpertsTest, FrozenExpertsAreDividedToo) {
   train(config_of({.ranks = 4, .keys = sharded_keys(2, 3, 4, adapters)}, "ep2"), 4);
   train(config_of({.ranks = 4, .pp = 2, .keys = sharded_keys(2, 3, 2, adapters)}, "pp2_ep2"), 4);
   for (const char* run : {"ep2", "pp2_ep2"}) expect_same_losses(losses(run), losses("one"));
+}
+
+// A rank that has only frozen experts of a layer sends gradients back nevertheless.
+TEST_F(TrainerExpertsTest, SomeExpertsOfALayerMayBeFrozen) {
+  const std::vector<std::string> some = {
+      "--training.frozen=tok_embeddings*,layers.0.attention*,layers.0.ffn_norm*,layers.0.moe.gate*,layers.0.moe."
+      "experts.[0-3]."
+      "*"};
+  train(config_of({.keys = keys(1, some)}, "one"), 1);
+  train(config_of({.ranks = 2, .keys = sharded_keys(2, 3, 2, some)}, "ep2"), 2);
+  train(config_of({.ranks = 4, .keys = sharded_keys(4, 1, 4, some)}, "ep4"), 4);
+  for (const char* run : {"ep2", "ep4"}) expect_same_losses(losses(run), losses("one"));
 }
 
 // Losses change with the layout only as much as rounding to 16 bits allows.

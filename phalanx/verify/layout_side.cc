@@ -64,6 +64,7 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
   for (std::int64_t part = 0; part < parts; ++part) {
     const data::RowRange rows = data.dataloader->rows_of({.micro_batch = part, .micro_batches = parts});
     const train::TokenBatch batch = train::load_batch(*data.dataloader, step, rows, options.device);
+    model->balance_load(*cast_, *optimizer_step);
     nn::set_dropout_rng_state(*cast_, {.seed = dropout_seed_, .step = step, .first_row = rows.begin});
     const at::Tensor loss =
         cast_

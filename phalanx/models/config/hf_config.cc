@@ -220,7 +220,7 @@ class ConfigFile : private HfConfigFile {
       case RopeScalingType::llama3:
         scaling.low_freq_factor = rope.get<double>("low_freq_factor");
         scaling.high_freq_factor = rope.get<double>("high_freq_factor");
-        scaling.original_max_seq_len = rope.get<std::int64_t>(kOriginalLength);
+        scaling.original_max_seq_len = original_length(config, rope);
         break;
       case RopeScalingType::dynamic: {
         // The file states the length before stretching; the model supports that length times the factor.

@@ -163,6 +163,9 @@ void read_gemma3(const HfConfigFile& file, LlamaConfig& config) {
     if (every < 1) file.read.fail("sliding_window_pattern", "1 or more");
     for (std::int64_t layer = every - 1; layer < config.n_layers; layer += every) full.push_back(layer);
   }
+  if (file.json.contains("sliding_window") && !file.has("sliding_window")) {
+    file.refuse("\"sliding_window\": null in a model with sliding layers", "a number of positions");
+  }
   set_window(config, file.read.get_or<std::int64_t>("sliding_window", 4096), std::move(full));
   config.query_scalar = file.read.get_or<double>("query_pre_attn_scalar", 256.0);
 }

@@ -139,7 +139,7 @@ bool reads_original_length(const nlohmann::json& json) {
     if (!json.contains(key) || !json.at(key).is_object()) continue;
     const auto& rope = json.at(key);
     const auto type = rope.value("rope_type", rope.value("type", nlohmann::json("default")));
-    if (type == "yarn" || type == "longrope" || type == "su") return true;
+    if (type == "yarn" || type == "longrope" || type == "su" || type == "llama3") return true;
   }
   return false;
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "phalanx/base/error.h"
@@ -65,13 +66,17 @@ std::vector<LlamaPart> divide_llama(const LlamaConfig& config, const std::vector
 std::vector<double> llama_costs(const LlamaConfig& config, std::int64_t seq) {
   const auto dim = static_cast<double>(config.dim), head = static_cast<double>(config.head_dim());
   const double q = static_cast<double>(config.n_heads) * head, kv = static_cast<double>(config.n_kv_heads) * head;
-  const double attention = dim * (2 * q + 2 * kv) + q * static_cast<double>(seq);  // the causal half of q k^T and p v
+  // The causal half of q k^T and p v, or what a window leaves of it.
+  const auto attention = [&](std::int64_t layer) {
+    const std::int64_t window = config.window_of(layer);
+    return dim * (2 * q + 2 * kv) + q * static_cast<double>(window > 0 ? std::min(seq, 2 * window) : seq);
+  };
   const auto nets = static_cast<double>(config.has_experts() ? config.experts_per_token : 1);
   const double feed_forward = nets * static_cast<double>(config.ffn_matrices() * config.ffn_hidden) * dim +
                               static_cast<double>(config.experts) * dim;
   std::vector<double> costs;
   for (std::int64_t i = 0; i < config.n_layers; ++i) {
-    costs.push_back(attention);
+    costs.push_back(attention(i));
     costs.push_back(feed_forward);
   }
   costs.push_back(dim * static_cast<double>(config.vocab_size));

@@ -3,8 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -80,11 +82,15 @@ void distribute_experts(nn::MixtureOfExperts& mixture, const std::shared_ptr<Com
         "expert parallelism: {} experts cannot be divided among {} ranks: expected a number of ranks that divides them",
         experts, ranks));
   }
+  const auto parameters = mixture.experts->parameters();
+  const bool is_trained = std::ranges::any_of(parameters, [](const at::Tensor& p) { return p.requires_grad(); });
   mixture.experts->keep(group->rank() * (experts / ranks), experts / ranks);
-  mixture.set_exchange([group, nets = mixture.experts](const at::Tensor& rows, const Counts& counts) {
+  mixture.set_exchange([group, is_trained, nets = mixture.experts](const at::Tensor& rows, const Counts& counts) {
     const Routes routes = find_routes(counts, *group, rows.device());
     const at::Tensor here = all_to_all_rows(rows, routes.sent, routes.received, group);
-    const at::Tensor made = nn::call(nets, here.index_select(0, routes.order), routes.of_expert);
+    at::Tensor made = nn::call(nets, here.index_select(0, routes.order), routes.of_expert);
+    // Where other ranks train their experts, gradients come back to this one, too.
+    if (is_trained && at::GradMode::is_enabled() && !made.requires_grad()) made = made.detach().requires_grad_();
     return all_to_all_rows(made.index_select(0, routes.inverse), routes.received, routes.sent, group);
   });
 }
