@@ -62,7 +62,9 @@ TEST(RunIdentity, EveryComparedKeyIsFoundWhenItChanges) {
   for (const Key& key : known_keys()) {
     const SettingRule* rule = setting_rule(key.section, key.name);
     if (rule->on_resume != OnResume::said && rule->on_resume != OnResume::refused) continue;
-    TrainConfig config = config_with({"--optimizer.momentum=0.5", "--lora.rank=4"}), other = config;
+    TrainConfig config = config_with(
+                    {"--optimizer.momentum=0.5", "--lora.rank=4", "--model.name=mixtral", "--model.flavor=debug"}),
+                other = config;
     const Slot slot = key.slot(other);
     if (auto* const* value = std::get_if<bool*>(&slot)) **value = !**value;
     if (auto* const* value = std::get_if<std::int64_t*>(&slot)) **value = **value <= 0 ? 16 : **value * 2;

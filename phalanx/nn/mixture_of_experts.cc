@@ -36,18 +36,16 @@ std::vector<std::int64_t> count_each(const at::Tensor& sorted, std::int64_t coun
 /// Returns the probabilities; their gradient grows by that of the loss.
 struct AddBalancingGradient : torch::autograd::Function<AddBalancingGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& probabilities,
-                            const at::Tensor& gradient, const at::Tensor& scale) {
+                            const at::Tensor& gradient) {
     ctx->saved_data["gradient"] = gradient;
-    ctx->saved_data["scale"] = scale;
     return probabilities.view_as(probabilities);
   }
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
-    const at::Tensor gradient = ctx->saved_data["gradient"].toTensor(), scale = ctx->saved_data["scale"].toTensor();
-    const at::Tensor own = scale.defined() ? gradient * scale : gradient;
+    const at::Tensor own = ctx->saved_data["gradient"].toTensor();
     const at::Tensor& of_result = grads[0];  // [sequences * T, experts]
     const at::Tensor sum = of_result.view({own.size(0), -1, own.size(2)}) + own;
-    return {sum.view(of_result.sizes()), at::Tensor(), at::Tensor()};
+    return {sum.view(of_result.sizes()), at::Tensor()};
   }
 };
 
@@ -73,14 +71,13 @@ Experts::Experts(const MixtureOptions& options, TensorOptionsOfModule tensor) : 
 at::Tensor Experts::forward(const at::Tensor& rows, const std::vector<std::int64_t>& counts) {
   PHALANX_ASSERT(counts.size() == nets_.size(), "a number of rows for each expert");
   std::vector<at::Tensor> made;
-  std::int64_t first = 0;
+  const std::vector<at::Tensor> parts = rows.split_with_sizes(counts);
   std::size_t place = 0;
   for (const auto& [number, net] : nets_) {
-    const std::int64_t count = counts[place++];
+    const at::Tensor& part = parts[place++];
     // Without any row, the results still have the type that the experts make.
-    if (count == 0 && rows.size(0) > 0 && c10::InferenceMode::is_enabled()) continue;
-    made.push_back(call(net, rows.narrow(0, first, count)));
-    first += count;
+    if (part.size(0) == 0 && rows.size(0) > 0 && c10::InferenceMode::is_enabled()) continue;
+    made.push_back(call(net, part));
   }
   return at::cat(made);
 }
@@ -107,8 +104,9 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   auto [largest, chosen] = at::topk(probabilities, k);  // [tokens, k]
   if (balancing_.weight != 0 && is_training() && probabilities.requires_grad()) {
     if (x.dim() != 3) throw Error("MixtureOfExperts: load balancing: expected an input [sequences, tokens, dim]");
-    const at::Tensor gradient = balancing_gradient(chosen, x.size(0), options_.experts, balancing_.weight);
-    probabilities = AddBalancingGradient::apply(probabilities, gradient, balancing_.loss_scale);
+    at::Tensor gradient = balancing_gradient(chosen, x.size(0), options_.experts, balancing_.weight);
+    if (balancing_.loss_scale.defined()) gradient = gradient * balancing_.loss_scale;
+    probabilities = AddBalancingGradient::apply(probabilities, gradient);
     largest = probabilities.gather(-1, chosen);
   }
   const at::Tensor weights = options_.normalise ? largest / largest.sum(-1, /*keepdim=*/true) : largest;

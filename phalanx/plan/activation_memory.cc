@@ -37,7 +37,7 @@ struct Sizes {
         keys(tokens * model.keys),
         heads(tokens * model.heads),
         ffn(tokens * model.routed * model.feed_forward_hidden),
-        sent(s.model.has_experts() ? tokens * (3 * model.routed * model.dim + 2 * model.nets) : 0),
+        sent(s.model.has_experts() ? tokens * (2 * model.routed * model.dim + 2 * model.nets) : 0),
         left(s.model.has_experts() ? dim + 2 * tokens * model.routed * model.dim : 2 * dim),
         gates((s.model.traits().activation == GatedActivation::silu ? 2 : 4) * ffn),
         head_norms(s.model.traits().qk_norm == QkNorm::all_heads ? queries + keys + 2 * tokens
@@ -57,7 +57,7 @@ struct Sizes {
   // Numbers of elements: the hidden states inside a layer and between layers, all query heads, all key (or value)
   // heads, one number per head, and inside the feed-forward layer.
   std::int64_t tokens, tokens_between, dim, between, queries, keys, heads, ffn;
-  std::int64_t sent;        // inputs, outputs and weighted outputs of experts, and scores
+  std::int64_t sent;        // inputs and outputs of experts, and scores
   std::int64_t left;        // inputs and output gradients of feed-forward nets, and of the gate before them
   std::int64_t gates;       // gate and up, and for another activation than SiLU its result and the product
   std::int64_t head_norms;  // queries and keys before their norms, and the statistics of these norms

@@ -1,12 +1,15 @@
 #include "phalanx/train/expert_mesh.h"
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <sstream>
 #include <utility>
 
+#include "phalanx/base/error.h"
 #include "phalanx/comm/data_type.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/mixture_of_experts.h"
@@ -18,6 +21,24 @@ namespace {
 
 constexpr const char* kExpertParameters = "*.moe.experts.*";
 constexpr const char* kAxis = "ep";
+
+/// Throws unless the experts of the layer have the same trained parameters, so that every rank keeps as many.
+void check_frozen(const nn::MixtureOfExperts& mixture, std::size_t layer) {
+  std::map<std::string, std::set<bool>> trained;  // by the name inside an expert
+  for (const auto& [number, net] : mixture.experts->nets()) {
+    for (const auto& parameter : net->named_parameters()) {
+      trained[parameter.key()].insert(parameter.value().requires_grad());
+    }
+  }
+  for (const auto& [name, kinds] : trained) {
+    if (kinds.size() == 1) continue;
+    throw ConfigError(
+        fmt::format("[training] frozen names '{}' of some experts of layer {} and not of others, and [parallelism] "
+                    "expert_parallel_degree divides them among ranks: freeze all experts of the layer or none, or set "
+                    "the degree to 1",
+                    name, layer));
+  }
+}
 
 /// The whole tensor, or the part that tensor parallelism left, on this mesh.
 std::shared_ptr<const Shard> on_mesh(const NamedTensor& parameter, const ExpertMesh& mesh) {
@@ -94,10 +115,11 @@ bool has_distributed_experts(const models::Llama& model) {
 }
 
 void apply_expert_parallelism(models::Llama& model, const ExpertMesh& mesh) {
-  for (const auto& layer : model.layers) {
-    if (auto* const mixture = dynamic_cast<nn::MixtureOfExperts*>(layer->feed_forward.get())) {
-      distribute_experts(*mixture, mesh.ep());
-    }
+  for (std::size_t i = 0; i < model.layers.size(); ++i) {
+    auto* const mixture = dynamic_cast<nn::MixtureOfExperts*>(model.layers[i]->feed_forward.get());
+    if (mixture == nullptr) continue;
+    check_frozen(*mixture, static_cast<std::size_t>(model.part().begin / 2) + i);
+    distribute_experts(*mixture, mesh.ep());
   }
   std::map<const void*, std::pair<nn::Module*, std::string>> owner_of;  // of each parameter: module, own name
   for (const auto& module : model.modules()) {

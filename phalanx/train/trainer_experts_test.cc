@@ -113,16 +113,18 @@ TEST_F(TrainerExpertsTest, FrozenExpertsAreDividedToo) {
   for (const char* run : {"ep2", "pp2_ep2"}) expect_same_losses(losses(run), losses("one"));
 }
 
-// A rank that has only frozen experts of a layer sends gradients back nevertheless.
-TEST_F(TrainerExpertsTest, SomeExpertsOfALayerMayBeFrozen) {
-  const std::vector<std::string> some = {
-      "--training.frozen=tok_embeddings*,layers.0.attention*,layers.0.ffn_norm*,layers.0.moe.gate*,layers.0.moe."
-      "experts.[0-3]."
-      "*"};
-  train(config_of({.keys = keys(1, some)}, "one"), 1);
-  train(config_of({.ranks = 2, .keys = sharded_keys(2, 3, 2, some)}, "ep2"), 2);
-  train(config_of({.ranks = 4, .keys = sharded_keys(4, 1, 4, some)}, "ep4"), 4);
-  for (const char* run : {"ep2", "ep4"}) expect_same_losses(losses(run), losses("one"));
+TEST_F(TrainerExpertsTest, AllExpertsOfALayerMayBeFrozenAndNotSome) {
+  const auto frozen = [](const std::string& experts) {
+    return std::vector<std::string>{"--training.frozen=tok_embeddings*,layers.0.attention*,layers.0.ffn_norm*," +
+                                    ("layers.0.moe.experts." + experts)};
+  };
+  train(config_of({.keys = keys(1, frozen("*"))}, "one"), 1);
+  train(config_of({.ranks = 4, .keys = sharded_keys(2, 3, 4, frozen("*"))}, "ep2"), 4);
+  expect_same_losses(losses("ep2"), losses("one"));
+  EXPECT_THAT(
+      refusal<ConfigError>(config_of({.ranks = 2, .keys = sharded_keys(2, 3, 2, frozen("[0-3].*"))}, "some"), 2),
+      AllOf(HasSubstr("[training] frozen names 'w1.weight' of some experts of layer 0"),
+            HasSubstr("freeze all experts of the layer or none")));
 }
 
 // Losses change with the layout only as much as rounding to 16 bits allows.
