@@ -45,10 +45,10 @@ TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
         "dp_shard=2,zero=3,precision=bfloat16,ac=full", "tp=2,precision=bfloat16,ac=full"}) {
     EXPECT_THAT(out_, ContainsRegex(std::string("ok +") + layout + " +loss [0-9]"));
   }
-  EXPECT_THAT(out_, HasSubstr("30 of 30 layouts right over 2 steps"));
+  EXPECT_THAT(out_, HasSubstr("39 of 39 layouts right over 2 steps"));
   EXPECT_THAT(out_, HasSubstr("expected: loss within 2e-05 of its value, gradients within 1e-05 of their norm, from"));
   const auto figures = nlohmann::json::parse(read_file(path("figures.json")));
-  ASSERT_EQ(figures.size(), 30U);
+  ASSERT_EQ(figures.size(), 39U);
   EXPECT_EQ(figures[0]["steps"].size(), 2U);
   EXPECT_EQ(figures[0]["steps"][0]["gradients"].size(), 21U);
 }
@@ -69,9 +69,9 @@ TEST_F(VerifyCommandTest, SaysWhatIsExpectedIn16Bits) {
       out_, HasSubstr("expected in bfloat16, of replicas, shards and stages: loss within 0.001 of its value, "
                       "gradients within 0.005 of their norm, from equal weights; updates within 1e-05 of theirs, from "
                       "equal gradients; that much because"));
-  EXPECT_THAT(out_, HasSubstr("expected in bfloat16, of tensor parallelism: loss within 0.01 of its value, gradients "
-                              "within 0.02 of their norm, from equal weights; updates within 1e-05 of theirs, from "
-                              "equal gradients; or, where that is more, "
+  EXPECT_THAT(out_, HasSubstr("expected in bfloat16, of tensor and context parallelism: loss within 0.01 of its value, "
+                              "gradients within 0.02 of their norm, from equal weights; updates within 1e-05 of "
+                              "theirs, from equal gradients; or, where that is more, "
                               "within four times what rounding to 16 bits changes on one rank"));
   EXPECT_THAT(out_, HasSubstr("4 of 4 layouts right over 2 steps"));
 }

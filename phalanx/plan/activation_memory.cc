@@ -109,8 +109,12 @@ ActivationBytes fused(const TrainingShape& shape) {
     if (shape.model.is_gpt2()) bytes.backward = kFloatBytes * (2 * n.dim + moving + n.ffn);
     bytes.backward_input = kFloatBytes * (2 * n.dim + moving + chunk);
   }
-  // Experts run one at a time, after the activations of the last one are freed. Their exchange is not overlapped.
-  if (shape.model.has_experts()) bytes.backward = kFloatBytes * (2 * n.dim + (n.splits ? n.between : 0) + 4 * chunk);
+  // Experts run one at a time, after the activations of the last one are freed. Their exchange is not overlapped. Where
+  // matrices are cut, the gradients of all experts' inputs, which are joined then, are more than what one expert needs.
+  if (shape.model.has_experts()) {
+    const std::int64_t joined = n.is_cut ? 2 * n.tokens * n.model.routed * n.model.dim : 0;
+    bytes.backward = kFloatBytes * (2 * n.dim + (n.splits ? n.between : 0) + 4 * chunk + joined);
+  }
   const bool waits = !n.is_cut && shape.pipeline && n.tokens <= n.model.dim;  // the output layer's own weight gradient
   // The last norm's input and output, its gradient, a chunk of logits.
   // The output layer's gradient, made in the forward pass.
@@ -199,7 +203,8 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
   const std::int64_t product = narrow * n.ffn / n.model.nets;
   bytes.forward = wide * n.between + narrow * n.dim + product;
   bytes.backward = wide * n.between + narrow * n.dim + (shape.autocast ? narrow * n.dim : 0) + 4 * product;
-  if (shape.model.has_experts()) bytes.backward += narrow * n.dim;
+  // And of the results of experts, for each of a token's.
+  if (shape.model.has_experts()) bytes.backward += narrow * (n.dim + n.tokens * n.model.routed * n.model.dim);
   if (n.is_cut) bytes.backward += narrow * 2 * n.dim;  // gradients on their way to and from other ranks
   bytes.backward_input = bytes.backward;
   add_head_on_gpu(shape, n, bytes);

@@ -276,7 +276,10 @@ class Prediction {
       // In the current block the experts finish one after the other. The gradients of one are made after the saved
       // activations of those before it are freed.
       const std::int64_t of_nets = s_.weight_bytes * model_.feed_forward_matrices();
-      const std::int64_t gone = std::min(of_nets, activation_sizes(s_).feed_forward) / model_.nets * (model_.nets - 1);
+      // The inputs and results of all experts stay until the last one has finished: they are parts of two tensors.
+      const std::int64_t together = 2 * s_.weight_bytes * s_.batch * s_.local_seq() * model_.routed * model_.dim;
+      const std::int64_t of_each = std::max<std::int64_t>(activation_sizes(s_).feed_forward - together, 0);
+      const std::int64_t gone = std::min(of_nets, of_each) / model_.nets * (model_.nets - 1);
       // What is made of the current block's gradients at the moment of the peak: on a GPU all but the attention's, since
       // that moment is at the feed-forward layer. If older gradients are there, those of one net are made beside them.
       const std::int64_t later = s_.on_device ? model_.attention() * s_.weight_bytes : 0;
