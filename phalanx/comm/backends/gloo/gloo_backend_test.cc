@@ -31,15 +31,31 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// body(comm) in `world` processes.
+/// Waits until every rank has come here. A rank that ends before others have seen their own error would be reported to
+/// them as dead. One that does not come has failed, which is reported by itself.
+void wait_for_all(TcpStore& store, int rank, int world) {
+  std::vector<std::string> keys;
+  for (int other = 0; other < world; ++other) keys.push_back(fmt::format("checked/{}", other));
+  store.set(keys[static_cast<std::size_t>(rank)], "");
+  try {
+    store.wait(keys, seconds(20));
+  } catch (const Error&) {
+  }
+}
+
+// body(comm) in `world` processes, which end at any time, or once all of them are done.
 std::string run_gloo_ranks(int world, const std::function<void(Communicator&)>& body, CommunicatorOptions options = {},
-                           int killed_rank = -1) {
+                           int killed_rank = -1, bool end_together = false) {
   TcpStoreServer server;
   return run_forked_ranks_or_threads(
       world,
       [&](int rank) {
-        body(*make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, world,
-                                     {.communicator = options}));
+        const auto comm = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, world,
+                                                 {.communicator = options});
+        body(*comm);
+        if (!end_together) return;
+        TcpStore own(server.address());
+        wait_for_all(own, rank, world);
       },
       killed_rank);
 }
@@ -56,7 +72,8 @@ TEST_P(GlooSuite, FailsClearly) {
     SCOPED_TRACE(test.name);
     EXPECT_EQ(again_if_late([&] {
                 return run_gloo_ranks(
-                    GetParam(), [&](Communicator& comm) { test.run(comm); }, failure_options(test));
+                    GetParam(), [&](Communicator& comm) { test.run(comm); }, failure_options(test), /*killed_rank=*/-1,
+                    /*end_together=*/true);
               }),
               "");
   }
