@@ -47,7 +47,8 @@ struct QuerySegment {
 template <class Use>
 void for_each_segment(const AttentionQueries& queries, std::int64_t row, const Use& use) {
   std::int64_t query = 0;
-  for (const auto& [first, count] : queries.ranges) {
+  for (const PositionRange& range : queries.ranges) {
+    const std::int64_t first = range.first, count = range.count;
     const auto meet = [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t from = std::max(first, begin), to = std::min(first + count, end);
       if (from < to) {

@@ -270,7 +270,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, std
   const auto reduced = [&](at::Reduction::Reduction reduction) {
     return at::cross_entropy_loss(rows, labels.flatten(), /*weight=*/{}, reduction, kIgnoredLabel);
   };
-  const at::Tensor loss = divisor ? reduced(at::Reduction::Sum) / *divisor : reduced(at::Reduction::Mean);
+  at::Tensor loss = divisor ? reduced(at::Reduction::Sum) / *divisor : reduced(at::Reduction::Mean);
   if (z_loss_weight == 0) return loss;
   const at::Tensor counts = labels.flatten().ne(kIgnoredLabel);
   const at::Tensor squares = at::logsumexp(rows, 1).square().masked_fill(counts.logical_not(), 0).sum();
