@@ -8,7 +8,7 @@ import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 DEVICE = re.compile(r'\bk(CPU|CUDA)\b|"(cpu|cuda)"|\.cuda\(|at::Device\(|DeviceType::')
-NO_PROGRAMS = {"recipe.cc", "join_ranks.cc", "traced_stream_test.cc", "small_model.sh"}
+NO_PROGRAMS = {"recipe.cc", "losses.cc", "join_ranks.cc", "traced_stream_test.cc", "small_model.sh"}
 
 
 def faults_of(name, text, readme):

@@ -110,10 +110,7 @@ bool compare(const phalanx::ProcessContext& context, bool per_rank) {
     return loss.item<double>();
   });
   if (context.rank != 0) return true;
-  const double apart = recipe::print_losses({{"divided", divided}, {"one rank", one_rank(context.device)}});
-  fmt::print("{} rank(s): losses differ from one rank's by {:.1e}: {}\n", world.size(), apart,
-             recipe::verdict(apart < 1e-5));
-  return apart < 1e-5;
+  return recipe::print_beside_one_rank(world.size(), {{"divided", divided}, {"one rank", one_rank(context.device)}});
 }
 
 }  // namespace

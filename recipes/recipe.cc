@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <limits>
 #include <optional>
 
 #include "phalanx/launch/spawn.h"
@@ -127,22 +126,5 @@ std::int64_t share_of(std::int64_t rows, int ranks) {
       fmt::format("a batch of {} rows makes no equal shares for {} ranks: expected a number of ranks that divides it",
                   rows, ranks));
 }
-
-double print_losses(const std::vector<Losses>& ways) {
-  double worst = 0;
-  for (std::size_t step = 0; step < ways.back().values.size(); ++step) {
-    std::vector<std::string> texts;
-    const double expected = ways.back().values[step];
-    for (const Losses& way : ways) {
-      texts.push_back(fmt::format("{} {:.7f}", way.name, way.values[step]));
-      const double difference = std::abs(way.values[step] - expected) / std::abs(expected);
-      worst = std::isfinite(difference) ? std::max(worst, difference) : std::numeric_limits<double>::infinity();
-    }
-    fmt::print("step {}: {}\n", step + 1, fmt::join(texts, ", "));
-  }
-  return worst;
-}
-
-const char* verdict(bool same) { return same ? "the same" : "NOT the same"; }
 
 }  // namespace recipe

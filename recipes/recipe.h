@@ -1,4 +1,4 @@
-// What all recipes share: arguments, help, errors, the lines of all ranks in order, and comparing losses.
+// What all recipes share: arguments, help, errors, the lines of all ranks in order, and (losses.h) comparing losses.
 //
 //   int main(int argc, char** argv) {
 //     int steps = 5;
@@ -18,6 +18,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/launch/process_context.h"
+#include "recipes/losses.h"
 
 namespace recipe {
 
@@ -57,18 +58,5 @@ std::string summary(const at::Tensor& tensor);
 
 /// A rank's share of `rows`. Throws UsageError if the ranks do not divide them: no row is dropped.
 std::int64_t share_of(std::int64_t rows, int ranks);
-
-/// The losses of one way to train.
-struct Losses {
-  std::string name;
-  std::vector<double> values;  // by step
-};
-
-/// Prints a line a step with the losses of all ways. Returns the largest relative difference from the last way, which
-/// is infinite if a loss is not a number.
-double print_losses(const std::vector<Losses>& ways);
-
-/// "the same" or "NOT the same", for the last line of a recipe.
-const char* verdict(bool same);
 
 }  // namespace recipe

@@ -24,7 +24,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu_backward.h>
-#include <fmt/format.h>
 
 #include <functional>
 
@@ -132,10 +131,8 @@ bool compare(const phalanx::ProcessContext& context, bool per_rank) {
   const auto pairs = train("pairs", {1, 0, 1, 0}, context, per_rank,
                            [&](const auto& w, const auto& x, auto& seen) { return by_pairs(w, x, world, seen); });
   if (context.rank != 0) return true;
-  const double apart = recipe::print_losses({columns, pairs, {"one rank", deep_mlp::train_alone(context.device)}});
-  fmt::print("{} rank(s): losses differ from one rank's by {:.1e}: {}\n", world.size(), apart,
-             recipe::verdict(apart < 1e-5));
-  return apart < 1e-5;
+  return recipe::print_beside_one_rank(world.size(),
+                                       {columns, pairs, {"one rank", deep_mlp::train_alone(context.device)}});
 }
 
 }  // namespace

@@ -106,6 +106,7 @@ json to_json(const plan::Candidate& candidate) {
           {"dp_replicate", parallel.dp_replicate},
           {"dp_shard", parallel.dp_shard},
           {"cp", parallel.cp},
+          {"ep", parallel.ep},
           {"tp", parallel.tp},
           {"zero_stage", parallel.is_sharded() ? parallel.zero_stage : 0},
           {"batch", candidate.layout.batch},

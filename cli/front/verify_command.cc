@@ -18,8 +18,8 @@ wrong, with rank, element and likely cause.
                            Parts: pp, schedule=NAME, dp_replicate, dp_shard, cp, exchange=keys|heads, ep, tp,
                            zero=1|2|3, sp=on|off, ac=none|full|op|N, reshard=default|always|never,
                            precision=float32|bfloat16|float16, batch=N
-  --tolerance T            of gradients at equal weights, relative to their norm (1e-5 in float32); losses and updates
-                           may be off by twice as much. Recomputation alone may change no bit
+  --tolerance T            of gradients at equal weights, relative to their norm (1e-5 in float32); losses may be off
+                           by twice as much, updates by 1e-5. Recomputation alone may change no bit
   --all                    every layout of 1 to N ranks whose degrees are powers of two, and recomputation and both
                            16-bit types on one rank and with every mix of degrees of 2
   --table                  all parameters at every step, also of several layouts

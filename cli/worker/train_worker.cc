@@ -52,7 +52,7 @@ void conclude(const config::TrainConfig& config, train::Trainer& trainer, const 
   const bool writes_sample = !result.asked_to_stop && !config.metrics.sample_prompt.empty() &&
                              (trainer.metrics_logger() || trainer.is_model_sharded());
   std::string sample;
-  if (writes_sample && trainer.uses_model_parallelism()) {
+  if (writes_sample && trainer.model_is_only_for_training()) {
     if (const auto whole = trainer.full_model()) sample = training_sample(config, *whole);
   } else if (writes_sample) {
     const train::WithoutFloat8 without({&trainer.model()});  // as `phalanx generate` computes

@@ -28,11 +28,8 @@ struct Verdict {
 std::optional<verify::LayoutTolerance> tolerance_of(const VerifyArguments& arguments) {
   if (!arguments.tolerance) return std::nullopt;
   const double gradient = *arguments.tolerance;
-  return verify::LayoutTolerance{.loss = 2 * gradient,
-                                 .gradient = gradient,
-                                 .update = 2 * gradient,
-                                 .weight_in_use = 2 * gradient,
-                                 .activation = 20 * gradient};
+  return verify::LayoutTolerance{
+      .loss = 2 * gradient, .gradient = gradient, .weight_in_use = 2 * gradient, .activation = 20 * gradient};
 }
 
 /// Prints the allowed differences of the layouts, one line per kind.

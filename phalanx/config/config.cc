@@ -21,6 +21,7 @@
 #include "phalanx/config/config_problems.h"
 #include "phalanx/config/config_reader.h"
 #include "phalanx/config/config_schema.h"
+#include "phalanx/config/slot_text.h"
 
 namespace phalanx::config {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/config/config_schema.h"
+#include "phalanx/config/slot_text.h"
 #include "phalanx/data/blend_schedule.h"
 
 namespace phalanx::config {
@@ -112,13 +113,13 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
     });
   };
   const auto& optimizer = config.optimizer;
-  const bool has_matrices = !wrong_keys.contains("optimizer.name") && optimizer.name == "Muon";
-  if (has_matrices) check_muon(config, check);
+  const bool is_muon = !wrong_keys.contains("optimizer.name") && optimizer.name == "Muon";
+  if (is_muon) check_muon(config, check);
   check({"ema.decay"}, [&] {
     if (config.ema.decay < 1) return;
     throw ConfigError("[ema] decay is 1: the average would never change; expected 0 <= decay < 1, such as 0.999");
   });
-  if (has_matrices || (!wrong_keys.contains("optimizer.name") && optimizer.name == "AdamW")) {
+  if (is_muon || (!wrong_keys.contains("optimizer.name") && optimizer.name == "AdamW")) {
     below_one("beta1", optimizer.beta1);
     below_one("beta2", optimizer.beta2);
     check({}, [&] {

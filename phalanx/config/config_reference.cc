@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "phalanx/config/config_schema.h"
+#include "phalanx/config/slot_text.h"
+#include "phalanx/config/torchtitan_keys.h"
 
 namespace phalanx::config {
 namespace {

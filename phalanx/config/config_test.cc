@@ -7,24 +7,14 @@
 #include <csignal>
 #include <filesystem>
 
-#include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/base/testing/error_text.h"
-#include "phalanx/base/testing/matchers.h"
 #include "phalanx/config/config_reader.h"
 #include "phalanx/config/config_schema.h"
+#include "phalanx/config/slot_text.h"
+#include "phalanx/config/testing/parse.h"
 
 namespace phalanx::config {
 namespace {
-
-TrainConfig parse(std::string_view text, const std::vector<std::string>& overrides = {}) {
-  return parse_config(text, "run.toml", overrides);
-}
-
-template <class E = ConfigError>
-std::string refusal(std::string_view text, const std::vector<std::string>& overrides = {}) {
-  return error_text<E>([&] { parse(text, overrides); });
-}
 
 TEST(Config, ReadsKeysOfEveryType) {
   const TrainConfig config = parse(R"(
@@ -254,16 +244,6 @@ TEST(Config, MalformedTomlNamesLineAndColumn) {
   EXPECT_THAT(refusal("[training\n"), HasSubstr("not valid TOML"));
 }
 
-TEST(Config, KnownButUnsupportedKeysAreRefusedByNameWithTheReason) {
-  EXPECT_THAT(refusal("[compile]\nenable = true\n"), AllOf(HasSubstr("[compile] enable"), HasSubstr("not supported")));
-  EXPECT_THAT(refusal("[metrics]\nenable_wandb = true\n"), HasSubstr("[metrics] enable_wandb"));
-  EXPECT_THAT(refusal("[parallelism]\nexpert_parallel_comm_backend = \"deepep\"\n"), HasSubstr("all-to-all"));
-  EXPECT_THAT(refusal("[activation_checkpoint]\nearly_stop = true\n"), HasSubstr("computed again whole"));
-  EXPECT_THAT(refusal("[checkpoint]\nasync_mode = \"async_with_pinned_mem\"\n"), HasSubstr("async_mode"));
-  EXPECT_THAT(refusal("", {"--compile.enable"}), HasSubstr("[compile] enable"));
-  EXPECT_THAT(refusal("[parallelism]\ncontext_parallel_load_balancer = \"ptrr\"\n"), HasSubstr("headtail"));
-}
-
 TEST(Config, ActivationCheckpointing) {
   const auto every = [](const std::string& keys) { return recompute_every(parse("[activation_checkpoint]\n" + keys)); };
   EXPECT_EQ(every(""), 0);
@@ -307,14 +287,6 @@ TEST(Config, ProfilingAndCommunicationKeys) {
   EXPECT_THAT(refusal("", {"--comm.save_traces_file_prefix=a/b"}), HasSubstr("the beginning of a file's name"));
 }
 
-TEST(Config, UnsupportedKeysAtTheirOffValueAreAccepted) {
-  EXPECT_NO_THROW(
-      parse("[compile]\nenable = false\n[parallelism]\ntensor_parallel_degree = 1\n"
-            "[activation_checkpoint]\nmode = \"none\"\n[training]\ndtype = \"float32\"\n"
-            "[metrics]\nenable_wandb = false\n[model]\nconverters = []\n",
-            {"--checkpoint.async_mode", "disabled", "--compile.no-enable"}));
-}
-
 TEST(Config, AllProblemsOfAFileAndItsFlagsAreOneReport) {
   const std::string text = refusal(
       "[model]\nprint_after_conversion = true\n[training]\nsteps = 0\nseqlen = 5\nmax_norm = inf\n[trainin]\nx = 1\n"
@@ -354,206 +326,10 @@ TEST(Config, InfiniteNumbersAreRefusedInEveryKey) {
   }
 }
 
-// The keys of torchtitan's own files of Llama 3.
-TEST(Config, TorchtitansLlamaFilesAreRead) {
-  const TrainConfig config = parse(R"(
-[job]
-dump_folder = "./outputs"
-print_args = false
-use_for_integration_test = true
-[profiling]
-enable_profiling = false
-save_traces_folder = "profile_trace"
-enable_memory_snapshot = false
-save_memory_snapshot_folder = "memory_snapshot"
-with_stack = true
-[metrics]
-disable_color_printing = false
-enable_wandb = false
-[model]
-name = "llama3"
-flavor = "8B"
-hf_assets_path = "./assets/hf/Llama-3.1-8B"
-[training]
-local_batch_size = 1
-seq_len = 8192
-compile = false
-[parallelism]
-data_parallel_replicate_degree = 1
-data_parallel_shard_degree = -1
-context_parallel_degree = 1
-context_parallel_rotate_method = "allgather"
-[checkpoint]
-enable = false
-async_mode = "async_with_pinned_mem"
-last_save_model_only = true
-export_dtype = "bfloat16"
-[activation_checkpoint]
-mode = "selective"
-selective_ac_option = "op"
-[compile]
-enable = false
-components = ["model", "loss"]
-[quantize.linear.float8]
-enable_fsdp_float8_all_gather = true
-filter_fqns = ["output"]
-[fault_tolerance]
-replica_id = 3
-[validation]
-enabled = false
-dataset = "c4_validation"
-freq = 5
-)");
-  EXPECT_EQ(config.model.name, "llama");
-  EXPECT_EQ(config.model.flavor, "llama3_8b");
-  EXPECT_FALSE(config.checkpoint.enable);
-  EXPECT_EQ(config.checkpoint.async_mode, "disabled");
-  for (const auto& [written, meant] :
-       {std::pair{"debugmodel", "llama3_debug"}, {"70B", "llama3_70b"}, {"405B", "llama3_405b"}}) {
-    EXPECT_EQ(parse("[model]\nflavor = \"" + std::string(written) + "\"\n").model.flavor, meant);
-  }
-  // Switched on, the same keys are refused.
-  EXPECT_THAT(refusal("[compile]\nenable = true\ncomponents = [\"model\"]\n"),
-              AllOf(HasSubstr("2 problems"), HasSubstr("[compile] components")));
-  EXPECT_THAT(refusal("[validation]\nenable = true\ndataset = \"c4_validation\"\n"), HasSubstr("[validation] dataset"));
-  EXPECT_THAT(refusal("[profiling]\nenable_profiling = false\nenable_memory_snapshot = true\n"),
-              HasSubstr("enable_memory_snapshot"));
-  EXPECT_THAT(refusal("[activation_checkpoint]\nmode = \"full\"\nearly_stop = true\n"), HasSubstr("early_stop"));
-  EXPECT_NO_THROW(parse("[activation_checkpoint]\nmode = \"none\"\nearly_stop = true\n"));
-}
-
-TEST(Config, TorchtitansOwnDefaultsAreAccepted) {
-  for (const char* text :
-       {"[job]\nprint_config = false\nprint_args = false\nconfig_file = \"\"\n", "[model]\ntokenizer_path = \"\"\n",
-        "[training]\ngc_freq = 50\ngc_debug = false\n", "[optimizer]\nimplementation = \"fused\"\n",
-        "[experimental]\ncustom_import = \"\"\ncustom_args_module = \"\"\n",
-        "[activation_checkpoint]\nmode = \"full\"\nearly_stop = false\nmemory_budget = 0.5\npreserve_rng_state = true\n"
-        "determinism_check = \"default\"\ndebug = false\nvisualize_memory_budget_pareto = false\n"
-        "per_op_sac_force_recompute_mm_shapes_by_fqns = [\"moe.router.gate\"]\n",
-        "[parallelism]\npipeline_parallel_schedule_csv = \"\"\npipeline_parallel_first_stage_less_layers = 1\n",
-        "[training]\nseq_len = 64\n[validation]\nenable = true\nseq_len = 64\n",
-        "[profiling]\nenable_profiling = true\nprofiler_warmup = 3\n",
-        "[parallelism]\ncontext_parallel_load_balancer = \"headtail\"\nexpert_parallel_comm_backend = \"standard\"\n"
-        "pipeline_parallel_expert_parallel_overlap = true\n",
-        "[training.dataloader]\nnum_workers = 0\n[validation]\nenable = true\n[validation.dataloader]\n",
-        "[checkpoint]\nlast_save_model_only = true\nenable_ft_dataloader_checkpoints = true\n",
-        "[memory_estimation]\nenable = false\ndisable_fake_mode = false\n"}) {
-    EXPECT_EQ(refusal(text), "") << text;
-  }
-  for (const RefusedKey& key : refused_keys()) {  // on the command line no section is off
-    if (key.accepted.empty() || key.accepted == kAnyValue || key.name == "seq_len" || key.accepted.front() == '[')
-      continue;
-    EXPECT_EQ(refusal("", {fmt::format("--{}.{}={}", key.section, key.name, key.accepted)}), "") << key.name;
-  }
-  for (const char* flag : {"--compile.enable=false", "--float8.enable_fsdp_float8_all_gather=false",
-                           "--memory_estimation.disable_fake_mode=false"}) {
-    EXPECT_EQ(refusal("", {flag}), "") << flag;
-  }
-  EXPECT_THAT(refusal("[validation]\nenable = true\nseq_len = 64\n"),
-              HasSubstr("validation uses training.seq_len, which is 2048"));
-  EXPECT_THAT(refusal("[training]\ngc_freq = 5\n"), HasSubstr("set it to 50"));
-}
-
-std::vector<std::string> notes_of(std::string_view text, const std::vector<std::string>& flags = {}) {
-  const ConfigReading reading = take_config(text, "run.toml", flags);
-  reading.problems.throw_if_any("run.toml");
-  return reading.notes;
-}
-
-TEST(Config, Float8HasTorchtitansKeys) {
-  const std::string on =
-      "[model]\nconverters = [\"quantize.linear.float8\"]\n[training]\nmixed_precision_param = \"bfloat16\"\n";
-  const TrainConfig plain = parse(on);
-  EXPECT_TRUE(uses_float8(plain));
-  EXPECT_EQ(plain.float8.recipe_name, "tensorwise");
-  const TrainConfig set = parse(on +
-                                "[quantize.linear.float8]\nrecipe_name = \"rowwise\"\nfilter_fqns = [\"output\", "
-                                "\"wk\"]\nemulate = true\nenable_fsdp_float8_all_gather = false\n");
-  EXPECT_EQ(set.float8.recipe_name, "rowwise");
-  EXPECT_THAT(set.float8.filter_fqns, ElementsAre("output", "wk"));
-  EXPECT_TRUE(set.float8.emulate);
-  EXPECT_EQ(print_config(parse_config(print_config(set), "again", {})), print_config(set));
-  const TrainConfig flags = parse(on, {"--quantize.linear.float8.recipe_name=rowwise",
-                                       "--quantize.linear.float8.emulate", "--quantize.linear.float8.filter_fqns=a,b"});
-  EXPECT_EQ(flags.float8.recipe_name, "rowwise");
-  EXPECT_TRUE(flags.float8.emulate);
-  EXPECT_THAT(flags.float8.filter_fqns, ElementsAre("a", "b"));
-  // The section's older name.
-  const TrainConfig old = parse(
-      "[model]\nconverters = [\"float8\"]\n[training]\nmixed_precision_param = \"bfloat16\"\n[float8]\n"
-      "recipe_name = \"rowwise\"\n");
-  EXPECT_TRUE(uses_float8(old));
-  EXPECT_EQ(old.float8.recipe_name, "rowwise");
-  EXPECT_FALSE(uses_float8(parse("")));
-}
-
-TEST(Config, WhatFloat8CannotDoIsRefused) {
-  const std::string model = "[model]\nconverters = [\"quantize.linear.float8\"]\n";
-  const std::string on = model + "[training]\nmixed_precision_param = \"bfloat16\"\n";
-  const std::string section = "[quantize.linear.float8]\n";
-  EXPECT_THAT(refusal(model),
-              HasSubstr("mixed_precision_param is \"float32\": products of float8 numbers have results in "
-                        "bfloat16; set mixed_precision_param = \"bfloat16\""));
-  EXPECT_THAT(refusal("[model]\nconverters = [\"mx\"]\n"),
-              HasSubstr("[model] converters names \"mx\": expected \"quantize.linear.float8\""));
-  EXPECT_THAT(
-      refusal(on + section + "recipe_name = \"rowwise_with_gw_hp\"\n"),
-      AllOf(HasSubstr("[quantize.linear.float8] recipe_name is \"rowwise_with_gw_hp\""), HasSubstr("tensorwise")));
-  EXPECT_THAT(refusal(on + section + "enable_fsdp_float8_all_gather = true\n"),
-              AllOf(HasSubstr("run.toml:6: "), HasSubstr("gathered in mixed_precision_param and cast afterwards")));
-  EXPECT_THAT(refusal(on + section + "precompute_float8_dynamic_scale_for_fsdp = true\n"),
-              HasSubstr("gathered in mixed_precision_param"));
-  EXPECT_THAT(refusal(on + section + "recipe = \"rowwise\"\n"),
-              HasSubstr("unknown key [quantize.linear.float8] recipe"));
-  EXPECT_THAT(refusal(on + section + "filter_fqns = [\"auto_filter_small_kn\"]\n"),
-              HasSubstr("a rule of torchao that Phalanx does not have"));
-  EXPECT_THAT(refusal(on + section + "filter_fqns = [\"\"]\n"), HasSubstr("has an empty name"));
-  EXPECT_THAT(refusal("", {"--quantize.linear.mx.recipe_name=x"}), HasSubstr("unknown section [quantize.linear.mx]"));
-  EXPECT_THAT(refusal("[quantize]\nbits = 8\n", {"--quantize.bits=8"}), HasSubstr("are the only ones"));
-}
-
 TEST(Config, KernelsAreRecordedInTracedStepsAlone) {
   EXPECT_THAT(notes_of("[profiling]\nrecord_kernels = true\n"),
               ElementsAre("[profiling] record_kernels has no effect: enable_profiling is not set"));
   EXPECT_THAT(notes_of("[profiling]\nrecord_kernels = true\nenable_profiling = true\n"), SizeIs(0));
-}
-
-TEST(Config, ASectionOfFloat8WithoutTheConverterIsSaid) {
-  EXPECT_THAT(notes_of("[quantize.linear.float8]\nfilter_fqns = [\"output\"]\n"),
-              ElementsAre("[quantize.linear.float8] has no effect: [model] converters does not name "
-                          "\"quantize.linear.float8\""));
-  EXPECT_THAT(notes_of("", {"--quantize.linear.float8.recipe_name=rowwise"}), SizeIs(1));
-}
-
-TEST(Config, SectionsThatAreOffRefuseNothingAndSayWhatIsNotRead) {
-  const std::string text =
-      "[validation]\nenable = false\nbogus = 3\nsteps = 0\n[profiling]\nenable_profiling = false\nexperimental_x = 1\n"
-      "profile_freq = 0\nprofiler_active = 11\n[checkpoint]\nenable = false\nkeep_latest_k = -3\ninterval = 7\n"
-      "[compile]\nenable = false\nfoo = 1\n";
-  EXPECT_THAT(notes_of(text),
-              ElementsAre(AllOf(
-                  HasSubstr("not read, as their sections are switched off: "), HasSubstr("[validation] bogus"),
-                  HasSubstr("[profiling] experimental_x, [profiling] profile_freq"),
-                  HasSubstr("[checkpoint] keep_latest_k"), HasSubstr("[compile] foo"), Not(HasSubstr("interval")))));
-  EXPECT_EQ(parse(text).checkpoint.keep_latest_k, 10);
-  EXPECT_TRUE(notes_of("[validation]\nenable = false\nfreq = 5\n").empty());
-  for (const auto& notes : {notes_of("[checkpoint]\nenable = false\nload_step = 3\n"),
-                            notes_of("", {"--checkpoint.load_step=3", "--checkpoint.no-enable"})}) {
-    EXPECT_THAT(notes, ElementsAre("not read, as its section is switched off: [checkpoint] load_step"));
-  }
-  EXPECT_TRUE(notes_of("[checkpoint]\nload_step = 3\n").empty());
-  // Keys of a section that a flag switches on are read.
-  EXPECT_THAT(refusal(text, {"--checkpoint.enable"}), HasSubstr("keep_latest_k is -3"));
-  EXPECT_THAT(refusal(text, {"--validation.enable"}),
-              AllOf(HasSubstr("unknown key [validation] bogus"), HasSubstr("steps is 0")));
-}
-
-TEST(Config, AnAcceptedValueThatAsksForSomethingElseIsSaid) {
-  EXPECT_THAT(notes_of("[checkpoint]\nlast_save_model_only = true\n"),
-              ElementsAre(HasSubstr("[checkpoint] last_save_model_only = true has no effect: the last "
-                                    "checkpoint is whole")));
-  EXPECT_TRUE(notes_of("[checkpoint]\nlast_save_model_only = false\n").empty());
-  EXPECT_TRUE(notes_of("[checkpoint]\nenable = false\nlast_save_model_only = true\n").empty());
 }
 
 TEST(Config, AFlagThatIsGivenTwiceIsSaid) {
@@ -562,22 +338,6 @@ TEST(Config, AFlagThatIsGivenTwiceIsSaid) {
   EXPECT_THAT(notes_of("", {"--training.seed", "3", "--debug.seed", "4"}),
               ElementsAre("given twice: --training.seed 3 and --debug.seed 4: the last one, 4, counts"));
   EXPECT_TRUE(notes_of("[training]\nsteps = 2\n", {"--training.steps=3", "--training.steps", "3"}).empty());
-}
-
-TEST(Config, LikeTorchtitanTakesItsDefaultsBelowFileAndFlags) {
-  const TrainConfig ours = parse(""), theirs = parse("", {"--like", "torchtitan"});
-  EXPECT_EQ(ours.training.mixed_precision_param, "float32");
-  EXPECT_EQ(theirs.training.mixed_precision_param, "bfloat16");
-  EXPECT_EQ(theirs.parallelism.data_parallel_shard_degree, -1);
-  EXPECT_EQ(theirs.parallelism.data_parallel_replicate_degree, 1);
-  EXPECT_EQ(recompute_every(theirs), 2);
-  EXPECT_FALSE(theirs.checkpoint.enable);
-  const TrainConfig changed = parse("[training]\nmixed_precision_param = \"fp16\"\n",
-                                    {"--like=torchtitan", "--activation_checkpoint.mode=none"});
-  EXPECT_EQ(changed.training.mixed_precision_param, "float16");
-  EXPECT_EQ(recompute_every(changed), 0);
-  EXPECT_THAT(refusal<UsageError>("", {"--like", "torchtitn"}), HasSubstr("did you mean 'torchtitan'?"));
-  EXPECT_THAT(refusal<UsageError>("", {"--like"}), HasSubstr("--like is ''"));
 }
 
 TEST(Config, EveryNameOfATypeMeansTheSame) {
@@ -592,11 +352,6 @@ TEST(Config, EveryNameOfATypeMeansTheSame) {
         meant);
   }
   EXPECT_THAT(refusal("[training]\nmixed_precision_param = \"f64\"\n"), HasSubstr("is \"f64\": expected one of"));
-}
-
-TEST(Config, OtherNamesOfAKeyMeanTheSame) {
-  EXPECT_EQ(parse("[training]\nseed = 5\n").debug.seed, 5);
-  EXPECT_THAT(refusal("[training]\nseed = 5\n[debug]\nseed = 6\n"), HasSubstr("[debug] seed again"));
 }
 
 TEST(Config, TokenBudgetsGiveBatchSizes) {

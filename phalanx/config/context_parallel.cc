@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <numeric>
+#include <algorithm>
 #include <string>
 
 #include "phalanx/base/error.h"
@@ -33,13 +33,6 @@ void check_heads(const models::LlamaConfig& model, const ParallelPlan& plan) {
 
 }  // namespace
 
-ContextCut context_cut(const ParallelPlan& plan, std::int64_t rank) {
-  const bool splits_positions = plan.tp > 1 && plan.sequence_parallel;
-  return {.ranks = plan.cp,
-          .rank = plan.context_parallel_rank(rank),
-          .multiple = splits_positions ? std::lcm<std::int64_t>(2, plan.tp) : 2};
-}
-
 void check_context_parallel(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan) {
   if (plan.cp == 1) return;
   const auto& given = config.parallelism;
@@ -67,7 +60,7 @@ void check_context_parallel(const TrainConfig& config, const models::LlamaConfig
     refuse("pipeline_parallel_balance = \"measured\"",
            "it measures layers on whole sequences; set it to \"counted\", or the degree to 1");
   }
-  const ContextCut cut = context_cut(plan, 0);
+  const ContextCut cut = plan.context_cut(0);
   const std::int64_t seq_len = config.training.seq_len;
   if (model.rope_scaling.depends_on_length() && cut.padded(seq_len) != seq_len) {
     refuse(fmt::format("seq_len {} and {} rope scaling", seq_len, models::rope_scaling_name(model.rope_scaling.type)),

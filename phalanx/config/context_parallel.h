@@ -1,17 +1,11 @@
-// What context parallelism asks of a run, and how its ranks cut sequences. It does not use torch.
+// What context parallelism asks of a run. It does not use torch.
 #pragma once
 
-#include <cstdint>
-
 #include "phalanx/config/config.h"
-#include "phalanx/layout/context_cut.h"
 #include "phalanx/layout/parallel_plan.h"
 #include "phalanx/models/config/llama_config.h"
 
 namespace phalanx::config {
-
-/// The positions of `rank` of the world.
-ContextCut context_cut(const ParallelPlan& plan, std::int64_t rank);
 
 /// Throws ConfigError for what context parallelism cannot do: it names the setting and what to do instead.
 void check_context_parallel(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan);

@@ -11,7 +11,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/config/config_schema.h"
-#include "phalanx/config/flag_tables.h"
+#include "phalanx/config/slot_text.h"
+#include "phalanx/config/table_lists.h"
 
 namespace phalanx::config {
 namespace {
@@ -89,20 +90,16 @@ class TableReader {
 
 Datasets read_datasets(const toml::array& tables, std::string_view label, const std::string& source, bool is_file) {
   Datasets sets;
-  for (std::size_t i = 0; i < tables.size(); ++i) {
-    const toml::node& node = *tables.get(i);
-    const std::string where = fmt::format(
-        "{}: {}, set {}", is_file ? fmt::format("{}:{}", source, node.source().begin.line) : source, label, i + 1);
-    if (!node.is_table())
-      throw ConfigError(fmt::format("{}: expected a table with a path, found another value", where));
-    Dataset set = TableReader(*node.as_table(), where).read();
+  const TableList list{.label = label, .source = source, .is_file = is_file, .kind = "set", .expected = "a path"};
+  each_table(tables, list, [&](const toml::table& table, const std::string& where) {
+    Dataset set = TableReader(table, where).read();
     const auto same = std::ranges::find(sets, set.name, &Dataset::name);
     if (same != sets.end()) {
       throw ConfigError(
           fmt::format("{}: '{}' is the name of {}, too: give it another name", where, set.name, same->path));
     }
     sets.push_back(std::move(set));
-  }
+  });
   return sets;
 }
 

@@ -4,20 +4,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "phalanx/base/error.h"
-#include "phalanx/base/testing/error_text.h"
-#include "phalanx/base/testing/matchers.h"
-#include "phalanx/config/config.h"
+#include "phalanx/config/testing/parse.h"
 
 namespace phalanx::config::dataset_tables_test {
 namespace {
 
-TrainConfig parse(std::string_view text, const std::vector<std::string>& flags = {}) {
-  return parse_config(text, "run.toml", flags);
-}
-std::string refusal(std::string_view text, const std::vector<std::string>& flags = {}) {
-  return error_text<ConfigError>([&] { parse(text, flags); });
-}
 /// The error of a single table with these lines.
 std::string refusal_of(const std::string& lines) { return refusal("[[training.datasets]]\n" + lines); }
 

@@ -1,21 +1,12 @@
 // [muon] and [ema].
 #include <gtest/gtest.h>
 
-#include "phalanx/base/error.h"
-#include "phalanx/base/testing/error_text.h"
-#include "phalanx/base/testing/matchers.h"
-#include "phalanx/config/config.h"
+#include "phalanx/config/testing/parse.h"
 #include "phalanx/config/training_shape.h"
 
 namespace phalanx::config::muon_keys_test {
 namespace {
 
-TrainConfig parse(std::string_view text, const std::vector<std::string>& flags = {}) {
-  return parse_config(text, "run.toml", flags);
-}
-std::string refusal(std::string_view text, const std::vector<std::string>& flags = {}) {
-  return error_text<ConfigError>([&] { parse(text, flags); });
-}
 std::string refusal_of_muon(const std::string& lines) {
   return refusal("[optimizer]\nname = \"Muon\"\n[muon]\n" + lines);
 }

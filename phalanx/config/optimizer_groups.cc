@@ -10,8 +10,9 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/config/config_schema.h"
-#include "phalanx/config/flag_tables.h"
 #include "phalanx/config/optimizer_groups_reader.h"
+#include "phalanx/config/slot_text.h"
+#include "phalanx/config/table_lists.h"
 
 namespace phalanx::config {
 namespace {
@@ -78,14 +79,10 @@ class GroupReader {
 OptimizerGroups read_optimizer_groups(const toml::array& tables, std::string_view label, const std::string& source,
                                       bool is_file) {
   OptimizerGroups groups;
-  for (std::size_t i = 0; i < tables.size(); ++i) {
-    const toml::node& node = *tables.get(i);
-    const std::string where = fmt::format(
-        "{}: {}, group {}", is_file ? fmt::format("{}:{}", source, node.source().begin.line) : source, label, i + 1);
-    if (!node.is_table())
-      throw ConfigError(fmt::format("{}: expected a table with params, found another value", where));
-    groups.push_back(GroupReader(*node.as_table(), where).read());
-  }
+  const TableList list{.label = label, .source = source, .is_file = is_file, .kind = "group", .expected = "params"};
+  each_table(tables, list, [&](const toml::table& table, const std::string& where) {
+    groups.push_back(GroupReader(table, where).read());
+  });
   return groups;
 }
 

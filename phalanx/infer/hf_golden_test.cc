@@ -100,6 +100,20 @@ class HuggingFaceModel : public testing::TestWithParam<std::string> {
     golden_ = golden_cases()[GetParam()];
     write_model(scratch_.path(), golden_);
   }
+  /// Runs `use` on four ranks, with the model sharded over two and its matrices cut over two.
+  void on_sharded_ranks(
+      const std::function<void(models::Llama&, FullyShardedDataParallel&, const DeviceMesh&)>& use) const {
+    const models::LlamaConfig config = find_model(scratch_.path()).config;
+    run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+      const DeviceMesh mesh(world, {{"dp_shard", 2}, {"tp", 2}});
+      models::Llama model(config, {.without_memory = true});
+      models::parallelize_llama(model, mesh);
+      FullyShardedDataParallel sharded(model, mesh);
+      load_bytes(scratch_.path(), sharded.parameters());
+      sharded.invalidate_unsharded();
+      use(model, sharded, mesh);
+    });
+  }
 
   TempDirectory scratch_{"hf_model"};
   nlohmann::json golden_;
@@ -166,13 +180,7 @@ TEST_P(HuggingFaceModel, EveryLayoutGivesTheSame) {
       });
     }
   }
-  run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
-    const DeviceMesh mesh(world, {{"dp_shard", 2}, {"tp", 2}});
-    models::Llama model(config, {.without_memory = true});
-    models::parallelize_llama(model, mesh);
-    FullyShardedDataParallel sharded(model, mesh);
-    load_bytes(scratch_.path(), sharded.parameters());
-    sharded.invalidate_unsharded();
+  on_sharded_ranks([&](models::Llama& model, FullyShardedDataParallel&, const DeviceMesh&) {
     expect_golden_logits(nn::call(model, tokens), golden_);
   });
   at::Tensor x = tokens;
@@ -250,14 +258,8 @@ TEST_P(HuggingFaceModel, TrainingLossesAreTransformers) {
       expect_golden_losses(model, nn::named_parameters(model), golden_);
     });
   }
-  run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+  on_sharded_ranks([&](models::Llama& model, FullyShardedDataParallel& sharded, const DeviceMesh& mesh) {
     SCOPED_TRACE("sharded and tensor parallel");
-    const DeviceMesh mesh(world, {{"dp_shard", 2}, {"tp", 2}});
-    models::Llama model(config, {.without_memory = true});
-    models::parallelize_llama(model, mesh);
-    FullyShardedDataParallel sharded(model, mesh);
-    load_bytes(scratch_.path(), sharded.parameters());
-    sharded.invalidate_unsharded();
     expect_golden_losses(model, sharded.parameters(), golden_, mesh.communicator("dp_shard").get());
   });
 }

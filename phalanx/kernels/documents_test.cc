@@ -24,36 +24,20 @@
 #include "phalanx/kernels/causal_attention.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/kernels/saved_activations.h"
+#include "phalanx/kernels/testing/gradients.h"
 #include "phalanx/tensor/document_boundaries.h"
 
 namespace phalanx::documents_test {
 namespace {
 
 using Documents = std::shared_ptr<const DocumentBoundaries>;
-using Tensors = std::vector<at::Tensor>;
-using Function = std::function<at::Tensor(const Tensors&)>;
+using kernels_testing::expect_close;
+using kernels_testing::Function;
+using kernels_testing::Tensors;
+using kernels_testing::value_and_gradients;
 
 Documents documents_of(std::int64_t seq, std::vector<std::int32_t> ends) {
   return std::make_shared<const DocumentBoundaries>(seq, std::move(ends));
-}
-
-Tensors value_and_gradients(const Function& function, const Tensors& inputs, at::ScalarType type) {
-  Tensors leaves;
-  for (const auto& input : inputs) leaves.push_back(input.detach().to(type).clone().requires_grad_());
-  const at::Tensor y = function(leaves);
-  const at::Tensor direction =
-      at::arange(y.numel(), at::TensorOptions(at::kDouble)).mul(0.7).add(0.5).sin().view(y.sizes());
-  y.backward(direction.to(type));
-  Tensors result = {y.detach()};
-  for (const auto& leaf : leaves) result.push_back(leaf.grad());
-  return result;
-}
-
-void expect_close(const Tensors& got, const Tensors& expected, double tolerance) {
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double error = (got[i].to(at::kDouble) - expected[i].to(at::kDouble)).norm().item<double>();
-    EXPECT_LE(error, tolerance * expected[i].to(at::kDouble).norm().item<double>()) << "tensor " << i;
-  }
 }
 
 Tensors queries_keys_values(std::int64_t rows, std::int64_t seq) {

@@ -29,25 +29,15 @@
 #include "phalanx/kernels/rotary.h"
 #include "phalanx/kernels/row_kernels.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
+#include "phalanx/kernels/testing/gradients.h"
 
 namespace {
 
 namespace kernels = phalanx::kernels;
-using Tensors = std::vector<at::Tensor>;
-using Function = std::function<at::Tensor(const Tensors&)>;
-
-/// The value and the gradients of all inputs, for a fixed random gradient of the output.
-Tensors value_and_gradients(const Function& function, const Tensors& inputs, at::ScalarType type) {
-  Tensors leaves;
-  for (const auto& input : inputs) leaves.push_back(input.detach().to(type).clone().requires_grad_());
-  const at::Tensor y = function(leaves);
-  // No element is 0, not even the first: a scalar's gradient would otherwise not be checked.
-  at::Tensor direction = at::arange(y.numel(), at::TensorOptions(at::kDouble)).mul(0.7).add(0.5).sin().view(y.sizes());
-  y.backward(direction.to(type));
-  Tensors result = {y.detach()};
-  for (const auto& leaf : leaves) result.push_back(leaf.grad());
-  return result;
-}
+namespace kernels_testing = phalanx::kernels_testing;
+using kernels_testing::Function;
+using kernels_testing::Tensors;
+using kernels_testing::value_and_gradients;
 
 /// The fused function in fp32 against the ATen reference in fp64.
 void expect_equal_to_reference(const Function& fused, const Function& reference, const Tensors& inputs) {

@@ -6,7 +6,7 @@
 //
 //   4 ranks:   0 | 1 | 2 | 3 | 3 | 2 | 1 | 0
 //
-// A sequence whose length does not divide is padded at its end. Padding has no label, and no token before it sees it.
+// A sequence whose length is no multiple of ranks * `multiple` is padded at its end. Padding has no label, and no token before it sees it.
 //
 //   const ContextCut cut{.ranks = 4, .rank = 1};
 //   cut.padded(30);       // 32
@@ -15,6 +15,7 @@
 
 #include <array>
 #include <cstdint>
+#include <numeric>
 
 namespace phalanx {
 
@@ -44,5 +45,11 @@ struct ContextCut {
     return {PositionRange{of_rank * piece, piece}, PositionRange{(2 * ranks - 1 - of_rank) * piece, piece}};
   }
 };
+
+/// ContextCut::multiple for ranks that tensor parallelism divides further: with sequence parallelism each of its ranks has
+/// as many positions.
+constexpr std::int64_t positions_multiple(std::int64_t tensor_parallel_size, bool sequence_parallel) noexcept {
+  return sequence_parallel ? std::lcm(std::int64_t{2}, tensor_parallel_size) : 2;
+}
 
 }  // namespace phalanx

@@ -73,7 +73,7 @@ void check_ep(const ParallelPlan& plan, const ModelDimensions& model, const Plan
 std::vector<MeshAxis> ParallelPlan::axes() const {
   std::vector<MeshAxis> result;
   const std::pair<const char*, std::int64_t> all[] = {
-      {"pp", pp}, {replica_axis(), replicas()}, {cp > 1 ? "dp_shard_cp" : "dp_shard", shards()}, {"tp", tp}};
+      {"pp", pp}, {replica_axis(), replicas()}, {shard_axis(), shards()}, {"tp", tp}};
   for (const auto& [name, size] : all) {
     if (size > 1) result.push_back({name, static_cast<int>(size)});
   }

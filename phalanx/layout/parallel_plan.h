@@ -31,6 +31,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/layout/context_cut.h"
 #include "phalanx/layout/mesh_shape.h"
 
 namespace phalanx {
@@ -63,6 +64,12 @@ struct ParallelPlan {
   std::int64_t replicas() const noexcept { return is_sharded() ? dp_replicate : dp_replicate * cp; }
   /// The name of the axis of the replicas.
   const char* replica_axis() const noexcept { return !is_sharded() && cp > 1 ? "dp_replicate_cp" : "dp_replicate"; }
+  /// The name of the axis of the ranks that shard the model.
+  const char* shard_axis() const noexcept { return cp > 1 ? "dp_shard_cp" : "dp_shard"; }
+  /// How `rank` of the world cuts sequences.
+  ContextCut context_cut(std::int64_t rank) const noexcept {
+    return {.ranks = cp, .rank = context_parallel_rank(rank), .multiple = positions_multiple(tp, sequence_parallel)};
+  }
   bool uses_model_parallelism() const noexcept { return pp > 1 || tp > 1; }
   /// The axes with more than one rank, outermost first. Never empty: one rank is (dp_shard=1).
   std::vector<MeshAxis> axes() const;

@@ -23,7 +23,8 @@
 namespace phalanx::nn {
 namespace {
 
-/// How often each of the numbers below `count` is in a sorted list. On a device this is the one wait of the layer.
+/// How often each of the numbers below `count` is in a sorted list. On a device the host
+/// waits for it.
 std::vector<std::int64_t> count_each(const at::Tensor& sorted, std::int64_t count) {
   const at::Tensor numbers = at::arange(count, sorted.options());
   const at::Tensor ends = at::searchsorted(sorted, numbers, /*out_int32=*/false, /*right=*/true).to(at::kCPU);

@@ -33,7 +33,8 @@ class MatrixExchange {
   using Function = std::function<at::Tensor(const at::Tensor& whole)>;
 
   /// `comm`: the ranks that hold parts, which are the ranks of the matrices' meshes; null: this rank has everything.
-  /// A matrix without a shard is whole on each of them. `round_elements`: of a round, for each owner. Throws Error if a mesh is another.
+  /// A matrix without a shard is whole on each of them. `round_elements`: of a round, for each owner. Throws Error if a
+  /// mesh is another.
   /// REQUIRES: `comm` outlives this object. All its ranks have the same matrices.
   MatrixExchange(const std::vector<NamedTensor>& matrices, const Cost& cost, Communicator* comm,
                  std::int64_t round_elements = std::int64_t{8} << 20);

@@ -87,7 +87,7 @@ class Optimizer {
   virtual void prepare(std::vector<Target>& /*targets*/, const std::optional<at::Tensor>& /*skip*/) {}
   /// One step of these targets, all float32 on the CPU. for_each_part() supplies their gradients.
   virtual void step_on_cpu(const std::vector<Target>& targets) = 0;
-  /// One step of these targets by libtorch's fused kernel. All have one device, dtype, rate and weight decay.
+  /// One step of these targets by libtorch's operators. All have one device, dtype, rate and weight decay.
   /// `skip`: as StepOptions say.
   virtual void step_by_libtorch(const std::vector<Target>& targets, const std::optional<at::Tensor>& skip) = 0;
 

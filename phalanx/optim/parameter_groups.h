@@ -1,6 +1,6 @@
 // ParameterGroup: parameters, named by patterns, with a learning rate or a weight decay of their own.
 //
-//   AdamW optimizer(parameters, {.groups = {{.params = {"*lora_b*"}, .lr_factor = 16},
+//   AdamW optimizer(parameters, {.groups = {{.params = {"*lora_B*"}, .lr_factor = 16},
 //                                           {.params = {"*norm*"}, .weight_decay = 0.0}}});
 //   optimizer.step(lr);                     // of the first group: 16 * lr
 #pragma once

@@ -76,6 +76,7 @@ std::string name_of(const Layout& layout) {
   if (parallel.cp > 1 && layout.context_exchange != "keys") parts.push_back("exchange=" + layout.context_exchange);
   if (parallel.is_sharded()) parts.push_back(fmt::format("zero={}", parallel.zero_stage));
   if (const char* reshards = unusual_resharding(layout)) parts.push_back(fmt::format("reshard={}", reshards));
+  add("ep", parallel.ep);
   add("tp", parallel.tp);
   if (parallel.tp > 1 && !parallel.sequence_parallel) parts.emplace_back("sp=off");
   if (layout.recompute_every > 0) parts.emplace_back(layout.uses_op_sac ? "ac=op" : "ac=full");
@@ -113,6 +114,7 @@ std::vector<Setting> settings_of(const Layout& layout) {
     set("parallelism", "context_parallel_degree", parallel.cp);
     set("parallelism", "context_parallel_exchange", fmt::format("\"{}\"", layout.context_exchange));
   }
+  if (parallel.ep > 1) set("parallelism", "expert_parallel_degree", parallel.ep);
   set("parallelism", "tensor_parallel_degree", parallel.tp);
   set("parallelism", "pipeline_parallel_degree", parallel.pp);
   if (parallel.pp > 1) {

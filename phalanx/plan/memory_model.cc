@@ -347,10 +347,9 @@ class Prediction {
 
 std::int64_t TrainingShape::local_seq() const noexcept {
   if (context_parallel_size == 1) return seq;
-  const bool splits_positions = tensor_parallel_size > 1 && sequence_parallel;
-  return ContextCut{.ranks = context_parallel_size,
-                    .multiple = splits_positions ? std::lcm<std::int64_t>(2, tensor_parallel_size) : 2}
-      .local(seq);
+  const ContextCut cut{.ranks = context_parallel_size,
+                       .multiple = positions_multiple(tensor_parallel_size, sequence_parallel)};
+  return cut.local(seq);
 }
 
 TrainingMemory predict_memory(const TrainingShape& shape) {

@@ -7,8 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "phalanx/base/name_patterns.h"
-#include "phalanx/models/config/block_matrices.h"
+#include "phalanx/models/config/parameter_kinds.h"
 #include "phalanx/plan/model_partition.h"
 
 namespace phalanx::plan {
@@ -163,9 +162,7 @@ class Units {
   }
 
   bool is_matrix(const std::string& name, const FlatParameter& shape) const {
-    return models::is_block_matrix(name, shape.row_elements == 1 ? 1 : 2) &&
-           std::ranges::none_of(shape_.adamw_params,
-                                [&](const std::string& pattern) { return matches_pattern(pattern, name); });
+    return models::is_muon_matrix(name, shape.row_elements == 1 ? 1 : 2, shape_.adamw_params);
   }
 
   const TrainingShape& shape_;

@@ -2,9 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <sstream>
 #include <utility>
-#include <vector>
 
+#include "phalanx/comm/communicator.h"
 #include "phalanx/comm/data_type.h"
 
 namespace phalanx {
@@ -49,6 +50,20 @@ ShardSpec held_by_owner(const NamedTensor& held, const MeshShape& mesh, const st
   const Placement cut = held.shard ? held.shard->spec.placement() : Placement{};
   return {held.name, shape, data_type_of(held.tensor.scalar_type()), whole,
           placed(cut, whole, shape[0], of_owners, static_cast<std::size_t>(owner))};
+}
+
+std::map<std::string, ShardSpec> specs_of_group(Communicator& group, const std::vector<ShardSpec>& own) {
+  std::string mine;  // one per line
+  for (const ShardSpec& spec : own) mine += spec.text() + "\n";
+  std::map<std::string, ShardSpec> specs;
+  for (const std::string& text : group.all_gather_bytes(mine)) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      const ShardSpec spec = ShardSpec::parse(line);
+      specs.emplace(spec.name(), spec);
+    }
+  }
+  return specs;
 }
 
 }  // namespace phalanx

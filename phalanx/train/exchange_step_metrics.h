@@ -42,8 +42,8 @@ struct GlobalStepMetrics {
   std::vector<double> memory_gib, cpu_seconds, comm_seconds, exposed_seconds, wall_seconds;  // by rank
 };
 
-/// `data_ranks`: how many different parts of the batch the ranks have: of its sequences and their positions. As many ranks have each of them, and the same
-/// loss.
+/// `data_ranks`: how many different parts of the batch the ranks have: of its sequences and their positions. As many
+/// ranks have each of them, and the same loss.
 GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicator& world, std::int64_t data_ranks);
 
 }  // namespace phalanx::train

@@ -6,12 +6,11 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <sstream>
 #include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/data_type.h"
-#include "phalanx/nn/init.h"
+#include "phalanx/models/config/parameter_kinds.h"
 #include "phalanx/nn/mixture_of_experts.h"
 #include "phalanx/parallel/expert/expert_parallel.h"
 #include "phalanx/tensor/held_by_owner.h"
@@ -54,7 +53,7 @@ std::shared_ptr<const ExpertMesh> ExpertMesh::make(const ParallelPlan& plan, con
   if (plan.ep == 1) return nullptr;
   const auto degree = static_cast<int>(plan.ep);
   std::vector<MeshAxis> axes;
-  const std::string of_shards = plan.cp > 1 ? "dp_shard_cp" : "dp_shard";
+  const std::string of_shards = plan.shard_axis();
   for (const MeshAxis& axis : mesh.axes()) {
     if (axis.name != of_shards) {
       axes.push_back(axis);
@@ -78,23 +77,16 @@ OwnShardGroup ExpertMesh::own_group() const { return {.patterns = {kExpertParame
 std::vector<NamedTensor> ExpertMesh::with_others(const std::vector<NamedTensor>& held,
                                                  const std::vector<std::string>& names) const {
   std::map<std::string, NamedTensor> here;
-  std::string mine;  // the specs of what only this rank has, one per line
+  std::vector<ShardSpec> mine;  // of what only this rank has
   for (const NamedTensor& one : held) {
     here[one.name] = one;
     const bool is_expert = one.shard && one.shard->spec.mesh().has(kAxis);
     if (!is_expert) continue;
     const ShardSpec spec = held_by_owner(one, shape_, kAxis, ep_->rank());
-    mine += spec.text() + "\n";
+    mine.push_back(spec);
     here[one.name].shard = std::make_shared<const Shard>(Shard{spec, rank_});
   }
-  std::map<std::string, ShardSpec> of_others;
-  for (const std::string& text : ep_->all_gather_bytes(mine)) {
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-      const ShardSpec spec = ShardSpec::parse(line);
-      of_others.emplace(spec.name(), spec);
-    }
-  }
+  const std::map<std::string, ShardSpec> of_others = specs_of_group(*ep_, mine);
   std::vector<NamedTensor> all;
   for (const std::string& name : names) {
     if (const auto found = here.find(name); found != here.end()) {
@@ -107,33 +99,25 @@ std::vector<NamedTensor> ExpertMesh::with_others(const std::vector<NamedTensor>&
   return all;
 }
 
-bool has_distributed_experts(const models::Llama& model) {
-  return std::ranges::any_of(model.layers, [](const auto& layer) {
-    const auto* const mixture = dynamic_cast<const nn::MixtureOfExperts*>(layer->feed_forward.get());
-    return mixture != nullptr && mixture->has_exchange();
-  });
-}
-
-void apply_expert_parallelism(models::Llama& model, const ExpertMesh& mesh) {
+bool apply_expert_parallelism(models::Llama& model, const ExpertMesh& mesh) {
+  bool has_experts = false;
   for (std::size_t i = 0; i < model.layers.size(); ++i) {
     auto* const mixture = dynamic_cast<nn::MixtureOfExperts*>(model.layers[i]->feed_forward.get());
     if (mixture == nullptr) continue;
     check_frozen(*mixture, static_cast<std::size_t>(model.part().begin / 2) + i);
     distribute_experts(*mixture, mesh.ep());
+    has_experts = true;
   }
-  std::map<const void*, std::pair<nn::Module*, std::string>> owner_of;  // of each parameter: module, own name
-  for (const auto& module : model.modules()) {
-    auto* const ours = dynamic_cast<nn::Module*>(module.get());
-    if (ours == nullptr) continue;
-    for (const auto& own : ours->named_parameters(/*recurse=*/false)) {
-      owner_of[own.value().unsafeGetTensorImpl()] = {ours, own.key()};
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    auto* const module = dynamic_cast<nn::Module*>(item.value().get());
+    if (module == nullptr) continue;
+    for (const auto& own : module->named_parameters(/*recurse=*/false)) {
+      const std::string name = item.key() + "." + own.key();
+      if (!models::is_expert_parameter(name)) continue;
+      module->set_shard(own.key(), on_mesh({name, own.value(), module->shard_of(own.key())}, mesh));
     }
   }
-  for (const NamedTensor& parameter : nn::named_parameters(model)) {
-    if (parameter.name.find(".moe.experts.") == std::string::npos) continue;
-    const auto& [module, name] = owner_of.at(parameter.tensor.unsafeGetTensorImpl());
-    module->set_shard(name, on_mesh(parameter, mesh));
-  }
+  return has_experts;
 }
 
 }  // namespace phalanx::train

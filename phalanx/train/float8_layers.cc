@@ -12,6 +12,7 @@
 #include "phalanx/base/name_patterns.h"
 #include "phalanx/config/config_schema.h"
 #include "phalanx/kernels/float8_linear.h"
+#include "phalanx/models/config/parameter_kinds.h"
 
 namespace phalanx::train {
 namespace {
@@ -32,7 +33,7 @@ std::string why_not(const std::string& name, const nn::Linear& layer, const conf
   }
   if (!name.starts_with("layers.")) return "the output";
   if (name.ends_with(".moe.gate")) return "a router";
-  if (name.find(".moe.experts.") != std::string::npos) return "experts";
+  if (models::is_expert_parameter(name)) return "experts";
   const auto [in, out, bias] = layer.options();
   if (in % kMultiple != 0 || out % kMultiple != 0) {
     return fmt::format("{} x {}: a size is no multiple of {}", out, in, kMultiple);

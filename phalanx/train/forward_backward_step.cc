@@ -5,7 +5,6 @@
 #include <chrono>
 
 #include "phalanx/base/error.h"
-#include "phalanx/config/context_parallel.h"
 #include "phalanx/train/token_batch.h"
 
 namespace phalanx::train {
@@ -49,7 +48,7 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
                                             .ranks = parallel.data_parallel_size(),
                                             .micro_batch = part,
                                             .micro_batches = parts});
-      batch = load_batch(dataloader, step, rows, options.device, config::context_cut(parallel, options.rank));
+      batch = load_batch(dataloader, step, rows, options.device, parallel.context_cut(options.rank));
       first_row = rows.begin;
       pass.data_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }

@@ -13,7 +13,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/name_patterns.h"
-#include "phalanx/models/config/block_matrices.h"
+#include "phalanx/models/config/parameter_kinds.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/optim/muon.h"
@@ -33,7 +33,7 @@ std::vector<ParameterGroup> groups_of(const config::OptimizerGroups& groups, con
   std::vector<ParameterGroup> result;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const std::string what = fmt::format("[[optimizer.groups]], group {}", i + 1);
-    result.push_back({.params = patterns_of(parameters, what, groups[i].params, others),
+    result.push_back({.params = patterns_that_match(parameters, what, groups[i].params, others),
                       .lr_factor = groups[i].lr_factor,
                       .weight_decay = groups[i].weight_decay});
   }
@@ -50,8 +50,8 @@ std::pair<std::vector<NamedTensor>, std::vector<NamedTensor>> split_for_muon(
     const std::vector<std::string>& adamw_params, const std::vector<NamedTensor>& parameters,
     const std::vector<std::string>& frozen) {
   const std::vector<std::string> names = with_names_of({}, parameters);
-  const auto taken = matching_names("[muon] adamw_params",
-                                    patterns_of(parameters, "[muon] adamw_params", adamw_params, frozen), names);
+  const auto taken = matching_names(
+      "[muon] adamw_params", patterns_that_match(parameters, "[muon] adamw_params", adamw_params, frozen), names);
   std::vector<NamedTensor> matrices, others;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const bool is_matrix = models::is_block_matrix(names[i], parameters[i].global_shape().size()) && !taken[i];
@@ -73,7 +73,7 @@ std::unique_ptr<Optimizer> make_muon(const config::TrainConfig& config, const st
                       .adjust_lr = muon_adjustment_from(muon.adjust_lr_fn),
                       .lr_factor = muon.lr ? *muon.lr / optimizer.lr : 1,
                       .weight_decay = muon.weight_decay.value_or(optimizer.weight_decay),
-                      .no_decay = patterns_of(matrices, "[optimizer] no_decay", optimizer.no_decay, others),
+                      .no_decay = patterns_that_match(matrices, "[optimizer] no_decay", optimizer.no_decay, others),
                       .groups = groups_of(optimizer.groups, matrices, others)};
   std::ranges::copy(muon.ns_coefficients, options.newton_schulz.coefficients.begin());
   return std::make_unique<Muon>(matrices, std::move(options), comm);
@@ -82,7 +82,8 @@ std::unique_ptr<Optimizer> make_muon(const config::TrainConfig& config, const st
 std::unique_ptr<Optimizer> make_elementwise(const config::TrainConfig::Optimizer& config,
                                             const std::vector<NamedTensor>& parameters,
                                             const std::vector<std::string>& frozen) {
-  const std::vector<std::string> no_decay = patterns_of(parameters, "[optimizer] no_decay", config.no_decay, frozen);
+  const std::vector<std::string> no_decay =
+      patterns_that_match(parameters, "[optimizer] no_decay", config.no_decay, frozen);
   const std::vector<ParameterGroup> groups = groups_of(config.groups, parameters, frozen);
   if (config.name == "SGD") {
     return std::make_unique<Sgd>(

@@ -37,8 +37,8 @@ namespace phalanx::train {
 class OptimizerStep {
  public:
   /// `parameters`: the trained ones. `grad_norm_group`: the group that sums the gradient norm; null: each rank has all
-  /// gradients. `frozen`: names of the model's other parameters, which [optimizer] no_decay may match, too. `world`: the
-  /// ranks among which Muon shares its work; null: `grad_norm_group`.
+  /// gradients. `frozen`: names of the model's other parameters, which patterns of [optimizer] and [muon] may match, too.
+  /// `world`: the ranks among which Muon shares its work; null: `grad_norm_group`.
   /// REQUIRES: both groups outlive this object.
   OptimizerStep(const config::TrainConfig& config, const std::vector<NamedTensor>& parameters,
                 Communicator* grad_norm_group, const std::vector<std::string>& frozen = {},

@@ -9,7 +9,7 @@
 
 #include "phalanx/base/human.h"
 #include "phalanx/config/model_config.h"
-#include "phalanx/models/config/block_matrices.h"
+#include "phalanx/models/config/parameter_kinds.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/evaluation_mode.h"
 #include "phalanx/nn/mixture_of_experts.h"
@@ -32,18 +32,15 @@ std::int64_t bytes_of(const std::vector<NamedTensor>& tensors) {
   return bytes;
 }
 
-std::int64_t bytes_of_optimizer(const config::OptimizerCopies& copies, const std::vector<NamedTensor>& trained) {
+std::int64_t bytes_of_optimizer(const config::OptimizerCopies& copies, const std::vector<std::string>& adamw_params,
+                                const std::vector<NamedTensor>& trained) {
   std::int64_t bytes = 0;
   for (const NamedTensor& one : trained) {
-    const bool is_matrix = models::is_block_matrix(one.name, one.global_shape().size());
+    const bool is_matrix = models::is_muon_matrix(one.name, one.global_shape().size(), adamw_params);
     bytes += static_cast<std::int64_t>(one.tensor.nbytes()) * (is_matrix ? copies.matrices : copies.others);
   }
   return bytes;
 }
-
-}  // namespace
-
-namespace {
 
 /// The ranks that differ from this one in their positions alone. A group of its own also where that is the whole world:
 /// attention then does not queue behind what other parts of the run send.
@@ -77,6 +74,7 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
       frozen_(frozen_parameters(config, model_->config())),
       z_loss_weight_(config.training.z_loss_weight),
       optimizer_copies_(config::optimizer_copies(config)),
+      adamw_params_(config.muon.adamw_params),
       dropout_seed_(config.lora.rank > 0 && config.lora.dropout > 0 ? std::optional(config.debug.seed) : std::nullopt),
       // Ranks of tensor parallelism have the same tokens, and the sum of their gradients is taken.
       balancing_weight_(config.training.moe_aux_loss_coeff /
@@ -120,7 +118,7 @@ void ParallelModel::place_dropout(models::Llama& model, std::int64_t step, std::
 }
 
 void ParallelModel::balance_load(models::Llama& model, const OptimizerStep& optimizer_step) const {
-  if (balancing_weight_ == 0) return;
+  if (balancing_weight_ == 0 || !model.config().has_experts()) return;
   at::Tensor scale = optimizer_step.loss_scale_on_device();
   if (const double on_host = optimizer_step.loss_scale(); !scale.defined() && on_host != 1) {
     scale = at::full({}, on_host, at::TensorOptions(device_).dtype(at::kFloat));
@@ -219,10 +217,10 @@ std::string ParallelModel::memory_text() const {
   if (!plan_.parallel.is_sharded()) {
     return fmt::format("{} for weights, gradients and optimizer on {}, and activations",
                        bytes(bytes_of(weights()) + bytes_of(without(frozen_, weights())) +
-                             bytes_of_optimizer(optimizer_copies_, without(frozen_, weights()))),
+                             bytes_of_optimizer(optimizer_copies_, adamw_params_, without(frozen_, weights()))),
                        plan_.parallel.pp > 1 ? "rank 0" : "each rank");
   }
-  const std::int64_t state = bytes_of_optimizer(optimizer_copies_, without(frozen_, weights()));
+  const std::int64_t state = bytes_of_optimizer(optimizer_copies_, adamw_params_, without(frozen_, weights()));
   std::int64_t weight_bytes = 0, gradient_bytes = 0, unsharded_bytes = 0;
   for (const auto* sharding : shardings()) {
     const FullyShardStatistics statistics = sharding->statistics();

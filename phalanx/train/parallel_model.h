@@ -132,6 +132,7 @@ class ParallelModel {
 
  private:
   const config::OptimizerCopies optimizer_copies_;
+  const std::vector<std::string> adamw_params_;      // of Muon
   const std::optional<std::uint64_t> dropout_seed_;  // unset: no dropout
   const double balancing_weight_;                    // of each sequence on each rank
   const std::string sharding_text_;

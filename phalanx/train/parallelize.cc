@@ -1,6 +1,5 @@
 #include "phalanx/train/parallelize.h"
 
-#include "phalanx/config/context_parallel.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/context/context_attention.h"
@@ -21,10 +20,9 @@ int split_dim(const config::TrainConfig& config, const config::RunPlan& plan, at
 }
 
 std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const config::TrainConfig& config,
-                                                const RunMeshes& meshes) {
+                                                const RunMeshes& meshes, bool has_experts) {
   FullyShardOptions options = shard_options(config);
   if (!model.part().head) options.output_dtype.reset();  // the next stage takes activations as they are
-  const bool has_experts = meshes.experts != nullptr && has_distributed_experts(model);
   if (has_experts) options.own_group = meshes.experts->own_group();
   return std::make_unique<FullyShardedDataParallel>(model, meshes.ranks, options);
 }
@@ -33,8 +31,8 @@ std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const conf
 std::shared_ptr<Communicator> replicate(models::Llama& model, const config::RunPlan& plan, const DeviceMesh& mesh) {
   nn::materialize(model);
   const char* const axis = plan.parallel.replica_axis();
-  if (plan.parallel.pp > 1) return mesh.has(axis) ? mesh.communicator(axis) : nullptr;
   if (mesh.has(axis)) return mesh.communicator(axis);
+  if (plan.parallel.pp > 1) return nullptr;
   const std::shared_ptr<Communicator>& world = mesh.world();
   return world->size() == 1 ? world : world->split(world->rank(), 0);
 }
@@ -55,15 +53,15 @@ Parallelized parallelize(models::Llama& model, const config::TrainConfig& config
                          const RunMeshes& meshes, at::Device device) {
   apply_tensor_parallelism(model, config, plan, meshes.ranks, device);
   if (meshes.context) {
-    const ContextCut cut = config::context_cut(plan.parallel, meshes.ranks.world()->rank());
+    const ContextCut cut = plan.parallel.context_cut(meshes.ranks.world()->rank());
     const auto exchange =
         config.parallelism.context_parallel_exchange == "heads" ? ContextExchange::heads : ContextExchange::keys;
     model.set_context({.cut = cut, .attention = make_context_attention(exchange, meshes.context, cut)});
   }
-  if (meshes.experts != nullptr) apply_expert_parallelism(model, *meshes.experts);
+  const bool has_experts = meshes.experts != nullptr && apply_expert_parallelism(model, *meshes.experts);
   apply_float8(model, config, meshes.ranks, device);
   recompute_layers(model, config);
-  if (plan.parallel.is_sharded()) return {.sharded = shard(model, config, meshes), .replicas = nullptr};
+  if (plan.parallel.is_sharded()) return {.sharded = shard(model, config, meshes, has_experts), .replicas = nullptr};
   return {.sharded = nullptr, .replicas = replicate(model, plan, meshes.ranks)};
 }
 

@@ -1,6 +1,6 @@
 // Applies the forms of parallelism of a run's plan to a model, or to one stage of a pipeline.
 //
-//   Parallelized parts = parallelize(stage, config, plan, {mesh, experts}, device);   // stage: without memory
+//   Parallelized parts = parallelize(stage, config, plan, {mesh, context, experts}, device);   // stage: without memory
 //   if (parts.sharded) parts.sharded->initialise(seed);
 #pragma once
 

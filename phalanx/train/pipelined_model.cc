@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <sstream>
 #include <utility>
 
 #include "phalanx/nn/evaluation_mode.h"
@@ -145,23 +144,16 @@ std::vector<NamedTensor> PipelinedModel::list_weights(const config::TrainConfig&
   const auto rank_of = [&](int stage) { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; };
 
   std::map<std::pair<std::string, int>, NamedTensor> here;  // by stage
-  std::string mine;                                         // the specs of what this rank owns, one per line
+  std::vector<ShardSpec> mine;                              // of what this rank owns
   for (std::size_t i = 0; i < models_.size(); ++i) {
     for (const NamedTensor& held : with_other_experts(held_by(i), names[static_cast<std::size_t>(numbers_[i])])) {
       here[{held.name, numbers_[i]}] = held;
       if (stages_of.at(held.name).back() != numbers_[i]) continue;
-      mine += held_by_owner(held, mesh_.shape(), "pp", ranks_->rank()).text() + "\n";
+      mine.push_back(held_by_owner(held, mesh_.shape(), "pp", ranks_->rank()));
     }
   }
   // The rows of a rank of another stage depend on the units of that stage.
-  std::map<std::string, ShardSpec> specs;
-  for (const std::string& text : ranks_->all_gather_bytes(mine)) {
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-      const ShardSpec spec = ShardSpec::parse(line);
-      specs.emplace(spec.name(), spec);
-    }
-  }
+  const std::map<std::string, ShardSpec> specs = specs_of_group(*ranks_, mine);
 
   std::vector<NamedTensor> weights;
   for (const auto& [name, tensor, shard] : nn::named_parameters(*model_)) {
@@ -249,7 +241,9 @@ at::Tensor PipelinedModel::forward_backward(const TokenBatch& batch, const Forwa
   return train(batch, pass, tracing);
 }
 
-void PipelinedModel::describe_batch(const TokenBatch& batch, std::int64_t micro_batches, double divisor) {
+void PipelinedModel::describe_batch(const TokenBatch& batch, std::int64_t micro_batches, double divisor,
+                                    double z_loss_weight) {
+  z_loss_now_ = z_loss_weight;
   divisor_ = divisor;
   micro_batch_rows_ = batch.labels.size(0) / micro_batches;
   micro_batch_documents_.clear();
@@ -264,8 +258,7 @@ at::Tensor PipelinedModel::train(const TokenBatch& batch, const ForwardBackwardP
                                  observe::TraceRecorder* trace) {
   const OptimizerStep& optimizer_step = pass.optimizer_step;
   copy_shared_weights();
-  describe_batch(batch, schedule_.micro_batches, pass.divisor);
-  z_loss_now_ = z_loss_weight_;
+  describe_batch(batch, schedule_.micro_batches, pass.divisor, z_loss_weight_);
   step_ = pass.step;
   first_row_ = pass.first_row;
   if (const at::Tensor scale = optimizer_step.loss_scale_on_device(); scale.defined()) {
@@ -289,8 +282,7 @@ at::Tensor PipelinedModel::train(const TokenBatch& batch, const ForwardBackwardP
 at::Tensor PipelinedModel::loss_sum(const TokenBatch& batch) {
   copy_shared_weights();
   if (!evaluation_) evaluation_ = std::make_unique<PipelineRuntime>(ranks_, forward_schedule(schedule_), stages());
-  describe_batch(batch, /*micro_batches=*/1, /*divisor=*/1);
-  z_loss_now_ = 0;
+  describe_batch(batch, /*micro_batches=*/1, /*divisor=*/1, /*z_loss_weight=*/0);
   const nn::EvaluationMode evaluating(modules());
   return on_device(evaluation_->evaluate(batch.inputs, batch.labels).loss());
 }

@@ -45,7 +45,7 @@ class PipelinedModel final : public ParallelModel {
   std::string pipeline_text() const override;  // "pipeline over 2 (1F1B, 8 micro-batches)"
   at::Tensor train(const TokenBatch& batch, const ForwardBackwardPass& pass, observe::TraceRecorder* trace);
   /// Gives the stages what they need of a batch that is cut into `micro_batches`, beside tokens and labels.
-  void describe_batch(const TokenBatch& batch, std::int64_t micro_batches, double divisor);
+  void describe_batch(const TokenBatch& batch, std::int64_t micro_batches, double divisor, double z_loss_weight);
   at::Tensor on_device(double loss) const;
 
   /// What more than one stage holds: the last of them owns it.

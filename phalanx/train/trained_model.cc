@@ -40,8 +40,9 @@ std::vector<NamedTensor> without(const std::vector<std::string>& frozen, const s
   return trained;
 }
 
-std::vector<std::string> patterns_of(const std::vector<NamedTensor>& parameters, const std::string& what,
-                                     const std::vector<std::string>& patterns, const std::vector<std::string>& others) {
+std::vector<std::string> patterns_that_match(const std::vector<NamedTensor>& parameters, const std::string& what,
+                                             const std::vector<std::string>& patterns,
+                                             const std::vector<std::string>& others) {
   std::vector<std::string> all = others, kept;
   for (const NamedTensor& one : parameters) all.push_back(one.name);
   for (const std::string& pattern : patterns) {

@@ -31,7 +31,8 @@ std::vector<NamedTensor> without(const std::vector<std::string>& frozen, const s
 
 /// The patterns, of the key `what`, without those that match `others` alone: parameters that an optimizer does not know,
 /// because they are frozen or another optimizer's. ConfigError for a pattern that matches none of both.
-std::vector<std::string> patterns_of(const std::vector<NamedTensor>& parameters, const std::string& what,
-                                     const std::vector<std::string>& patterns, const std::vector<std::string>& others);
+std::vector<std::string> patterns_that_match(const std::vector<NamedTensor>& parameters, const std::string& what,
+                                             const std::vector<std::string>& patterns,
+                                             const std::vector<std::string>& others);
 
 }  // namespace phalanx::train

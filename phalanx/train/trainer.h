@@ -100,7 +100,7 @@ class Trainer {
   /// Everything that a checkpoint holds: handles to this rank's weights and optimizer state, and the run's integers.
   TrainState collect_state() const;
   /// Whether matrices or sequences are cut over ranks, or experts divided, so that model() is only for training.
-  bool uses_model_parallelism() const {
+  bool model_is_only_for_training() const {
     return plan_.parallel.uses_model_parallelism() || plan_.parallel.cp > 1 || plan_.parallel.ep > 1;
   }
   MetricsLogger* metrics_logger() { return metrics_logger_.get(); }  // rank 0 only; null elsewhere

@@ -141,7 +141,6 @@ TEST_F(TrainerExpertsTest, SixteenBitsAreNearOneRank) {
 }
 
 TEST_F(TrainerExpertsTest, ARunGoesOnWithAnotherDegree) {
-  train(config_of({.keys = keys(1)}, "whole"), 1);
   const std::vector<Layout> layouts = {{.ranks = 4, .keys = sharded_keys(4, 3, 4, {"--training.steps=4"})},
                                        {.ranks = 4, .pp = 2, .keys = sharded_keys(2, 3, 2, {"--training.steps=8"})},
                                        {.ranks = 1, .keys = keys(1, {"--training.steps=12"})}};

@@ -3,7 +3,6 @@
 #include <ATen/ops/arange.h>
 
 #include <algorithm>
-#include <atomic>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/matchers.h"
@@ -92,19 +91,7 @@ TEST_F(TrainerTensorTest, TiedEmbeddingsGoOnInAnotherLayout) {
        .pp = 2,
        .keys = {"--model.tie_embeddings", "--parallelism.data_parallel_shard_degree=2"}},
       {.name = "one", .keys = tied}};
-  // Only the steps themselves ask whether to stop.
-  const std::vector<std::string> steps_alone = {"--training.steps=12", "--validation.freq=100",
-                                                "--checkpoint.interval=100"};
-  std::int64_t step = 4;
-  for (const Layout& layout : layouts) {
-    SCOPED_TRACE(layout.name);
-    train(config_of(layout, "parts", steps_alone), layout.ranks,
-          [asked = std::make_shared<std::atomic<int>>(0), &layout](int) {
-            return asked->fetch_add(1) / layout.ranks >= 3;
-          });
-    EXPECT_EQ(result_.step, step);
-    step += 4;
-  }
+  train_in_parts(layouts, "parts");
   expect_same_run("parts", "whole");
 }
 

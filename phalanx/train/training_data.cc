@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "phalanx/base/human.h"
-#include "phalanx/config/context_parallel.h"
 #include "phalanx/data/corpus/token_statistics.h"
 #include "phalanx/data/data_loader.h"
 #include "phalanx/data/stream_description.h"
@@ -78,7 +77,7 @@ TrainingData open_training_data(const config::TrainConfig& config, const config:
                                           .steps = config.validation.steps,
                                           .data_parallel_rank = plan.parallel.data_parallel_rank(rank),
                                           .data_parallel_size = plan.parallel.data_parallel_size(),
-                                          .cut = config::context_cut(plan.parallel, rank),
+                                          .cut = plan.parallel.context_cut(rank),
                                           .autocast = autocast_dtype(config, plan),
                                           .device = device});
   }

@@ -7,7 +7,6 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/testing/matchers.h"
-#include "phalanx/data/token_file_writer.h"
 #include "phalanx/kernels/causal_attention.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/layout_check.h"
@@ -101,13 +100,7 @@ class ContextLayoutsTest : public train::TrainerTest {
   }
 
   Keys documents() const {
-    data::TokenFileWriter writer(path("documents"), {.vocab_size = 512});
-    for (std::int32_t i = 0; i < 600; ++i) {
-      std::vector<std::int32_t> ids;
-      for (std::int32_t t = 0; t < 2 + i * 7 % 19; ++t) ids.push_back((i * 31 + t * 7) % 512);
-      writer.add_document(ids);
-    }
-    writer.finish();
+    write_documents();
     return {"--training.dataset_path=" + path("documents"), "--training.attn_mask_type=block_causal",
             "--training.packing=best_fit"};
   }

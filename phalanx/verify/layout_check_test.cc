@@ -101,16 +101,6 @@ class LayoutCheckTest : public train::TrainerTest {
     return config::parse_config("", "test", keys);
   }
 
-  /// Documents of 2 to 20 tokens.
-  void write_documents() const {
-    data::TokenFileWriter writer(path("documents"), {.vocab_size = 512});
-    for (std::int32_t i = 0; i < 600; ++i) {
-      std::vector<std::int32_t> ids;
-      for (std::int32_t t = 0; t < 2 + i * 7 % 19; ++t) ids.push_back((i * 31 + t * 7) % 512);
-      writer.add_document(ids);
-    }
-    writer.finish();
-  }
   Layout packed(Layout layout) const {
     layout.keys.insert(layout.keys.begin(), {"--training.dataset_path=" + path("documents"),
                                              "--training.attn_mask_type=block_causal", "--training.packing=best_fit"});
@@ -229,6 +219,39 @@ TEST_F(LayoutCheckTest, ADocumentThatSeesAnotherIsFound) {
       EXPECT_EQ(found.finding->what, "loss of another document");
       EXPECT_THAT(found.finding->text(), HasSubstr("crosses the boundary between two documents"));
     });
+  }
+}
+
+// The gradient of GPT-2's key biases is zero in theory: a softmax does not see what is added to all of its inputs.
+TEST_F(LayoutCheckTest, AGradientThatIsNothingButRoundingRaisesNoAlarm) {
+  const std::vector<std::string> gpt2 = {"--model.name=gpt2"};
+  for (const Layout& layout : {Layout{"ddp_2", 2, gpt2}, Layout{"tp_2", 2, tensor(2, gpt2)},
+                               Layout{"pp_2_tp_2", 4, pipeline(2, tensor(2, gpt2))}}) {
+    const LayoutCheck found = check(layout, 3);
+    EXPECT_FALSE(found.finding) << layout.name << ": " << found.finding->text();
+  }
+}
+
+TEST_F(LayoutCheckTest, AGradientThatShouldBeZeroIsComparedWithTheModels) {
+  const std::string name = "layers.0.attention.wk.bias";
+  // The gradient of this model has a norm of about 2.
+  for (const auto& [wrong_by, is_found] : {std::pair(1e-11, false), {1e-6, true}, {1e-3, true}}) {
+    LayoutCheck result;
+    run_local_ranks(2, [&, wrong_by = wrong_by](const std::shared_ptr<Communicator>& world) {
+      LayoutCheckContext context{.world = world};
+      context.observer = [&](std::int64_t step, const std::vector<NamedTensor>& parameters) {
+        if (step == 0) return;
+        for (const NamedTensor& p : parameters) {
+          if (p.name == name) p.tensor.grad().add_(wrong_by);
+        }
+      };
+      const LayoutCheck found =
+          check_layout(config_of({"tp_2", 2, tensor(2, {"--model.name=gpt2"})}), context, {.steps = 1});
+      if (world->rank() == 0) result = found;
+    });
+    ASSERT_EQ(result.finding.has_value(), is_found) << wrong_by;
+    if (!is_found) continue;
+    EXPECT_EQ(result.finding->parameter, name);
   }
 }
 

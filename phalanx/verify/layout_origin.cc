@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "phalanx/config/context_parallel.h"
 #include "phalanx/train/token_batch.h"
 #include "phalanx/verify/forward_trace.h"
 #include "phalanx/verify/layout_cause.h"
@@ -176,7 +175,7 @@ class Search {
     std::vector<std::int64_t> offset(static_cast<std::size_t>(whole.dim()));
     at::Tensor part = whole.narrow(0, rows.begin, rows.size());
     offset[0] = rows.begin;
-    const ContextCut cut = config::context_cut(parallelized_.plan.parallel, parallelized_.options.rank);
+    const ContextCut cut = parallelized_.plan.parallel.context_cut(parallelized_.options.rank);
     if (cut.ranks > 1 && whole.dim() == 3) {
       const std::int64_t seq = whole.size(1);
       if (cut.padded(seq) != seq) return std::nullopt;  // what padding becomes is nobody's business

@@ -61,10 +61,10 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
   const std::int64_t parts = plan.accumulation_steps;
   const auto divisor = static_cast<double>(data.dataloader->label_count(step));
   double loss_sum = 0;
+  model->balance_load(*cast_, *optimizer_step);
   for (std::int64_t part = 0; part < parts; ++part) {
     const data::RowRange rows = data.dataloader->rows_of({.micro_batch = part, .micro_batches = parts});
     const train::TokenBatch batch = train::load_batch(*data.dataloader, step, rows, options.device);
-    model->balance_load(*cast_, *optimizer_step);
     nn::set_dropout_rng_state(*cast_, {.seed = dropout_seed_, .step = step, .first_row = rows.begin});
     const at::Tensor loss =
         cast_
@@ -122,7 +122,6 @@ LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double
   options.autocast = autocast;
   cast_ = cast;
   Rounding result;
-  double all_squares = 0, off_squares = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor& grad = parameters[i].tensor.mutable_grad();
     double norm = 0, off = 0;
@@ -135,12 +134,8 @@ LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double
     // A value that is not finite says nothing about rounding.
     const bool is_measured = norm > 0 && std::isfinite(norm) && std::isfinite(off);
     result.gradients.push_back(is_measured ? off / norm : 0);
-    if (!is_measured) continue;
-    all_squares += norm * norm;
-    off_squares += off * off;
   }
   if (std::isfinite(exact_loss) && exact_loss != 0) result.loss = std::abs((loss - exact_loss) / exact_loss);
-  result.norm = all_squares > 0 ? std::sqrt(off_squares / all_squares) : 0;
   return result;
 }
 

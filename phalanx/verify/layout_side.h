@@ -37,7 +37,7 @@ struct LayoutSide {
   /// The effect of rounding to 16 bits, and to float8, alone on loss and gradients at the current weights: how far the current
   /// gradients, found with `loss`, are from those in float32, relative to their size.
   struct Rounding {
-    double loss = 0, norm = 0;
+    double loss = 0;
     std::vector<double> gradients;  // in the model's order
   };
   Rounding rounding_of_gradients(std::int64_t step, double loss);  // leaves the gradients as they are

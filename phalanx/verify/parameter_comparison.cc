@@ -92,18 +92,19 @@ at::Tensor ParameterComparison::send(std::size_t index, const ValueOf& value) co
   return sent;
 }
 
-std::vector<ParameterCheck> ParameterComparison::compare(const ValueOf& value, const Explain& explain) const {
+std::vector<ParameterCheck> ParameterComparison::compare(const ValueOf& value, const Explain& explain,
+                                                         double least_norm) const {
   std::vector<std::string> mine(names_.size());
   for (std::size_t i = 0; i < names_.size(); ++i) {
     const at::Tensor expected = or_zeros(send(i, value), shapes_[i]);
-    const double norm = expected.to(at::kDouble).norm().item<double>();
+    const double norm = std::max(expected.to(at::kDouble).norm().item<double>(), least_norm);
     if (!std::isfinite(norm)) not_finite_(names_[i]);
     const NamedTensor* const part = here(i);
     if (part == nullptr || part->tensor.numel() == 0) continue;  // of another stage, or no row
     const at::Tensor found = or_zeros(value(*part), part->tensor.sizes());
     const at::Tensor should = part_of(expected, part->shard.get());
     TensorDifference difference = difference_of(found, should, norm, offset_of(*part));
-    if (explain && norm > 0) difference.explained = explain(i, found, should, norm);
+    if (explain && norm > 0) difference.explained = explain(i, norm);
     mine[i] = to_text(difference);
   }
   return worst_of_ranks(mine);

@@ -26,8 +26,7 @@ namespace phalanx::verify {
 /// Selects what is compared of a parameter: its gradient, its weight. Undefined: zeros.
 using ValueOf = std::function<at::Tensor(const NamedTensor&)>;
 /// For this rank's part of parameter `index`: how far it may differ beyond the tolerance, relative to the full norm.
-using Explain =
-    std::function<double(std::size_t index, const at::Tensor& found, const at::Tensor& expected, double norm)>;
+using Explain = std::function<double(std::size_t index, double norm)>;
 
 class ParameterComparison {
  public:
@@ -43,8 +42,10 @@ class ParameterComparison {
 
   /// Rank 0's full value, on every rank; undefined on all ranks if it has none.
   at::Tensor send(std::size_t index, const ValueOf& value) const;
-  /// Returns, for each parameter, the rank with the largest difference.
-  std::vector<ParameterCheck> compare(const ValueOf& value, const Explain& explain = nullptr) const;
+  /// Returns, for each parameter, the rank with the largest difference, relative to the norm of the reference's value or
+  /// to `least_norm`, where that is more.
+  std::vector<ParameterCheck> compare(const ValueOf& value, const Explain& explain = nullptr,
+                                      double least_norm = 0) const;
   /// Compares with parameters in the same layout; each rank compares with its own.
   std::vector<ParameterCheck> compare_same_parts(const std::vector<NamedTensor>& others, const ValueOf& value) const;
   /// ENSURES: both sides have the layout's weights, so that each step is compared by itself. How far two runs diverge

@@ -2,6 +2,7 @@
 // hf_unsupported.h and hf_names.h.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string_view>
 #include <utility>

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "phalanx/models/config/llama_json.h"
+#include "phalanx/models/config/parameter_kinds.h"
 
 namespace phalanx::models {
 namespace {
@@ -31,7 +32,7 @@ Sizes sizes_of(const LlamaConfig& config, const LoraOptions& lora) {
 /// The share of tokens that go through a parameter's product.
 double share_of_tokens(const LlamaConfig& config, const std::string& name) {
   if (name == "pos_embeddings.weight" || (name == "tok_embeddings.weight" && !config.tie_embeddings)) return 0;
-  if (name.find(".moe.experts.") == std::string::npos) return 1;
+  if (!is_expert_parameter(name)) return 1;
   return static_cast<double>(config.experts_per_token) / static_cast<double>(config.experts);
 }
 

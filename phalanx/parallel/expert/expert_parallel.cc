@@ -1,5 +1,6 @@
 #include "phalanx/parallel/expert/expert_parallel.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
@@ -23,17 +24,12 @@ using Counts = std::vector<std::int64_t>;
 struct Routes {
   Counts sent, received;  // rows for and from each rank
   Counts of_expert;       // rows for each expert of this rank
-  at::Tensor order;       // of the received rows, so that they are sorted by expert and then by rank
-  at::Tensor inverse;
+  Counts arrived;         // rows of each rank for each expert of this rank: [rank, expert]
 };
-
-at::Tensor as_tensor(const Counts& numbers, at::Device device) {
-  return at::tensor(numbers, at::TensorOptions(at::kLong)).to(device);
-}
 
 /// `counts`: rows of this rank for each expert of the layer.
 Counts exchange_counts(const Counts& counts, Communicator& group, at::Device device) {
-  const at::Tensor sent = as_tensor(counts, device);
+  const at::Tensor sent = at::tensor(counts, at::TensorOptions(at::kLong)).to(device);
   const at::Tensor received = at::empty_like(sent);
   group.all_to_all(received, sent);
   const at::Tensor here = received.to(at::kCPU);
@@ -44,33 +40,33 @@ Counts exchange_counts(const Counts& counts, Communicator& group, at::Device dev
 Routes find_routes(const Counts& counts, Communicator& group, at::Device device) {
   const auto ranks = static_cast<std::size_t>(group.size());
   const std::size_t experts = counts.size() / ranks;  // of each rank
-  const Counts from = exchange_counts(counts, group, device);
-  Routes routes{.sent = Counts(ranks), .received = Counts(ranks), .of_expert = Counts(experts)};
-  Counts begins;  // of the rows of each rank and expert
-  std::int64_t rows = 0;
+  Routes routes{.sent = Counts(ranks),
+                .received = Counts(ranks),
+                .of_expert = Counts(experts),
+                .arrived = exchange_counts(counts, group, device)};
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t expert = 0; expert < experts; ++expert) {
-      const std::int64_t count = from[rank * experts + expert];
-      begins.push_back(rows);
-      rows += count;
+      const std::int64_t count = routes.arrived[rank * experts + expert];
       routes.sent[rank] += counts[rank * experts + expert];
       routes.received[rank] += count;
       routes.of_expert[expert] += count;
     }
   }
-  Counts order, inverse(static_cast<std::size_t>(rows));
-  for (std::size_t expert = 0; expert < experts; ++expert) {
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const std::size_t at = rank * experts + expert;
-      for (std::int64_t row = begins[at]; row < begins[at] + from[at]; ++row) {
-        inverse[static_cast<std::size_t>(row)] = static_cast<std::int64_t>(order.size());
-        order.push_back(row);
-      }
+  return routes;
+}
+
+/// Of rows in groups [outer, inner] of these sizes: the groups in the order [inner, outer], and their sizes.
+std::pair<at::Tensor, Counts> transposed(const at::Tensor& rows, const Counts& sizes, std::size_t inner) {
+  const std::vector<at::Tensor> groups = rows.split_with_sizes(sizes);
+  std::vector<at::Tensor> moved;
+  Counts moved_sizes;
+  for (std::size_t i = 0; i < inner; ++i) {
+    for (std::size_t at = i; at < sizes.size(); at += inner) {
+      moved.push_back(groups[at]);
+      moved_sizes.push_back(sizes[at]);
     }
   }
-  routes.order = as_tensor(order, device);
-  routes.inverse = as_tensor(inverse, device);
-  return routes;
+  return {at::cat(moved), std::move(moved_sizes)};
 }
 
 }  // namespace
@@ -88,10 +84,12 @@ void distribute_experts(nn::MixtureOfExperts& mixture, const std::shared_ptr<Com
   mixture.set_exchange([group, is_trained, nets = mixture.experts](const at::Tensor& rows, const Counts& counts) {
     const Routes routes = find_routes(counts, *group, rows.device());
     const at::Tensor here = all_to_all_rows(rows, routes.sent, routes.received, group);
-    at::Tensor made = nn::call(nets, here.index_select(0, routes.order), routes.of_expert);
+    const std::size_t experts_here = routes.of_expert.size(), ranks = routes.sent.size();
+    const auto [by_expert, sizes] = transposed(here, routes.arrived, experts_here);
+    at::Tensor made = nn::call(nets, by_expert, routes.of_expert);
     // Where other ranks train their experts, gradients come back to this one, too.
     if (is_trained && at::GradMode::is_enabled() && !made.requires_grad()) made = made.detach().requires_grad_();
-    return all_to_all_rows(made.index_select(0, routes.inverse), routes.received, routes.sent, group);
+    return all_to_all_rows(transposed(made, sizes, ranks).first, routes.received, routes.sent, group);
   });
 }
 

@@ -30,8 +30,8 @@ const char* shard_axis(const DeviceMesh& mesh) {
   return mesh.has(kShardAxisWithContext) ? kShardAxisWithContext : kShardAxis;
 }
 
-/// For each name, whether its parameter is of the group.
-std::set<std::string> names_of(const std::optional<OwnShardGroup>& group, const std::vector<NamedTensor>& all) {
+/// The names of the parameters of the group.
+std::set<std::string> own_group_names(const std::optional<OwnShardGroup>& group, const std::vector<NamedTensor>& all) {
   std::set<std::string> result;
   if (!group) return result;
   std::vector<std::string> names;
@@ -170,7 +170,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
       options.stage, options.reshard_after_forward, options.reshard_group, options.prefetch, options.offload,
       options.smallest_unit, options.gather_on_use, text_of(options.param_dtype), text_of(options.reduce_dtype),
       options.gradient_reduction == ReduceOp::sum ? "sum" : "avg")};
-  const std::set<std::string> own_names = names_of(options.own_group, all);
+  const std::set<std::string> own_names = own_group_names(options.own_group, all);
   std::vector<NamedTensor> common, own;
   for (const NamedTensor& one : all) (own_names.contains(one.name) ? own : common).push_back(one);
   const auto agree = [&](const std::vector<NamedTensor>& parameters, Communicator& ranks) {

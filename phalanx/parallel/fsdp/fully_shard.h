@@ -2,12 +2,15 @@
 // when it is needed.
 //
 //   auto model = std::make_shared<models::Llama>(config);
-//   FullyShardedDataParallel sharded(*model, mesh);             // mesh: DeviceMesh with an axis "dp_shard"
+//   FullyShardedDataParallel sharded(*model, mesh);             // mesh: DeviceMesh with an axis "dp_shard" or "dp_shard_cp"
 //   sharded.initialise(seed);                                   // or a checkpoint
 //   AdamW optimizer(sharded.parameters());                      // of this rank's rows
 //   model->loss(tokens, labels).backward();
 //   clip_grad_norm(sharded.parameters(), 1.0, mesh.world().get());
 //   optimizer.step(lr);
+//
+// The sharding axis is "dp_shard", or "dp_shard_cp" if the mesh has that: its inner part are ranks that have parts of the
+// same sequences (layout/parallel_plan.h).
 //
 // What it does
 // - Parameters are grouped into units (one per block). A unit is unsharded right before it is used, in the forward pass
@@ -97,7 +100,7 @@ class FsdpRuntime;
 /// Units whose parameters fewer ranks share than the others: of experts that are divided among ranks, for example.
 struct OwnShardGroup {
   std::vector<std::string> patterns;    // of the names of all parameters of these units (base/name_patterns.h)
-  std::shared_ptr<Communicator> ranks;  // those of the axis dp_shard that have these parameters, in its order
+  std::shared_ptr<Communicator> ranks;  // those of the sharding axis that have these parameters, in its order
 };
 
 struct FullyShardOptions {
@@ -114,7 +117,7 @@ struct FullyShardOptions {
   /// What the ranks' gradients become: their average, or their sum where each loss is divided by what the global batch
   /// has. avg or sum.
   ReduceOp gradient_reduction = ReduceOp::avg;
-  /// REQUIRES: its parameters know their part (nn::Module::set_shard) on a mesh whose axis dp_shard has as many ranks.
+  /// REQUIRES: its parameters know their part (nn::Module::set_shard) on a mesh whose sharding axis has as many ranks.
   /// With it reduction is the sum: the ranks of a mean are not the same for all parameters.
   std::optional<OwnShardGroup> own_group;
 };

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +22,7 @@
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
 #include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/data/token_file_writer.h"
 #include "phalanx/models/config/hf_config.h"
 #include "phalanx/models/config/llama_config.h"
 #include "phalanx/nn/init.h"
@@ -47,6 +49,17 @@ class TrainerTest : public FolderTest {
   void write_tokens(const std::string& name, const std::vector<std::uint16_t>& tokens) const {
     std::ofstream file(path(name), std::ios::binary);
     file.write(reinterpret_cast<const char*>(tokens.data()), static_cast<std::streamsize>(2 * tokens.size()));
+  }
+
+  /// Documents of 2 to 20 tokens, in the token file "documents".
+  void write_documents() const {
+    data::TokenFileWriter writer(path("documents"), {.vocab_size = 512});
+    for (std::int32_t i = 0; i < 600; ++i) {
+      std::vector<std::int32_t> ids;
+      for (std::int32_t t = 0; t < 2 + i * 7 % 19; ++t) ids.push_back((i * 31 + t * 7) % 512);
+      writer.add_document(ids);
+    }
+    writer.finish();
   }
 
   config::TrainConfig config(const std::string& run, std::vector<std::string> more = {}) const {
@@ -143,6 +156,23 @@ class TrainerTest : public FolderTest {
       for (const auto& [name, rows] : part) whole[name] += rows;
     }
     return whole;
+  }
+
+  /// A run of 12 steps that is stopped after each 4 and goes on in the next layout.
+  void train_in_parts(const std::vector<Layout>& layouts, const std::string& run) {
+    // Only the steps themselves ask whether to stop.
+    const std::vector<std::string> steps_alone = {"--training.steps=12", "--validation.freq=100",
+                                                  "--checkpoint.interval=100"};
+    std::int64_t step = 4;
+    for (const Layout& layout : layouts) {
+      SCOPED_TRACE(layout.name);
+      train(config_of(layout, run, steps_alone), layout.ranks,
+            [asked = std::make_shared<std::atomic<int>>(0), &layout](int) {
+              return asked->fetch_add(1) / layout.ranks >= 3;
+            });
+      EXPECT_EQ(result_.step, step);
+      step += 4;
+    }
   }
 
   std::vector<double> losses(const std::string& run) const {

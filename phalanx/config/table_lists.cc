@@ -1,10 +1,23 @@
-#include "phalanx/config/flag_tables.h"
+#include "phalanx/config/table_lists.h"
 
 #include <fmt/format.h>
 
 #include "phalanx/base/error.h"
 
 namespace phalanx::config {
+
+void each_table(const toml::array& tables, const TableList& list,
+                const std::function<void(const toml::table& table, const std::string& where)>& use) {
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    const toml::node& node = *tables.get(i);
+    const std::string file = list.is_file ? fmt::format("{}:{}", list.source, node.source().begin.line) : list.source;
+    const std::string where = fmt::format("{}: {}, {} {}", file, list.label, list.kind, i + 1);
+    if (!node.is_table()) {
+      throw ConfigError(fmt::format("{}: expected a table with {}, found another value", where, list.expected));
+    }
+    use(*node.as_table(), where);
+  }
+}
 
 const toml::array& tables_in_flag(toml::table& root, const std::string& text, std::string_view flag,
                                   std::string_view example) {
