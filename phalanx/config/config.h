@@ -99,6 +99,9 @@ struct TrainConfig {
     std::int64_t seq_len = 2048;
     std::vector<std::string> frozen;
     double moe_aux_loss_coeff = 0.0;
+    double moe_z_loss_coeff = 0.0;
+    bool moe_router_enable_expert_bias = false;
+    double moe_router_bias_update_rate = 1e-3;
     double max_norm = 1.0;
     double z_loss_weight = 0.0;
     std::int64_t steps = 10000;

@@ -240,6 +240,17 @@ const std::vector<Key>& known_keys() {
        "loss "
        "is without it. 0: none.",
        0, kAny},
+      {"training", "moe_z_loss_coeff", at<&C::training, &C::Training::moe_z_loss_coeff>,
+       "Weight of a loss that keeps the routers' logits small: for every layer the mean of log(sum(exp(logits)))^2 "
+       "over "
+       "the tokens of a step. The printed loss is without it. 0: none; 1e-3 is usual.",
+       0, kAny},
+      {"training", "moe_router_enable_expert_bias", at<&C::training, &C::Training::moe_router_enable_expert_bias>,
+       "Gives each expert a bias that counts where the experts of a token are chosen, and nowhere else. After each "
+       "step "
+       "it falls where an expert had more tokens than the mean, and rises where it had fewer. Checkpoints hold it."},
+      {"training", "moe_router_bias_update_rate", at<&C::training, &C::Training::moe_router_bias_update_rate>,
+       "By how much that bias moves in a step (torchtitan: load_balance_coeff). 0: it stays as it is.", 0, kAny},
       {"training", "max_norm", at<&C::training, &C::Training::max_norm>,
        "Gradients are scaled down to this global norm. 0: never.", 0, kAny},
       {"training", "z_loss_weight", at<&C::training, &C::Training::z_loss_weight>,

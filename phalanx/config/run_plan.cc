@@ -77,15 +77,50 @@ void check_batch(std::int64_t global, std::int64_t local, std::int64_t ranks) {
       global, local, ranks, unit, choices));
 }
 
-void check_load_balancing(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan) {
-  const double weight = config.training.moe_aux_loss_coeff;
-  if (weight == 0) return;
-  if (!model.has_experts()) {
-    throw ConfigError(fmt::format(
-        "[training] moe_aux_loss_coeff = {} is for the experts of a mixture, and the model has none: remove it",
-        weight));
+/// What a file of another format, or an adapter, has no place for.
+void check_expert_bias(const TrainConfig& config) {
+  const auto& training = config.training;
+  if (!training.moe_router_enable_expert_bias) {
+    if (training.moe_router_bias_update_rate == TrainConfig::Training().moe_router_bias_update_rate) return;
+    throw ConfigError(
+        fmt::format("[training] moe_router_bias_update_rate = {} is of a bias that experts do not have: set "
+                    "moe_router_enable_expert_bias = true, or remove it",
+                    training.moe_router_bias_update_rate));
   }
-  if (plan.cp == 1) return;
+  const auto refuse = [](const char* what, const char* why) {
+    throw ConfigError(fmt::format("[training] moe_router_enable_expert_bias does not go with {}: {}", what, why));
+  };
+  if (config.checkpoint.last_save_in_hf) {
+    refuse("[checkpoint] last_save_in_hf",
+           "Hugging Face's files of this model have no place for the biases; remove one of them");
+  }
+  if (config.lora.rank > 0) {
+    refuse("[lora] rank", "an adapter has no place for the biases; remove one of them");
+  }
+}
+
+void check_load_balancing(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan) {
+  const auto& training = config.training;
+  const double weight = training.moe_aux_loss_coeff;
+  const std::string given = weight != 0 ? fmt::format("moe_aux_loss_coeff = {}", weight)
+                            : training.moe_z_loss_coeff != 0
+                                ? fmt::format("moe_z_loss_coeff = {}", training.moe_z_loss_coeff)
+                            : training.moe_router_enable_expert_bias ? "moe_router_enable_expert_bias"
+                                                                     : "";
+  if (!given.empty() && !model.has_experts()) {
+    throw ConfigError(
+        fmt::format("[training] {} is for the experts of a mixture, and the model has none: remove it", given));
+  }
+  check_expert_bias(config);
+  if (plan.cp == 1 || given.empty()) return;
+  const ContextCut cut = plan.context_cut(0);
+  if (weight == 0 && cut.padded(training.seq_len) != training.seq_len) {
+    throw ConfigError(
+        fmt::format("[training] {} counts the tokens of routers, and context_parallel_degree = {} pads sequences of {} "
+                    "to {}: expected a seq_len that is a multiple of {}",
+                    given, plan.cp, training.seq_len, cut.padded(training.seq_len), plan.cp * cut.multiple));
+  }
+  if (weight == 0) return;
   throw ConfigError(
       fmt::format("[training] moe_aux_loss_coeff = {} is a loss of whole sequences, and context_parallel_degree = {} "
                   "cuts them: set "

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -13,6 +14,7 @@
 #include "phalanx/base/log.h"
 #include "phalanx/checkpoint/adapter_weights.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
+#include "phalanx/checkpoint/expert_biases.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
 #include "phalanx/checkpoint/files/manifest.h"
 #include "phalanx/checkpoint/files/weight_files.h"
@@ -27,6 +29,8 @@
 #include "phalanx/models/config/llama_json.h"
 #include "phalanx/models/config/model_dimensions.h"
 #include "phalanx/models/config/model_identity.h"
+#include "phalanx/models/config/parameter_kinds.h"
+#include "phalanx/models/expert_bias.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/models/lora.h"
@@ -228,12 +232,14 @@ void load_into(models::Llama& model, const ModelFiles& files) {
   } else if (!whole) {
     // A part of the model does not read the weights of the other parts.
     options.elsewhere = [shapes = models::llama_parameter_shapes(files.config)](const std::string& name) {
-      return shapes.contains(name) || models::is_lora_name(name);
+      return shapes.contains(name) || models::is_lora_name(name) || models::is_expert_bias(name);
     };
   }
   const std::vector<NamedTensor> parameters = nn::named_parameters(model);
-  const LoadedWeights loaded =
-      load_weights(files.weights, files.adapter.empty() ? parameters : base_among(parameters), options);
+  std::vector<NamedTensor> wanted = files.adapter.empty() ? parameters : base_among(parameters);
+  if (holds_expert_biases(files.weights))
+    std::ranges::copy(models::make_expert_biases(model), std::back_inserter(wanted));
+  const LoadedWeights loaded = load_weights(files.weights, wanted, options);
   if (!files.adapter.empty()) load_adapter(read_peft_adapter(files.adapter), parameters, whole);
   if (!loaded.ignored.empty()) {
     log::info(fmt::format("{}: not read: {}", files.weights.string(), brief_names(loaded.ignored)));

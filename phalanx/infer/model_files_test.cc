@@ -1,6 +1,7 @@
 #include "phalanx/infer/model_files.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -23,7 +24,9 @@
 #include "phalanx/infer/generator.h"
 #include "phalanx/models/config/hf_config.h"
 #include "phalanx/models/config/hf_names.h"
+#include "phalanx/models/config/llama_json.h"
 #include "phalanx/models/config/testing/tiny_hf_config.h"
+#include "phalanx/models/expert_bias.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
 
@@ -106,6 +109,37 @@ TEST(ModelFiles, ARunsFolderGivesShapeWeightsAndTokenizer) {
   EXPECT_THAT(find_model(scratch.path() / "run" / "checkpoint").end_tokens, ElementsAre(4));
   write_file(scratch.path() / "run" / "generation_config.json", R"({"eos_token_id": [3, 5]})");
   EXPECT_THAT(find_model(scratch.path() / "run" / "checkpoint").end_tokens, ElementsAre(3, 5));
+}
+
+// They say where a token goes, so a model without them is another one.
+TEST(ModelFiles, BiasesOfExpertsAreUsed) {
+  const TempDirectory scratch("model");
+  models::LlamaConfig config = kTiny;
+  config.family = models::LlamaFamily::mixtral;
+  config.experts = 4;
+  config.experts_per_token = 1;
+  const auto model = tiny_model(config);
+  const at::Tensor tokens = at::arange(10).view({1, 10});
+  const at::Tensor without = nn::call(*model, tokens);
+  TrainState state;
+  state.tensors = with_prefix("model.", nn::named_parameters(*model));
+  const std::vector<NamedTensor> biases = models::make_expert_biases(*model);
+  ASSERT_EQ(biases.size(), 1U);
+  EXPECT_EQ(biases[0].name, "layers.0.moe.expert_bias");
+  biases[0].tensor[2].fill_(1);  // every token goes there
+  for (const NamedTensor& one : with_prefix("model.", biases)) state.tensors.push_back(one);
+  const nlohmann::json metadata = {{"model", models::llama_metadata(config)}};
+  CheckpointManager(scratch.path() / "run").save(state, 3, metadata.dump());
+  const auto loaded = load_model(find_model(scratch.path() / "run"), at::kCPU);
+  const at::Tensor expected = nn::call(*model, tokens);
+  EXPECT_FALSE(expected.equal(without));
+  EXPECT_TRUE(nn::call(*loaded, tokens).equal(expected));
+  // Hugging Face's format has no place for them.
+  EXPECT_THAT(error_text<CheckpointError>([&] {
+                SavedState saved(scratch.path() / "run" / "step-3");
+                consolidate_for_hf(saved, scratch.path() / "hf");
+              }),
+              HasSubstr("biases by which experts are chosen"));
 }
 
 TEST(ModelFiles, ATokenizerOtherThanTheRunsIsRefused) {

@@ -1,9 +1,12 @@
 // The layers that only families other than Llama use: LayerNorm, the GELU net, the mixture of experts.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/bincount.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
@@ -119,7 +122,7 @@ TEST(MixtureOfExpertsTest, TheGradientOfAnEvenLoadIsThatOfTheLossPerSequence) {
   }
   loss.mul(7).backward();
   const std::vector<at::Tensor> expected = gradients();
-  mixture.set_load_balancing({.weight = 0.3, .loss_scale = at::full({}, 7.0, at::kDouble)});
+  mixture.set_losses({.load_weight = 0.3, .loss_scale = at::full({}, 7.0, at::kDouble)});
   call(mixture, x).sum().mul(7).backward();
   const std::vector<at::Tensor> found = gradients();
   for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-4, 1e-5)) << i;
@@ -128,6 +131,71 @@ TEST(MixtureOfExpertsTest, TheGradientOfAnEvenLoadIsThatOfTheLossPerSequence) {
   EXPECT_FALSE(at::allclose(gradients()[1], expected[1], 1e-4, 1e-5));
   mixture.train();
   EXPECT_THROW(call(mixture, x.flatten(0, 1)), Error);
+}
+
+TEST(MixtureOfExpertsTest, TheGradientOfTheZLossIsThatOfItsFormula) {
+  MixtureOfExperts mixture({.dim = 4, .hidden = 6, .experts = 5, .experts_per_token = 2});
+  scramble(mixture);
+  const at::Tensor x = at::randn({2, 3, 4}).requires_grad_();
+  const auto gradients = [&](const at::Tensor& loss) {
+    loss.backward();
+    const std::vector<at::Tensor> all = {x.grad().clone(), mixture.gate->weight.grad().clone()};
+    x.mutable_grad().reset();
+    mixture.zero_grad();
+    return all;
+  };
+  const auto z = [&] { return at::logsumexp(at::linear(x, mixture.gate->weight), -1).square().sum(); };
+  const std::vector<at::Tensor> expected = gradients((call(mixture, x).sum() + 0.2 * z()) * 7);
+  mixture.set_losses({.z_weight = 0.2, .loss_scale = at::full({}, 7.0, at::kDouble)});
+  const std::vector<at::Tensor> found = gradients(call(mixture, x).sum() * 7);
+  for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-4, 1e-5)) << i;
+  mixture.eval();
+  EXPECT_FALSE(at::allclose(gradients(call(mixture, x).sum() * 7)[1], expected[1], 1e-4, 1e-5));
+}
+
+// Of five experts a bias has the two unlikeliest chosen; their weights are those of the probabilities.
+TEST(MixtureOfExpertsTest, ABiasChoosesAndDoesNotWeigh) {
+  MixtureOfExperts mixture({.dim = 4, .hidden = 6, .experts = 5, .experts_per_token = 2});
+  scramble(mixture);
+  const at::Tensor x = at::randn({1, 4});
+  const at::Tensor p = at::softmax(at::linear(x, mixture.gate->weight), -1)[0];
+  const at::Tensor order = at::argsort(p);
+  const at::Tensor bias = at::zeros({5}), counts = at::zeros({5}, at::kLong);
+  at::Tensor expected = at::zeros({1, 4});
+  double sum = 0;
+  for (int i = 0; i < 2; ++i) {
+    const auto e = order[i].item<std::int64_t>();
+    bias[e].fill_(1);
+    const auto& net = *mixture.experts->nets().at(e);
+    const at::Tensor h = at::silu(at::linear(x, net.w1->weight)) * at::linear(x, net.w3->weight);
+    expected = expected + at::linear(h, net.w2->weight) * p[e];
+    sum += p[e].item<double>();
+  }
+  const at::Tensor without = call(mixture, x);
+  mixture.set_tensors({.bias = bias, .counts = counts});
+  EXPECT_TRUE(at::allclose(call(mixture, x), expected / sum, 1e-4, 1e-5));
+  EXPECT_FALSE(at::allclose(without, expected / sum, 1e-2, 1e-2));
+  EXPECT_TRUE(at::equal(counts, bias.to(at::kLong)));
+  bias.zero_();  // it is read in every pass
+  EXPECT_TRUE(at::equal(call(mixture, x), without));
+}
+
+TEST(MixtureOfExpertsTest, TrainingPassesCountATokenOnce) {
+  MixtureOfExperts mixture({.dim = 4, .hidden = 6, .experts = 5, .experts_per_token = 2});
+  scramble(mixture);
+  const at::Tensor x = at::randn({2, 3, 4}).requires_grad_(), counts = at::zeros({5}, at::kLong);
+  mixture.set_tensors({.bias = {}, .counts = counts});
+  const at::Tensor chosen = std::get<1>(at::topk(at::linear(x, mixture.gate->weight), 2));
+  const at::Tensor expected = at::bincount(chosen.flatten(), {}, 5);
+  {
+    const at::NoGradGuard no_grad;  // as the first time where a block is computed again
+    call(mixture, x);
+  }
+  call(mixture, x).sum().backward();
+  EXPECT_TRUE(at::equal(counts, expected));
+  mixture.eval();
+  call(mixture, x);
+  EXPECT_TRUE(at::equal(counts, expected));
 }
 
 // DDP and FSDP wait for all gradients, so every expert must get one.

@@ -5,17 +5,21 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/diff.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <numeric>
 #include <string>
+#include <utility>
 
 #include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
@@ -23,16 +27,36 @@
 namespace phalanx::nn {
 namespace {
 
-/// How often each of the numbers below `count` is in a sorted list. On a device the host
-/// waits for it.
-std::vector<std::int64_t> count_each(const at::Tensor& sorted, std::int64_t count) {
+/// How often each of the numbers below `count` is in a sorted list: int64 [count].
+at::Tensor count_each(const at::Tensor& sorted, std::int64_t count) {
   const at::Tensor numbers = at::arange(count, sorted.options());
-  const at::Tensor ends = at::searchsorted(sorted, numbers, /*out_int32=*/false, /*right=*/true).to(at::kCPU);
-  const auto* const end = ends.const_data_ptr<std::int64_t>();
-  std::vector<std::int64_t> counts(end, end + count);
-  std::adjacent_difference(counts.begin(), counts.end(), counts.begin());
-  return counts;
+  const at::Tensor ends = at::searchsorted(sorted, numbers, /*out_int32=*/false, /*right=*/true);
+  return at::diff(ends, /*n=*/1, /*dim=*/0, /*prepend=*/at::zeros({1}, ends.options()));
 }
+
+/// On a device the host waits for it.
+std::vector<std::int64_t> on_host(const at::Tensor& counts) {
+  const at::Tensor here = counts.to(at::kCPU);
+  const auto* const first = here.const_data_ptr<std::int64_t>();
+  return {first, first + here.numel()};
+}
+
+/// Returns the logits; their gradient grows by that of the z-loss.
+struct AddZLossGradient : torch::autograd::Function<AddZLossGradient> {
+  /// `weight`: of each token's loss, 0-dim.
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& weight) {
+    ctx->save_for_backward({logits});
+    ctx->saved_data["weight"] = weight;
+    return logits.view_as(logits);
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const at::Tensor logits = ctx->get_saved_variables()[0].to(at::kFloat);  // [tokens, experts]
+    const at::Tensor z = at::logsumexp(logits, -1, /*keepdim=*/true);
+    const at::Tensor own = at::exp(logits - z) * (z * (2 * ctx->saved_data["weight"].toTensor()));
+    return {grads[0] + own.to(grads[0].scalar_type()), at::Tensor()};
+  }
+};
 
 /// Returns the probabilities; their gradient grows by that of the loss.
 struct AddBalancingGradient : torch::autograd::Function<AddBalancingGradient> {
@@ -101,35 +125,42 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   const std::int64_t k = options_.experts_per_token, dim = x.size(-1);
   const at::Tensor rows = x.reshape({-1, dim});
   const std::int64_t tokens = rows.size(0);
-  at::Tensor probabilities = at::softmax(call(gate, rows), -1, at::kFloat);
-  auto [largest, chosen] = at::topk(probabilities, k);  // [tokens, k]
-  if (balancing_.weight != 0 && is_training() && probabilities.requires_grad()) {
+  at::Tensor logits = call(gate, rows);
+  // A block that will be computed again records no gradients the first time.
+  const bool is_trained = is_training() && at::GradMode::is_enabled();
+  if (losses_.z_weight != 0 && is_trained && logits.requires_grad()) {
+    const at::Tensor one = at::ones({}, logits.options().dtype(at::kFloat));
+    const at::Tensor scale = losses_.loss_scale.defined() ? losses_.loss_scale : one;
+    logits = AddZLossGradient::apply(logits, scale * losses_.z_weight);
+  }
+  at::Tensor probabilities = at::softmax(logits, -1, at::kFloat);
+  auto [largest, chosen] =
+      at::topk(tensors_.bias.defined() ? probabilities.detach() + tensors_.bias : probabilities, k);  // [tokens, k]
+  if (losses_.load_weight != 0 && is_trained && probabilities.requires_grad()) {
     if (x.dim() != 3) throw Error("MixtureOfExperts: load balancing: expected an input [sequences, tokens, dim]");
-    at::Tensor gradient = balancing_gradient(chosen, x.size(0), options_.experts, balancing_.weight);
-    if (balancing_.loss_scale.defined()) gradient = gradient * balancing_.loss_scale;
+    at::Tensor gradient = balancing_gradient(chosen, x.size(0), options_.experts, losses_.load_weight);
+    if (losses_.loss_scale.defined()) gradient = gradient * losses_.loss_scale;
     probabilities = AddBalancingGradient::apply(probabilities, gradient);
+    largest = probabilities.gather(-1, chosen);
+  } else if (tensors_.bias.defined()) {
     largest = probabilities.gather(-1, chosen);
   }
   const at::Tensor weights = options_.normalise ? largest / largest.sum(-1, /*keepdim=*/true) : largest;
   // A token's copies, sorted by expert: within an expert in the order of tokens.
   const at::Tensor expert_of = chosen.reshape({-1});
   const auto [sorted_experts, order] = at::sort(expert_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  const std::vector<std::int64_t> counts = count_each(sorted_experts, options_.experts);
+  const at::Tensor counted = count_each(sorted_experts, options_.experts);
+  if (tensors_.counts.defined() && is_trained) tensors_.counts.add_(counted);
+  const std::vector<std::int64_t> counts = on_host(counted);
   // Each copy is moved once, so that gradients are added in the same order in every run.
-  const at::Tensor copies = rows.unsqueeze(1).expand({tokens, k, dim}).reshape({tokens * k, dim});
-  const at::Tensor sorted = copies.index_select(0, order);
-  const at::Tensor made = exchange_ ? exchange_(sorted, counts) : call(experts, sorted, counts);
-  const at::Tensor returned = made.index_select(0, at::argsort(order)).view({tokens, k, dim});
+  const at::Tensor sorted =
+      rows.unsqueeze(1).expand({tokens, k, dim}).reshape({tokens * k, dim}).index_select(0, order);
+  at::Tensor made = exchange_ ? exchange_(sorted, counts) : call(experts, sorted, counts);
+  const at::Tensor returned = std::exchange(made, {}).index_select(0, at::argsort(order)).view({tokens, k, dim});
   // Under autocast rows may be narrower than what this sum is added to.
   const bool is_autocast = at::autocast::is_autocast_enabled(rows.device().type());
   const at::Tensor y = (returned * weights.unsqueeze(-1)).sum(1);
   return y.to(is_autocast ? weights.scalar_type() : rows.scalar_type()).view(x.sizes());
-}
-
-void set_load_balancing(Module& module, const LoadBalancing& balancing) {
-  for (const auto& inner : module.modules()) {
-    if (auto* const mixture = dynamic_cast<MixtureOfExperts*>(inner.get())) mixture->set_load_balancing(balancing);
-  }
 }
 
 std::vector<Linear*> MixtureOfExperts::last_projections() const {

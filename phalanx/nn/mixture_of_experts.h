@@ -16,6 +16,11 @@
 //
 // and 1 if the load is even. Its gradient reaches p in the backward pass; f_e has none. As each sequence counts by
 // itself, it does not depend on how sequences are divided into batches.
+//
+// A bias for each expert can even out the load, too (DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2). It is added to p
+// where the experts of a token are chosen, and nowhere else. It has no gradient: whoever sets it moves it.
+//
+// A z-loss (Zoph et al., "ST-MoE", 2022, equation 5) is the mean over tokens of log(sum over e of exp(logit_e))^2.
 #pragma once
 
 #include <cstdint>
@@ -53,9 +58,19 @@ class Experts : public Module {
   std::map<std::int64_t, std::shared_ptr<FeedForward>> nets_;  // by number
 };
 
-struct LoadBalancing {
-  double weight = 0;      // of the sum over the sequences; 0: no such loss
-  at::Tensor loss_scale;  // 0-dim: what other gradients are multiplied by; undefined: 1
+/// What is added to the loss that is trained, by its gradient alone.
+struct RouterLosses {
+  double load_weight = 0;  // of the sum over the sequences of the loss that evens out the load; 0: no such loss
+  double z_weight = 0;     // of the sum over the tokens of the z-loss; 0: no such loss
+  at::Tensor loss_scale;   // 0-dim: what other gradients are multiplied by; undefined: 1
+};
+
+/// Of the experts of one layer. Both are read or changed in each forward pass; undefined: there is none.
+struct ExpertTensors {
+  at::Tensor bias;  // [experts] in fp32, added where experts are chosen
+  /// int64 [experts]: how many tokens went to each. A training pass adds its tokens once, also where it is computed
+  /// again.
+  at::Tensor counts;
 };
 
 class MixtureOfExperts : public Positionwise {
@@ -72,8 +87,9 @@ class MixtureOfExperts : public Positionwise {
   using Exchange = std::function<at::Tensor(const at::Tensor& rows, const std::vector<std::int64_t>& counts)>;
   void set_exchange(Exchange exchange) { exchange_ = std::move(exchange); }
   bool has_exchange() const noexcept { return static_cast<bool>(exchange_); }
-  /// From now on forward passes that are trained add that loss. The input is [sequences, T, dim] then.
-  void set_load_balancing(LoadBalancing balancing) { balancing_ = std::move(balancing); }
+  /// From now on forward passes that are trained add these losses. With load_weight the input is [sequences, T, dim].
+  void set_losses(RouterLosses losses) { losses_ = std::move(losses); }
+  void set_tensors(ExpertTensors tensors) { tensors_ = std::move(tensors); }
 
   std::shared_ptr<Linear> gate;  // [experts, dim]
   std::shared_ptr<Experts> experts;
@@ -81,10 +97,8 @@ class MixtureOfExperts : public Positionwise {
  private:
   MixtureOptions options_;
   Exchange exchange_;
-  LoadBalancing balancing_;
+  RouterLosses losses_;
+  ExpertTensors tensors_;
 };
-
-/// For all mixtures in the module.
-void set_load_balancing(Module& module, const LoadBalancing& balancing);
 
 }  // namespace phalanx::nn

@@ -25,6 +25,7 @@ std::string step_line(const StepReport& r) {
     line += fmt::format("  exposed: {:.2f}%({:.2f}% of comm)", r.exposed->of_step, r.exposed->of_communication);
   }
   if (r.loss_scale) line += fmt::format("  loss_scale: {}", *r.loss_scale);
+  if (r.expert_load) line += fmt::format("  expert_load: {:.2f}", *r.expert_load);
   return line;
 }
 

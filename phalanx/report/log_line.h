@@ -28,10 +28,11 @@ struct StepReport {
     double of_step = 0;  // percent
     double of_communication = 0;
   };
-  std::optional<Exposed> exposed;  // communication that computation did not hide; unset if there is no communication
+  std::optional<Exposed> exposed;     // communication that computation did not hide; unset if there is no communication
+  std::optional<double> expert_load;  // tokens of the fullest expert by the mean, in the most uneven layer
 };
 
-/// Ends with "  exposed: 3.20%(25.00% of comm)" and "  loss_scale: 65536" if these are set.
+/// Ends with "  exposed: 3.20%(25.00% of comm)", "  loss_scale: 65536" and "  expert_load: 1.31" if these are set.
 std::string step_line(const StepReport& report);
 
 /// "validate step: 10  loss:  4.02113  memory:  1.21GiB(5.00%)  tps: 12,034"

@@ -21,7 +21,7 @@ namespace phalanx::report {
 namespace {
 
 constexpr double kNotFinite = std::numeric_limits<double>::quiet_NaN();
-constexpr std::size_t kCurves = 8;
+constexpr std::size_t kCurves = 10;
 
 /// One line of the file, with its ranks' memory in a pool.
 struct MetricsLine {
@@ -230,8 +230,16 @@ void Curve::add(std::int64_t step, double value) {
 }
 
 const std::vector<std::string_view>& curve_keys() {
-  static const std::vector<std::string_view> keys = {"loss",        "lr",      "grad_norm", "tps", "exposed_percent",
-                                                     "mfu_percent", "seconds", "tokens"};
+  static const std::vector<std::string_view> keys = {"loss",
+                                                     "lr",
+                                                     "grad_norm",
+                                                     "tps",
+                                                     "exposed_percent",
+                                                     "mfu_percent",
+                                                     "seconds",
+                                                     "tokens",
+                                                     "expert_load_max",
+                                                     "expert_load_mean"};
   return keys;
 }
 

@@ -154,6 +154,20 @@ PageChart memory_chart(const std::vector<RunFolder>& runs) {
   return chart;
 }
 
+/// Of logged steps.
+PageChart expert_chart(const std::vector<RunFolder>& runs) {
+  PageChart chart{.title = "Load of experts", .unit = "tokens of the fullest expert by the mean; 1 is even"};
+  for (std::size_t run = 0; run < runs.size(); ++run) {
+    const bool is_alone = runs.size() == 1;
+    add_series(chart, {.run = run, .color = run, .name = "most uneven layer"},
+               runs[run].metrics.curve("expert_load_max"), /*smooth=*/false);
+    if (!is_alone) continue;
+    add_series(chart, {.color = 1, .name = "mean of the layers"}, runs[run].metrics.curve("expert_load_mean"),
+               /*smooth=*/false);
+  }
+  return chart;
+}
+
 nlohmann::json six_digits(double value) {
   if (!std::isfinite(value)) return nullptr;
   return std::strtod(fmt::format("{:.6g}", value).c_str(), nullptr);
@@ -183,6 +197,7 @@ std::vector<PageChart> page_charts(const std::vector<RunFolder>& runs) {
   for (const StepChart& kind : {kLearningRate, kGradientNorm, kThroughput}) charts.push_back(step_chart(kind, runs));
   charts.push_back(memory_chart(runs));
   for (const StepChart& kind : {kUtilisation, kExposed}) add_if_any(step_chart(kind, runs));
+  add_if_any(expert_chart(runs));
   for (PageChart& chart : charts) say_what_is_drawn(chart, runs);
   return charts;
 }

@@ -141,10 +141,16 @@ TEST_F(ReportTest, EveryFigureSaysItsUnit) {
   write("run.json", R"({"steps": 2, "unigram_entropy": 5.125, "parameters": 7})");
   write("metrics.jsonl",
         "{\"step\":1,\"loss\":9.0,\"grad_norm\":1.5,\"lr\":0.25,\"tps\":100,\"tokens\":5000,\"seconds\":3,"
-        "\"memory_gib\":[1],\"mfu_percent\":5,\"exposed_percent\":6}\n{\"step\":1,\"validation_loss\":2.0}\n");
+        "\"memory_gib\":[1],\"mfu_percent\":5,\"exposed_percent\":6,\"expert_load\":[1.5,1.25],\"expert_load_max\":1.5,"
+        "\"expert_load_mean\":1.375}\n{\"step\":1,\"validation_loss\":2.0}\n");
   const std::string html = render_report(folder());
   const json charts = data_of(html)["charts"];
-  EXPECT_THAT(charts, SizeIs(7));
+  EXPECT_THAT(charts, SizeIs(8));
+  const json load = chart_of(html, "Load of experts")["series"];
+  ASSERT_THAT(load, SizeIs(2));
+  EXPECT_EQ(load[0]["name"], "most uneven layer");
+  EXPECT_EQ(load[0]["y"], json({1.5}));
+  EXPECT_EQ(load[1]["y"], json({1.375}));
   for (const json& chart : charts) {
     EXPECT_NE(chart["unit"], "") << chart["title"];
     EXPECT_THAT(html, HasSubstr(fmt::format("<figcaption>{} <small>{}</small>", chart["title"].get<std::string>(),

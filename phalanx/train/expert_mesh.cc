@@ -11,6 +11,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/comm/data_type.h"
 #include "phalanx/models/config/parameter_kinds.h"
+#include "phalanx/models/expert_bias.h"
 #include "phalanx/nn/mixture_of_experts.h"
 #include "phalanx/parallel/expert/expert_parallel.h"
 #include "phalanx/tensor/held_by_owner.h"
@@ -22,7 +23,7 @@ constexpr const char* kExpertParameters = "*.moe.experts.*";
 constexpr const char* kAxis = "ep";
 
 /// Throws unless the experts of the layer have the same trained parameters, so that every rank keeps as many.
-void check_frozen(const nn::MixtureOfExperts& mixture, std::size_t layer) {
+void check_frozen(const nn::MixtureOfExperts& mixture, std::int64_t layer) {
   std::map<std::string, std::set<bool>> trained;  // by the name inside an expert
   for (const auto& [number, net] : mixture.experts->nets()) {
     for (const auto& parameter : net->named_parameters()) {
@@ -100,13 +101,10 @@ std::vector<NamedTensor> ExpertMesh::with_others(const std::vector<NamedTensor>&
 }
 
 bool apply_expert_parallelism(models::Llama& model, const ExpertMesh& mesh) {
-  bool has_experts = false;
-  for (std::size_t i = 0; i < model.layers.size(); ++i) {
-    auto* const mixture = dynamic_cast<nn::MixtureOfExperts*>(model.layers[i]->feed_forward.get());
-    if (mixture == nullptr) continue;
-    check_frozen(*mixture, static_cast<std::size_t>(model.part().begin / 2) + i);
+  const std::vector<models::MixtureOfLayer> mixtures = models::mixtures_of(model);
+  for (const auto& [layer, mixture] : mixtures) {
+    check_frozen(*mixture, layer);
     distribute_experts(*mixture, mesh.ep());
-    has_experts = true;
   }
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     auto* const module = dynamic_cast<nn::Module*>(item.value().get());
@@ -117,7 +115,7 @@ bool apply_expert_parallelism(models::Llama& model, const ExpertMesh& mesh) {
       module->set_shard(own.key(), on_mesh({name, own.value(), module->shard_of(own.key())}, mesh));
     }
   }
-  return has_experts;
+  return !mixtures.empty();
 }
 
 }  // namespace phalanx::train

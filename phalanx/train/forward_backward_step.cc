@@ -38,6 +38,7 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
                     step + 1, dataloader.global_batch_size(),
                     has_mask(dataloader) ? "no trained token" : "documents of single tokens alone"));
   }
+  model.begin_step();
   for (std::int64_t part = 0; part < parts; ++part) {
     TokenBatch batch;
     std::int64_t first_row = 0;

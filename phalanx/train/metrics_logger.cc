@@ -222,6 +222,11 @@ void MetricsLogger::write_step(const StepMetrics& m, bool to_tensorboard) {
   for (const data::SetCount& set : m.sets) {
     line["sets"][set.name] = {{"sequences", set.sequences}, {"epochs", set.epochs}};
   }
+  if (!m.expert_load.empty()) {
+    line["expert_load"] = m.expert_load;
+    line["expert_load_max"] = std::ranges::max(m.expert_load);
+    line["expert_load_mean"] = mean_of(m.expert_load);
+  }
   line["time"] = unix_time();
   impl_->metrics.write(line);
   if (!impl_->board || !to_tensorboard) return;
@@ -245,6 +250,10 @@ void MetricsLogger::write_step(const StepMetrics& m, bool to_tensorboard) {
   }
   for (const data::SetCount& set : m.sets) {
     board.add_scalar("data/epochs/" + set.name, set.epochs, m.step);
+  }
+  if (!m.expert_load.empty()) {
+    board.add_scalar("moe/expert_load_max", std::ranges::max(m.expert_load), m.step);
+    board.add_scalar("moe/expert_load_mean", mean_of(m.expert_load), m.step);
   }
   board.add_scalar("memory/max_reserved(GiB)", m.memory_gib.at(0), m.step);
   board.flush();

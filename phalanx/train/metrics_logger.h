@@ -47,6 +47,7 @@ struct StepMetrics {
   double exposed_percent = 0;                         // of the ranks' time
   std::vector<double> cpu_seconds;                    // processor time of the step, per rank
   std::vector<data::SetCount> sets;                   // read so far of each data set of a blend, or of texts
+  std::vector<double> expert_load;                    // of logged steps, by layer: fullest_by_mean() (expert_load.h)
 };
 
 struct ValidationMetrics {

@@ -1,6 +1,7 @@
 #include "phalanx/train/optimizer_step.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -19,6 +20,7 @@
 #include "phalanx/optim/muon.h"
 #include "phalanx/optim/optimizer_set.h"
 #include "phalanx/optim/sgd.h"
+#include "phalanx/train/expert_load.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/trained_model.h"
 
@@ -179,6 +181,7 @@ OptimizerStep::Result OptimizerStep::apply(std::int64_t step, observe::TraceReco
     }
   }
   if (average_ && result.stepped) average_->update(step + 1);
+  if (expert_load_) expert_load_->end_step(at::full({}, result.stepped ? 1.0 : 0.0, at::kFloat));
   optimizer_->zero_grad();
   return result;
 }
@@ -209,6 +212,7 @@ at::Tensor OptimizerStep::queue(std::int64_t step, const at::Tensor& loss, obser
     result.scale = result.next_scale = loss_value;  // in the place of nothing
   }
   if (average_) average_->update(step + 1, result.stepped.eq(0).to(at::kFloat));
+  if (expert_load_) expert_load_->end_step(result.stepped);
   optimizer_->zero_grad();
   return at::stack({loss_value, result.stepped, result.norm, result.scale, result.next_scale});
 }

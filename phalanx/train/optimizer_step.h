@@ -21,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
@@ -33,6 +34,8 @@
 #include "phalanx/tensor/train_state.h"
 
 namespace phalanx::train {
+
+class ExpertLoad;
 
 class OptimizerStep {
  public:
@@ -79,6 +82,9 @@ class OptimizerStep {
   /// REQUIRES: `numbers` are those of a tensor that queue() has returned.
   Result result_of(const std::vector<double>& numbers) const;
 
+  /// From now on apply() and queue() move the biases of experts, and are collective where there are some. Null: none.
+  void set_expert_load(std::shared_ptr<ExpertLoad> load) { expert_load_ = std::move(load); }
+
   /// Exchanges the parameters' values and their averages, where [ema] keeps some; the next call exchanges them back. The
   /// model must be told that its values have changed. False, and nothing done, without averages.
   bool swap_averages();
@@ -97,6 +103,7 @@ class OptimizerStep {
   at::Tensor has_failed_;  // 0-dim bool on the device: no step may change anything any more; undefined on the CPU
   double max_norm_;
   Communicator* grad_norm_group_;
+  std::shared_ptr<ExpertLoad> expert_load_;
 };
 
 }  // namespace phalanx::train

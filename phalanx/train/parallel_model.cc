@@ -7,9 +7,13 @@
 #include <c10/core/DeviceType.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "phalanx/base/human.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/models/config/parameter_kinds.h"
+#include "phalanx/models/expert_bias.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/evaluation_mode.h"
 #include "phalanx/nn/mixture_of_experts.h"
@@ -55,9 +59,16 @@ std::shared_ptr<Communicator> context_group(const ParallelPlan& plan, const std:
 
 std::unique_ptr<ParallelModel> make_parallel_model(const config::TrainConfig& config, const config::RunPlan& plan,
                                                    std::shared_ptr<Communicator> world, at::Device device) {
-  if (plan.parallel.pp > 1) return std::make_unique<PipelinedModel>(config, plan, std::move(world), device);
-  if (plan.parallel.is_sharded()) return std::make_unique<ShardedModel>(config, plan, std::move(world), device);
-  return std::make_unique<ReplicatedModel>(config, plan, std::move(world), device);
+  std::unique_ptr<ParallelModel> model;
+  if (plan.parallel.pp > 1) {
+    model = std::make_unique<PipelinedModel>(config, plan, std::move(world), device);
+  } else if (plan.parallel.is_sharded()) {
+    model = std::make_unique<ShardedModel>(config, plan, std::move(world), device);
+  } else {
+    model = std::make_unique<ReplicatedModel>(config, plan, std::move(world), device);
+  }
+  for (nn::Module* const module : model->modules()) model->use_expert_biases(dynamic_cast<models::Llama&>(*module));
+  return model;
 }
 
 ParallelModel::ParallelModel(const config::TrainConfig& config, const config::RunPlan& plan,
@@ -73,19 +84,21 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
           nn::TensorOptionsOfModule{.device = device, .without_memory = ParallelModel::is_model_sharded()})),
       frozen_(frozen_parameters(config, model_->config())),
       z_loss_weight_(config.training.z_loss_weight),
+      expert_load_(ExpertLoad::make(config, plan.parallel, model_->config(), world_, device)),
       optimizer_copies_(config::optimizer_copies(config)),
       adamw_params_(config.muon.adamw_params),
       dropout_seed_(config.lora.rank > 0 && config.lora.dropout > 0 ? std::optional(config.debug.seed) : std::nullopt),
       // Ranks of tensor parallelism have the same tokens, and the sum of their gradients is taken.
-      balancing_weight_(config.training.moe_aux_loss_coeff /
-                        static_cast<double>(plan.global_batch_size * plan.parallel.tp)),
+      load_weight_(config.training.moe_aux_loss_coeff / static_cast<double>(plan.global_batch_size * plan.parallel.tp)),
+      router_z_weight_(config.training.moe_z_loss_coeff /
+                       static_cast<double>(plan.global_batch_size * config.training.seq_len * plan.parallel.tp)),
       sharding_text_(sharding_text(config)),
       keeps_full_gradients_(config.parallelism.zero_stage == 1) {}
 
 at::Tensor ParallelModel::run_whole_model(const TokenBatch& batch, const ForwardBackwardPass& pass, bool sync) {
   observe::TraceRecorder* const tracing = pass.profiler ? pass.profiler->recorder() : nullptr;
   place_dropout(*model_, pass.step, pass.first_row);
-  balance_load(*model_, pass.optimizer_step);
+  prepare_experts(*model_, pass.optimizer_step);
   at::Tensor loss;
   {
     const TraceSpan span(tracing, "forward", "compute");
@@ -117,13 +130,30 @@ void ParallelModel::place_dropout(models::Llama& model, std::int64_t step, std::
   nn::set_dropout_rng_state(model, {.seed = *dropout_seed_, .step = step, .first_row = first_row});
 }
 
-void ParallelModel::balance_load(models::Llama& model, const OptimizerStep& optimizer_step) const {
-  if (balancing_weight_ == 0 || !model.config().has_experts()) return;
+void ParallelModel::begin_step() const {
+  if (expert_load_) expert_load_->begin_step();
+}
+
+std::vector<NamedTensor> ParallelModel::with_expert_biases(std::vector<NamedTensor> weights) const {
+  if (expert_load_) std::ranges::copy(expert_load_->named_biases(), std::back_inserter(weights));
+  return weights;
+}
+
+void ParallelModel::use_expert_biases(models::Llama& model) const {
+  if (expert_load_) expert_load_->attach(model, /*counts=*/false);
+}
+
+void ParallelModel::prepare_experts(models::Llama& model, const OptimizerStep& optimizer_step) const {
+  if (!expert_load_) return;
+  expert_load_->attach(model, /*counts=*/true);
+  if (load_weight_ == 0 && router_z_weight_ == 0) return;
   at::Tensor scale = optimizer_step.loss_scale_on_device();
   if (const double on_host = optimizer_step.loss_scale(); !scale.defined() && on_host != 1) {
     scale = at::full({}, on_host, at::TensorOptions(device_).dtype(at::kFloat));
   }
-  nn::set_load_balancing(model, {.weight = balancing_weight_, .loss_scale = scale});
+  for (const models::MixtureOfLayer& one : models::mixtures_of(model)) {
+    one.mixture->set_losses({.load_weight = load_weight_, .z_weight = router_z_weight_, .loss_scale = scale});
+  }
 }
 
 at::Tensor ParallelModel::loss_sum_of_whole_model(const TokenBatch& batch) {
@@ -147,7 +177,7 @@ std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const 
 Communicator* ParallelModel::grad_norm_group() const { return is_model_sharded() ? world_.get() : nullptr; }
 
 void ParallelModel::collect_state(TrainState& state) const {
-  const auto named = with_prefix("model.", weights());
+  const auto named = with_prefix("model.", with_expert_biases(weights()));
   state.tensors.insert(state.tensors.end(), named.begin(), named.end());
 }
 

@@ -31,6 +31,7 @@
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/tensor/train_state.h"
+#include "phalanx/train/expert_load.h"
 #include "phalanx/train/expert_mesh.h"
 #include "phalanx/train/optimizer_step.h"
 #include "phalanx/train/profiler.h"
@@ -66,9 +67,17 @@ class ParallelModel {
   /// The sum of the tokens' losses in a forward pass without gradients, 0-dim.
   virtual at::Tensor loss_sum(const TokenBatch& batch) = 0;
 
-  /// Has the load of the experts of `model` evened out in its coming forward passes, if the run asks for it. For a model
-  /// of these ranks, or a copy of it.
-  void balance_load(models::Llama& model, const OptimizerStep& optimizer_step) const;
+  /// Before the passes of a step.
+  void begin_step() const;
+  /// Has the coming forward passes of `model` add to the loss what the run asks for of routers, and count tokens of
+  /// experts. For a model of these ranks, or a copy of it.
+  void prepare_experts(models::Llama& model, const OptimizerStep& optimizer_step) const;
+  /// `weights`, and behind them the biases of experts, if the run has some.
+  std::vector<NamedTensor> with_expert_biases(std::vector<NamedTensor> weights) const;
+  /// Has `model`, or the part of it that a rank runs, use the biases of experts, if the run has some.
+  void use_expert_biases(models::Llama& model) const;
+  /// Null: the model has no experts.
+  const std::shared_ptr<ExpertLoad>& expert_load() const noexcept { return expert_load_; }
   /// What this rank runs: the model, or its stages of a pipeline.
   virtual std::vector<nn::Module*> modules() const = 0;
   /// This rank's shards of the weights, to be filled.
@@ -129,12 +138,14 @@ class ParallelModel {
   std::shared_ptr<models::Llama> model_;  // has no memory where it is cut in any way
   const std::vector<std::string> frozen_;
   const double z_loss_weight_;
+  const std::shared_ptr<ExpertLoad> expert_load_;  // null: no experts
 
  private:
   const config::OptimizerCopies optimizer_copies_;
   const std::vector<std::string> adamw_params_;      // of Muon
   const std::optional<std::uint64_t> dropout_seed_;  // unset: no dropout
-  const double balancing_weight_;                    // of each sequence on each rank
+  const double load_weight_;                         // of each sequence on each rank
+  const double router_z_weight_;                     // of each token on each rank
   const std::string sharding_text_;
   const bool keeps_full_gradients_;
 };

@@ -266,7 +266,7 @@ at::Tensor PipelinedModel::train(const TokenBatch& batch, const ForwardBackwardP
   } else {
     runtime_->scale_gradients(optimizer_step.loss_scale());
   }
-  for (const auto& model : models_) balance_load(*model, optimizer_step);
+  for (const auto& model : models_) prepare_experts(*model, optimizer_step);
   const PassSpans spans(trace, runtime_->statistics());
   at::Tensor loss = device_.is_cpu() ? on_device(runtime_->step(batch.inputs, batch.labels).loss())
                                      : runtime_->queue_step(batch.inputs, batch.labels);

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
 #include "phalanx/checkpoint/adapter_weights.h"
+#include "phalanx/checkpoint/expert_biases.h"
 #include "phalanx/checkpoint/files/block_hash.h"
 #include "phalanx/checkpoint/files/branch.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
@@ -25,6 +27,7 @@
 #include "phalanx/config/model_config.h"
 #include "phalanx/config/run_identity.h"
 #include "phalanx/models/config/llama_json.h"
+#include "phalanx/models/config/parameter_kinds.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/inputs/initial_adapter.h"
 #include "phalanx/train/inputs/initial_weights.h"
@@ -114,6 +117,13 @@ std::string hash_of_settings(config::TrainConfig config) {
       config::settings_that_count(config).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
+[[noreturn]] void refuse_expert_biases(const std::filesystem::path& path) {
+  throw CheckpointError(
+      fmt::format("the weights at {} were trained with biases by which experts are chosen: set [training] "
+                  "moe_router_enable_expert_bias = true, and moe_router_bias_update_rate = 0 to leave them as they are",
+                  path.string()));
+}
+
 std::string list_of_steps(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ", ")); }
 
 }  // namespace
@@ -131,10 +141,17 @@ void load_initial_weights(const config::TrainConfig& config, const std::vector<N
   } else {
     options.elsewhere = [&, shapes = models::llama_parameter_shapes(model)](const std::string& name) {
       if (models::is_lora_name(name) && !has_adapters) refuse_adapter_in_weights_file(config, name);
+      if (models::is_expert_bias(name)) refuse_expert_biases(path);
       return shapes.contains(name) || models::is_lora_name(name);
     };
   }
-  const LoadedWeights loaded = load_weights(path, has_adapters ? weights : base_among(weights), options);
+  std::vector<NamedTensor> wanted = has_adapters ? weights : base_among(weights);
+  const auto is_bias = [](const NamedTensor& one) { return models::is_expert_bias(one.name); };
+  if (std::ranges::any_of(wanted, is_bias) && !holds_expert_biases(path)) {
+    std::erase_if(wanted, is_bias);
+    log_info(fmt::format("initial weights: {} has no biases of experts: they begin with 0", path.string()));
+  }
+  const LoadedWeights loaded = load_weights(path, wanted, options);
   log_info(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
   if (!config.lora.initial_adapter.empty()) {
     load_adapter(read_initial_adapter(config), weights, /*all=*/false);

@@ -219,7 +219,7 @@ void Trainer::make_model() {
       });
       require_same_on_ranks(*context_.world, "initial weights", source, "give every rank the same files");
       require_same_on_ranks(*context_.world, "initial adapter", adapter, "give every rank the same files");
-      const std::vector<NamedTensor> weights = model_->weights();
+      const std::vector<NamedTensor> weights = model_->with_expert_biases(model_->weights());
       on_every_rank(context_.world, [&] {
         load_initial_weights(config_, weights, [this](const std::string& line) { log_info(line); });
       });
@@ -230,6 +230,7 @@ void Trainer::make_model() {
   model_->values_were_loaded();
   optimizer_step_ = std::make_unique<OptimizerStep>(config_, model_->parameters(), model_->grad_norm_group(),
                                                     model_->frozen(), context_.world.get());
+  optimizer_step_->set_expert_load(model_->expert_load());
 }
 
 TrainState Trainer::collect_state() const {
@@ -342,6 +343,7 @@ std::shared_ptr<models::Llama> Trainer::full_model() const {
     const auto same = std::ranges::find(whole, parameter.name, &NamedTensor::name);
     at::Tensor(parameter.tensor).set_data(same->tensor.detach());
   }
+  model_->use_expert_biases(*model);
   return model;
 }
 

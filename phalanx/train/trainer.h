@@ -113,7 +113,8 @@ class Trainer {
     double data_seconds = 0;
     std::int64_t label_count = 0, global_label_count = 0;
     double pairs = 0;
-    DeviceReadback numbers;  // of OptimizerStep::queue()
+    DeviceReadback numbers;                            // of OptimizerStep::queue()
+    std::optional<DeviceReadback> expert_counts = {};  // of a logged step
   };
   void run_steps();
   void make_model();
@@ -140,6 +141,9 @@ class Trainer {
   void require_finite_norm(const StepOutcome& outcome) const;
   [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;
   void log_step(const StepOutcome& outcome);
+  bool logs(std::int64_t step) const;  // counted from 1
+  /// The load of experts of a step that is logged, over all ranks; null: the step is not, or there are none. Collective.
+  const ExpertLoad* logged_expert_load(std::int64_t step) const;
   double flops_of(const StepOutcome& outcome) const;  // of the global batch
   bool validate(bool is_asked_to_stop);               // false: cut short, all ranks must stop
   bool any_asked_to_stop() const;

@@ -1,7 +1,15 @@
 // Training with experts that are divided among ranks gives the run of one rank, which has all of them.
 #include <cmath>
 
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
 #include "phalanx/base/error.h"
+#include "phalanx/checkpoint/files/checkpoint_list.h"
+#include "phalanx/models/expert_bias.h"
+#include "phalanx/train/expert_load.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -23,6 +31,16 @@ class TrainerExpertsTest : public TrainerTest {
     const std::vector<std::string> cut = sharded(stage, shards);
     more.insert(more.end(), cut.begin(), cut.end());
     return keys(ep, std::move(more));
+  }
+  /// Of the newest checkpoint: [layers, experts].
+  at::Tensor biases_of(const std::string& run) const {
+    const CheckpointReader reader(list_checkpoints(path(run) + "/checkpoint").complete.front().path);
+    std::vector<at::Tensor> rows;
+    for (std::int64_t layer = 0; layer < models::llama_flavor("debug").n_layers; ++layer) {
+      rows.push_back(at::zeros({8}));
+      reader.read({{"model." + models::expert_bias_name(layer), rows.back()}}, {.allow_unexpected = true});
+    }
+    return at::stack(rows);
   }
 };
 
@@ -53,6 +71,144 @@ TEST_F(TrainerExpertsTest, ALossThatEvensOutTheLoadIsTheSameInEveryLayout) {
   }
   EXPECT_THAT(refusal<ConfigError>(config_of({}, "dense", balanced)),
               AllOf(HasSubstr("[training] moe_aux_loss_coeff = 1"), HasSubstr("the model has none: remove it")));
+}
+
+// The layouts that share a step's tokens in every way.
+TEST_F(TrainerExpertsTest, ABiasAndAZLossAreTheSameInEveryLayout) {
+  const std::vector<std::string> settings = {"--training.moe_router_enable_expert_bias",
+                                             "--training.moe_router_bias_update_rate=0.01",
+                                             "--training.moe_z_loss_coeff=0.1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), settings.begin(), settings.end());
+    return more;
+  };
+  train(config_of({.keys = keys(1)}, "plain"), 1);
+  train(config_of({.keys = keys(1, settings)}, "one"), 1);
+  const double validation = result_.validation_loss.value();
+  const std::vector<double> expected = losses("one"), norms = values_of("one", "grad_norm");
+  EXPECT_GT(std::abs(norms.front() - values_of("plain", "grad_norm").front()), 1e-4 * norms.front());
+  const at::Tensor biases = biases_of("one");
+  EXPECT_GT(biases.abs().max().item<double>(), 0.01);
+  const std::vector<double> uneven = values_of("one", "expert_load_max");
+  EXPECT_EQ(uneven.size(), 3U);  // of steps 1, 10 and 12, which are logged
+  EXPECT_TRUE(at::allclose(biases * 100, (biases * 100).round(), 0, 1e-3));
+  const std::vector<Layout> layouts = {
+      {.name = "ddp2", .ranks = 2, .keys = keys(1, settings)},
+      {.name = "accumulated", .ranks = 2, .keys = sharded_keys(2, 2, 2, with({"--training.local_batch_size=1"}))},
+      {.name = "zero3_4_ep2_recomputed",
+       .ranks = 4,
+       .keys = sharded_keys(2, 3, 4, with({"--activation_checkpoint.mode=full"}))},
+      {.name = "recomputed_by_operation",
+       .keys =
+           keys(1, with({"--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"}))},
+      {.name = "hsdp2x2_ep2",
+       .ranks = 4,
+       .keys = sharded_keys(2, 3, 2, with({"--parallelism.data_parallel_replicate_degree=2"}))},
+      {.name = "cp2", .ranks = 2, .keys = keys(1, settings), .cp = 2},
+      {.name = "zero3_2_cp2_ep4_tp2", .ranks = 8, .tp = 2, .keys = sharded_keys(4, 3, 2, settings), .cp = 2},
+      {.name = "tp2", .ranks = 2, .tp = 2, .keys = keys(1, settings)},
+      {.name = "pp2_zero3_2_ep2", .ranks = 4, .pp = 2, .keys = sharded_keys(2, 3, 2, settings)},
+      {.name = "pp2_zbv_recomputed",
+       .ranks = 2,
+       .pp = 2,
+       .keys = keys(
+           1, with({"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble", "--activation_checkpoint.mode=full"}))}};
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(layout.name);
+    train(config_of(layout, layout.name), layout.ranks);
+    expect_same_losses(losses(layout.name), expected);
+    EXPECT_NEAR(result_.validation_loss.value(), validation, kLossTolerance * validation);
+    const std::vector<double> found = values_of(layout.name, "grad_norm");
+    for (std::size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(found[i], norms[i], 1e-3 * norms[i]) << i;
+    EXPECT_TRUE(at::equal(biases_of(layout.name), biases)) << biases_of(layout.name) << biases;
+    EXPECT_EQ(values_of(layout.name, "expert_load_max"), uneven);
+  }
+}
+
+TEST_F(TrainerExpertsTest, BiasesAreSavedAndGoOnInAnyLayout) {
+  const std::vector<std::string> settings = {"--training.moe_router_enable_expert_bias",
+                                             "--training.moe_router_bias_update_rate=0.02"};
+  const auto with = [&](const char* steps) {
+    std::vector<std::string> more = settings;
+    more.emplace_back(steps);
+    return more;
+  };
+  const std::vector<Layout> layouts = {{.ranks = 4, .keys = sharded_keys(4, 3, 4, with("--training.steps=4"))},
+                                       {.ranks = 4, .pp = 2, .keys = sharded_keys(2, 3, 2, with("--training.steps=8"))},
+                                       {.ranks = 1, .keys = keys(1, with("--training.steps=12"))}};
+  for (const Layout& layout : layouts) {
+    train(config_of(layout, "parts", {"--lr_scheduler.decay_ratio=0"}), layout.ranks);
+  }
+  train(config_of({.keys = keys(1, settings)}, "same", {"--lr_scheduler.decay_ratio=0"}), 1);
+  expect_same_losses(losses("parts"), losses("same"));
+  EXPECT_TRUE(at::equal(biases_of("parts"), biases_of("same")));
+  // They are needed where experts are chosen, so a run cannot go on without them; it may leave them as they are.
+  EXPECT_THAT(refusal<CheckpointError>(config_of({.keys = keys(1)}, "parts", {"--training.steps=14"})),
+              HasSubstr("moe_router_enable_expert_bias"));
+  train(config_of({.keys = keys(1)}, "parts",
+                  {"--training.steps=14", "--training.moe_router_enable_expert_bias",
+                   "--training.moe_router_bias_update_rate=0"}),
+        1);
+  EXPECT_TRUE(at::equal(biases_of("parts"), biases_of("same")));
+  // A new run that begins with these weights likewise.
+  const auto begins = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = mixture();
+    all.pop_back();
+    all.insert(all.end(), {"--checkpoint.initial_load_path=" + path("parts") + "/checkpoint", "--training.steps=1",
+                           "--optimizer.lr=0"});
+    all.insert(all.end(), more.begin(), more.end());
+    return config_of({.keys = all}, "new");
+  };
+  EXPECT_THAT(refusal<CheckpointError>(begins({})),
+              AllOf(HasSubstr("trained with biases"), HasSubstr("moe_router_enable_expert_bias = true")));
+  train(begins({"--training.moe_router_enable_expert_bias", "--training.moe_router_bias_update_rate=0"}), 1);
+  EXPECT_TRUE(at::equal(biases_of("new"), biases_of("same")));
+}
+
+// The numbers of a logged step from the experts that were chosen in it: two layers of 8 experts, 256 tokens, two each.
+TEST_F(TrainerExpertsTest, TheLogSaysHowUnevenTheLoadIs) {
+  train(config_of({.ranks = 2, .keys = sharded_keys(2, 3, 2, {"--training.steps=1"})}, "run"), 2);
+  const auto lines = lines_with("run", "expert_load");
+  ASSERT_EQ(lines.size(), 1U);
+  const auto layers = lines[0]["expert_load"].get<std::vector<double>>();
+  ASSERT_EQ(layers.size(), static_cast<std::size_t>(models::llama_flavor("debug").n_layers));
+  for (const double layer : layers) {
+    EXPECT_GE(layer, 1);
+    EXPECT_LE(layer, 4);
+    EXPECT_NEAR(layer * 64, std::round(layer * 64), 1e-9);  // the mean is 64
+  }
+  EXPECT_EQ(lines[0]["expert_load_max"].get<double>(), *std::ranges::max_element(layers));
+  EXPECT_EQ(fullest_by_mean({1, 2, 3, 6, 0, 0, 0, 0, 5, 5, 5, 5}, 4), std::vector<double>({2, 0, 1}));
+  train(config_of({}, "dense", {"--training.steps=1"}), 1);
+  EXPECT_TRUE(lines_with("dense", "expert_load").empty());
+}
+
+// In float16 with a loss scale that overflows no weight changes, and no bias.
+TEST_F(TrainerExpertsTest, AStepThatIsSkippedMovesNoBias) {
+  const std::vector<std::string> settings = {"--training.moe_router_enable_expert_bias",
+                                             "--training.mixed_precision_param=float16", "--training.steps=2",
+                                             "--training.initial_loss_scale=1e30"};
+  train(config_of({.keys = keys(1, settings)}, "run"), 1);
+  EXPECT_EQ(lines_with("run", "skipped").size(), 2U);
+  EXPECT_EQ(biases_of("run").abs().max().item<double>(), 0);
+}
+
+TEST_F(TrainerExpertsTest, WhatABiasOrAZLossDoesNotGoWithIsRefused) {
+  const std::string bias = "--training.moe_router_enable_expert_bias";
+  const auto refused = [&](std::vector<std::string> more, const Layout& layout = {}) {
+    Layout with = layout;
+    with.keys = keys(1, std::move(more));
+    return refusal<ConfigError>(config_of(with, "run"), layout.ranks);
+  };
+  EXPECT_THAT(refusal<ConfigError>(config_of({}, "run", {bias})), HasSubstr("the model has none: remove it"));
+  EXPECT_THAT(refusal<ConfigError>(config_of({}, "run", {"--training.moe_z_loss_coeff=0.1"})),
+              AllOf(HasSubstr("moe_z_loss_coeff = 0.1"), HasSubstr("the model has none: remove it")));
+  EXPECT_THAT(refused({"--training.moe_router_bias_update_rate=0.1"}),
+              AllOf(HasSubstr("moe_router_bias_update_rate = 0.1"), HasSubstr("moe_router_enable_expert_bias = true")));
+  EXPECT_THAT(refused({bias, "--checkpoint.last_save_in_hf"}), HasSubstr("last_save_in_hf"));
+  EXPECT_THAT(refused({bias, "--lora.rank=4"}), HasSubstr("[lora] rank"));
+  EXPECT_THAT(refused({bias, "--training.seq_len=30"}, {.ranks = 2, .cp = 2}),
+              AllOf(HasSubstr("pads sequences of 30 to 32"), HasSubstr("multiple of 4")));
 }
 
 TEST_F(TrainerExpertsTest, TrainsAsOneRankDoes) {

@@ -2,6 +2,7 @@
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <utility>
@@ -41,6 +42,7 @@ struct Trainer::StepOutcome {
   GlobalStepMetrics totals;
   OptimizerStep::Result optimizer_step;
   double seconds = 0;
+  std::vector<double> expert_load;  // of a logged step, by layer
 };
 
 void Trainer::begin_timing() {
@@ -114,6 +116,11 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   require_finite_loss(outcome);
   check_replicas_before(step);
   outcome.optimizer_step = optimizer_step_->apply(step, profiler_.recorder());
+  if (const ExpertLoad* const load = logged_expert_load(outcome.step)) {
+    const at::Tensor counts = load->counts_for_readback();
+    outcome.expert_load = fullest_by_mean(
+        {counts.const_data_ptr<double>(), counts.const_data_ptr<double>() + counts.numel()}, load->counts().size(1));
+  }
   require_finite_norm(outcome);
   outcome.seconds = seconds_since(begin);
   comm_carry_ = comm_timer_->take();
@@ -124,12 +131,27 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
 Trainer::QueuedStep Trainer::queue_step(std::int64_t step) {
   const ForwardBackwardResult pass = compute_gradients(step);
   check_replicas_before(step);
-  return {.step = step,
-          .data_seconds = pass.data_seconds,
-          .label_count = pass.label_count,
-          .global_label_count = pass.global_label_count,
-          .pairs = pass.pairs,
-          .numbers = DeviceReadback(optimizer_step_->queue(step, pass.loss, profiler_.recorder()))};
+  QueuedStep queued{.step = step,
+                    .data_seconds = pass.data_seconds,
+                    .label_count = pass.label_count,
+                    .global_label_count = pass.global_label_count,
+                    .pairs = pass.pairs,
+                    .numbers = DeviceReadback(optimizer_step_->queue(step, pass.loss, profiler_.recorder()))};
+  if (const ExpertLoad* const load = logged_expert_load(step + 1)) {
+    queued.expert_counts.emplace(load->counts_for_readback());
+  }
+  return queued;
+}
+
+bool Trainer::logs(std::int64_t step) const {
+  return step == 1 || step % config_.metrics.log_freq == 0 || step == config_.training.steps;
+}
+
+const ExpertLoad* Trainer::logged_expert_load(std::int64_t step) const {
+  ExpertLoad* const load = model_->expert_load().get();
+  if (load == nullptr || !logs(step)) return nullptr;
+  load->sum();
+  return load;
 }
 
 // A step takes from the end of the step before to its own end, as the host sees them. So the steps between two log
@@ -139,6 +161,9 @@ Trainer::StepOutcome Trainer::await_step(const QueuedStep& queued, bool is_last_
   const std::vector<double> numbers = queued.numbers.read();
   const auto now = Clock::now();
   outcome.seconds = std::chrono::duration<double>(now - std::exchange(timed_until_, now)).count();
+  if (queued.expert_counts) {
+    outcome.expert_load = fullest_by_mean(queued.expert_counts->read(), model_->model().config().experts);
+  }
   const double loss = OptimizerStep::loss_of(numbers);
   outcome.totals = exchange({.loss = loss,
                              .mean_loss = mean_loss(loss, queued.label_count, queued.global_label_count),
@@ -198,7 +223,7 @@ void Trainer::check_replicas_before(std::int64_t step) {
   const TraceSpan span(profiler_.recorder(), "replica check", "comm");
   TrainState state;
   optimizer_step_->collect_state(state);
-  const auto weights = with_prefix("model.", model_->replicated_weights());
+  const auto weights = with_prefix("model.", model_->with_expert_biases(model_->replicated_weights()));
   state.tensors.insert(state.tensors.end(), weights.begin(), weights.end());
   const std::size_t compared =
       check_replicas(state.tensors, *context_.world, fmt::format("before the update of step {}", step + 1));
@@ -232,7 +257,7 @@ void Trainer::log_step(const StepOutcome& outcome) {
   const std::int64_t step = outcome.step;
   const double device_tokens =
       static_cast<double>(plan_.global_batch_size * config_.training.seq_len) / static_cast<double>(plan_.world_size);
-  const bool to_log = step == 1 || step % config_.metrics.log_freq == 0 || step == config_.training.steps;
+  const bool to_log = logs(step);
   StepMetrics metrics{.step = step,
                       .loss = outcome.totals.loss,
                       .max_loss = outcome.totals.max_loss,
@@ -250,6 +275,7 @@ void Trainer::log_step(const StepOutcome& outcome) {
     metrics.exposed_percent = 100.0 * mean_of(metrics.exposed_seconds) / mean_of(outcome.totals.wall_seconds);
   }
   metrics.sets = data_.dataloader->progress_at(step);
+  metrics.expert_load = outcome.expert_load;
   metrics.loss_scale = outcome.optimizer_step.loss_scale;
   metrics.skipped = !outcome.optimizer_step.stepped;
   metrics.tflops = flops_of(outcome) / static_cast<double>(plan_.world_size) / outcome.seconds / 1e12;
@@ -283,7 +309,9 @@ void Trainer::log_step(const StepOutcome& outcome) {
        .tflops = tflops,
        .mfu_percent = peak_tflops_ ? std::optional(100.0 * tflops / *peak_tflops_) : std::nullopt,
        .loss_scale = outcome.optimizer_step.loss_scale,
-       .exposed = exposed}));
+       .exposed = exposed,
+       .expert_load =
+           outcome.expert_load.empty() ? std::nullopt : std::optional(std::ranges::max(outcome.expert_load))}));
   interval_seconds_ = interval_wall_ = interval_comm_ = interval_exposed_ = 0;
   interval_tokens_ = 0;
   interval_flops_ = 0;

@@ -2,14 +2,18 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/roll.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "phalanx/models/config/parameter_kinds.h"
 #include "phalanx/nn/mixture_of_experts.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/layout_check.h"
@@ -22,9 +26,11 @@ using testing::HasSubstr;
 
 class ExpertFaultsTest : public train::TrainerTest {
  protected:
-  /// Four ranks shard, two divide the experts. `spoil` gets layer 1's mixture in this layout, and the rank.
-  LayoutCheck check(const std::function<void(nn::MixtureOfExperts&, int rank)>& spoil) const {
+  using Keys = std::vector<std::string>;
+  /// Four ranks shard, two divide the experts.
+  LayoutCheck check_side(const Keys& more, const std::function<void(LayoutSide&, int rank)>& spoil) const {
     std::vector<std::string> keys = mixture();
+    keys.insert(keys.end(), more.begin(), more.end());
     keys.insert(keys.end(), {"--training.dataset_path=" + path("tokens.bin"), "--training.seq_len=32",
                              "--training.local_batch_size=2", "--training.global_batch_size=8", "--training.steps=10",
                              "--lr_scheduler.warmup_steps=1", "--parallelism.data_parallel_shard_degree=4",
@@ -33,17 +39,21 @@ class ExpertFaultsTest : public train::TrainerTest {
     LayoutCheck result;
     run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
       LayoutCheckContext context{.world = world};
-      context.prepare = [&](LayoutSide& side) {
-        for (nn::Module* const module : side.model->modules()) {
-          const auto& layer = dynamic_cast<models::Llama&>(*module).layers.at(1);
-          spoil(dynamic_cast<nn::MixtureOfExperts&>(*layer->feed_forward), world->rank());
-        }
-      };
-      LayoutCheck mine = check_layout(config, context, {.steps = 1});
+      context.prepare = [&](LayoutSide& side) { spoil(side, world->rank()); };
+      LayoutCheck mine = check_layout(config, context, {.steps = 3});
       if (world->rank() == 0) result = std::move(mine);
     });
     return result;
   }
+  /// `spoil` gets layer 1's mixture in this layout, and the rank.
+  LayoutCheck check(const std::function<void(nn::MixtureOfExperts&, int rank)>& spoil, const Keys& more = {}) const {
+    return check_side(more, [&](LayoutSide& side, int rank) { spoil(mixture_of(side), rank); });
+  }
+  static nn::MixtureOfExperts& mixture_of(const LayoutSide& side) {
+    const auto& layer = dynamic_cast<models::Llama&>(*side.model->modules().front()).layers.at(1);
+    return dynamic_cast<nn::MixtureOfExperts&>(*layer->feed_forward);
+  }
+  const Keys kBiased = {"--training.moe_router_enable_expert_bias", "--training.moe_router_bias_update_rate=0.05"};
   /// The same value with a gradient that is `factor` times as large.
   static nn::Module::ParameterUse with_gradient_times(double factor) {
     return [factor](const at::Tensor& weight) { return weight.detach() + (weight - weight.detach()) * factor; };
@@ -55,8 +65,67 @@ class ExpertFaultsTest : public train::TrainerTest {
 };
 
 TEST_F(ExpertFaultsTest, WithoutAFaultNothingIsFound) {
-  const LayoutCheck found = check([](nn::MixtureOfExperts&, int) {});
-  EXPECT_FALSE(found.finding) << found.finding->text();
+  for (const Keys& more : {Keys{}, kBiased, Keys{"--training.moe_aux_loss_coeff=1", "--training.moe_z_loss_coeff=1"}}) {
+    const LayoutCheck found = check([](nn::MixtureOfExperts&, int) {}, more);
+    EXPECT_FALSE(found.finding) << found.finding->text();
+    EXPECT_EQ(found.steps.size(), 3U);
+  }
+}
+
+TEST_F(ExpertFaultsTest, ALossOfTheRouterThatIsAddedTwiceIsFound) {
+  // Of 8 sequences, or of their 256 tokens.
+  const nn::RouterLosses aux{.load_weight = 2.0 / 8}, z{.z_weight = 2.0 / 256};
+  for (const auto& [twice, key] : {std::pair(aux, "moe_aux_loss_coeff"), std::pair(z, "moe_z_loss_coeff")}) {
+    expect_found(check(
+                     [&, twice = twice](nn::MixtureOfExperts& mixture, int) {
+                       mixture.add_pre_forward_hook([twice](nn::Module& module) {
+                         dynamic_cast<nn::MixtureOfExperts&>(module).set_losses(twice);
+                       });
+                     },
+                     {"--training." + std::string(key) + "=1"}),
+                 "layers.1.moe.gate.weight");
+  }
+}
+
+TEST_F(ExpertFaultsTest, ABiasThatStaysAsItWasIsFound) {
+  const at::Tensor stale = at::zeros({8});
+  const LayoutCheck found = check(
+      [&](nn::MixtureOfExperts& mixture, int) {
+        mixture.add_pre_forward_hook([stale](nn::Module& module) {
+          dynamic_cast<nn::MixtureOfExperts&>(module).set_tensors({.bias = stale, .counts = {}});
+        });
+      },
+      kBiased);
+  expect_found(found, "layers.1.moe.expert_bias");
+}
+
+// As where a block that is computed again counts once more, or a rank does not add its tokens.
+TEST_F(ExpertFaultsTest, TokensThatAreCountedTwiceOrNotAtAllAreFound) {
+  for (const std::int64_t times : {2, 0}) {
+    const LayoutCheck found = check_side(kBiased, [&](LayoutSide& side, int rank) {
+      if (times == 0 && rank != 2) return;
+      const at::Tensor counts = side.model->expert_load()->counts()[1];
+      mixture_of(side).add_post_forward_hook([counts, times](nn::Module&, const at::Tensor& out) {
+        counts.mul_(times);
+        return out;
+      });
+    });
+    expect_found(found, "layers.1.moe.expert_bias");
+    EXPECT_EQ(found.finding->what, "load of experts");
+    EXPECT_THAT(found.finding->cause, HasSubstr(times == 2 ? "more than once" : "not counted"));
+  }
+}
+
+TEST_F(ExpertFaultsTest, ANormWithoutExpertsIsFound) {
+  const LayoutCheck found = check_side({}, [](LayoutSide& side, int) {
+    std::vector<NamedTensor> others = side.model->parameters();
+    std::erase_if(others, [](const NamedTensor& one) { return models::is_expert_parameter(one.name); });
+    side.optimizer_step = std::make_unique<train::OptimizerStep>(config::parse_config("", "test", Keys{}), others,
+                                                                 side.model->grad_norm_group());
+  });
+  ASSERT_TRUE(found.finding);
+  EXPECT_EQ(found.finding->what, "gradient norm") << found.finding->text();
+  EXPECT_LT(found.finding->difference.found, found.finding->difference.expected);
 }
 
 // As where the gradient is averaged over the ranks of another group, or summed over it once more.

@@ -17,6 +17,7 @@
 #include "phalanx/train/float8_layers.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/verify/document_probe.h"
+#include "phalanx/verify/expert_load_check.h"
 #include "phalanx/verify/layout_cause.h"
 #include "phalanx/verify/layout_origin.h"
 #include "phalanx/verify/layout_side.h"
@@ -48,6 +49,9 @@ constexpr double kRoundingOfWeights = 0x1p-23;  // two sides' results of one for
 // A gradient that is zero in theory is nothing but rounding, as that of GPT-2's key biases. So a gradient whose norm is
 // below this part of the model's is compared with that part.
 constexpr double kLeastOfModel = 1e-4;
+// Of the choices of experts in a layer, those between two that rounding makes equal.
+constexpr double kNearTies = 1e-3, kNearTiesOfNarrow = 3e-2;
+constexpr double kNearExact = 1e-4;   // a tolerance of gradients above it is that of 16 bits
 constexpr double kLittleToSay = 0.5;  // of a gradient's norm: with so much rounding a wrong value may go unnoticed
 
 at::Tensor gradient_of(const NamedTensor& parameter) { return parameter.tensor.grad(); }
@@ -218,6 +222,7 @@ class Comparison {
                                     .tolerance = origin.tolerance,
                                     .others = result_.finding->others + 1,
                                     .cause = origin.cause.empty() ? kNoSimpleCause : origin.cause};
+    find_wrong_load(step);
   }
 
   /// The reference's gradient at the previous step, as `keep` saved it.
@@ -450,6 +455,28 @@ class Comparison {
         "looked at; shorter documents, or longer sequences, say it");
   }
 
+  template <class Compare>
+  std::optional<LayoutFinding> of_expert_load(std::int64_t step, Compare compare) {
+    const auto& load = parallelized_.model->expert_load();
+    if (!load) return std::nullopt;
+    const bool is_narrow = result_.tolerance.gradient > kNearExact;
+    auto found = compare(*load, reference_ ? reference_->model->expert_load().get() : nullptr, *world_,
+                         is_narrow ? kNearTiesOfNarrow : kNearTies);
+    if (found) found->step = step;
+    return found;
+  }
+  void check_expert_biases(std::int64_t step) {
+    auto found = of_expert_load(step, compare_expert_biases);
+    if (!result_.finding) result_.finding = std::move(found);
+  }
+  /// Where the forward pass goes wrong in a mixture whose tokens go to other experts, that is the finding.
+  void find_wrong_load(std::int64_t step) {
+    auto found = of_expert_load(step, compare_expert_load);
+    if (!found) return;
+    const std::string mixture = found->parameter.substr(0, found->parameter.find(".moe.") + 5);
+    if (result_.finding->parameter.starts_with(mixture)) result_.finding = std::move(found);
+  }
+
   void one_step(std::int64_t step) {
     const LayoutTolerance& allowed = result_.tolerance;
     StepCheck check{.step = step};
@@ -496,6 +523,7 @@ class Comparison {
       find_wrong_number(step, "gradient norm", check.expected_norm, check.norm, allowed.update,
                         "the gradients are right: the norm counts some of them twice, or not at all");
       find_wrong(step, "update", check.updates, allowed.update, update_of);
+      check_expert_biases(step);
       if (plain_) add_unlike_plain(unlike_plain(step, "weight", weight_of));
       parts_->take_weights_of_layout();
       weights_older_ = weights_before_;

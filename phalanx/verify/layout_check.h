@@ -70,7 +70,9 @@ struct LayoutCheckOptions {
 /// The first value that differs by more than its tolerance.
 struct LayoutFinding {
   std::int64_t step = 0;  // from 1; 0: before the first
-  std::string what;       // "initial value", "loss", "gradient", "gradient norm", "update", or of layout_origin.h
+  /// "initial value", "loss", "gradient", "gradient norm", "update", "load of experts", "bias of experts", or of
+  /// layout_origin.h
+  std::string what;
   std::string parameter;  // empty for a loss, a norm or a batch
   int rank = 0;
   TensorDifference difference;

@@ -30,11 +30,12 @@ LayoutSide::LayoutSide(const config::TrainConfig& config, const std::shared_ptr<
     model->initialise(static_cast<std::uint64_t>(config.debug.seed));
   }
   if (train::has_initial_weights(config)) {
-    train::load_initial_weights(config, model->weights(), [](const std::string&) {});
+    train::load_initial_weights(config, model->with_expert_biases(model->weights()), [](const std::string&) {});
   }
   model->values_were_loaded();
   optimizer_step = std::make_unique<train::OptimizerStep>(config, model->parameters(), model->grad_norm_group(),
                                                           model->frozen(), model->mesh().world().get());
+  optimizer_step->set_expert_load(model->expert_load());
 }
 
 void LayoutSide::compute_in(const config::TrainConfig& config, at::ScalarType dtype) {
@@ -61,7 +62,8 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
   const std::int64_t parts = plan.accumulation_steps;
   const auto divisor = static_cast<double>(data.dataloader->label_count(step));
   double loss_sum = 0;
-  model->balance_load(*cast_, *optimizer_step);
+  model->begin_step();
+  model->prepare_experts(*cast_, *optimizer_step);
   for (std::int64_t part = 0; part < parts; ++part) {
     const data::RowRange rows = data.dataloader->rows_of({.micro_batch = part, .micro_batches = parts});
     const train::TokenBatch batch = train::load_batch(*data.dataloader, step, rows, options.device);

@@ -17,6 +17,7 @@
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
 #include "phalanx/models/config/hf_names.h"
 #include "phalanx/models/config/llama_json.h"
+#include "phalanx/models/config/parameter_kinds.h"
 
 namespace phalanx {
 namespace {
@@ -50,6 +51,12 @@ void require_weights_of(const models::LlamaConfig& config, const SavedState& sav
     }
   }
   for (const auto& tensor : saved.tensors()) {
+    if (models::is_expert_bias(tensor.name)) {
+      throw CheckpointError(fmt::format(
+          "{} has biases by which experts are chosen ({}): Hugging Face's files of this model have no place "
+          "for them, and without them it is another model; `phalanx generate` reads the checkpoint itself",
+          saved.folder().string(), tensor.name));
+    }
     if (!tensor.name.starts_with(kPrefix) || shapes.contains(tensor.name.substr(kPrefix.size()))) continue;
     mismatches.unexpected({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
   }

@@ -1,0 +1,66 @@
+// ExpertLoad counts how many tokens go to each expert of each layer in a step, over all ranks, and moves the biases that
+// even that out: those of experts with more tokens than the mean by the rate down, those with fewer by the rate up.
+//
+//   ExpertLoad load(config, plan, model_config, world, device);
+//   load.attach(part);              // forward passes of this part of the model count, and read the biases
+//   load.begin_step();
+//   ...                             // all forward passes of the step
+//   load.end_step(stepped);         // collective with biases
+//   load.sum();                     // collective: counts() are now those of all ranks
+//
+// All ranks have the biases of all layers, with the same bits: counts are whole numbers, and their sum is exact in any
+// layout. On a device nothing waits for it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "phalanx/comm/communicator.h"
+#include "phalanx/config/config.h"
+#include "phalanx/layout/parallel_plan.h"
+#include "phalanx/models/llama.h"
+#include "phalanx/tensor/named.h"
+
+namespace phalanx::train {
+
+class ExpertLoad {
+ public:
+  /// Null for a model without experts.
+  static std::unique_ptr<ExpertLoad> make(const config::TrainConfig& config, const ParallelPlan& plan,
+                                          const models::LlamaConfig& model, std::shared_ptr<Communicator> world,
+                                          at::Device device);
+
+  /// Forward passes of `model`, which is the model or a part of it, read the biases, and if `counts`, count tokens.
+  void attach(models::Llama& model, bool counts) const;
+  void begin_step();
+  /// Moves the biases, if there are any and `stepped` is not 0: 0-dim, on the device. Collective then.
+  void end_step(const at::Tensor& stepped);
+  /// Collective, once a step at most.
+  void sum();
+
+  /// int64 [layers, experts]: of this rank, and after sum() of all. A token counts for each of its experts.
+  const at::Tensor& counts() const noexcept { return counts_; }
+  /// The same in float64.
+  at::Tensor counts_for_readback() const;
+  /// fp32 [layers, experts]; undefined without biases.
+  const at::Tensor& biases() const noexcept { return biases_; }
+  /// The biases as "layers.N.moe.expert_bias"; none without.
+  std::vector<NamedTensor> named_biases() const;
+
+ private:
+  ExpertLoad() = default;
+  std::shared_ptr<Communicator> world_;
+  at::Tensor counts_, biases_;
+  double rate_ = 0;
+  bool counts_here_ = true;  // ranks of tensor parallelism have the same tokens: the first one counts them
+  bool is_sum_ = false;
+};
+
+/// For each layer, how many tokens the expert with most of them has, by the mean of its experts; 0 without tokens.
+/// `counts`: those of counts(), row by row.
+std::vector<double> fullest_by_mean(const std::vector<double>& counts, std::int64_t experts);
+
+}  // namespace phalanx::train

@@ -1,0 +1,131 @@
+#include "phalanx/verify/expert_load_check.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "phalanx/models/expert_bias.h"
+
+namespace phalanx::verify {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t kFewChoices = 2;  // may always be others
+
+struct LoadOfLayer {
+  const std::int64_t* counts;
+  const float* biases;  // null: not compared
+};
+
+json different(const char* what, std::int64_t expert, double found, double expected, const char* cause) {
+  return {{"what", what}, {"expert", expert}, {"found", found}, {"expected", expected}, {"cause", cause}};
+}
+
+/// Null: as expected.
+json compare_layer(const LoadOfLayer& found, const LoadOfLayer& expected, std::int64_t experts, double near_ties) {
+  const std::int64_t all = std::accumulate(expected.counts, expected.counts + experts, std::int64_t{0}),
+                     mine = std::accumulate(found.counts, found.counts + experts, std::int64_t{0});
+  if (mine != all) {
+    return different("load of experts", 0, static_cast<double>(mine), static_cast<double>(all),
+                     mine > 0 && mine % all == 0
+                         ? "all tokens are counted more than once: where a block is computed again, or by every rank "
+                           "that has them"
+                         : "the tokens of some ranks or micro-batches are not counted, or more than once");
+  }
+  std::int64_t moved = 0, farthest = 0;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    const std::int64_t off = std::abs(found.counts[e] - expected.counts[e]);
+    moved += off;
+    if (off > std::abs(found.counts[farthest] - expected.counts[farthest])) farthest = e;
+  }
+  const auto allowed = std::max(kFewChoices, static_cast<std::int64_t>(near_ties * static_cast<double>(all)));
+  if (moved / 2 > allowed) {
+    return different("load of experts", farthest, static_cast<double>(found.counts[farthest]),
+                     static_cast<double>(expected.counts[farthest]),
+                     "tokens go to other experts than on one rank: look at the biases that choose, and at the router");
+  }
+  for (std::int64_t e = 0; found.biases != nullptr && e < experts; ++e) {
+    const std::int64_t above = std::abs(expected.counts[e] * experts - all),
+                       off = std::abs(found.counts[e] - expected.counts[e]);
+    const bool is_decided = off == 0 || above > off * experts;  // whether the bias had to rise or to fall
+    if (!is_decided || found.biases[e] == expected.biases[e]) continue;
+    return different("bias of experts", e, found.biases[e], expected.biases[e],
+                     "tokens are counted as they should be: the bias is stale, moves more than once in a step, or in "
+                     "the wrong direction");
+  }
+  return nullptr;
+}
+
+/// The first rank's values of the reference, on every rank.
+at::Tensor from_reference(const at::Tensor& like, const at::Tensor& value, Communicator& world) {
+  const at::Tensor told = at::zeros_like(like);
+  if (value.defined()) told.copy_(value);
+  world.broadcast(told).wait();
+  return told;
+}
+
+std::optional<LayoutFinding> compare(train::ExpertLoad& layout, train::ExpertLoad* reference, Communicator& world,
+                                     double near_ties, bool with_biases) {
+  if (!layout.biases().defined()) return std::nullopt;
+  layout.sum();
+  if (reference != nullptr) reference->sum();
+  const at::Tensor counts = layout.counts().to(at::kCPU);
+  const at::Tensor expected_counts = from_reference(counts, reference ? reference->counts() : at::Tensor(), world);
+  at::Tensor biases, expected_biases;
+  if (with_biases) {
+    biases = layout.biases().to(at::kCPU);
+    expected_biases = from_reference(biases, reference ? reference->biases() : at::Tensor(), world);
+  }
+  const std::int64_t experts = counts.size(1);
+  json mine;
+  for (std::int64_t layer = 0; layer < counts.size(0) && mine.is_null(); ++layer) {
+    const auto of = [&](const at::Tensor& all_counts, const at::Tensor& all_biases) {
+      return LoadOfLayer{all_counts.const_data_ptr<std::int64_t>() + layer * experts,
+                         with_biases ? all_biases.const_data_ptr<float>() + layer * experts : nullptr};
+    };
+    mine = compare_layer(of(counts, biases), of(expected_counts, expected_biases), experts, near_ties);
+    if (!mine.is_null()) mine["parameter"] = models::expert_bias_name(layer);
+  }
+  if (with_biases && reference != nullptr) at::Tensor(reference->biases()).copy_(layout.biases());
+  int rank = 0;
+  for (const std::string& text : world.all_gather_bytes(mine.dump())) {
+    const json told = json::parse(text);
+    if (!told.is_null()) {
+      const double found = told["found"], expected = told["expected"];
+      return LayoutFinding{.what = told["what"],
+                           .parameter = told["parameter"],
+                           .rank = rank,
+                           .difference = {.relative = std::abs(found - expected) / std::max(std::abs(expected), 1e-30),
+                                          .largest = std::abs(found - expected),
+                                          .found = found,
+                                          .expected = expected,
+                                          .index = {told["expert"].get<std::int64_t>()}},
+                           .cause = told["cause"]};
+    }
+    ++rank;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<LayoutFinding> compare_expert_load(train::ExpertLoad& layout, train::ExpertLoad* reference,
+                                                 Communicator& world, double near_ties) {
+  return compare(layout, reference, world, near_ties, /*with_biases=*/false);
+}
+
+std::optional<LayoutFinding> compare_expert_biases(train::ExpertLoad& layout, train::ExpertLoad* reference,
+                                                   Communicator& world, double near_ties) {
+  return compare(layout, reference, world, near_ties, /*with_biases=*/true);
+}
+
+}  // namespace phalanx::verify
