@@ -37,8 +37,9 @@ struct Sizes {
         keys(tokens * model.keys),
         heads(tokens * model.heads),
         ffn(tokens * model.routed * model.feed_forward_hidden),
-        sent(s.model.has_experts() ? tokens * (2 * model.routed * model.dim + 2 * model.nets) : 0),
-        left(s.model.has_experts() ? dim + 2 * tokens * model.routed * model.dim : 2 * dim),
+        routed(s.model.has_experts() ? tokens * model.routed * model.dim : 0),
+        sent(s.model.has_experts() ? 2 * routed + tokens * 2 * model.experts : 0),
+        left(s.model.has_experts() ? dim + 2 * routed : 2 * dim),
         gates((s.model.traits().activation == GatedActivation::silu ? 2 : 4) * ffn),
         head_norms(s.model.traits().qk_norm == QkNorm::all_heads ? queries + keys + 2 * tokens
                    : s.model.has_qk_norm()
@@ -57,6 +58,8 @@ struct Sizes {
   // Numbers of elements: the hidden states inside a layer and between layers, all query heads, all key (or value)
   // heads, one number per head, and inside the feed-forward layer.
   std::int64_t tokens, tokens_between, dim, between, queries, keys, heads, ffn;
+  // Inputs of experts, which are as many where they are divided among ranks and each gets as many rows.
+  std::int64_t routed;
   std::int64_t sent;        // inputs and outputs of experts, and scores
   std::int64_t left;        // inputs and output gradients of feed-forward nets, and of the gate before them
   std::int64_t gates;       // gate and up, and for another activation than SiLU its result and the product
@@ -112,8 +115,12 @@ ActivationBytes fused(const TrainingShape& shape) {
   // Experts run one at a time, after the activations of the last one are freed. Their exchange is not overlapped. Where
   // matrices are cut, the gradients of all experts' inputs, which are joined then, are more than what one expert needs.
   if (shape.model.has_experts()) {
-    const std::int64_t joined = n.is_cut ? 2 * n.tokens * n.model.routed * n.model.dim : 0;
-    bytes.backward = kFloatBytes * (2 * n.dim + (n.splits ? n.between : 0) + 4 * chunk + joined);
+    const std::int64_t joined = n.is_cut ? (shape.expert_parallel_size > 1 ? 2 : 1) * n.routed : 0;
+    // Gradients of experts' outputs are moved before the first one runs, from all tokens' order and, where experts are
+    // divided, from rank to rank.
+    const std::int64_t of_nets = std::max(4 * chunk + joined, n.routed);
+    bytes.backward = kFloatBytes * (2 * n.dim + (n.splits ? n.between : 0) + of_nets);
+    bytes.forward = kFloatBytes * (n.dim + n.between + std::max(chunk, shape.expert_parallel_size > 1 ? n.routed : 0));
   }
   const bool waits = !n.is_cut && shape.pipeline && n.tokens <= n.model.dim;  // the output layer's own weight gradient
   // The last norm's input and output, its gradient, a chunk of logits.
@@ -193,7 +200,7 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
   bytes.attention += narrow * n.post_norm;
   bytes.feed_forward += narrow * n.post_norm;
   if (shape.model.has_experts() && shape.autocast) {  // weighted outputs are summed in float32
-    bytes.feed_forward += (kFloatBytes - narrow) * n.tokens * n.model.routed * n.model.dim;
+    bytes.feed_forward += (kFloatBytes - narrow) * n.routed;
   }
   bytes.attention_deferred = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
   bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn);
@@ -204,7 +211,8 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
   bytes.forward = wide * n.between + narrow * n.dim + product;
   bytes.backward = wide * n.between + narrow * n.dim + (shape.autocast ? narrow * n.dim : 0) + 4 * product;
   // And of the results of experts, for each of a token's.
-  if (shape.model.has_experts()) bytes.backward += narrow * (n.dim + n.tokens * n.model.routed * n.model.dim);
+  if (shape.model.has_experts()) bytes.backward += narrow * (n.dim + n.routed);
+  if (shape.expert_parallel_size > 1) bytes.forward += narrow * n.routed;
   if (n.is_cut) bytes.backward += narrow * 2 * n.dim;  // gradients on their way to and from other ranks
   bytes.backward_input = bytes.backward;
   add_head_on_gpu(shape, n, bytes);

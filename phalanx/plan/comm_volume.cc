@@ -1,6 +1,7 @@
 #include "phalanx/plan/comm_volume.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "phalanx/plan/model_partition.h"
 
@@ -24,6 +25,12 @@ class Sum {
     sum_.intra_node += times * bytes * (local_ranks - 1) / local_ranks;
     sum_.inter_node += times * bytes / local_ranks * (nodes - 1) / nodes;
   }
+  /// An all-to-all of this many bytes of each rank, as much for every rank, `times` over.
+  void exchange(const Group& group, std::int64_t bytes, std::int64_t times) {
+    const std::int64_t local_ranks = std::clamp<std::int64_t>(per_node_ / group.stride, 1, group.size);
+    sum_.intra_node += times * bytes * (local_ranks - 1) / group.size;
+    sum_.inter_node += times * bytes * (group.size - local_ranks) / group.size;
+  }
   /// Messages between adjacent ranks of the group.
   void send(const Group& group, std::int64_t bytes) {
     (group.stride * group.size > per_node_ ? sum_.inter_node : sum_.intra_node) += bytes;
@@ -35,17 +42,28 @@ class Sum {
   StepCommVolume sum_;
 };
 
-std::int64_t largest_part(const TrainingShape& shape) {
+/// Parameters of a rank, before they are sharded.
+struct Weights {
+  std::int64_t all = 0;
+  std::int64_t divided = 0;  // of these, experts that other ranks do not have
+};
+
+Weights largest_part(const TrainingShape& shape) {
   const ModelPartition model(shape);
-  const bool tied = shape.model.tie_embeddings;
-  if (!shape.pipeline) return model.parameters(models::full_llama(shape.model), tied);
-  std::int64_t largest = 0;
+  const bool tied = shape.model.tie_embeddings, divides = shape.expert_parallel_size > 1;
+  const auto weights_of = [&](const models::LlamaPart& part) {
+    return Weights{model.parameters(part, tied), divides ? model.expert_parameters(part) : 0};
+  };
+  if (!shape.pipeline) return weights_of(models::full_llama(shape.model));
+  Weights largest;
   for (int rank = 0; rank < shape.pipeline->schedule.ranks(); ++rank) {
-    std::int64_t sum = 0;
+    Weights sum;
     for (const int stage : shape.pipeline->schedule.stages_of(rank)) {
-      sum += model.parameters(shape.pipeline->parts[static_cast<std::size_t>(stage)], tied);
+      const Weights one = weights_of(shape.pipeline->parts[static_cast<std::size_t>(stage)]);
+      sum.all += one.all;
+      sum.divided += one.divided;
     }
-    largest = std::max(largest, sum);
+    if (sum.all > largest.all) largest = sum;
   }
   return largest;
 }
@@ -58,18 +76,29 @@ StepCommVolume predict_comm_volume(const TrainingShape& shape, const Layout& lay
       copies{parallel.replicas(), parallel.tp * parallel.shards()}, context{parallel.cp, parallel.tp},
       pipeline{parallel.pp, parallel.tp * parallel.loss_parts()};
   Sum sum(per_node);
-  const std::int64_t weights = largest_part(shape);
+  const Weights weights = largest_part(shape);
   if (parallel.is_sharded()) {
-    sum.add(shards, weights * shape.reduce_bytes, shape.accumulates_sharded_gradients() ? layout.passes : 1);
+    const Group of_experts{shape.shards_of_experts(), parallel.tp * parallel.ep};
     const bool reshards = parallel.zero_stage == 3 && shape.reshard_after_forward;
-    sum.add(shards, weights * shape.gather_bytes, reshards ? 2 * layout.passes : 1);
+    for (const auto& [group, count] :
+         {std::pair(shards, weights.all - weights.divided), {of_experts, weights.divided}}) {
+      sum.add(group, count * shape.reduce_bytes, shape.accumulates_sharded_gradients() ? layout.passes : 1);
+      sum.add(group, count * shape.gather_bytes, reshards ? 2 * layout.passes : 1);
+    }
   }
-  sum.add(copies, weights * shape.reduce_bytes / parallel.shards(), 2);
+  const std::int64_t sharded =
+      (weights.all - weights.divided) / shape.shards + weights.divided / shape.shards_of_experts();
+  sum.add(copies, sharded * shape.reduce_bytes, 2);
 
   const std::int64_t element = shape.gather_bytes;  // under autocast, float32 is sent
   const std::int64_t hidden = shape.batch * shape.local_seq() * shape.model.dim * element;
   const std::int64_t blocks = shape.model.n_layers / parallel.pp;
   sum.add(tensor, hidden, layout.passes * (blocks * (shape.recompute_every > 0 ? 12 : 8) + 4));
+  if (parallel.ep > 1) {
+    // A token's rows to its experts and back, in each of the passes.
+    const std::int64_t passes = layout.passes * blocks * (shape.recompute_every > 0 ? 3 : 2);
+    sum.exchange({parallel.ep, parallel.tp}, hidden * shape.model.experts_per_token, 2 * passes);
+  }
   if (parallel.cp > 1) {
     // Keys and values are gathered, and their gradients summed in float32.
     const ModelPartition model(shape);

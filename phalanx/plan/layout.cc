@@ -29,6 +29,7 @@ TrainingShape apply_layout(const TrainingShape& base, const Layout& layout) {
   shape.reduces_each_microbatch = layout.reduces_each_microbatch;
   shape.replicas = parallel.replicas();
   shape.shards = parallel.shards();
+  shape.expert_parallel_size = parallel.ep;
   shape.context_parallel_size = parallel.cp;
   shape.gathers_keys = layout.context_exchange == "keys";
   shape.zero_stage = parallel.zero_stage;
@@ -85,6 +86,11 @@ std::string name_of(const Layout& layout) {
 }
 
 std::string kind_of(const ParallelPlan& plan) {
+  if (plan.ep > 1) {
+    ParallelPlan without = plan;
+    without.ep = 1;
+    return kind_of(without) + ", experts divided";
+  }
   if (plan.pp > 1) {
     return fmt::format("pipeline{}{}{}", plan.is_sharded() ? " with sharded stages" : "",
                        plan.cp > 1 ? " and context parallelism" : "", plan.tp > 1 ? " and tensor parallelism" : "");

@@ -42,7 +42,7 @@ std::string name_of(const Layout& layout);
 
 /// The common name: "one rank", "data parallelism", "ZeRO-1", "tensor parallelism",
 /// "context parallelism", "tensor and context parallelism", "pipeline", "pipeline with sharded stages"; the last two
-/// also "and context parallelism", "and tensor parallelism".
+/// also "and context parallelism", "and tensor parallelism". With expert parallelism followed by ", experts divided".
 std::string kind_of(const ParallelPlan& plan);
 
 struct Setting {

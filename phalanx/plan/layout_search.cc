@@ -77,7 +77,9 @@ class Search {
         const std::int64_t data = count / tp / pp;
         if (options_.global_batch % data != 0) continue;
         for (const std::int64_t shards : divisors_of(data)) {
-          add_stages({.pp = pp, .dp_replicate = data / shards, .dp_shard = shards, .tp = tp}, found);
+          for (const std::int64_t ep : divisors_of(options_.base.model.has_experts() ? shards : 1)) {
+            add_stages({.pp = pp, .dp_replicate = data / shards, .dp_shard = shards, .tp = tp, .ep = ep}, found);
+          }
         }
       }
     }

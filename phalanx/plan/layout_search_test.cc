@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
+#include <set>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/matchers.h"
@@ -197,6 +199,56 @@ TEST(LayoutSearch, StagesOfAPipelineMayBeSharded) {
   options.devices = devices_of(4, 1);
   const auto none = search_layouts(options);
   EXPECT_THAT(reasons(none, none.back()), Contains(StartsWith("pipeline with sharded stages: pp=2,")));
+}
+
+TrainingShape mixture_base(std::int64_t experts) {
+  TrainingShape base = small_base();
+  base.model.family = models::LlamaFamily::mixtral;
+  base.model.experts = experts;
+  base.model.experts_per_token = 2;
+  return base;
+}
+
+// Weights of experts that are divided among as many ranks as shard stay where they are; rows travel.
+TEST(StepCommVolume, OfDividedExpertsIsThatOfTheirRows) {
+  const TrainingShape base = mixture_base(8);
+  const auto sent = [&](std::int64_t ep, std::int64_t per_node = 8) {
+    const Layout layout{.parallel = {.dp_shard = 4, .ep = ep}, .batch = 2, .passes = 3};
+    return predict_comm_volume(apply_layout(base, layout), layout, per_node);
+  };
+  const std::int64_t layers = base.model.n_layers, dim = base.model.dim, ffn = base.model.ffn_hidden;
+  const std::int64_t experts = 4 * layers * 8 * 3 * dim * ffn, rows = 4 * 2 * base.seq * 2 * dim;
+  EXPECT_EQ(sent(1).total() - sent(4).total(), 3 * 3 * experts * 3 / 4 - 3 * layers * 4 * rows * 3 / 4);
+  // Half of them between two ranks that have the same ones.
+  EXPECT_EQ(sent(1).total() - sent(2).total(), 3 * 3 * (experts * 3 / 4 - experts / 2 / 2) - 3 * layers * 4 * rows / 2);
+  // On nodes of two ranks: rows for a half of the experts stay on the node.
+  EXPECT_GE(sent(4, 2).inter_node, 3 * layers * 4 * rows / 2);
+}
+
+TEST(LayoutSearch, ExpertsOfAMixtureMayBeDivided) {
+  SearchOptions options = search_of(4, 8192 * kMebibyte);
+  options.base = mixture_base(6);
+  std::set<std::int64_t> degrees;
+  const auto found = search_layouts(options);
+  for (const Candidate& candidate : found) {
+    const ParallelPlan& plan = candidate.layout.parallel;
+    degrees.insert(plan.ep);
+    if (plan.ep == 1) continue;
+    EXPECT_EQ(plan.dp_shard % plan.ep, 0);
+    Layout whole = candidate.layout;
+    whole.parallel.ep = 1;
+    EXPECT_LT(candidate.memory.total(), evaluate(options, whole).memory.total()) << name_of(candidate.layout);
+  }
+  EXPECT_THAT(degrees, ElementsAre(1, 2));  // 4 does not divide 6 experts
+  // Where nothing is cut and nothing computed again, the last layout that fits divides them.
+  std::optional<Candidate> least;
+  for (const Candidate& one : found) {
+    const Layout& layout = one.layout;
+    if (layout.parallel.tp * layout.parallel.pp > 1 || layout.recompute_every > 0) continue;
+    if (!least || one.memory.total() < least->memory.total()) least = one;
+  }
+  EXPECT_THAT(name_of(least->layout), HasSubstr("ep=2"));
+  EXPECT_EQ(kind_of({.dp_shard = 4, .ep = 2}), "ZeRO-3, experts divided");
 }
 
 TEST(LayoutSearch, TensorGroupsStayOnAMachine) {

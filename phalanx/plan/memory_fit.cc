@@ -51,9 +51,10 @@ class Remedies {
   std::vector<std::string> find() {
     const bool by_reducing = reduce_each_pass();
     const bool by_sharding = shard_more();
+    const bool by_dividing = divide_experts();
     const bool by_recomputing = recompute(shape_, "");
     const bool by_batch = shrink_batch(shape_, "");
-    if (by_reducing || by_sharding || by_recomputing || by_batch) return found_;
+    if (by_reducing || by_sharding || by_dividing || by_recomputing || by_batch) return found_;
     TrainingShape most = shape_;
     std::string keys;
     if (shape_.ranks() > 1) {
@@ -110,6 +111,17 @@ class Remedies {
       // end.
       if (shape.shards == shape_.shards && stage < shape_.zero_stage && !shape_.pipeline) continue;
       if (add(shape, keys_of_sharding(shape))) return true;
+    }
+    return false;
+  }
+  /// Tries the lowest degree that fits: with higher ones a step waits for a rank whose experts are popular.
+  bool divide_experts() {
+    if (!shape_.model.has_experts()) return false;
+    for (std::int64_t degree = shape_.expert_parallel_size + 1; degree <= shape_.shards; ++degree) {
+      if (shape_.shards % degree != 0 || shape_.model.experts % degree != 0) continue;
+      TrainingShape shape = shape_;
+      shape.expert_parallel_size = degree;
+      if (add(shape, fmt::format("parallelism.expert_parallel_degree = {}", degree))) return true;
     }
     return false;
   }

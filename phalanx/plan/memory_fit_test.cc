@@ -165,6 +165,20 @@ TEST(MemoryFit, AShardedRunIsOfferedWhatItDoesNotHaveYet) {
   EXPECT_THAT(found[0], StartsWith("parallelism.zero_stage = 3 ("));
 }
 
+TEST(MemoryFit, AShardedMixtureIsOfferedToDivideItsExperts) {
+  TrainingShape shape = data_parallel(1, 128);
+  std::swap(shape.replicas, shape.shards);
+  shape.model.family = models::LlamaFamily::mixtral;
+  shape.model.experts = 8;
+  shape.model.experts_per_token = 2;
+  TrainingShape divided = shape;
+  divided.expert_parallel_size = 2;
+  EXPECT_THAT(within(shape, predict_memory(divided).total()),
+              Contains(StartsWith("parallelism.expert_parallel_degree = 2 (")));
+  EXPECT_THAT(within(shape, predict_memory(divided).total() - 1),
+              Contains(StartsWith("parallelism.expert_parallel_degree = 4 (")));
+}
+
 TEST(MemoryFit, ARunThatDefersReductionIsOfferedNotTo) {
   TrainingShape shape = data_parallel(4, 8);
   std::swap(shape.replicas, shape.shards);

@@ -18,7 +18,9 @@ namespace {
 using fsdp::FlatLayout;
 using observe::MemoryCategory;
 
-constexpr std::int64_t kPooledUnits = 2;  // for all-gathers, and for gradients: one in use, one in flight
+// For all-gathers, and for gradients: one in use, one in flight; of divided experts, which are a unit inside of another
+// one, one more.
+std::int64_t pooled_units(const TrainingShape& shape) { return shape.expert_parallel_size > 1 ? 3 : 2; }
 
 // Private memory outside of tensors, allocated after the start. The smallest limits under which runs succeed
 // (docs/memory_estimate.md) are matched by a constant for threads' stacks and libraries' buffers, plus a share of the
@@ -72,7 +74,7 @@ class Prediction {
   ElementCounts count_elements() const {
     ElementCounts sum;
     for (const models::LlamaPart& part : parts_) {
-      const ElementCounts one = elements_of_part(s_, part);
+      const ElementCounts one = elements_of_all_experts(s_, part);
       sum.trained += one.trained;
       sum.frozen += one.frozen;
       sum.matrices += one.matrices;
@@ -107,10 +109,14 @@ class Prediction {
   }
   // Adds memory of a shared window.
   void add_shared(MemoryCategory category, std::int64_t bytes) {
+    add_shared(category, bytes, s_.shards > 1 ? s_.shards : s_.ranks());
+  }
+  // Of so many ranks.
+  void add_shared(MemoryCategory category, std::int64_t bytes, std::int64_t ranks) {
     add(category, bytes);
-    if (!s_.shares_memory) return;
+    if (!s_.shares_memory || ranks == 1) return;
     memory_.peak.shared += bytes;
-    memory_.mapped += bytes * ((s_.shards > 1 ? s_.shards : s_.ranks()) - 1);
+    memory_.mapped += bytes * (ranks - 1);
   }
   void buffer(const std::string& name, std::int64_t bytes) {
     if (bytes > 0) memory_.buffers.emplace_back(name, bytes);
@@ -138,13 +144,14 @@ class Prediction {
     std::int64_t padding = 0;
     for (const models::LlamaPart& part : parts_) {
       const Pools pools = shard_part(part, padding);
-      all.gathered += std::min(pools.gathered_units, kPooledUnits) * pools.gathered;
-      all.gradients += std::min(pools.units_of_gradients, kPooledUnits) * pools.gradients;
+      all.gathered += std::min(pools.gathered_units, pooled_units(s_)) * pools.gathered;
+      all.gradients += std::min(pools.units_of_gradients, pooled_units(s_)) * pools.gradients;
       all.kept += pools.kept;
       all.full_gradients += pools.full_gradients;
     }
-    shared_buffer(s_.pipeline ? "two gathered units of each stage" : "two gathered units", all.gathered);
-    shared_buffer("two units' gradients", all.gradients);
+    const std::string number = s_.expert_parallel_size > 1 ? "three" : "two";
+    shared_buffer(number + (s_.pipeline ? " gathered units of each stage" : " gathered units"), all.gathered);
+    shared_buffer(number + " units' gradients", all.gradients);
     shared_buffer("units kept by groups of ranks", all.kept);
     shared_buffer("whole gradients between micro-batches", all.full_gradients);
     memory_.padding = static_cast<double>(padding) / static_cast<double>(weights_);
@@ -163,23 +170,30 @@ class Prediction {
         s_.accumulates_sharded_gradients() ? std::max(s_.reduce_bytes, kFloatBytes) : s_.reduce_bytes;
     Pools pools;
     for (const UnitShape& unit : unit_shapes(s_, part)) {
-      const FlatLayout layout = fsdp::lay_out_flat(unit.parameters, static_cast<int>(s_.shards));
-      const FlatLayout frozen = fsdp::lay_out_flat(unit.frozen, static_cast<int>(s_.shards));
+      const FlatLayout layout = fsdp::lay_out_flat(unit.parameters, static_cast<int>(unit.shards));
+      const FlatLayout frozen = fsdp::lay_out_flat(unit.frozen, static_cast<int>(unit.shards));
       const std::int64_t flat = layout.flat_elements(), mine = layout.shard_elements;
       const std::int64_t all = flat + frozen.flat_elements(), all_mine = mine + frozen.shard_elements;
-      padding += unit.count * (layout.padding() + frozen.padding());
-      const bool resident = unit.is_root || s_.zero_stage < 3 || !s_.reshard_after_forward;
-      const bool own_grads = unit.is_root || s_.zero_stage == 1;
-      if (resident) add_shared(MemoryCategory::parameters, unit.count * all * s_.gather_bytes);
+      padding += unit.count * (layout.padding() + frozen.padding()) * (s_.shards / unit.shards);
+      const bool is_alone = unit.shards == 1;  // nothing to gather, nothing to reduce
+      const bool resident = is_alone || unit.is_root || s_.zero_stage < 3 || !s_.reshard_after_forward;
+      const bool own_grads = is_alone || unit.is_root || s_.zero_stage == 1;
+      if (resident) add_shared(MemoryCategory::parameters, unit.count * all * s_.gather_bytes, unit.shards);
       if (!direct) add_of_shards(MemoryCategory::parameters, unit.count * all_mine * s_.weight_bytes);
-      if (direct && !resident) add_shared(MemoryCategory::parameters, unit.count * all_mine * s_.weight_bytes);
+      if (direct && !resident) {
+        add_shared(MemoryCategory::parameters, unit.count * all_mine * s_.weight_bytes, unit.shards);
+      }
       if (own_grads) add_shared(MemoryCategory::gradients, unit.count * flat * s_.reduce_bytes);
-      if (!own_grads || s_.offload) note_averages(unit.count, mine * (own_grads ? s_.reduce_bytes : sum_bytes));
+      if (!own_grads || s_.offload) {
+        note_averages(unit, mine * (own_grads ? s_.reduce_bytes : sum_bytes));
+      }
       if (!unit.is_root || !has_copy(part)) {
         const std::int64_t matrices = flat == 0 ? 0 : unit.matrices * mine / flat;
         add_of_shards(MemoryCategory::optimizer, unit.count * kFloatBytes * numbers_of_optimizer(mine, matrices));
       }
-      if (s_.reshard_group > 0 && !resident) pools.kept += unit.count * all * s_.gather_bytes / s_.reshard_group;
+      if (s_.reshard_group > 0 && !resident && !unit.is_inner) {
+        pools.kept += unit.count * all * s_.gather_bytes / s_.reshard_group;
+      }
       if (!resident) {
         pools.gathered_units += unit.count;
         pools.gathered = std::max(pools.gathered, all * s_.gather_bytes);
@@ -209,12 +223,14 @@ class Prediction {
   }
 
   // This rank's rows of the units' averaged gradients: they exist from each unit's backward pass until they are reset.
-  void note_averages(std::int64_t units, std::int64_t bytes) {
+  void note_averages(const UnitShape& unit, std::int64_t bytes) {
     if (s_.offload && s_.on_device) {
-      memory_.on_host += units * bytes;
-    } else {
-      averages_.insert(averages_.end(), static_cast<std::size_t>(units), bytes);
+      memory_.on_host += unit.count * bytes;
+      return;
     }
+    const auto count = static_cast<std::size_t>(unit.count);
+    if (!unit.is_inner) averages_.resize(averages_.size() + count);
+    for (std::size_t i = averages_.size() - count; i < averages_.size(); ++i) averages_[i] += bytes;
   }
   // Those of the last `units` units, whose backward passes come first.
   std::int64_t averages_of(std::size_t units) const {
@@ -338,7 +354,7 @@ class Prediction {
   const std::int64_t weights_;  // of both kinds
   std::int64_t stepped_ = 0;    // of these, the parameters that this rank steps
   std::int64_t new_buckets_ = 0;
-  std::vector<std::int64_t> averages_;  // of each unit, in the order of use
+  std::vector<std::int64_t> averages_;  // of each unit with the one inside of it, in the order of use
   std::int64_t export_only_ = 0;        // part of the activations, on the first rank
   TrainingMemory memory_;
 };

@@ -54,8 +54,9 @@ struct TrainingShape {
   bool gathers_keys = true;                // keys and values of a whole sequence are on each of these ranks
   std::optional<PipelineShape> pipeline;
 
-  std::int64_t replicas = 1;  // of the model, or of its shards
-  std::int64_t shards = 1;    // 1: each rank has the whole model
+  std::int64_t replicas = 1;              // of the model, or of its shards
+  std::int64_t shards = 1;                // 1: each rank has the whole model
+  std::int64_t expert_parallel_size = 1;  // over which experts are divided; it divides `shards`
   int zero_stage = 3;
   bool reshard_after_forward = true;
   std::int64_t reshard_group = 0;  // stage 3: ranks over which units are sharded between the passes; 0: not set
@@ -82,6 +83,8 @@ struct TrainingShape {
   std::int64_t thread_stacks = 0;  // of the intra-op pool, in bytes of address space
   /// Positions of a sequence that a rank of context parallelism has.
   std::int64_t local_seq() const noexcept;
+  /// The ranks that share the experts that this one has.
+  std::int64_t shards_of_experts() const noexcept { return shards / expert_parallel_size; }
   /// The ranks that have the same part of the model, or shards of it.
   std::int64_t ranks() const noexcept { return replicas * shards; }
   bool trains_a_part() const noexcept { return lora.rank > 0 || !frozen.empty(); }

@@ -23,10 +23,11 @@ ModelPartition::ModelPartition(const TrainingShape& shape)
       k_norm(shape.model.traits().qk_norm == QkNorm::all_heads ? keys : q_norm),
       biases_and_norms((shape.model.has_qkv_bias() ? queries + 2 * keys : 0) + (shape.model.is_gpt2() ? dim : 0) +
                        q_norm + k_norm),
-      nets(shape.model.has_experts() ? shape.model.experts : 1),
+      nets(shape.model.has_experts() ? shape.model.experts / shape.expert_parallel_size : 1),
       matrices_of_net(shape.model.ffn_matrices()),
       biases_of_net(shape.model.is_gpt2() ? feed_forward_hidden + dim : 0),
       gates(shape.model.experts * dim),
+      experts(shape.model.experts),
       routed(shape.model.has_experts() ? shape.model.experts_per_token : 1),
       positions(shape.model.is_gpt2() ? shape.model.max_seq_len * dim : 0) {}
 
@@ -36,6 +37,10 @@ std::int64_t ModelPartition::parameters(const models::LlamaPart& part, bool tied
   if (part.head) sum += norm;
   const bool shares = tied && part.embedding;
   return sum + (part.embedding ? table() + positions : 0) + (part.head && !shares ? table() : 0);
+}
+
+std::int64_t ModelPartition::expert_parameters(const models::LlamaPart& part) const {
+  return experts == 0 ? 0 : (part.end / 2 - part.begin / 2) * feed_forward_matrices();
 }
 
 }  // namespace phalanx::plan

@@ -9,7 +9,8 @@
 namespace phalanx::plan {
 
 /// The dimensions on one rank, each divided by the tensor-parallel size. If there are fewer key-value heads than ranks,
-/// they are repeated. Norms of hidden states and of single heads, positions, gates and the biases of row-parallel layers are not cut.
+/// they are repeated. Norms of hidden states and of single heads, positions, gates and the biases of row-parallel layers
+/// are not cut. Of experts that are divided among ranks it has its own.
 struct ModelPartition {
   explicit ModelPartition(const TrainingShape& shape);
 
@@ -19,13 +20,16 @@ struct ModelPartition {
   std::int64_t feed_forward_matrices() const { return nets * matrices_of_net * dim * feed_forward_hidden; }
   /// Parameters of a part. A part with both ends of the model has tied embeddings once.
   std::int64_t parameters(const models::LlamaPart& part, bool tied) const;
+  /// Of these, those of experts.
+  std::int64_t expert_parameters(const models::LlamaPart& part) const;
 
   std::int64_t dim, heads, queries, keys, feed_forward_hidden, vocab;
   std::int64_t norm;              // one of the hidden states
   std::int64_t norms;             // in one half of a layer
   std::int64_t q_norm, k_norm;    // in one layer
   std::int64_t biases_and_norms;  // in one layer: of queries, keys and values, and of the projection after them
-  std::int64_t nets, matrices_of_net, biases_of_net, gates;  // in one layer: experts, or one net
+  std::int64_t nets, matrices_of_net, biases_of_net, gates;  // in one layer: experts of the rank, or one net
+  std::int64_t experts;                                      // in one layer, of all ranks
   std::int64_t routed;                                       // nets that process a token
   std::int64_t positions;                                    // learnt
 };

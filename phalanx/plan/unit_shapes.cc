@@ -36,7 +36,19 @@ void add_adapters(const TrainingShape& shape, const std::set<std::string>& adapt
   }
 }
 
-// The parameters of a layer with both halves, or of a layer that is cut by the end of a stage.
+// Those of the experts that the rank has, or of the only net.
+void add_nets(const TrainingShape& shape, const ModelPartition& m, std::vector<NamedShape>& parameters) {
+  const FlatParameter in{m.feed_forward_hidden, m.dim}, out{m.dim, m.feed_forward_hidden};
+  for (std::int64_t net = 0; net < m.nets; ++net) {
+    const std::string name = shape.model.has_experts() ? fmt::format("moe.experts.{}.", net) : "feed_forward.";
+    parameters.push_back({name + "w1.weight", in});
+    parameters.push_back({name + "w2.weight", out});
+    if (m.matrices_of_net == 3) parameters.push_back({name + "w3.weight", in});
+  }
+}
+
+// The parameters of a layer with both halves, or of a layer that is cut by the end of a stage; without experts that are
+// divided among ranks.
 std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::set<std::string>& adapted,
                                          const std::string& layer, bool has_attention, bool has_feed_forward) {
   const models::LlamaConfig& model = shape.model;
@@ -72,12 +84,7 @@ std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::
         all);
   }
   if (has_feed_forward) {
-    for (std::int64_t net = 0; net < m.nets; ++net) {
-      const std::string name = model.has_experts() ? fmt::format("moe.experts.{}.", net) : "feed_forward.";
-      add(name + "w1.weight", {ffn, dim});
-      add(name + "w2.weight", {dim, ffn});
-      if (m.matrices_of_net == 3) add(name + "w3.weight", {ffn, dim});
-    }
+    if (shape.expert_parallel_size == 1) add_nets(shape, m, all);
     add_norm("ffn_norm");
     if (model.norms_per_layer() == 4) add_norm("ffn_post_norm");
     if (model.is_gpt2()) {
@@ -95,6 +102,14 @@ bool same(const std::vector<FlatParameter>& a, const std::vector<FlatParameter>&
   return std::ranges::equal(a, b, [](const FlatParameter& x, const FlatParameter& y) {
     return x.rows == y.rows && x.row_elements == y.row_elements;
   });
+}
+
+void count_once_more(std::vector<UnitShape>& units, std::size_t last) {
+  for (std::size_t i = units.size() - last; i < units.size(); ++i) ++units[i].count;
+}
+
+bool same_unit(const UnitShape& a, const UnitShape& b) {
+  return same(a.parameters, b.parameters) && same(a.frozen, b.frozen);
 }
 
 class Units {
@@ -124,22 +139,31 @@ class Units {
     }
     const std::size_t before = units.size();
     bool last_is_whole = false;
+    std::size_t of_layer = 1;  // units
     for (std::int64_t layer = part.begin / 2; 2 * layer < part.end; ++layer) {
       const std::string name = fmt::format("layers.{}.", layer);
       const bool has_attention = part.begin <= 2 * layer, has_feed_forward = 2 * layer + 1 < part.end;
       const bool is_whole = has_attention && has_feed_forward;
       if (is_whole && last_is_whole && !shape_.trains_a_part()) {  // as the one before
-        ++units.back().count;
+        count_once_more(units, of_layer);
         continue;
       }
       last_is_whole = is_whole;
-      UnitShape next = unit(name, layer_parameters(shape_, adapted_, name, has_attention, has_feed_forward));
-      const bool is_alike = units.size() > before && same(units.back().parameters, next.parameters) &&
-                            same(units.back().frozen, next.frozen);
-      if (is_alike) {
-        ++units.back().count;
+      std::vector<UnitShape> next = {
+          unit(name, layer_parameters(shape_, adapted_, name, has_attention, has_feed_forward))};
+      if (has_feed_forward && shape_.expert_parallel_size > 1) {
+        std::vector<NamedShape> nets;
+        add_nets(shape_, m, nets);
+        next.push_back(unit(name, nets));
+        next.back().shards = shape_.shards_of_experts();
+        next.back().is_inner = true;
+      }
+      of_layer = next.size();
+      const auto last = units.end() - static_cast<std::ptrdiff_t>(std::min(of_layer, units.size() - before));
+      if (std::equal(last, units.end(), next.begin(), next.end(), same_unit)) {
+        count_once_more(units, of_layer);
       } else {
-        units.push_back(std::move(next));
+        units.insert(units.end(), next.begin(), next.end());
       }
     }
     if (part.head) {
@@ -154,6 +178,7 @@ class Units {
  private:
   UnitShape unit(const std::string& layer, const std::vector<NamedShape>& parameters) const {
     UnitShape made;
+    made.shards = shape_.shards;
     for (const auto& [name, shape] : parameters) {
       (is_frozen(layer + name) ? made.frozen : made.parameters).push_back(shape);
       if (!is_frozen(layer + name) && is_matrix(layer + name, shape)) made.matrices += shape.numel();
@@ -194,6 +219,13 @@ ElementCounts elements_of_part(const TrainingShape& shape, const models::LlamaPa
     counts.matrices += unit.count * one.matrices;
   }
   return counts;
+}
+
+ElementCounts elements_of_all_experts(const TrainingShape& shape, const models::LlamaPart& part) {
+  if (shape.expert_parallel_size == 1) return elements_of_part(shape, part);
+  TrainingShape undivided = shape;
+  undivided.expert_parallel_size = 1;
+  return elements_of_part(undivided, part);
 }
 
 bool trains_embedding(const TrainingShape& shape) { return !Units(shape).is_frozen("tok_embeddings.weight"); }

@@ -17,11 +17,13 @@ struct UnitShape {
   std::int64_t count = 1;     // units of this shape
   std::int64_t matrices = 0;  // elements of trained matrices that have TrainingShape::matrix_copies
   bool is_root = false;       // stays unsharded on every rank, with its gradients
+  std::int64_t shards = 1;    // ranks that share it
+  bool is_inner = false;      // experts that are divided among ranks: part of the unit before it
 };
 
 std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::LlamaPart& part);
 
-/// Elements on a rank, before they are sharded.
+/// Elements on a rank, before they are sharded. Of experts that are divided among ranks its own.
 struct ElementCounts {
   std::int64_t trained = 0, frozen = 0;
   std::int64_t matrices = 0;  // of the trained ones: UnitShape::matrices
@@ -29,6 +31,8 @@ struct ElementCounts {
 };
 ElementCounts elements_of(const UnitShape& unit);  // of one unit of that shape
 ElementCounts elements_of_part(const TrainingShape& shape, const models::LlamaPart& part);
+/// With the experts of all ranks among which they are divided: a rank's shards are this divided by their number.
+ElementCounts elements_of_all_experts(const TrainingShape& shape, const models::LlamaPart& part);
 /// Whether the embedding or output matrix is trained. With tied embeddings they are one.
 bool trains_embedding(const TrainingShape& shape);
 bool trains_output(const TrainingShape& shape);

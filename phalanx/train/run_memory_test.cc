@@ -94,6 +94,36 @@ TEST_F(RunMemoryTest, WhatACgroupOrTheMachineHasNoRoomForIsRefused) {
   }
 }
 
+// Of two ranks each has half of the experts, and the memory of the machine is between that and all of them.
+TEST_F(RunMemoryTest, ARunThatFitsOnlyAsItsExpertsAreDividedIsNotRefused) {
+  const auto run_of = [&](std::int64_t degree) {
+    std::vector<std::string> keys = mixture();
+    keys.insert(keys.end(), {"--parallelism.data_parallel_shard_degree=2",
+                             "--parallelism.expert_parallel_degree=" + std::to_string(degree)});
+    return config("run", keys);
+  };
+  const auto need_of = [](const config::TrainConfig& run) {
+    return plan::predict_memory(config::training_shape(run, config::plan_run(run, 2))).total();
+  };
+  const auto whole = run_of(1), divided = run_of(2);
+  ASSERT_LT(need_of(divided), need_of(whole));
+  const TempDirectory root;
+  std::filesystem::create_directories(root.path() / "proc");
+  const std::int64_t kibibytes = (need_of(divided) + need_of(whole)) / 1024;  // for two ranks
+  write_file(root.path() / "proc/meminfo", "MemTotal:  " + std::to_string(kibibytes) +
+                                               " kB\nMemFree:  1 kB\nMemAvailable:  " + std::to_string(kibibytes) +
+                                               " kB\n");
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    const auto check = [&](const config::TrainConfig& run) {
+      const RunMemory memory(run, config::plan_run(run, 2), world, at::kCPU, /*resumes=*/false, root.path());
+      memory.check();
+    };
+    EXPECT_NO_THROW(check(divided));
+    EXPECT_THAT(error_text<MemoryError>([&] { check(whole); }),
+                AllOf(StartsWith("not enough memory: rank "), HasSubstr("parallelism.expert_parallel_degree = 2 (")));
+  });
+}
+
 TEST_F(RunMemoryTest, ARunThatFitsIsNot) {
   EXPECT_NO_THROW(with_memory(config("run"), 2, [](const RunMemory& memory, Communicator&) { memory.check(); }));
 }

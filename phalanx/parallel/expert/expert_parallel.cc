@@ -81,15 +81,17 @@ void distribute_experts(nn::MixtureOfExperts& mixture, const std::shared_ptr<Com
   const auto parameters = mixture.experts->parameters();
   const bool is_trained = std::ranges::any_of(parameters, [](const at::Tensor& p) { return p.requires_grad(); });
   mixture.experts->keep(group->rank() * (experts / ranks), experts / ranks);
+  // What a step leaves behind is let go before the next one: it is as large as all rows.
   mixture.set_exchange([group, is_trained, nets = mixture.experts](const at::Tensor& rows, const Counts& counts) {
     const Routes routes = find_routes(counts, *group, rows.device());
-    const at::Tensor here = all_to_all_rows(rows, routes.sent, routes.received, group);
+    at::Tensor here = all_to_all_rows(rows, routes.sent, routes.received, group);
     const std::size_t experts_here = routes.of_expert.size(), ranks = routes.sent.size();
-    const auto [by_expert, sizes] = transposed(here, routes.arrived, experts_here);
+    const auto [by_expert, sizes] = transposed(std::exchange(here, {}), routes.arrived, experts_here);
     at::Tensor made = nn::call(nets, by_expert, routes.of_expert);
     // Where other ranks train their experts, gradients come back to this one, too.
     if (is_trained && at::GradMode::is_enabled() && !made.requires_grad()) made = made.detach().requires_grad_();
-    return all_to_all_rows(transposed(made, sizes, ranks).first, routes.received, routes.sent, group);
+    const at::Tensor by_rank = transposed(std::exchange(made, {}), sizes, ranks).first;
+    return all_to_all_rows(by_rank, routes.received, routes.sent, group);
   });
 }
 
