@@ -26,6 +26,9 @@ SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_hidden_
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
 YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16)
+LATENT = dict(kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, num_key_value_heads=4,
+              num_hidden_layers=3, first_k_dense_replace=1, moe_intermediate_size=24)
+LATENT_YARN = YARN | dict(mscale=0.7, mscale_all_dim=0.4)
 # One factor for each of the pairs.
 LONGROPE = dict(rope_type="longrope", rope_theta=100.0, short_factor=[1.0, 1.1, 1.3, 1.6],
                 long_factor=[1.0, 2.0, 3.5, 4.0])
@@ -77,6 +80,18 @@ CASES = {
                                              full_attention=dict(rope_type="linear", factor=8.0, rope_theta=500.0),
                                              sliding_attention=dict(rope_type="default", rope_theta=100.0)),
                                          tie_word_embeddings=False)),
+    "deepseek_v2": ("DeepseekV2", LATENT | dict(n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+                                                q_lora_rank=None)),
+    "deepseek_v2_groups": ("DeepseekV2", LATENT | dict(n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=1,
+                                                       q_lora_rank=20, topk_method="group_limited_greedy", n_group=3,
+                                                       topk_group=2, routed_scaling_factor=2.0, v_head_dim=12,
+                                                       rope_parameters=LATENT_YARN)),
+    "deepseek_v3": ("DeepseekV3", LATENT | dict(n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
+                                                q_lora_rank=20, n_group=4, topk_group=2)),
+    "deepseek_v3_yarn": ("DeepseekV3", LATENT | dict(n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=2,
+                                                     q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False,
+                                                     routed_scaling_factor=1.5, first_k_dense_replace=0,
+                                                     rope_parameters=LATENT_YARN, tie_word_embeddings=True)),
 }
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 STEPS, BATCH = 20, 4

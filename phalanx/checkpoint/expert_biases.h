@@ -5,7 +5,8 @@
 
 namespace phalanx {
 
-/// `path`: as of load_weights(). Only a checkpoint of Phalanx has a place for them.
+/// `path`: as of load_weights(). Other files have a place for them only in families
+/// whose weights they are a part of (LlamaConfig::has_expert_biases()), and are not looked at.
 bool holds_expert_biases(const std::filesystem::path& path);
 
 }  // namespace phalanx

@@ -16,15 +16,20 @@ LoadWeightsOptions hf_weights(const models::LlamaConfig& config) {
           .copy_in_file =
               [config](const std::string& name) {
                 return config.tie_embeddings && name == "tok_embeddings.weight" ? "lm_head.weight" : std::string();
-              }};
+              },
+          .scales_in_file = config.family == models::LlamaFamily::deepseek_v3
+                                ? [](const std::string& name) { return name + "_scale_inv"; }
+                                : std::function<std::string(const std::string&)>()};
 }
 
 LoadWeightsOptions hf_weights_of_part(const models::LlamaConfig& config) {
   const auto of_model = std::make_shared<std::set<std::string>>();
-  for (const auto& [name, shape] : models::llama_parameter_shapes(config)) {
-    of_model->insert(models::hf_tensor_view(config, name).name);
-  }
   LoadWeightsOptions options = hf_weights(config);
+  for (const auto& [name, shape] : models::llama_weight_shapes(config)) {
+    const std::string in_file = models::hf_tensor_view(config, name).name;
+    of_model->insert(in_file);
+    if (options.scales_in_file) of_model->insert(options.scales_in_file(in_file));
+  }
   options.elsewhere = [of_model](const std::string& name) { return of_model->contains(name); };
   return options;
 }

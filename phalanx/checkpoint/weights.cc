@@ -1,9 +1,14 @@
 #include "phalanx/checkpoint/weights.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
@@ -75,7 +80,32 @@ struct Chosen {
   SourceTensor source;
   std::optional<SourceTensor> copy;
   FileTensorView::Form form;
+  std::optional<SourceTensor> scales = std::nullopt;
 };
+
+constexpr std::int64_t kScaledBlock = 128;  // rows and columns that have one scale
+
+safetensors::TensorInfo scales_of(const std::string& name, const std::vector<std::int64_t>& shape) {
+  safetensors::TensorInfo scales{.name = name, .dtype = safetensors::Dtype::f32, .shape = shape};
+  for (std::int64_t& size : scales.shape) size = (size + kScaledBlock - 1) / kScaledBlock;
+  return scales;
+}
+
+/// Multiplies this rank's part of a matrix by the scales of its blocks.
+void multiply_by_scales(const NamedTensor& named, const SourceTensor& scales) {
+  const Box box = held_box(named);
+  if (box.empty()) return;
+  const at::NoGradGuard no_grad;
+  const std::span<const std::byte> bytes = scales.file->bytes(*scales.info);
+  at::Tensor own = at::empty(scales.info->shape, at::TensorOptions(at::kFloat));
+  std::memcpy(own.mutable_data_ptr(), bytes.data(), bytes.size());
+  for (std::size_t d = 0; d < box.shape.size(); ++d) {
+    const at::Tensor places = at::arange(box.offsets[d], box.offsets[d] + box.shape[d], at::TensorOptions(at::kLong));
+    own = own.index_select(static_cast<std::int64_t>(d), places.floor_divide(kScaledBlock));
+  }
+  const at::Tensor tensor = named.tensor.detach();
+  tensor.copy_(tensor.to(at::kFloat) * own.to(tensor.device()));
+}
 
 /// `values`: a box of the tensor, as in `source`.
 void require_same(const SourceTensor& source, const SourceTensor& copy, const FileTensorView::Form& form,
@@ -217,6 +247,19 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
     if (there.shape != wanted.shape || !same_kind) mismatches.differs(wanted, there);
     found->second.used = true;
     chosen.push_back({found->second, std::nullopt, place.form});
+    if (options.scales_in_file && there.dtype == safetensors::Dtype::f8_e4m3) {
+      const auto scales_wanted = scales_of(options.scales_in_file(place.name), wanted.shape);
+      if (const auto scales = find(scales_wanted.name); scales == sources.end()) {
+        mismatches.missing(scales_wanted);
+      } else {
+        const auto& info = *scales->second.info;
+        if (info.shape != scales_wanted.shape || info.dtype != scales_wanted.dtype) {
+          mismatches.differs(scales_wanted, info);
+        }
+        scales->second.used = true;
+        chosen.back().scales = scales->second;
+      }
+    }
     const std::string other = options.copy_in_file ? options.copy_in_file(named.name) : std::string();
     const auto copy = other.empty() ? sources.end() : find(other);
     if (copy == sources.end()) continue;
@@ -237,7 +280,7 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
 
   const auto ask_for = [&](std::size_t i) {  // while the previous one is copied
     if (i == tensors.size()) return;
-    const auto& [source, copy, form] = chosen[i];
+    const auto& [source, copy, form, scales] = chosen[i];
     const auto& info = *source.info;
     if (form.transposed || form.parts > 1) return;
     const auto ranges = flat_ranges(held_box(tensors[i]), info.shape);
@@ -249,7 +292,7 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
   ask_for(0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     ask_for(i + 1);
-    const auto& [source, copy, form] = chosen[i];
+    const auto& [source, copy, form, scales] = chosen[i];
     const auto& info = *source.info;
     const std::span<const std::byte> bytes = source.file->bytes(info);
     const auto shape = tensors[i].global_shape();
@@ -259,6 +302,7 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
       return taken;
     };
     loaded.bytes += fill_tensor(tensors[i], info.dtype, fill);
+    if (scales) multiply_by_scales(tensors[i], *scales);
   }
   return loaded;
 }
@@ -284,6 +328,10 @@ FileTensors file_tensors(const std::vector<NamedTensor>& tensors, const ExportWe
   return of_file;
 }
 
+std::optional<at::ScalarType> type_of(const std::string& name, const ExportWeightsOptions& options) {
+  return options.keeps_dtype && options.keeps_dtype(name) ? std::nullopt : options.dtype;
+}
+
 /// ENSURES: the file is complete and on disk under `path`; after an error nothing of it is left.
 void write_weights(const std::filesystem::path& path, const FileTensors& of_file,
                    std::vector<safetensors::TensorInfo> infos, const ExportWeightsOptions& options, FileSystem& fs) {
@@ -293,7 +341,8 @@ void write_weights(const std::filesystem::path& path, const FileTensors& of_file
   BlockWriter writer(fs, path);
   writer.append_header(safetensors::format_header(header));
   for (const auto& info : header.tensors) {
-    const auto tensor = of_file.at(info.name).whole(options.dtype);  // only one assembled tensor is alive at a time
+    const auto tensor =
+        of_file.at(info.name).whole(type_of(info.name, options));  // only one assembled tensor is alive at a time
     read_tensor_rows(tensor, 0, tensor.dim() == 0 ? 1 : tensor.size(0),
                      [&](std::span<const std::byte> bytes) { writer.append(bytes); });
   }
@@ -320,7 +369,7 @@ void export_weights(const std::filesystem::path& path, const std::vector<NamedTe
                     const ExportWeightsOptions& options, FileSystem& fs) {
   const FileTensors of_file = file_tensors(tensors, options, path);
   std::vector<safetensors::TensorInfo> infos;
-  for (const auto& [name, tensor] : of_file) infos.push_back(tensor.info(name, options.dtype));
+  for (const auto& [name, tensor] : of_file) infos.push_back(tensor.info(name, type_of(name, options)));
   try {
     write_weights(temporary_of(path), of_file, std::move(infos), options, fs);
     fs.rename(temporary_of(path), path);
@@ -338,7 +387,7 @@ std::vector<std::filesystem::path> export_weights_to_folder(const std::filesyste
   std::vector<std::vector<safetensors::TensorInfo>> files(1);
   std::uint64_t total = 0, bytes = 0;
   for (const auto& [name, tensor] : of_file) {
-    auto info = tensor.info(name, options.dtype);
+    auto info = tensor.info(name, type_of(name, options));
     const std::uint64_t size = *safetensors::byte_size(info.dtype, info.shape);
     if (options.max_file_bytes > 0 && !files.back().empty() && bytes + size > options.max_file_bytes) {
       files.emplace_back();

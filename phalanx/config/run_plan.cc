@@ -78,7 +78,7 @@ void check_batch(std::int64_t global, std::int64_t local, std::int64_t ranks) {
 }
 
 /// What a file of another format, or an adapter, has no place for.
-void check_expert_bias(const TrainConfig& config) {
+void check_expert_bias(const TrainConfig& config, const models::LlamaConfig& model) {
   const auto& training = config.training;
   if (!training.moe_router_enable_expert_bias) {
     if (training.moe_router_bias_update_rate == TrainConfig::Training().moe_router_bias_update_rate) return;
@@ -90,7 +90,7 @@ void check_expert_bias(const TrainConfig& config) {
   const auto refuse = [](const char* what, const char* why) {
     throw ConfigError(fmt::format("[training] moe_router_enable_expert_bias does not go with {}: {}", what, why));
   };
-  if (config.checkpoint.last_save_in_hf) {
+  if (config.checkpoint.last_save_in_hf && !model.has_expert_biases()) {
     refuse("[checkpoint] last_save_in_hf",
            "Hugging Face's files of this model have no place for the biases; remove one of them");
   }
@@ -111,7 +111,7 @@ void check_load_balancing(const TrainConfig& config, const models::LlamaConfig& 
     throw ConfigError(
         fmt::format("[training] {} is for the experts of a mixture, and the model has none: remove it", given));
   }
-  check_expert_bias(config);
+  check_expert_bias(config, model);
   if (plan.cp == 1 || given.empty()) return;
   const ContextCut cut = plan.context_cut(0);
   if (weight == 0 && cut.padded(training.seq_len) != training.seq_len) {

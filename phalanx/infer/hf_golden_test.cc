@@ -9,8 +9,10 @@
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -28,6 +30,8 @@
 #include "phalanx/models/config/hf_config.h"
 #include "phalanx/models/config/hf_names.h"
 #include "phalanx/models/config/hf_unsupported.h"
+#include "phalanx/models/config/llama_json.h"
+#include "phalanx/models/expert_bias.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/models/testing/golden_weight.h"
@@ -85,8 +89,13 @@ at::Tensor golden_tokens(const nlohmann::json& golden) {
   return at::tensor(golden["tokens"].get<std::vector<std::int64_t>>(), at::TensorOptions(at::kLong)).unsqueeze(0);
 }
 
-std::uint64_t load_bytes(const std::filesystem::path& folder, const std::vector<NamedTensor>& parameters) {
-  return load_weights(folder, parameters, hf_weights(find_model(folder).config)).bytes;
+/// `parameters` of the model, or its shards, and the biases of its experts, if they are a part of its weights.
+std::uint64_t load_bytes(const std::filesystem::path& folder, models::Llama& model,
+                         std::vector<NamedTensor> parameters) {
+  const models::LlamaConfig& config = model.config();
+  if (config.has_expert_biases()) std::ranges::copy(models::make_expert_biases(model), std::back_inserter(parameters));
+  const bool is_whole = model.part() == models::full_llama(config);
+  return load_weights(folder, parameters, is_whole ? hf_weights(config) : hf_weights_of_part(config)).bytes;
 }
 
 /// What load_model() of the directory fails with; "" if it does not.
@@ -109,7 +118,7 @@ class HuggingFaceModel : public testing::TestWithParam<std::string> {
       models::Llama model(config, {.without_memory = true});
       models::parallelize_llama(model, mesh);
       FullyShardedDataParallel sharded(model, mesh);
-      load_bytes(scratch_.path(), sharded.parameters());
+      load_bytes(scratch_.path(), model, sharded.parameters());
       sharded.invalidate_unsharded();
       use(model, sharded, mesh);
     });
@@ -122,8 +131,8 @@ class HuggingFaceModel : public testing::TestWithParam<std::string> {
 TEST_P(HuggingFaceModel, LogitsAreTransformers) {
   const auto model = load_model(find_model(scratch_.path()), at::kCPU);
   std::set<std::string> in_files;
-  for (const auto& parameter : nn::named_parameters(*model)) {
-    in_files.insert(models::hf_tensor_view(model->config(), parameter.name).name);
+  for (const auto& [tensor, shape] : models::llama_weight_shapes(model->config())) {
+    in_files.insert(models::hf_tensor_view(model->config(), tensor).name);
   }
   EXPECT_EQ(in_files.size(), golden_["tensors"].size());
   std::int64_t elements = 0;
@@ -175,7 +184,7 @@ TEST_P(HuggingFaceModel, EveryLayoutGivesTheSame) {
         const DeviceMesh mesh(world, {{"tp", tp}});
         models::Llama model(config);
         models::parallelize_llama(model, mesh, {.sequence_parallel = sequence_parallel});
-        load_bytes(scratch_.path(), nn::named_parameters(model));
+        load_bytes(scratch_.path(), model, nn::named_parameters(model));
         expect_golden_logits(model.forward(tokens), golden_);
       });
     }
@@ -187,7 +196,7 @@ TEST_P(HuggingFaceModel, EveryLayoutGivesTheSame) {
   const auto parts = models::divide_llama(config, {0.5, static_cast<double>(config.n_layers) - 0.5});
   for (const auto& part : parts) {
     models::Llama stage(config, part);
-    load_weights(scratch_.path(), nn::named_parameters(stage), hf_weights_of_part(config));
+    load_bytes(scratch_.path(), stage, nn::named_parameters(stage));
     x = stage.forward(x).detach();
   }
   expect_golden_logits(x, golden_);
@@ -254,7 +263,7 @@ TEST_P(HuggingFaceModel, TrainingLossesAreTransformers) {
       const DeviceMesh mesh(world, {{"tp", tp}});
       models::Llama model(config);
       models::parallelize_llama(model, mesh, {.sequence_parallel = sequence_parallel});
-      load_bytes(scratch_.path(), nn::named_parameters(model));
+      load_bytes(scratch_.path(), model, nn::named_parameters(model));
       expect_golden_losses(model, nn::named_parameters(model), golden_);
     });
   }
@@ -333,7 +342,7 @@ TEST(HuggingFaceDirectory, EachRankTakesItsPartOfTheFiles) {
     models::Llama model(config, {.without_memory = true});
     models::parallelize_llama(model, mesh);
     const FullyShardedDataParallel sharded(model, mesh);
-    bytes[static_cast<std::size_t>(world->rank())] = load_bytes(scratch.path(), sharded.parameters());
+    bytes[static_cast<std::size_t>(world->rank())] = load_bytes(scratch.path(), model, sharded.parameters());
   });
   const auto whole = static_cast<std::uint64_t>(config.parameter_count()) * 4;
   // Norms are full on both ranks of a tensor-parallel group: 5 of 32 elements.

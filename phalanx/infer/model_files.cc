@@ -231,14 +231,15 @@ void load_into(models::Llama& model, const ModelFiles& files) {
     options = whole ? hf_weights(files.config) : hf_weights_of_part(files.config);
   } else if (!whole) {
     // A part of the model does not read the weights of the other parts.
-    options.elsewhere = [shapes = models::llama_parameter_shapes(files.config)](const std::string& name) {
+    options.elsewhere = [shapes = models::llama_weight_shapes(files.config)](const std::string& name) {
       return shapes.contains(name) || models::is_lora_name(name) || models::is_expert_bias(name);
     };
   }
   const std::vector<NamedTensor> parameters = nn::named_parameters(model);
   std::vector<NamedTensor> wanted = files.adapter.empty() ? parameters : base_among(parameters);
-  if (holds_expert_biases(files.weights))
+  if (files.config.has_expert_biases() || holds_expert_biases(files.weights)) {
     std::ranges::copy(models::make_expert_biases(model), std::back_inserter(wanted));
+  }
   const LoadedWeights loaded = load_weights(files.weights, wanted, options);
   if (!files.adapter.empty()) load_adapter(read_peft_adapter(files.adapter), parameters, whole);
   if (!loaded.ignored.empty()) {

@@ -26,6 +26,7 @@ std::vector<Rule> rules_of_tp(std::int64_t tp, const ModelDimensions& model, boo
   const std::int64_t kv = model.n_kv_heads;
   rules.push_back({fmt::format("of n_kv_heads {} and {} neither divides the other", kv, tp),
                    kv % tp == 0 || (kv > 0 && tp % kv == 0)});
+  if (model.dense_hidden != 0) rules.push_back(divides("dense_hidden", model.dense_hidden));
   if (sequence_parallel) rules.push_back(divides("seq_len", model.seq_len));
   return rules;
 }

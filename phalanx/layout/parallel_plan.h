@@ -86,7 +86,8 @@ struct ModelDimensions {
   std::int64_t ffn_hidden = 0;
   std::int64_t vocab_size = 0;
   std::int64_t seq_len = 0;
-  std::int64_t experts = 0;  // of a layer; 0: there are none
+  std::int64_t experts = 0;       // of a layer; 0: there are none
+  std::int64_t dense_hidden = 0;  // of layers without experts in a model with them; 0: there are none
 };
 
 /// The names of a plan's settings in the user's configuration or command line.

@@ -106,7 +106,12 @@ TEST(ModelSizes, OfFlavorsAreThosePublished) {
       {phi3, "phi3_mini", 3'821'079'552},
       {phi3, "phi4", 14'659'507'200},
       {gemma3_text, "gemma3_270m", 268'098'176},
-      {gemma3_text, "gemma3_1b", 999'885'952}};
+      {gemma3_text, "gemma3_1b", 999'885'952},
+      {deepseek_v2, "deepseek_v2_lite", 15'706'484'224},
+      {deepseek_v2, "deepseek_v2_236b", 235'741'434'880},
+      // Without biases of experts, 256 in each of 58 layers, which are no parameters: with them 671'026'419'200.
+      {deepseek_v3, "deepseek_v3_671b", 671'026'404'352},
+      {deepseek_v3, "moonlight_16b_a3b", 15'960'108'544}};
   for (const auto& [family, flavor, count] : published) {
     EXPECT_EQ(llama_flavor(flavor, family).parameter_count(), count) << family_name(family) << " " << flavor;
   }

@@ -38,9 +38,36 @@ class Layers : public nn::Module {
   }
 };
 
-nn::PositionwiseKind positionwise(const LlamaConfig& config) {
-  if (config.has_experts()) return nn::PositionwiseKind::experts;
+nn::PositionwiseKind positionwise(const LlamaConfig& config, std::int64_t layer) {
+  if (config.has_experts(layer)) return nn::PositionwiseKind::experts;
   return config.is_gpt2() ? nn::PositionwiseKind::gelu : nn::PositionwiseKind::swiglu;
+}
+
+nn::LatentAttentionOptions latent_attention(const LlamaConfig& config) {
+  if (!config.has_latent_attention()) return {};
+  const double factor = config.rope_scaling.score_factor();
+  return {.dim = config.dim,
+          .n_heads = config.n_heads,
+          .q_rank = config.q_lora_rank,
+          .kv_rank = config.kv_lora_rank,
+          .head_dim = config.head_dim(),
+          .rope = config.rotary_dim,
+          .value_dim = config.v_head_dim,
+          .query_scalar = factor == 1.0 ? 0.0 : static_cast<double>(config.head_dim()) / (factor * factor)};
+}
+
+nn::MixtureOptions mixture(const LlamaConfig& config) {
+  return {.dim = config.dim,
+          .hidden = config.ffn_hidden,
+          .experts = config.experts,
+          .experts_per_token = config.experts_per_token,
+          .normalise = config.normalise_routing,
+          .shared_hidden = config.shared_units(),
+          .router = config.traits().router,
+          .groups = config.expert_groups,
+          .groups_per_token = config.groups_per_token,
+          .scaling = config.routed_scaling,
+          .float32_router = config.has_latent_attention()};
 }
 
 /// These positions of x along a dimension.
@@ -86,12 +113,10 @@ Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptions
                                                      .norm_eps = config.norm_eps,
                                                      .rotary_dim = config.rotary_dim,
                                                      .query_scalar = config.query_scalar},
-                                       .ffn_hidden = config.ffn_hidden,
-                                       .positionwise = positionwise(config),
+                                       .latent_attention = latent_attention(config),
+                                       .ffn_hidden = config.dense_units(),
                                        .activation = config.traits().activation,
-                                       .experts = config.experts,
-                                       .experts_per_token = config.experts_per_token,
-                                       .normalise_routing = config.normalise_routing,
+                                       .mixture = mixture(config),
                                        .norms = config.traits().norms,
                                        .norm = norm_kind(config),
                                        .norm_eps = config.norm_eps};
@@ -99,6 +124,7 @@ Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptions
   for (std::int64_t i = part.begin / 2; 2 * i < part.end; ++i) {
     block.attention.window = config.window_of(i);
     block.attention.rotary = config.is_rotated(i);
+    block.positionwise = positionwise(config, i);
     block.has_attention = part.begin <= 2 * i;
     block.has_feed_forward = 2 * i + 1 < part.end;
     layers.push_back(std::make_shared<nn::TransformerBlock>(block, tensor));
@@ -385,7 +411,7 @@ nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
   const bool any = attends != layers.end();
   return nn::KvCache({.layers = any ? std::ssize(layers) : 0,
                       .batch = batch,
-                      .kv_heads = any ? (*attends)->attention->wk->weight.size(0) / config_.head_dim() : 0,
+                      .kv_heads = any ? (*attends)->attention->cached_heads() : 0,
                       .max_len = max_len,
                       .head_dim = config_.head_dim(),
                       .dtype = parameter.scalar_type(),

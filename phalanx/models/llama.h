@@ -29,6 +29,8 @@
 // - layers.N.feed_forward.{w1,w2,w3}.weight, layers.N.{attention_norm,ffn_norm}.weight
 // - Gemma 3 has layers.N.{attention_post_norm,ffn_post_norm}.weight as well.
 // - Mixtral and Qwen3-MoE have layers.N.moe.gate.weight and layers.N.moe.experts.E.{w1,w2,w3}.weight in place of the feed-forward net.
+// - DeepSeek has layers.N.attention.{wq_a,wq_b,wkv_a,wkv_b,q_norm,kv_norm}.weight in place of wq, wk and wv (wq with
+//   q_lora_rank 0), layers.N.moe.shared_experts.{w1,w2,w3}.weight, and a feed_forward in its first layers.
 // - GPT-2 has pos_embeddings.weight, no w3, and a bias with every norm and every linear layer but the output.
 // hf_names.h maps them to the names in Hugging Face's files.
 #pragma once

@@ -12,10 +12,17 @@
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/models/config/vocabulary_split.h"
+#include "phalanx/nn/mixture_of_experts.h"
 #include "phalanx/parallel/tensor/functional_collectives.h"
 #include "phalanx/parallel/tensor/vocab_parallel.h"
 
 namespace phalanx::models {
+
+namespace {
+
+bool is_mixture(const nn::Positionwise& net) { return dynamic_cast<const nn::MixtureOfExperts*>(&net) != nullptr; }
+
+}  // namespace
 
 std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, const ActivationLayout& between,
                                              bool overlap) {
@@ -31,8 +38,9 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
     return RowwiseParallel{.output = overlaps ? ActivationLayout::partial() : between};
   };
   std::vector<ParallelStyle> plan;
-  // Biases behind the last projection, and experts, are not overlapped.
-  const bool overlaps_attention = overlap && !model.config().is_gpt2();
+  // Biases behind the last projection, experts and latent attention are not overlapped.
+  const bool is_latent = model.config().has_latent_attention();
+  const bool overlaps_attention = overlap && !model.config().is_gpt2() && !is_latent;
   const bool overlaps_net = overlaps_attention && !model.config().has_experts();
   const bool norms_all_heads = model.config().traits().qk_norm == QkNorm::all_heads;
   const auto exchange_around = [&](const std::string& layers, bool overlaps) {
@@ -52,8 +60,21 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
   if (model.pos_embeddings && splits) plan.push_back({"pos_embeddings", SequenceParallel{}});
   if (any_layer(&nn::TransformerBlock::attention)) {
     exchange_around("layers.*.attention", overlaps_attention);
-    plan.push_back({"layers.*.attention.wq", inner});
-    plan.push_back({"layers.*.attention.w[kv]", key_value});
+    if (is_latent) {
+      // Every rank makes the latent vectors of all heads, and heads of its own from them. So each rank's gradients of
+      // what makes these vectors are addends.
+      const bool has_rank = model.config().q_lora_rank > 0;
+      for (const char* name : {"wq_a", "q_norm"}) {
+        if (has_rank) plan.push_back({fmt::format("layers.*.attention.{}", name), SequenceParallel{}});
+      }
+      plan.push_back({"layers.*.attention.wkv_a", SequenceParallel{}});
+      plan.push_back({"layers.*.attention.kv_norm", SequenceParallel{}});
+      plan.push_back({has_rank ? "layers.*.attention.wq_b" : "layers.*.attention.wq", inner});
+      plan.push_back({"layers.*.attention.wkv_b", inner});
+    } else {
+      plan.push_back({"layers.*.attention.wq", inner});
+      plan.push_back({"layers.*.attention.w[kv]", key_value});
+    }
     plan.push_back({"layers.*.attention.wo", last(overlaps_attention)});
     if (norms_all_heads) {
       plan.push_back({"layers.*.attention.q_norm", SplitNorm{}});
@@ -62,20 +83,29 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
       plan.push_back({"layers.*.attention.[qk]_norm", SequenceParallel{}});
     }
   }
-  if (any_layer(&nn::TransformerBlock::feed_forward)) {
-    if (model.config().has_experts()) {
-      // Every rank sends the same tokens to its part of each expert, and its results are addends. The gate weighs these
-      // results, so each rank's gradient of the gate is an addend, too.
-      exchange_around("layers.*.moe", false);
-      plan.push_back({"layers.*.moe", PrepareModuleOutput{.from = ActivationLayout::partial(), .to = between}});
-      plan.push_back({"layers.*.moe.gate", SequenceParallel{}});
-      plan.push_back({"layers.*.moe.experts.*.w[13]", inner});
-      plan.push_back({"layers.*.moe.experts.*.w2", RowwiseParallel{.output = ActivationLayout::partial()}});
-    } else {
-      exchange_around("layers.*.feed_forward", overlaps_net);
-      plan.push_back({"layers.*.feed_forward.w[13]", inner});
-      plan.push_back({"layers.*.feed_forward.w2", last(overlaps_net)});
+  const auto any_net = [&](bool with_experts) {
+    return std::ranges::any_of(model.layers, [&](const auto& layer) {
+      return layer->feed_forward && is_mixture(*layer->feed_forward) == with_experts;
+    });
+  };
+  if (any_net(/*with_experts=*/true)) {
+    // Every rank sends the same tokens to its part of each expert, and its results are addends. The gate weighs these
+    // results, so each rank's gradient of the gate is an addend, too.
+    const RowwiseParallel addends{.output = ActivationLayout::partial()};
+    exchange_around("layers.*.moe", false);
+    plan.push_back({"layers.*.moe", PrepareModuleOutput{.from = ActivationLayout::partial(), .to = between}});
+    plan.push_back({"layers.*.moe.gate", SequenceParallel{}});
+    plan.push_back({"layers.*.moe.experts.*.w[13]", inner});
+    plan.push_back({"layers.*.moe.experts.*.w2", addends});
+    if (model.config().shared_experts > 0) {
+      plan.push_back({"layers.*.moe.shared_experts.w[13]", inner});
+      plan.push_back({"layers.*.moe.shared_experts.w2", addends});
     }
+  }
+  if (any_net(/*with_experts=*/false)) {
+    exchange_around("layers.*.feed_forward", overlaps_net);
+    plan.push_back({"layers.*.feed_forward.w[13]", inner});
+    plan.push_back({"layers.*.feed_forward.w2", last(overlaps_net)});
   }
   if (model.output && by_ids) plan.push_back({"output", inner});
   if (!splits) return plan;

@@ -23,6 +23,7 @@
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/models/testing/small_families.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/observe/flight_recorder.h"
 #include "phalanx/optim/adamw.h"
@@ -85,6 +86,7 @@ models::LlamaConfig small_llama(const Mix& mix) {
     config.experts = 4;
     config.experts_per_token = 2;
   }
+  if (config.has_latent_attention()) return models::with_latent_parts(config);
   return config;
 }
 
@@ -260,10 +262,11 @@ void expect_mixes(const std::vector<Mix>& mixes) {
   }
 }
 
-// Norms over all heads, behind layers and on both sides, windows and rotations of some layers, experts' shares.
+// Norms over all heads, behind layers and on both sides, windows and rotations of some layers, experts' shares, latent
+// attention, layers with and without experts.
 TEST(LlamaTensorParallel, LaterFamiliesEqualOneRank) {
   using enum models::LlamaFamily;
-  for (const auto family : {qwen3_moe, olmo2, smollm3, phi3, gemma3_text}) {
+  for (const auto family : {qwen3_moe, olmo2, smollm3, phi3, gemma3_text, deepseek_v2, deepseek_v3}) {
     std::vector<Mix> mixes = {{.tp = 4, .family = family},
                               {.tp = 4, .sequence = false, .tied = family != olmo2, .family = family},
                               {.tp = 2, .split_dim = 0, .overlap = false, .family = family},

@@ -18,6 +18,7 @@
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/testing/nccl_ranks.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/models/testing/small_families.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/activation_checkpoint.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
@@ -51,6 +52,7 @@ models::LlamaConfig four_layer_llama(bool tied, LlamaFamily family) {
   config.vocab_size = 128;
   config.max_seq_len = 16;
   config.tie_embeddings = tied;
+  if (config.has_latent_attention()) return models::with_latent_parts(config);
   return config;
 }
 
@@ -211,7 +213,7 @@ TEST(PipelinedLlama, CheckpointedLayersDeferTheirWeightsToo) {
 // Positions belong to the embedding's part. Experts without a token have zero gradients, in W as well.
 TEST(PipelinedLlama, OtherFamiliesAreOneRank) {
   for (const auto family : {LlamaFamily::gpt2, LlamaFamily::mixtral, LlamaFamily::qwen3_moe, LlamaFamily::olmo2,
-                            LlamaFamily::smollm3, LlamaFamily::gemma3_text}) {
+                            LlamaFamily::smollm3, LlamaFamily::gemma3_text, LlamaFamily::deepseek_v3}) {
     SCOPED_TRACE(models::family_name(family));
     const bool tied = family == LlamaFamily::gpt2 || family == LlamaFamily::gemma3_text;
     const Trained one = on_one_rank(tied, family);

@@ -2,21 +2,15 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 
-#include <cmath>
-
-#include "phalanx/kernels/cached_attention.h"
-#include "phalanx/kernels/causal_attention.h"
 #include "phalanx/kernels/float8_linear.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/rotary.h"
-#include "phalanx/kernels/skinny_gemm.h"
 
 namespace phalanx::nn {
 
 Attention::Attention(const AttentionOptions& options, TensorOptionsOfModule tensor)
-    : Module("Attention"), options_(options) {
+    : SelfAttention("Attention", options.head_dim, options.query_scalar, options.window), options_(options) {
   const std::int64_t q_dim = options.n_heads * options.head_dim, kv_dim = options.n_kv_heads * options.head_dim;
   const bool bias = options.qkv_bias;
   wq = register_module("wq", std::make_shared<Linear>(LinearOptions{options.dim, q_dim, bias}, tensor));
@@ -68,12 +62,6 @@ Attention::Heads Attention::heads(const at::Tensor& x, const RotaryTables& rope)
   return {turned.q, turned.k, v};
 }
 
-// The attention kernels divide by sqrt(head_dim).
-at::Tensor Attention::scaled(const at::Tensor& q) const {
-  if (options_.query_scalar == 0.0 || options_.query_scalar == static_cast<double>(options_.head_dim)) return q;
-  return q * std::sqrt(static_cast<double>(options_.head_dim) / options_.query_scalar);
-}
-
 kernels::RotatedPair Attention::rotated(const at::Tensor& q, const at::Tensor& k, const RotaryTables& rope) const {
   const std::int64_t turned = options_.rotary_dim, kept = options_.head_dim - turned;
   if (turned == 0) return kernels::apply_rotary(q, k, rope.cos, rope.sin);
@@ -92,25 +80,12 @@ at::Tensor Attention::project(const at::Tensor& y) {
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope,
                               const std::shared_ptr<const DocumentBoundaries>& documents) {
   const auto [q, k, v] = heads(x, rope);
-  return project(context_ ? context_->attend(q, k, v, options_.window, documents)
-                          : kernels::causal_attention(q, k, v, options_.window, documents));
+  return project(attend(q, k, v, documents));
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {
   const auto [q, k, v] = heads(x, rope);
-  const auto [keys, values] = cache.append(layer, k, v);
-  // The cache was empty: queries and keys are the same tokens, and padding comes behind the real tokens.
-  if (cache.is_first()) return project(kernels::causal_attention(q, k, v, options_.window));
-  if (kernels::can_use_decode_attention(q, keys, values)) {
-    return project(kernels::decode_attention(q, keys, values, cache.seen(), options_.window));
-  }
-  if (kernels::can_use_cached_attention(q, keys, values)) {
-    return project(kernels::cached_attention(q, keys, values, cache.lengths_on_device(), options_.window));
-  }
-  const at::Tensor& mask = cache.mask(options_.window);
-  return project(at::scaled_dot_product_attention(q, keys, values, mask.defined() ? std::optional(mask) : std::nullopt,
-                                                  /*dropout_p=*/0.0, /*is_causal=*/false, /*scale=*/std::nullopt,
-                                                  /*enable_gqa=*/q.size(1) != keys.size(1)));
+  return project(attend(q, k, v, cache, layer));
 }
 
 }  // namespace phalanx::nn

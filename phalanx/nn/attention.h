@@ -15,12 +15,8 @@
 
 #include "phalanx/kernels/rotary.h"
 #include "phalanx/models/config/layer_forms.h"
-#include "phalanx/nn/context_attention.h"
-#include "phalanx/nn/kv_cache.h"
-#include "phalanx/nn/linear.h"
 #include "phalanx/nn/rms_norm.h"
-#include "phalanx/nn/rotary.h"
-#include "phalanx/tensor/document_boundaries.h"
+#include "phalanx/nn/self_attention.h"
 
 namespace phalanx::nn {
 
@@ -40,30 +36,24 @@ struct AttentionOptions {
   double query_scalar = 0.0;    // scores are divided by its square root; 0: by that of head_dim
 };
 
-class Attention : public Module {
+class Attention : public SelfAttention {
  public:
   explicit Attention(const AttentionOptions& options, TensorOptionsOfModule tensor = {});
 
-  /// x [batch, seq, dim] -> [batch, seq, dim]; `rope` holds the tables of these seq positions. `documents` of x's rows;
-  /// null: each row is one document.
   at::Tensor forward(const at::Tensor& x, const RotaryTables& rope,
-                     const std::shared_ptr<const DocumentBoundaries>& documents = nullptr);
-  /// Inference: x's tokens follow those of `cache`. `rope` holds the tables of their positions.
-  /// REQUIRES: the caller has begun the cache's pass.
-  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer);
+                     const std::shared_ptr<const DocumentBoundaries>& documents = nullptr) override;
+  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) override;
+  std::int64_t cached_heads() const override { return wk->weight.size(0) / options_.head_dim; }
 
   /// From now on x and the result are this rank's rows, and the projections exchange rows through it.
   /// REQUIRES: not used with a cache.
   void set_collective_matmul(std::shared_ptr<const CollectiveMatmul> exchange) {
     collective_matmul_ = std::move(exchange);
   }
-  /// From now on x holds this rank's positions of every sequence, and those of other ranks are attended to through it.
-  /// REQUIRES: not used with a cache.
-  void set_context_attention(std::shared_ptr<const ContextAttention> context) { context_ = std::move(context); }
 
   const AttentionOptions& options() const noexcept { return options_; }
 
-  std::shared_ptr<Linear> wq, wk, wv, wo;
+  std::shared_ptr<Linear> wq, wk, wv;
   std::shared_ptr<RMSNorm> q_norm, k_norm;  // null without qk_norm
 
  private:
@@ -72,13 +62,11 @@ class Attention : public Module {
   };
   Heads heads(const at::Tensor& x, const RotaryTables& rope);
   std::vector<at::Tensor> projections(const at::Tensor& x);  // q, k, v: [batch, seq, heads * head_dim]
-  at::Tensor scaled(const at::Tensor& q) const;
   kernels::RotatedPair rotated(const at::Tensor& q, const at::Tensor& k, const RotaryTables& rope) const;
   at::Tensor project(const at::Tensor& y);
 
   AttentionOptions options_;
   std::shared_ptr<const CollectiveMatmul> collective_matmul_;
-  std::shared_ptr<const ContextAttention> context_;
 };
 
 }  // namespace phalanx::nn

@@ -235,9 +235,9 @@ TEST(TransformerBlockTest, OtherKindsHaveOtherParts) {
                                             "ffn_norm.bias", "feed_forward.w1.bias", "feed_forward.w2.bias"}));
   EXPECT_EQ(names.size(), 16U);
   options.positionwise = PositionwiseKind::experts;
-  options.experts = 3;
-  options.experts_per_token = 1;
+  options.mixture = {.dim = 8, .hidden = 12, .experts = 3, .experts_per_token = 1, .shared_hidden = 6};
   const TransformerBlock experts(options);
+  EXPECT_TRUE(experts.named_parameters().contains("moe.shared_experts.w2.weight"));
   EXPECT_TRUE(experts.named_parameters().contains("moe.gate.weight"));
   EXPECT_TRUE(experts.named_parameters().contains("moe.experts.2.w3.weight"));
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/tensor/grad_ready.h"
 
@@ -52,6 +53,11 @@ at::Tensor Linear::forward(const at::Tensor& x) {
   if (float8_ && has_adapter()) throw Error("a linear layer with an adapter has no float8 products");
   if (float8_) return forward_in_float8(x);
   const at::Tensor w = used_weight(), b = used_bias();
+  if (options_.in_float32 && !has_adapter() && !gathers_ && !scatters_) {
+    const at::DeviceType device = x.device().type();
+    const kernels::AutocastScope exact(device, {.enabled = false, .dtype = kernels::autocast_state(device).dtype});
+    return kernels::linear(x.to(at::kFloat), w.to(at::kFloat), b.defined() ? b.to(at::kFloat) : b);
+  }
   if (has_adapter()) return adapted(kernels::linear(x, w, b), x);
   if (!gathers_ && !scatters_) return kernels::linear(x, w, b);
   const at::Tensor y = gathers_ ? gathers_->all_gather_matmul(x, {w})[0] : scatters_->matmul_reduce_scatter(x, w);

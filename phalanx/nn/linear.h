@@ -22,6 +22,7 @@ struct LinearOptions {
   std::int64_t in_features = 0;
   std::int64_t out_features = 0;
   bool bias = false;
+  bool in_float32 = false;  // also under autocast, and of weights and inputs in 16 bits
 };
 
 struct AdapterOptions {

@@ -10,9 +10,7 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
-#include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -58,12 +56,12 @@ struct AddZLossGradient : torch::autograd::Function<AddZLossGradient> {
   }
 };
 
-/// Returns the probabilities; their gradient grows by that of the loss.
+/// Returns the scores; their gradient grows by that of the loss.
 struct AddBalancingGradient : torch::autograd::Function<AddBalancingGradient> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& probabilities,
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& scores,
                             const at::Tensor& gradient) {
     ctx->saved_data["gradient"] = gradient;
-    return probabilities.view_as(probabilities);
+    return scores.view_as(scores);
   }
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
@@ -74,7 +72,7 @@ struct AddBalancingGradient : torch::autograd::Function<AddBalancingGradient> {
   }
 };
 
-/// [sequences, 1, experts]: what each token's probabilities get. `chosen`: [sequences * T, k].
+/// [sequences, 1, experts]: what each token's shares of all experts get. `chosen`: [sequences * T, k].
 at::Tensor balancing_gradient(const at::Tensor& chosen, std::int64_t sequences, std::int64_t experts, double weight) {
   const at::Tensor of_sequence = chosen.reshape({sequences, -1});  // [sequences, T k]
   const auto choices = static_cast<double>(of_sequence.size(1));
@@ -83,6 +81,13 @@ at::Tensor balancing_gradient(const at::Tensor& chosen, std::int64_t sequences, 
   const at::Tensor counts = at::zeros({sequences, experts}, options)
                                 .scatter_add_(1, of_sequence, at::ones({}, options).expand_as(of_sequence));
   return (counts * (weight * static_cast<double>(experts) / choices / tokens)).unsqueeze(1);
+}
+
+/// The gradient of scores [sequences * T, experts] from that of their shares of all experts: [sequences, T, experts].
+at::Tensor gradient_of_scores(const at::Tensor& of_shares, const at::Tensor& scores) {
+  const at::Tensor s = scores.view({of_shares.size(0), -1, of_shares.size(2)});
+  const at::Tensor sum = s.sum(-1, /*keepdim=*/true) + 1e-20;  // sigmoids may all be 0
+  return (of_shares - (of_shares * s).sum(-1, /*keepdim=*/true) / sum) / sum;
 }
 
 }  // namespace
@@ -117,8 +122,14 @@ void Experts::keep(std::int64_t first, std::int64_t count) {
 
 MixtureOfExperts::MixtureOfExperts(const MixtureOptions& options, TensorOptionsOfModule tensor)
     : Positionwise("MixtureOfExperts"), options_(options) {
-  gate = register_module("gate", std::make_shared<Linear>(LinearOptions{options.dim, options.experts}, tensor));
+  gate = register_module("gate", std::make_shared<Linear>(LinearOptions{.in_features = options.dim,
+                                                                        .out_features = options.experts,
+                                                                        .in_float32 = options.float32_router},
+                                                          tensor));
   experts = register_module("experts", std::make_shared<Experts>(options, tensor));
+  if (options.shared_hidden == 0) return;
+  shared_experts =
+      register_module("shared_experts", std::make_shared<FeedForward>(options.dim, options.shared_hidden, tensor));
 }
 
 at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
@@ -133,19 +144,17 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
     const at::Tensor scale = losses_.loss_scale.defined() ? losses_.loss_scale : one;
     logits = AddZLossGradient::apply(logits, scale * losses_.z_weight);
   }
-  at::Tensor probabilities = at::softmax(logits, -1, at::kFloat);
-  auto [largest, chosen] =
-      at::topk(tensors_.bias.defined() ? probabilities.detach() + tensors_.bias : probabilities, k);  // [tokens, k]
-  if (losses_.load_weight != 0 && is_trained && probabilities.requires_grad()) {
+  const RoutingOptions routing = options_.routing();
+  at::Tensor scores = routing_scores(logits, routing.form);
+  const at::Tensor chosen = chosen_experts(scores, tensors_.bias, routing);  // [tokens, k]
+  if (losses_.load_weight != 0 && is_trained && scores.requires_grad()) {
     if (x.dim() != 3) throw Error("MixtureOfExperts: load balancing: expected an input [sequences, tokens, dim]");
     at::Tensor gradient = balancing_gradient(chosen, x.size(0), options_.experts, losses_.load_weight);
+    if (routing.form != RouterForm::softmax) gradient = gradient_of_scores(gradient, scores.detach());
     if (losses_.loss_scale.defined()) gradient = gradient * losses_.loss_scale;
-    probabilities = AddBalancingGradient::apply(probabilities, gradient);
-    largest = probabilities.gather(-1, chosen);
-  } else if (tensors_.bias.defined()) {
-    largest = probabilities.gather(-1, chosen);
+    scores = AddBalancingGradient::apply(scores, gradient);
   }
-  const at::Tensor weights = options_.normalise ? largest / largest.sum(-1, /*keepdim=*/true) : largest;
+  const at::Tensor weights = routing_weights(scores, chosen, routing);
   // A token's copies, sorted by expert: within an expert in the order of tokens.
   const at::Tensor expert_of = chosen.reshape({-1});
   const auto [sorted_experts, order] = at::sort(expert_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);
@@ -159,13 +168,15 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   const at::Tensor returned = std::exchange(made, {}).index_select(0, at::argsort(order)).view({tokens, k, dim});
   // Under autocast rows may be narrower than what this sum is added to.
   const bool is_autocast = at::autocast::is_autocast_enabled(rows.device().type());
-  const at::Tensor y = (returned * weights.unsqueeze(-1)).sum(1);
-  return y.to(is_autocast ? weights.scalar_type() : rows.scalar_type()).view(x.sizes());
+  const at::Tensor sum = (returned * weights.unsqueeze(-1)).sum(1);
+  const at::Tensor y = sum.to(is_autocast ? weights.scalar_type() : rows.scalar_type()).view(x.sizes());
+  return shared_experts ? y + call(shared_experts, x) : y;
 }
 
 std::vector<Linear*> MixtureOfExperts::last_projections() const {
   std::vector<Linear*> result;
   for (const auto& [number, net] : experts->nets()) result.push_back(net->w2.get());
+  if (shared_experts) result.push_back(shared_experts->w2.get());
   return result;
 }
 

@@ -3,9 +3,9 @@
 //   p = softmax(gate x)                      over all experts, in fp32
 //   y = sum over the k experts e of the largest p:  p_e / (sum of these k) * expert_e(x)
 //
-// This is the formula of Mixtral and of Qwen3's mixtures. Without normalisation p_e is not divided. A rank has all experts,
-// its rows and columns of each (tensor parallelism), or some of them (expert parallelism:
-// parallel/expert/expert_parallel.h). In training every expert runs, even with no token. So all
+// This is the formula of Mixtral and of Qwen3's mixtures; routing.h has others. DeepSeek's have a net beside the experts
+// that all tokens go through (shared_experts), whose result is added. A rank has all experts, its rows and columns of each
+// (tensor parallelism), or some of them (expert parallelism: parallel/expert/expert_parallel.h). In training every expert runs, even with no token. So all
 // parameters get a gradient in every step and on every rank, zeros if no token came: DistributedDataParallel and
 // FullyShardedDataParallel wait for all gradients. In inference mode an expert without tokens is skipped.
 //
@@ -15,7 +15,7 @@
 //   experts * sum over e of f_e P_e     f_e: share of the T k choices that went to e;  P_e: mean of p_e over the tokens
 //
 // and 1 if the load is even. Its gradient reaches p in the backward pass; f_e has none. As each sequence counts by
-// itself, it does not depend on how sequences are divided into batches.
+// itself, it does not depend on how sequences are divided into batches. Sigmoids count as their shares of all experts.
 //
 // A bias for each expert can even out the load, too (DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2). It is added to p
 // where the experts of a token are chosen, and nowhere else. It has no gradient: whoever sets it moves it.
@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "phalanx/nn/feed_forward.h"
+#include "phalanx/nn/routing.h"
 
 namespace phalanx::nn {
 
@@ -40,6 +41,14 @@ struct MixtureOptions {
   std::int64_t experts = 0;            // 1 or more
   std::int64_t experts_per_token = 0;  // 1 to experts
   bool normalise = true;               // a token's weights add up to 1
+  std::int64_t shared_hidden = 0;      // of a net that all tokens go through; 0: none
+  // As of RoutingOptions:
+  RouterForm router = RouterForm::softmax;
+  std::int64_t groups = 0, groups_per_token = 0;
+  double scaling = 1.0;
+  bool float32_router = false;  // the gate's product is in fp32, whatever the types of the run
+
+  RoutingOptions routing() const { return {experts_per_token, normalise, router, groups, groups_per_token, scaling}; }
 };
 
 /// The experts of one layer, or those that this rank has. Children are named by the experts' numbers.
@@ -93,6 +102,7 @@ class MixtureOfExperts : public Positionwise {
 
   std::shared_ptr<Linear> gate;  // [experts, dim]
   std::shared_ptr<Experts> experts;
+  std::shared_ptr<FeedForward> shared_experts;  // null without shared_hidden
 
  private:
   MixtureOptions options_;

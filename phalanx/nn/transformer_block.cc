@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "phalanx/nn/feed_forward.h"
-#include "phalanx/nn/mixture_of_experts.h"
 #include "phalanx/nn/mlp.h"
 #include "phalanx/nn/rms_norm.h"
 
@@ -18,15 +17,15 @@ std::shared_ptr<Positionwise> make_positionwise(const TransformerBlockOptions& o
     case PositionwiseKind::gelu:
       return std::make_shared<Mlp>(dim, hidden, tensor);
     case PositionwiseKind::experts:
-      return std::make_shared<MixtureOfExperts>(MixtureOptions{.dim = dim,
-                                                               .hidden = hidden,
-                                                               .experts = options.experts,
-                                                               .experts_per_token = options.experts_per_token,
-                                                               .normalise = options.normalise_routing},
-                                                tensor);
+      return std::make_shared<MixtureOfExperts>(options.mixture, tensor);
     default:
       return std::make_shared<FeedForward>(dim, hidden, tensor, options.activation);
   }
+}
+
+std::shared_ptr<SelfAttention> make_attention(const TransformerBlockOptions& options, TensorOptionsOfModule tensor) {
+  if (options.latent_attention.kv_rank > 0) return std::make_shared<LatentAttention>(options.latent_attention, tensor);
+  return std::make_shared<Attention>(options.attention, tensor);
 }
 
 /// x + delta, or x if delta is undefined, and its norm.
@@ -47,7 +46,7 @@ TransformerBlock::TransformerBlock(const TransformerBlockOptions& options, Tenso
     return register_module(name, make_norm(options.norm, options.attention.dim, options.norm_eps, tensor));
   };
   if (options.has_attention) {
-    attention = register_module("attention", std::make_shared<Attention>(options.attention, tensor));
+    attention = register_module("attention", make_attention(options, tensor));
   }
   if (options.has_feed_forward) {
     const char* name = options.positionwise == PositionwiseKind::experts ? "moe" : "feed_forward";

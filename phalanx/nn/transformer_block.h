@@ -11,6 +11,8 @@
 #include <memory>
 
 #include "phalanx/nn/attention.h"
+#include "phalanx/nn/latent_attention.h"
+#include "phalanx/nn/mixture_of_experts.h"
 #include "phalanx/nn/norm.h"
 #include "phalanx/nn/positionwise.h"
 
@@ -20,12 +22,11 @@ enum class PositionwiseKind : std::uint8_t { swiglu, gelu, experts };
 
 struct TransformerBlockOptions {
   AttentionOptions attention;
-  std::int64_t ffn_hidden = 0;  // of each expert
+  LatentAttentionOptions latent_attention;  // in place of `attention`, if kv_rank is not 0
+  std::int64_t ffn_hidden = 0;
   PositionwiseKind positionwise = PositionwiseKind::swiglu;
   GatedActivation activation = GatedActivation::silu;
-  std::int64_t experts = 0;
-  std::int64_t experts_per_token = 0;
-  bool normalise_routing = true;
+  MixtureOptions mixture;  // of PositionwiseKind::experts, in place of ffn_hidden
   NormPlacement norms = NormPlacement::before;
   NormKind norm = NormKind::rms;
   double norm_eps = 1e-5;
@@ -43,7 +44,7 @@ class TransformerBlock : public Module {
   at::Tensor forward(at::Tensor x, const RotaryTables& rope, KvCache& cache, std::int64_t layer);
 
   // Null if this block is only the other half.
-  std::shared_ptr<Attention> attention;
+  std::shared_ptr<SelfAttention> attention;
   std::shared_ptr<Positionwise> feed_forward;
   std::shared_ptr<Norm> attention_norm, ffn_norm;
   std::shared_ptr<Norm> attention_post_norm, ffn_post_norm;  // null unless there are norms on both sides

@@ -46,6 +46,8 @@ struct Sizes {
                        ? queries + keys + heads +
                              tokens * std::max<std::int64_t>(s.model.n_kv_heads / s.tensor_parallel_size, 1)
                        : 0),
+        latent(s.model.has_latent_attention() ? tokens * (2 * model.q_rank + 2 * model.kv_rank + model.values + 2) : 0),
+        shared(2 * tokens * model.shared_hidden),
         masks(mask_elements(s.local_seq(), s.model.sliding_window)),
         statistics(s.model.is_gpt2() ? 2 * tokens_between : tokens_between),
         post_norm(s.model.norms_per_layer() == 4 ? between : 0),
@@ -64,6 +66,8 @@ struct Sizes {
   std::int64_t left;        // inputs and output gradients of feed-forward nets, and of the gate before them
   std::int64_t gates;       // gate and up, and for another activation than SiLU its result and the product
   std::int64_t head_norms;  // queries and keys before their norms, and the statistics of these norms
+  std::int64_t latent;      // vectors that queries, keys and values are made from, and results without filling
+  std::int64_t shared;      // gate and up of a net beside the experts
   std::int64_t masks;       // of attention in a window
   std::int64_t statistics;  // of a norm
   std::int64_t post_norm;   // the input of a second norm behind attention or feed-forward net
@@ -80,10 +84,10 @@ ActivationBytes fused(const TrainingShape& shape) {
   // Attention: its normalised input; rotated queries and keys, values, the result, the softmax's log-sums.
   // Feed-forward: its input, the normalised input; gate and up. For either norm an inverse RMS per token.
   bytes.attention = kFloatBytes * (n.between + n.post_norm + n.dim + 2 * n.queries + 2 * n.keys + n.heads +
-                                   n.statistics + n.head_norms);
+                                   n.statistics + n.head_norms + n.latent);
   // Attention in a window runs block by block, each with a mask, and joins the results by a copy.
   if (n.masks > 0) bytes.attention += kFloatBytes * (n.queries + n.masks);
-  bytes.feed_forward = kFloatBytes * (n.between + n.post_norm + n.dim + n.gates + n.sent + n.statistics);
+  bytes.feed_forward = kFloatBytes * (n.between + n.post_norm + n.dim + n.gates + n.sent + n.shared + n.statistics);
   // In a recomputed block: the result and log-sums of attention, queries and values before the rotation. For GELU also
   // its input, which is the output of a linear layer.
   bytes.saved = kFloatBytes * (2 * n.queries + n.keys + n.heads + (shape.model.is_gpt2() ? n.ffn : 0));
@@ -92,7 +96,7 @@ ActivationBytes fused(const TrainingShape& shape) {
   if (all_in_windows) bytes.saved -= kFloatBytes * (n.queries + n.heads);
   // Inputs and output gradients of the layers, and the product of gate and up with its gradients.
   bytes.attention_deferred = kFloatBytes * (2 * n.dim + 2 * n.queries + 2 * n.keys);
-  bytes.feed_forward_deferred = kFloatBytes * (n.left + 3 * n.ffn);
+  bytes.feed_forward_deferred = kFloatBytes * (n.left + 3 * n.ffn + n.shared);
   const std::int64_t chunk = n.rows_of_net * n.model.feed_forward_hidden;
   bytes.forward = kFloatBytes * (n.dim + n.between + chunk);
   // In a block's backward pass, at its feed-forward layer: the gradients of its output and input, their sum, and four
@@ -193,17 +197,18 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
   const std::int64_t norm = wide * n.between + kFloatBytes * n.statistics + narrow * n.dim;
   const std::int64_t normed = n.head_norms > 0 ? n.queries + n.keys : 0;
   bytes.attention = norm + narrow * (2 * n.queries + 2 * n.keys + normed) +
-                    kFloatBytes * (n.heads + n.head_norms - normed) +
-                    copied * n.model.dim * (2 * n.model.queries + 2 * n.model.keys);
+                    kFloatBytes * (n.heads + n.head_norms - normed) + narrow * n.latent +
+                    copied * n.model.projections();
   if (n.masks > 0) bytes.attention += narrow * (n.queries + n.masks);
-  bytes.feed_forward = norm + narrow * (n.gates + n.sent) + copied * n.model.feed_forward_matrices();
+  bytes.feed_forward = norm + narrow * (n.gates + n.sent + n.shared) +
+                       copied * (n.model.feed_forward_matrices() + n.model.shared_matrices());
   bytes.attention += narrow * n.post_norm;
   bytes.feed_forward += narrow * n.post_norm;
   if (shape.model.has_experts() && shape.autocast) {  // weighted outputs are summed in float32
     bytes.feed_forward += (kFloatBytes - narrow) * n.routed;
   }
   bytes.attention_deferred = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
-  bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn);
+  bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn + n.shared);
   bytes.saved = narrow * (n.queries + n.keys);  // queries and values before the rotation
   // At a feed-forward net: the product of gate and up; in its backward pass also that product's gradient and those of
   // gate and up, and the gradients of the block's output, of the net's and of its input.
@@ -238,13 +243,14 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   }
   if (n.masks > 0) bytes.attention += narrow * (n.queries + n.masks);
   const std::int64_t hidden = shape.model.is_gpt2() ? 2 : 4;
-  bytes.feed_forward = norm + narrow * (hidden * n.ffn + n.sent) + kFloatBytes * n.statistics;
+  bytes.attention += narrow * n.latent;
+  bytes.feed_forward = norm + narrow * (hidden * n.ffn + n.sent + 2 * n.shared) + kFloatBytes * n.statistics;
   if (n.post_norm > 0) {
     bytes.attention += scaled + wide * n.post_norm;
     bytes.feed_forward += scaled + wide * n.post_norm;
   }
   bytes.attention_deferred = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
-  bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn);
+  bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn + n.shared);
   // Queries and values before the rotation; GELU's own input; on the host the result and log-sums of attention.
   bytes.saved = narrow * (n.queries + n.keys + (shape.model.is_gpt2() ? n.ffn : 0));
   const bool all_in_windows = n.masks > 0 && shape.model.full_layers.empty();
@@ -262,7 +268,8 @@ ActivationBytes by_operators(const TrainingShape& shape) {
     // 16-bit copies of the weights, which the backward pass needs; for recomputed blocks, those of one block at a time.
     std::int64_t recomputed = 0;
     for (std::int64_t i = 0; i < shape.model.n_layers; ++i) recomputed += is_recomputed(shape, i) ? 1 : 0;
-    const std::int64_t absent = std::max<std::int64_t>(recomputed - 1, 0) * n.model.parameters({.end = 2}, tied);
+    const std::int64_t absent =
+        std::max<std::int64_t>(recomputed - 1, 0) * (n.model.attention() + n.model.feed_forward());
     bytes.always = 2 * (n.model.parameters(models::full_llama(shape.model), tied) - outside - absent);
   }
   return bytes;

@@ -96,7 +96,8 @@ StepCommVolume predict_comm_volume(const TrainingShape& shape, const Layout& lay
   sum.add(tensor, hidden, layout.passes * (blocks * (shape.recompute_every > 0 ? 12 : 8) + 4));
   if (parallel.ep > 1) {
     // A token's rows to its experts and back, in each of the passes.
-    const std::int64_t passes = layout.passes * blocks * (shape.recompute_every > 0 ? 3 : 2);
+    const std::int64_t with_experts = (shape.model.n_layers - shape.model.dense_layers) / parallel.pp;
+    const std::int64_t passes = layout.passes * with_experts * (shape.recompute_every > 0 ? 3 : 2);
     sum.exchange({parallel.ep, parallel.tp}, hidden * shape.model.experts_per_token, 2 * passes);
   }
   if (parallel.cp > 1) {

@@ -29,18 +29,35 @@ ModelPartition::ModelPartition(const TrainingShape& shape)
       gates(shape.model.experts * dim),
       experts(shape.model.experts),
       routed(shape.model.has_experts() ? shape.model.experts_per_token : 1),
+      shared_hidden(shape.model.shared_units() / shape.tensor_parallel_size),
+      dense_layers(shape.model.dense_layers),
+      dense_hidden(shape.model.dense_hidden / shape.tensor_parallel_size),
+      q_rank(shape.model.q_lora_rank),
+      kv_rank(shape.model.kv_lora_rank),
+      rotated(shape.model.has_latent_attention() ? shape.model.rotary_dim : 0),
+      values(heads * shape.model.value_dim()),
       positions(shape.model.is_gpt2() ? shape.model.max_seq_len * dim : 0) {}
+
+std::int64_t ModelPartition::projections() const {
+  if (kv_rank == 0) return dim * (2 * queries + 2 * keys);
+  const std::int64_t of_queries = q_rank == 0 ? dim * queries : dim * q_rank + q_rank + q_rank * queries;
+  return of_queries + dim * (kv_rank + rotated) + kv_rank + kv_rank * (queries - heads * rotated + values) +
+         values * dim;
+}
 
 std::int64_t ModelPartition::parameters(const models::LlamaPart& part, bool tied) const {
   std::int64_t sum = 0;
-  for (std::int64_t half = part.begin; half < part.end; ++half) sum += half % 2 == 0 ? attention() : feed_forward();
+  for (std::int64_t half = part.begin; half < part.end; ++half) {
+    sum += half % 2 == 0 ? attention() : half / 2 < dense_layers ? dense_feed_forward() : feed_forward();
+  }
   if (part.head) sum += norm;
   const bool shares = tied && part.embedding;
   return sum + (part.embedding ? table() + positions : 0) + (part.head && !shares ? table() : 0);
 }
 
 std::int64_t ModelPartition::expert_parameters(const models::LlamaPart& part) const {
-  return experts == 0 ? 0 : (part.end / 2 - part.begin / 2) * feed_forward_matrices();
+  const std::int64_t first = std::max(part.begin / 2, dense_layers);
+  return experts == 0 ? 0 : std::max<std::int64_t>(part.end / 2 - first, 0) * feed_forward_matrices();
 }
 
 }  // namespace phalanx::plan

@@ -15,8 +15,14 @@ struct ModelPartition {
   explicit ModelPartition(const TrainingShape& shape);
 
   std::int64_t table() const { return vocab * dim; }  // of the embedding, and of the output
-  std::int64_t attention() const { return dim * (2 * queries + 2 * keys) + norms + biases_and_norms; }
-  std::int64_t feed_forward() const { return feed_forward_matrices() + gates + norms + biases_of_net; }
+  std::int64_t attention() const { return projections() + norms + biases_and_norms; }
+  std::int64_t projections() const;  // of queries, keys, values and results; latent attention's with their norms
+  /// Of a layer with experts, if the model has experts.
+  std::int64_t feed_forward() const {
+    return feed_forward_matrices() + shared_matrices() + gates + norms + biases_of_net;
+  }
+  std::int64_t shared_matrices() const { return matrices_of_net * dim * shared_hidden; }  // of the net beside experts
+  std::int64_t dense_feed_forward() const { return matrices_of_net * dim * dense_hidden + norms; }
   std::int64_t feed_forward_matrices() const { return nets * matrices_of_net * dim * feed_forward_hidden; }
   /// Parameters of a part. A part with both ends of the model has tied embeddings once.
   std::int64_t parameters(const models::LlamaPart& part, bool tied) const;
@@ -31,6 +37,9 @@ struct ModelPartition {
   std::int64_t nets, matrices_of_net, biases_of_net, gates;  // in one layer: experts of the rank, or one net
   std::int64_t experts;                                      // in one layer, of all ranks
   std::int64_t routed;                                       // nets that process a token
+  std::int64_t shared_hidden;                                // units of a net beside the experts
+  std::int64_t dense_layers, dense_hidden;                   // at the beginning, and their units
+  std::int64_t q_rank, kv_rank, rotated, values;             // latent attention; values: of all heads
   std::int64_t positions;                                    // learnt
 };
 

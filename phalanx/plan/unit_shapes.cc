@@ -36,21 +36,42 @@ void add_adapters(const TrainingShape& shape, const std::set<std::string>& adapt
   }
 }
 
+void add_net(const std::string& name, const ModelPartition& m, std::int64_t hidden,
+             std::vector<NamedShape>& parameters) {
+  const FlatParameter in{hidden, m.dim}, out{m.dim, hidden};
+  parameters.push_back({name + "w1.weight", in});
+  parameters.push_back({name + "w2.weight", out});
+  if (m.matrices_of_net == 3) parameters.push_back({name + "w3.weight", in});
+}
+
 // Those of the experts that the rank has, or of the only net.
 void add_nets(const TrainingShape& shape, const ModelPartition& m, std::vector<NamedShape>& parameters) {
-  const FlatParameter in{m.feed_forward_hidden, m.dim}, out{m.dim, m.feed_forward_hidden};
   for (std::int64_t net = 0; net < m.nets; ++net) {
     const std::string name = shape.model.has_experts() ? fmt::format("moe.experts.{}.", net) : "feed_forward.";
-    parameters.push_back({name + "w1.weight", in});
-    parameters.push_back({name + "w2.weight", out});
-    if (m.matrices_of_net == 3) parameters.push_back({name + "w3.weight", in});
+    add_net(name, m, m.feed_forward_hidden, parameters);
   }
+}
+
+void add_latent_attention(const ModelPartition& m, std::vector<NamedShape>& parameters) {
+  const auto add = [&](const char* name, const FlatParameter& parameter) { parameters.push_back({name, parameter}); };
+  if (m.q_rank == 0) {
+    add("attention.wq.weight", {m.queries, m.dim});
+  } else {
+    add("attention.wq_a.weight", {m.q_rank, m.dim});
+    add("attention.q_norm.weight", {m.q_rank, 1});
+    add("attention.wq_b.weight", {m.queries, m.q_rank});
+  }
+  add("attention.wkv_a.weight", {m.kv_rank + m.rotated, m.dim});
+  add("attention.kv_norm.weight", {m.kv_rank, 1});
+  add("attention.wkv_b.weight", {m.queries - m.heads * m.rotated + m.values, m.kv_rank});
+  add("attention.wo.weight", {m.dim, m.values});
 }
 
 // The parameters of a layer with both halves, or of a layer that is cut by the end of a stage; without experts that are
 // divided among ranks.
 std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::set<std::string>& adapted,
-                                         const std::string& layer, bool has_attention, bool has_feed_forward) {
+                                         std::int64_t number, bool has_attention, bool has_feed_forward) {
+  const std::string layer = fmt::format("layers.{}.", number);
   const models::LlamaConfig& model = shape.model;
   const ModelPartition m(shape);
   const std::int64_t dim = m.dim, q = m.queries, kv = m.keys, ffn = m.feed_forward_hidden;
@@ -62,10 +83,14 @@ std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::
     if (model.is_gpt2()) add(name + ".bias", vector);
   };
   if (has_attention) {
-    add("attention.wq.weight", {q, dim});
-    add("attention.wk.weight", {kv, dim});
-    add("attention.wv.weight", {kv, dim});
-    add("attention.wo.weight", {dim, q});
+    if (model.has_latent_attention()) {
+      add_latent_attention(m, all);
+    } else {
+      add("attention.wq.weight", {q, dim});
+      add("attention.wk.weight", {kv, dim});
+      add("attention.wv.weight", {kv, dim});
+      add("attention.wo.weight", {dim, q});
+    }
     add_norm("attention_norm");
     if (model.norms_per_layer() == 4) add_norm("attention_post_norm");
     if (model.has_qkv_bias()) {
@@ -84,14 +109,20 @@ std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::
         all);
   }
   if (has_feed_forward) {
-    if (shape.expert_parallel_size == 1) add_nets(shape, m, all);
+    const bool is_dense = number < m.dense_layers;
+    if (is_dense) {
+      add_net("feed_forward.", m, m.dense_hidden, all);
+    } else {
+      if (shape.expert_parallel_size == 1) add_nets(shape, m, all);
+      if (m.shared_hidden > 0) add_net("moe.shared_experts.", m, m.shared_hidden, all);
+    }
     add_norm("ffn_norm");
     if (model.norms_per_layer() == 4) add_norm("ffn_post_norm");
     if (model.is_gpt2()) {
       add("feed_forward.w2.bias", vector);
       add("feed_forward.w1.bias", {ffn, 1});
     }
-    if (model.has_experts()) add("moe.gate.weight", {model.experts, dim});
+    if (model.has_experts(number)) add("moe.gate.weight", {model.experts, dim});
     add_adapters(shape, adapted, layer,
                  {{"feed_forward.w1", ffn, dim}, {"feed_forward.w2", dim, ffn}, {"feed_forward.w3", ffn, dim}}, all);
   }
@@ -144,14 +175,15 @@ class Units {
       const std::string name = fmt::format("layers.{}.", layer);
       const bool has_attention = part.begin <= 2 * layer, has_feed_forward = 2 * layer + 1 < part.end;
       const bool is_whole = has_attention && has_feed_forward;
-      if (is_whole && last_is_whole && !shape_.trains_a_part()) {  // as the one before
+      const bool is_other_kind = layer == m.dense_layers;
+      if (is_whole && last_is_whole && !is_other_kind && !shape_.trains_a_part()) {  // as the one before
         count_once_more(units, of_layer);
         continue;
       }
       last_is_whole = is_whole;
       std::vector<UnitShape> next = {
-          unit(name, layer_parameters(shape_, adapted_, name, has_attention, has_feed_forward))};
-      if (has_feed_forward && shape_.expert_parallel_size > 1) {
+          unit(name, layer_parameters(shape_, adapted_, layer, has_attention, has_feed_forward))};
+      if (has_feed_forward && shape_.expert_parallel_size > 1 && layer >= m.dense_layers) {
         std::vector<NamedShape> nets;
         add_nets(shape_, m, nets);
         next.push_back(unit(name, nets));

@@ -24,8 +24,10 @@ std::unique_ptr<ExpertLoad> ExpertLoad::make(const config::TrainConfig& config, 
   made->counts_here_ = world->rank() % plan.tp == 0;
   made->world_ = std::move(world);
   made->counts_ = zeros(at::kLong);
-  if (config.training.moe_router_enable_expert_bias) made->biases_ = zeros(at::kFloat);
-  made->rate_ = config.training.moe_router_bias_update_rate;
+  const bool moves = config.training.moe_router_enable_expert_bias;
+  if (moves || model.has_expert_biases()) made->biases_ = zeros(at::kFloat);
+  made->rate_ = moves ? config.training.moe_router_bias_update_rate : 0.0;
+  made->first_layer_ = model.dense_layers;
   return made;
 }
 
@@ -49,7 +51,7 @@ void ExpertLoad::sum() {
 }
 
 void ExpertLoad::end_step(const at::Tensor& stepped) {
-  if (!biases_.defined()) return;
+  if (!biases_.defined() || rate_ == 0.0) return;
   const at::NoGradGuard no_grad;
   sum();
   // Whole numbers: counts times the number of experts, against the sum of the counts.
@@ -59,7 +61,7 @@ void ExpertLoad::end_step(const at::Tensor& stepped) {
 
 std::vector<NamedTensor> ExpertLoad::named_biases() const {
   std::vector<NamedTensor> named;
-  for (std::int64_t layer = 0; biases_.defined() && layer < biases_.size(0); ++layer) {
+  for (std::int64_t layer = first_layer_; biases_.defined() && layer < biases_.size(0); ++layer) {
     named.push_back({models::expert_bias_name(layer), biases_[layer]});
   }
   return named;

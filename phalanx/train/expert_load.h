@@ -54,8 +54,9 @@ class ExpertLoad {
   ExpertLoad() = default;
   std::shared_ptr<Communicator> world_;
   at::Tensor counts_, biases_;
-  double rate_ = 0;
-  bool counts_here_ = true;  // ranks of tensor parallelism have the same tokens: the first one counts them
+  double rate_ = 0;               // 0: the biases stay as they are
+  std::int64_t first_layer_ = 0;  // with experts
+  bool counts_here_ = true;       // ranks of tensor parallelism have the same tokens: the first one counts them
   bool is_sum_ = false;
 };
 

@@ -139,7 +139,7 @@ void load_initial_weights(const config::TrainConfig& config, const std::vector<N
   if (in_hf) {
     options = hf_weights_of_part(model);
   } else {
-    options.elsewhere = [&, shapes = models::llama_parameter_shapes(model)](const std::string& name) {
+    options.elsewhere = [&, shapes = models::llama_weight_shapes(model)](const std::string& name) {
       if (models::is_lora_name(name) && !has_adapters) refuse_adapter_in_weights_file(config, name);
       if (models::is_expert_bias(name)) refuse_expert_biases(path);
       return shapes.contains(name) || models::is_lora_name(name);
@@ -147,7 +147,7 @@ void load_initial_weights(const config::TrainConfig& config, const std::vector<N
   }
   std::vector<NamedTensor> wanted = has_adapters ? weights : base_among(weights);
   const auto is_bias = [](const NamedTensor& one) { return models::is_expert_bias(one.name); };
-  if (std::ranges::any_of(wanted, is_bias) && !holds_expert_biases(path)) {
+  if (std::ranges::any_of(wanted, is_bias) && !model.has_expert_biases() && !holds_expert_biases(path)) {
     std::erase_if(wanted, is_bias);
     log_info(fmt::format("initial weights: {} has no biases of experts: they begin with 0", path.string()));
   }

@@ -38,7 +38,7 @@ models::LlamaConfig shape_of_model(const SavedState& saved) {
 
 void require_weights_of(const models::LlamaConfig& config, const SavedState& saved) {
   constexpr std::string_view kPrefix = "model.";
-  const auto shapes = models::llama_parameter_shapes(config);
+  const auto shapes = models::llama_weight_shapes(config);
   Mismatches mismatches;
   for (const auto& [name, shape] : shapes) {
     const auto* found = saved.find(std::string(kPrefix) + name);
@@ -51,13 +51,14 @@ void require_weights_of(const models::LlamaConfig& config, const SavedState& sav
     }
   }
   for (const auto& tensor : saved.tensors()) {
-    if (models::is_expert_bias(tensor.name)) {
+    const bool is_of_model = tensor.name.starts_with(kPrefix) && shapes.contains(tensor.name.substr(kPrefix.size()));
+    if (!is_of_model && models::is_expert_bias(tensor.name)) {
       throw CheckpointError(fmt::format(
           "{} has biases by which experts are chosen ({}): Hugging Face's files of this model have no place "
           "for them, and without them it is another model; `phalanx generate` reads the checkpoint itself",
           saved.folder().string(), tensor.name));
     }
-    if (!tensor.name.starts_with(kPrefix) || shapes.contains(tensor.name.substr(kPrefix.size()))) continue;
+    if (!tensor.name.starts_with(kPrefix) || is_of_model) continue;
     mismatches.unexpected({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
   }
   mismatches.throw_if_any(

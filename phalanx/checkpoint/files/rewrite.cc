@@ -17,6 +17,7 @@
 #include "phalanx/checkpoint/files/shard_plan.h"
 #include "phalanx/checkpoint/files/weight_index.h"
 #include "phalanx/checkpoint/files/weights_description.h"
+#include "phalanx/models/config/parameter_kinds.h"
 
 namespace phalanx {
 namespace {
@@ -115,7 +116,9 @@ std::vector<Output> choose(const SavedState& saved, const ConsolidateOptions& op
       name.erase(0, kModelPrefix.size());
     }
     const FileTensorView place = options.key_mapping ? options.key_mapping(name) : FileTensorView(name);
-    const bool converts = options.dtype && is_floating_point(tensor.dtype);
+    // What experts are chosen by is added to scores in float32.
+    const bool keeps = models::is_expert_bias(tensor.name);
+    const bool converts = options.dtype && is_floating_point(tensor.dtype) && !keeps;
     const auto [found, is_new] = of_name.emplace(place.name, outputs.size());
     if (is_new) {
       const auto shape = shape_in_file(place.form, tensor.shape);

@@ -73,7 +73,7 @@ class ConfigFile : private HfConfigFile {
     config.n_kv_heads = form.kv_heads_default ? read.get_or<std::int64_t>("num_key_value_heads", config.n_heads)
                                               : read.get<std::int64_t>("num_key_value_heads");
     // With experts, that of dense layers: the family's own key has theirs.
-    if (family != LlamaFamily::qwen3_moe) config.ffn_hidden = read.get<std::int64_t>("intermediate_size");
+    if (!form.experts_have_units) config.ffn_hidden = read.get<std::int64_t>("intermediate_size");
     config.vocab_size = read.get<std::int64_t>("vocab_size");
     config.max_seq_len = read.get<std::int64_t>("max_position_embeddings");
     config.norm_eps = read.get_or<double>("rms_norm_eps", form.norm_eps);
@@ -82,6 +82,11 @@ class ConfigFile : private HfConfigFile {
     if (config.n_heads < 1 || own * config.n_heads != config.dim) config.own_head_dim = own;
     config.experts = config.has_experts() ? 1 : 0;  // until they are read below
     config.experts_per_token = config.experts;
+    if (config.has_latent_attention()) {
+      config.own_head_dim = 4;
+      config.rotary_dim = 2;
+      config.kv_lora_rank = config.v_head_dim = 1;
+    }
     config.validate();  // before anything is made for each layer
     if (form.read != nullptr) form.read(*this, config);
     take_rope(config, form);
@@ -106,7 +111,8 @@ class ConfigFile : private HfConfigFile {
       refuse(fmt::format("\"router_jitter_noise\": {}", noise), "0");
     }
     const double part = read.get_or<double>("partial_rotary_factor", 1.0);
-    if (part != 1.0 && !traits_of(form.family).partial_rotation) {
+    const FamilyTraits& traits = traits_of(form.family);
+    if (part != 1.0 && (!traits.partial_rotation || traits.latent_attention)) {
       refuse(fmt::format("\"partial_rotary_factor\": {}", part), "1");
     }
   }
@@ -116,7 +122,9 @@ class ConfigFile : private HfConfigFile {
     if (config.traits().layers_have_thetas && config.sliding_window > 0) {
       config.window_rope_theta = read.get_or<double>("rope_local_base_freq", 10000.0);
     }
-    take_partial_rotation(config, read.get_or<double>("partial_rotary_factor", 1.0));
+    if (!config.has_latent_attention()) {
+      take_partial_rotation(config, read.get_or<double>("partial_rotary_factor", 1.0));
+    }
     const nlohmann::json* before = nullptr;
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
       if (!has(key)) continue;
@@ -206,11 +214,17 @@ class ConfigFile : private HfConfigFile {
       refuse(fmt::format("{} of type \"{}\"", key, name), "default, linear, dynamic, llama3, yarn or longrope");
     }
     if (const double part = rope.get_or<double>("partial_rotary_factor", 1.0); part != 1.0) {
-      if (!config.traits().partial_rotation) refuse(fmt::format("\"partial_rotary_factor\": {} in {}", part, key), "1");
+      if (!config.traits().partial_rotation || config.has_latent_attention()) {
+        refuse(fmt::format("\"partial_rotary_factor\": {} in {}", part, key), "1");
+      }
       take_partial_rotation(config, part);
     }
     config.rope_theta = rope.get_or<double>("rope_theta", config.rope_theta);
     if (*type == RopeScalingType::none) return;
+    if (config.has_latent_attention() && *type != RopeScalingType::yarn &&
+        rope.get_or<double>("mscale_all_dim", 0.0) != 0.0) {
+      refuse(fmt::format("{} of type \"{}\" with \"mscale_all_dim\"", key, name), "yarn, or none");
+    }
     if (config.family == LlamaFamily::phi3 && *type != RopeScalingType::longrope) {
       refuse(fmt::format("{} of type \"{}\" in a model of the family phi3", key, name), "default or longrope");
     }
@@ -271,6 +285,7 @@ class ConfigFile : private HfConfigFile {
     scaling.original_max_seq_len = original_length(config, rope);
     const double all = rope.get_or<double>("mscale_all_dim", 0.0), own = rope.get_or<double>("mscale", 0.0);
     const bool has_both = all != 0.0 && own != 0.0;
+    if (config.has_latent_attention()) scaling.mscale_all_dim = all;
     scaling.attention_factor =
         rope.get_or<double>("attention_factor", has_both ? mscale(own) / mscale(all) : mscale(1.0));
     const RopeScaling defaults;
@@ -296,6 +311,13 @@ class ConfigFile : private HfConfigFile {
   }
 };
 
+/// The "mscale" from which attention_factor = m(mscale) / m(mscale_all_dim) follows, with m(x) = 0.1 x ln(factor) + 1.
+double mscale_of(const RopeScaling& rope) {
+  if (rope.factor <= 1.0) return rope.mscale_all_dim;
+  const double unit = 0.1 * std::log(rope.factor);
+  return (rope.attention_factor * (rope.mscale_all_dim * unit + 1.0) - 1.0) / unit;
+}
+
 nlohmann::json scaling_keys(const RopeScaling& rope) {
   nlohmann::json scaling = {{"rope_type", rope_scaling_name(rope.type)}};
   if (rope.type != RopeScalingType::longrope) scaling["factor"] = rope.factor;
@@ -308,6 +330,10 @@ nlohmann::json scaling_keys(const RopeScaling& rope) {
     scaling["attention_factor"] = rope.attention_factor;
     scaling["beta_fast"] = rope.beta_fast;
     scaling["beta_slow"] = rope.beta_slow;
+    if (rope.mscale_all_dim != 0.0) {
+      scaling["mscale_all_dim"] = rope.mscale_all_dim;
+      scaling["mscale"] = mscale_of(rope);  // for programs that do not know attention_factor
+    }
     if (!rope.truncate) scaling["truncate"] = false;
     scaling[kOriginalLength] = rope.original_max_seq_len;
   }
@@ -344,7 +370,8 @@ void add_llama_keys(nlohmann::json& description, const LlamaConfig& config) {
                       {form.activation_key, form.activation}});
   if (form.write != nullptr) form.write(description, config);
   if (config.window_rope_theta != 0.0) description["rope_local_base_freq"] = config.window_rope_theta;
-  if (config.rotary_dim != 0) description["partial_rotary_factor"] = rotated_share(config);
+  if (config.rotary_dim != 0 && !config.has_latent_attention())
+    description["partial_rotary_factor"] = rotated_share(config);
   if (rope.type != RopeScalingType::none) description["rope_scaling"] = scaling_keys(rope);
   if (config.family == LlamaFamily::phi3 && rope.type == RopeScalingType::longrope) {
     description[kOriginalLength] = rope.original_max_seq_len;

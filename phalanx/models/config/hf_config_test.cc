@@ -68,7 +68,7 @@ TEST(HfConfig, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {
   EXPECT_EQ(
       config_error("model_type", "gpt_neox"),
       "config.json: model_type \"gpt_neox\" is not supported; expected one of llama, mistral, qwen2, qwen3, gpt2, "
-      "mixtral, qwen3_moe, olmo2, smollm3, phi3, gemma3_text");
+      "mixtral, qwen3_moe, olmo2, smollm3, phi3, gemma3_text, deepseek_v2, deepseek_v3");
   EXPECT_THAT(config_error("hidden_act", "gelu"), HasSubstr("config.json: hidden_act \"gelu\" is not supported"));
   EXPECT_THAT(config_error("attention_bias", true), HasSubstr("\"attention_bias\": true is not supported"));
   EXPECT_THAT(config_error("mlp_bias", true), HasSubstr("\"mlp_bias\": true is not supported"));
@@ -89,6 +89,62 @@ std::string error_of(const char* type, nlohmann::json changes) {
   description.update(changes);
   description["model_type"] = type;
   return config_error(description);
+}
+
+TEST(HfConfig, WhatDeepSeekCannotDoIsRefusedByName) {
+  const auto error_with = [](const char* type, const nlohmann::json& changes) {
+    nlohmann::json all = {{"kv_lora_rank", 8},
+                          {"qk_nope_head_dim", 4},
+                          {"qk_rope_head_dim", 4},
+                          {"v_head_dim", 4},
+                          {"n_routed_experts", 4},
+                          {"num_experts_per_tok", 2},
+                          {"n_shared_experts", 1},
+                          {"moe_intermediate_size", 8},
+                          {"n_group", 2},
+                          {"topk_group", 1},
+                          {"q_lora_rank", nullptr},
+                          {"first_k_dense_replace", 0},
+                          {"routed_scaling_factor", 1.0},
+                          {"num_key_value_heads", tiny_hf_config()["num_attention_heads"]}};
+    all.update(changes);
+    return error_of(type, all);
+  };
+  for (const char* type : {"deepseek_v2", "deepseek_v3"}) {
+    EXPECT_EQ(error_with(type, nlohmann::json::object()), "");
+    EXPECT_THAT(error_with(type, {{"moe_layer_freq", 2}}), HasSubstr("\"moe_layer_freq\": 2 is not supported"));
+    EXPECT_THAT(error_with(type, {{"qk_rope_head_dim", 3}}), HasSubstr("heads of 7 elements, of which 3 are rotated"));
+    EXPECT_THAT(error_with(type, {{"qk_rope_head_dim", 3}, {"qk_nope_head_dim", 5}}),
+                HasSubstr("heads of 8 elements, of which 3 are rotated"));
+    EXPECT_THAT(error_with(type, {{"qk_nope_head_dim", 0}}), HasSubstr("heads of 4 elements, of which 4"));
+    EXPECT_THAT(error_with(type, {{"norm_topk_prob", nullptr}}), HasSubstr("\"norm_topk_prob\": null"));
+    EXPECT_THAT(error_with(type, {{"num_key_value_heads", 1}}), HasSubstr("as many key heads as query heads"));
+    EXPECT_THAT(error_with(type, {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}, {"mscale_all_dim", 1.0}}}}),
+                HasSubstr("of type \"linear\" with \"mscale_all_dim\""));
+    EXPECT_THAT(error_with(type, {{"v_head_dim", 9}}), HasSubstr("v_head_dim = 9: expected 1 to the size"));
+    EXPECT_THAT(error_with(type, {{"kv_lora_rank", 0}}), HasSubstr("kv_lora_rank = 0"));
+    EXPECT_THAT(error_with(type, {{"rope_interleave", false}}), HasSubstr("\"rope_interleave\": false"));
+    EXPECT_THAT(error_with(type, {{"topk_method", "best"}}), HasSubstr("\"topk_method\": \"best\""));
+    EXPECT_THAT(error_with(type, {{"quantization_config", {{"bits", 8}}}}), HasSubstr("\"quantization_config\""));
+    EXPECT_THAT(error_with(type, {{"n_shared_experts", -1}}), HasSubstr("shared_experts = -1"));
+  }
+  const nlohmann::json blocks = {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"weight_block_size", {128, 128}}};
+  EXPECT_EQ(error_with("deepseek_v3", {{"quantization_config", blocks}}), "");
+  EXPECT_THAT(error_with("deepseek_v2", {{"quantization_config", blocks}}), HasSubstr("expected a model without it"));
+  EXPECT_THAT(error_with("deepseek_v2", {{"norm_topk_prob", true}}), HasSubstr("\"norm_topk_prob\": true"));
+  EXPECT_THAT(error_with("deepseek_v2", {{"scoring_func", "sigmoid"}}), HasSubstr("expected \"softmax\""));
+  EXPECT_THAT(error_with("deepseek_v3", {{"scoring_func", "softmax"}}), HasSubstr("expected \"sigmoid\""));
+  EXPECT_THAT(error_with("deepseek_v3", {{"n_group", 1}, {"topk_group", 5}}),
+              HasSubstr("\"n_group\" is 1 and \"topk_group\" 5"));
+  EXPECT_THAT(error_with("deepseek_v3", {{"n_group", nullptr}}), HasSubstr("\"n_group\""));
+  EXPECT_THAT(error_of("deepseek_v3", {{"kv_lora_rank", 8}, {"num_key_value_heads", 4}}),
+              HasSubstr("has no \"q_lora_rank\""));
+  EXPECT_THAT(error_with("deepseek_v3", {{"n_group", 3}}), HasSubstr("expected groups of equal size"));
+  EXPECT_THAT(error_with("deepseek_v3", {{"n_group", 4}, {"num_experts_per_tok", 1}}),
+              HasSubstr("expected two or more in each"));
+  EXPECT_THAT(error_with("deepseek_v3", {{"num_experts_per_tok", 3}}), HasSubstr("enough experts in those of a token"));
+  EXPECT_THAT(error_with("deepseek_v3", {{"first_k_dense_replace", 1}, {"routed_scaling_factor", 0.0}}),
+              HasSubstr("routed_scaling = 0"));
 }
 
 TEST(HfConfig, WhatLaterFamiliesCannotDoIsRefusedByName) {

@@ -179,9 +179,147 @@ void write_gemma3(nlohmann::json& description, const LlamaConfig& config) {
   if (std::floor(scalar) == scalar) description["query_pre_attn_scalar"] = static_cast<std::int64_t>(scalar);
 }
 
+/// Keys with one accepted value: anything else would be another model.
+void expect_value(const HfConfigFile& file, const char* key, const char* value) {
+  if (const auto found = file.read.get_or<std::string>(key, value); found != value) {
+    file.refuse(fmt::format("\"{}\": \"{}\"", key, found), fmt::format("\"{}\"", value));
+  }
+}
+
+/// Of weights in 8 bits those that are read: DeepSeek-V3's.
+void check_quantization(const HfConfigFile& file) {
+  if (!file.has("quantization_config")) return;
+  const nlohmann::json& given = file.json.at("quantization_config");
+  const auto is = [&](const char* key, const nlohmann::json& value) {
+    return given.is_object() && given.value(key, nlohmann::json()) == value;
+  };
+  const bool has_blocks = is("weight_block_size", nlohmann::json::array({128, 128}));
+  if (is("quant_method", "fp8") && has_blocks && (is("fmt", "e4m3") || !given.contains("fmt"))) return;
+  file.refuse("\"quantization_config\"",
+              "a model without it, or \"quant_method\": \"fp8\" with \"weight_block_size\": [128, 128]");
+}
+
+void read_deepseek(const HfConfigFile& file, LlamaConfig& config) {
+  const bool is_v3 = config.family == LlamaFamily::deepseek_v3;
+  // transformers has other values for a missing key than for null, or for other versions.
+  for (const char* key : {"q_lora_rank", "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor"}) {
+    if (!file.json.contains(key)) file.fail(fmt::format("has no \"{}\"", key));
+  }
+  for (const char* key : {"rope_interleave", "norm_topk_prob"}) {
+    if (file.json.contains(key) && !file.has(key)) file.refuse(fmt::format("\"{}\": null", key), "true or false");
+  }
+  config.q_lora_rank = file.read.get_or<std::int64_t>("q_lora_rank", 0);
+  config.kv_lora_rank = file.read.get<std::int64_t>("kv_lora_rank");
+  config.v_head_dim = file.read.get<std::int64_t>("v_head_dim");
+  config.rotary_dim = file.read.get<std::int64_t>("qk_rope_head_dim");
+  config.own_head_dim = file.read.get<std::int64_t>("qk_nope_head_dim") + config.rotary_dim;
+  if (!file.read.get_or<bool>("rope_interleave", true)) file.refuse("\"rope_interleave\": false", "true");
+  config.experts = file.read.get<std::int64_t>(file.has("n_routed_experts") ? "n_routed_experts" : "num_local_experts");
+  config.experts_per_token = file.read.get<std::int64_t>("num_experts_per_tok");
+  config.ffn_hidden = file.read.get<std::int64_t>("moe_intermediate_size");
+  config.shared_experts = file.read.get_or<std::int64_t>("n_shared_experts", 0);
+  config.dense_layers = std::min(file.read.get_or<std::int64_t>("first_k_dense_replace", 0), config.n_layers);
+  if (config.dense_layers > 0) config.dense_hidden = file.read.get<std::int64_t>("intermediate_size");
+  if (const auto every = file.read.get_or<std::int64_t>("moe_layer_freq", 1); every != 1) {
+    file.refuse(fmt::format("\"moe_layer_freq\": {}", every), "experts in all layers behind the first ones, 1");
+  }
+  config.routed_scaling = file.read.get_or<double>("routed_scaling_factor", 1.0);
+  expect_value(file, "scoring_func", is_v3 ? "sigmoid" : "softmax");
+  const auto method = file.read.get_or<std::string>("topk_method", is_v3 ? "noaux_tc" : "greedy");
+  const bool has_groups = is_v3 || method == "group_limited_greedy";
+  if (is_v3) {
+    check_quantization(file);
+    expect_value(file, "topk_method", "noaux_tc");
+    config.normalise_routing = file.read.get_or<bool>("norm_topk_prob", true);
+  } else {
+    if (!has_groups && method != "greedy") {
+      file.refuse(fmt::format("\"topk_method\": \"{}\"", method), "\"greedy\" or \"group_limited_greedy\"");
+    }
+    if (file.read.get_or<bool>("norm_topk_prob", false)) file.refuse("\"norm_topk_prob\": true", "false");
+    config.normalise_routing = false;
+  }
+  if (!has_groups) return;
+  config.expert_groups = file.read.get<std::int64_t>("n_group");
+  config.groups_per_token = file.read.get<std::int64_t>("topk_group");
+  if (config.groups_per_token < 1 || config.groups_per_token > config.expert_groups) {
+    file.fail(
+        fmt::format("\"n_group\" is {} and \"topk_group\" {}: expected 1 or more groups, and as many or fewer of a "
+                    "token",
+                    config.expert_groups, config.groups_per_token));
+  }
+  if (config.expert_groups == 1) config.expert_groups = config.groups_per_token = 0;  // all experts
+}
+
+void write_deepseek(nlohmann::json& description, const LlamaConfig& config) {
+  const bool is_v3 = config.family == LlamaFamily::deepseek_v3;
+  description["head_dim"] = config.rotary_dim;
+  description["q_lora_rank"] = nullptr;
+  if (config.q_lora_rank != 0) description["q_lora_rank"] = config.q_lora_rank;
+  description.update({{"kv_lora_rank", config.kv_lora_rank},
+                      {"v_head_dim", config.v_head_dim},
+                      {"qk_rope_head_dim", config.rotary_dim},
+                      {"qk_nope_head_dim", config.head_dim() - config.rotary_dim},
+                      {"n_routed_experts", config.experts},
+                      {"num_experts_per_tok", config.experts_per_token},
+                      {"moe_intermediate_size", config.ffn_hidden},
+                      {"intermediate_size", config.dense_units()},
+                      {"n_shared_experts", config.shared_experts},
+                      {"first_k_dense_replace", config.dense_layers},
+                      {"moe_layer_freq", 1},
+                      {"routed_scaling_factor", config.routed_scaling},
+                      {"scoring_func", is_v3 ? "sigmoid" : "softmax"},
+                      {"norm_topk_prob", config.normalise_routing},
+                      {"attention_bias", false}});
+  const bool has_groups = config.expert_groups > 0;
+  description["topk_method"] = is_v3 ? "noaux_tc" : has_groups ? "group_limited_greedy" : "greedy";
+  if (!is_v3 && !has_groups) return;
+  description["n_group"] = has_groups ? config.expert_groups : 1;
+  description["topk_group"] = has_groups ? config.groups_per_token : 1;
+}
+
 void write_llama(nlohmann::json& description, const LlamaConfig& /*config*/) {
   description["attention_bias"] = false;
   description["mlp_bias"] = false;
+}
+
+std::vector<std::string_view> deepseek_keys(bool is_v3) {
+  std::vector<std::string_view> keys = {"q_lora_rank",
+                                        "kv_lora_rank",
+                                        "v_head_dim",
+                                        "qk_rope_head_dim",
+                                        "qk_nope_head_dim",
+                                        "rope_interleave",
+                                        "n_routed_experts",
+                                        "num_local_experts",
+                                        "num_experts_per_tok",
+                                        "n_shared_experts",
+                                        "first_k_dense_replace",
+                                        "moe_layer_freq",
+                                        "moe_intermediate_size",
+                                        "scoring_func",
+                                        "topk_method",
+                                        "norm_topk_prob",
+                                        "n_group",
+                                        "topk_group",
+                                        "routed_scaling_factor",
+                                        "num_nextn_predict_layers"};
+  if (is_v3) keys.emplace_back("quantization_config");
+  return keys;
+}
+
+std::vector<std::pair<std::string_view, std::string_view>> deepseek_names() {
+  return {{"attention.wq_a.weight", "self_attn.q_a_proj.weight"},
+          {"attention.q_norm.weight", "self_attn.q_a_layernorm.weight"},
+          {"attention.wq_b.weight", "self_attn.q_b_proj.weight"},
+          {"attention.wkv_a.weight", "self_attn.kv_a_proj_with_mqa.weight"},
+          {"attention.kv_norm.weight", "self_attn.kv_a_layernorm.weight"},
+          {"attention.wkv_b.weight", "self_attn.kv_b_proj.weight"},
+          {"moe.gate.weight", "mlp.gate.weight"},
+          {"moe.expert_bias", "mlp.gate.e_score_correction_bias"},
+          {"moe.experts.", "mlp.experts."},
+          {"moe.shared_experts.w1.weight", "mlp.shared_experts.gate_proj.weight"},
+          {"moe.shared_experts.w2.weight", "mlp.shared_experts.down_proj.weight"},
+          {"moe.shared_experts.w3.weight", "mlp.shared_experts.up_proj.weight"}};
 }
 
 const std::vector<HfFamily>& families() {
@@ -219,6 +357,7 @@ const std::vector<HfFamily>& families() {
        .architecture = "Qwen3MoeForCausalLM",
        .keys = {"sliding_window", "use_sliding_window", "num_experts", "num_local_experts", "num_experts_per_tok",
                 "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
+       .experts_have_units = true,
        .read = read_qwen3_moe,
        .write = write_qwen3_moe,
        .names = {{"moe.gate.weight", "mlp.gate.weight"}, {"moe.experts.", "mlp.experts."}}},
@@ -256,6 +395,22 @@ const std::vector<HfFamily>& families() {
        .names = {{"attention_post_norm.weight", "post_attention_layernorm.weight"},
                  {"ffn_norm.weight", "pre_feedforward_layernorm.weight"},
                  {"ffn_post_norm.weight", "post_feedforward_layernorm.weight"}}},
+      {.family = LlamaFamily::deepseek_v2,
+       .architecture = "DeepseekV2ForCausalLM",
+       .keys = deepseek_keys(/*is_v3=*/false),
+       .experts_have_units = true,
+       .kv_heads_default = true,
+       .read = read_deepseek,
+       .write = write_deepseek,
+       .names = deepseek_names()},
+      {.family = LlamaFamily::deepseek_v3,
+       .architecture = "DeepseekV3ForCausalLM",
+       .keys = deepseek_keys(/*is_v3=*/true),
+       .experts_have_units = true,
+       .kv_heads_default = true,
+       .read = read_deepseek,
+       .write = write_deepseek,
+       .names = deepseek_names()},
   };
   return table;
 }

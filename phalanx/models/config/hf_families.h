@@ -22,8 +22,9 @@ struct HfFamily {
   double norm_eps = 1e-6;
   double rope_theta = 10000.0;
   bool tied = false;
-  std::int64_t head_dim = 0;      // 0: hidden_size / num_attention_heads
-  bool kv_heads_default = false;  // num_key_value_heads may be missing: as many as query heads
+  std::int64_t head_dim = 0;        // 0: hidden_size / num_attention_heads
+  bool experts_have_units = false;  // intermediate_size is of layers without experts, if there are such
+  bool kv_heads_default = false;    // num_key_value_heads may be missing: as many as query heads
   const char* activation_key = "hidden_act";
   const char* activation = "silu";
   /// Reads and writes what only this family has. `config` has what Llama has, but for the rotary settings.

@@ -145,6 +145,9 @@ bool hf_may_ignore(const LlamaConfig& config, const std::string& hf_name) {
   const bool computed = config.family == LlamaFamily::gpt2
                             ? hf_name.ends_with(".attn.bias") || hf_name.ends_with(".attn.masked_bias")
                             : hf_name.ends_with("rotary_emb.inv_freq");
+  // The layer that predicts a further token is behind the others.
+  const auto layer = split_layer(hf_name, "model.layers.").first;
+  if (config.family == LlamaFamily::deepseek_v3 && layer == std::to_string(config.n_layers)) return true;
   return computed || (config.tie_embeddings && hf_name == "lm_head.weight");
 }
 

@@ -29,7 +29,7 @@ bool is_among(std::string_view key, const Keys<N>& keys) {
 constexpr double kInitializerRange = 0.02;  // of initial weights here
 
 // Keys of transformers itself: for generation, a training loop or a task head. No logit depends on them.
-constexpr Keys<35> kHarmless = {"architectures",
+constexpr Keys<39> kHarmless = {"architectures",
                                 "model_type",
                                 "torch_dtype",
                                 "dtype",
@@ -63,7 +63,11 @@ constexpr Keys<35> kHarmless = {"architectures",
                                 "is_encoder_decoder",
                                 "tie_encoder_decoder",
                                 "chunk_size_feed_forward",
-                                "torchscript"};
+                                "torchscript",
+                                "ep_size",
+                                "seq_aux",
+                                "aux_loss_alpha",
+                                "qk_head_dim"};
 constexpr Keys<4> kRead = {"vocab_size", "tie_word_embeddings", "quantization_config", "initializer_range"};
 constexpr Keys<20> kReadOfLlama = {"hidden_size",
                                    "intermediate_size",

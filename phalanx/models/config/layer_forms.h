@@ -18,4 +18,10 @@ enum class QkNorm : std::uint8_t { none, each_head, all_heads };
 /// What the gate of a feed-forward net goes through: w2 (activation(w1 x) * w3 x).
 enum class GatedActivation : std::uint8_t { silu, gelu_tanh };
 
+/// How a mixture's router scores experts, and which experts it chooses for a token.
+enum class RouterForm : std::uint8_t {
+  softmax,         // scores: shares of all experts; the largest are chosen, in groups those with the largest score
+  biased_sigmoid,  // scores: sigmoids; chosen with a bias for each expert, in groups those with the best two experts
+};
+
 }  // namespace phalanx

@@ -32,20 +32,36 @@ constexpr std::int64_t kMostLayers = 10'000;  // each has a dozen tensors to lis
 constexpr double kMostParameters = 1e15;
 constexpr std::int64_t kMostExperts = 4096;
 
+template <class Number>
+Number count_attention(const LlamaConfig& config) {
+  const auto dim = static_cast<Number>(config.dim), head_dim = static_cast<Number>(config.head_dim());
+  const Number q_dim = static_cast<Number>(config.n_heads) * head_dim;
+  if (!config.has_latent_attention()) {
+    const Number kv_dim = static_cast<Number>(config.n_kv_heads) * head_dim;
+    const auto norms = static_cast<Number>(config.has_qk_norm() ? config.q_norm_size() + config.k_norm_size() : 0);
+    return 2 * dim * q_dim + 2 * dim * kv_dim + (config.has_qkv_bias() ? q_dim + 2 * kv_dim : 0) + norms;
+  }
+  const auto q_rank = static_cast<Number>(config.q_lora_rank), kv_rank = static_cast<Number>(config.kv_lora_rank);
+  const auto rotated = static_cast<Number>(config.rotary_dim);
+  const Number values = static_cast<Number>(config.n_heads) * static_cast<Number>(config.v_head_dim);
+  const Number queries = config.q_lora_rank == 0 ? dim * q_dim : dim * q_rank + q_rank + q_rank * q_dim;
+  const Number keys = static_cast<Number>(config.n_heads) * (head_dim - rotated);
+  return queries + dim * (kv_rank + rotated) + kv_rank + kv_rank * (keys + values) + values * dim;
+}
+
 /// The count with this many feed-forward nets in each layer. In double, so that no model is too large to be counted.
 template <class Number>
 Number count_parameters(const LlamaConfig& config, std::int64_t nets) {
-  const auto dim = static_cast<Number>(config.dim), head_dim = static_cast<Number>(config.head_dim());
-  const auto hidden = static_cast<Number>(config.ffn_hidden);
-  const Number q_dim = static_cast<Number>(config.n_heads) * head_dim;
-  const Number kv_dim = static_cast<Number>(config.n_kv_heads) * head_dim;
+  const auto dim = static_cast<Number>(config.dim), hidden = static_cast<Number>(config.ffn_hidden);
+  const auto dense = static_cast<Number>(config.dense_layers), layers = static_cast<Number>(config.n_layers);
   const Number norm = config.is_gpt2() ? 2 * dim : dim;
-  const auto qk_norms = static_cast<Number>(config.has_qk_norm() ? config.q_norm_size() + config.k_norm_size() : 0);
-  const Number layer = 2 * dim * q_dim + 2 * dim * kv_dim + static_cast<Number>(config.norms_per_layer()) * norm +
-                       static_cast<Number>(nets * config.ffn_matrices()) * dim * hidden +
-                       static_cast<Number>(config.experts) * dim + (config.is_gpt2() ? 2 * dim + hidden : 0) +
-                       (config.has_qkv_bias() ? q_dim + 2 * kv_dim : 0) + qk_norms;
-  return static_cast<Number>(config.n_layers) * layer + norm +
+  const Number units = static_cast<Number>(nets) * hidden + static_cast<Number>(config.shared_units());
+  const Number layer = count_attention<Number>(config) + static_cast<Number>(config.norms_per_layer()) * norm +
+                       (config.is_gpt2() ? 2 * dim + hidden : 0);
+  const Number net =
+      static_cast<Number>(config.ffn_matrices()) * dim * units + static_cast<Number>(config.experts) * dim;
+  const Number dense_net = static_cast<Number>(config.ffn_matrices()) * dim * static_cast<Number>(config.dense_hidden);
+  return layers * layer + (layers - dense) * net + dense * dense_net + norm +
          static_cast<Number>(config.vocab_size) * dim * (config.tie_embeddings ? 1 : 2) +
          (config.is_gpt2() ? static_cast<Number>(config.max_seq_len) * dim : 0);
 }
@@ -140,6 +156,8 @@ void LlamaConfig::validate() const {
     if (value > most) throw ConfigError(fmt::format("model: {} = {}: expected at most {}", key, value, most));
   }
   validate_family();
+  validate_latent_attention();
+  validate_experts();
   if (own_head_dim < 0 || own_head_dim > kLargestSize || own_head_dim % 2 != 0) {
     throw ConfigError(
         fmt::format("model: head_dim = {}: the rotary embedding turns pairs, so it must be even and above 0, or 0 for "
@@ -176,8 +194,10 @@ void LlamaConfig::validate() const {
                                   sliding_window, has_no_window ? family_name(family) : "llama"));
   }
   check_scaling(rope_scaling);
-  if (rope_scaling.type == RopeScalingType::dynamic && head_dim() < 4) {
-    throw ConfigError(fmt::format("model: head_dim = {}: dynamic rope scaling needs at least 4", head_dim()));
+  if (const std::int64_t rotated = rotary_dim != 0 ? rotary_dim : head_dim();
+      rope_scaling.type == RopeScalingType::dynamic && rotated < 4) {
+    throw ConfigError(fmt::format("model: {} = {}: dynamic rope scaling needs at least 4",
+                                  rotary_dim != 0 ? "rotary_dim" : "head_dim", rotated));
   }
   validate_layers();
 }
@@ -230,6 +250,71 @@ void LlamaConfig::validate_family() const {
   }
 }
 
+void LlamaConfig::validate_latent_attention() const {
+  if (!has_latent_attention()) {
+    if (kv_lora_rank != 0 || q_lora_rank != 0 || v_head_dim != 0) refuse_for_family("latent attention", family);
+    if (rope_scaling.mscale_all_dim != 0.0) refuse_for_family("mscale_all_dim", family);
+    return;
+  }
+  if (kv_lora_rank < 1 || kv_lora_rank > kLargestSize || q_lora_rank < 0 || q_lora_rank > kLargestSize) {
+    throw ConfigError(
+        fmt::format("model: kv_lora_rank = {} and q_lora_rank = {}: expected 1 or above, and 0 (none) or above",
+                    kv_lora_rank, q_lora_rank));
+  }
+  if (rotary_dim < 1 || rotary_dim % 2 != 0 || own_head_dim <= rotary_dim || own_head_dim % 2 != 0) {
+    throw ConfigError(
+        fmt::format("model: latent attention with heads of {} elements, of which {} are rotated "
+                    "(qk_nope_head_dim and qk_rope_head_dim): expected even numbers above 0 of both kinds",
+                    own_head_dim, rotary_dim));
+  }
+  if (v_head_dim < 1 || v_head_dim > own_head_dim) {
+    throw ConfigError(fmt::format("model: v_head_dim = {}: expected 1 to the size of a head of queries, {}", v_head_dim,
+                                  own_head_dim));
+  }
+  if (n_kv_heads != n_heads) {
+    throw ConfigError(
+        fmt::format("model: latent attention has as many key heads as query heads: found n_heads = {}, "
+                    "n_kv_heads = {}",
+                    n_heads, n_kv_heads));
+  }
+}
+
+void LlamaConfig::validate_experts() const {
+  const bool has_none = dense_layers == 0 && dense_hidden == 0 && shared_experts == 0 && expert_groups == 0 &&
+                        groups_per_token == 0 && routed_scaling == 1.0;
+  if (!has_latent_attention() && !has_none) refuse_for_family("dense_layers, shared_experts or expert_groups", family);
+  if (has_none) return;
+  if (dense_layers < 0 || dense_layers > n_layers || dense_hidden < 0 || dense_hidden > kLargestSize ||
+      (dense_layers > 0) != (dense_hidden > 0)) {
+    throw ConfigError(
+        fmt::format("model: dense_layers = {} and dense_hidden = {}: expected 0 to {} layers, and hidden "
+                    "units where there are such layers",
+                    dense_layers, dense_hidden, n_layers));
+  }
+  if (shared_experts < 0 || shared_experts > kMostExperts) {
+    throw ConfigError(fmt::format("model: shared_experts = {}: expected 0 to {}", shared_experts, kMostExperts));
+  }
+  if (!(routed_scaling > 0.0)) {
+    throw ConfigError(fmt::format("model: routed_scaling = {}: expected above 0", routed_scaling));
+  }
+  if (expert_groups == 0 && groups_per_token == 0) return;
+  const bool are_groups = expert_groups > 0 && groups_per_token > 0 && groups_per_token <= expert_groups &&
+                          experts % expert_groups == 0 &&
+                          experts_per_token <= experts / expert_groups * groups_per_token;
+  if (!are_groups) {
+    throw ConfigError(fmt::format(
+        "model: {} experts, {} per token, in expert_groups = {}, of which groups_per_token = {}: expected groups of "
+        "equal size, and enough experts in those of a token",
+        experts, experts_per_token, expert_groups, groups_per_token));
+  }
+  if (traits().router == RouterForm::biased_sigmoid && experts / expert_groups < 2) {
+    throw ConfigError(
+        fmt::format("model: {} experts in expert_groups = {}: expected two or more in each, whose scores "
+                    "are those of the group",
+                    experts, expert_groups));
+  }
+}
+
 void LlamaConfig::validate_tensor_parallel(int ranks, std::int64_t seq_len) const {
   const auto refuse_unless_divided = [&](const char* what, const char* key, std::int64_t value) {
     if (value % ranks == 0) return;
@@ -253,6 +338,7 @@ void LlamaConfig::validate_tensor_parallel(int ranks, std::int64_t seq_len) cons
         ranks, n_kv_heads, ranks, n_kv_heads % ranks, ranks, n_kv_heads, ranks % n_kv_heads, below, above));
   }
   refuse_unless_divided("hidden units of the feed-forward", "ffn_hidden", ffn_hidden);
+  if (dense_hidden != 0) refuse_unless_divided("hidden units of the first layers", "dense_hidden", dense_hidden);
   if (splits_vocabulary(*this, ranks)) refuse_unless_divided("ids of the vocabulary", "vocab_size", vocab_size);
   if (seq_len != 0) refuse_unless_divided("positions (sequence parallel)", "seq_len", seq_len);
 }
@@ -265,11 +351,13 @@ std::int64_t LlamaConfig::active_parameter_count() const noexcept {
   return count_parameters<std::int64_t>(*this, has_experts() ? experts_per_token : 1);
 }
 
+std::int64_t LlamaConfig::attention_parameter_count() const noexcept { return count_attention<std::int64_t>(*this); }
+
 double LlamaConfig::flops_per_token(double seq) const noexcept {
   const std::int64_t looked_up = (tie_embeddings ? 0 : vocab_size * dim) + (is_gpt2() ? max_seq_len * dim : 0);
   const std::int64_t in_products = active_parameter_count() - looked_up;
   return 6.0 * static_cast<double>(in_products) +
-         12.0 * static_cast<double>(n_layers) * static_cast<double>(n_heads * head_dim()) * seq;
+         6.0 * static_cast<double>(n_layers) * static_cast<double>(n_heads * (head_dim() + value_dim())) * seq;
 }
 
 }  // namespace phalanx::models

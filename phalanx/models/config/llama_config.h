@@ -3,7 +3,8 @@
 //
 // `family` selects what differs from Llama (model_family.h): for example Mistral (sliding window), Qwen3 (norms of
 // queries and keys), Mixtral (experts in place of the feed-forward net), OLMo 2 (norms behind attention and feed-forward
-// net), GPT-2 (LayerNorm, learnt positions, GELU in place of SwiGLU, biases everywhere).
+// net), GPT-2 (LayerNorm, learnt positions, GELU in place of SwiGLU, biases everywhere), DeepSeek (latent attention, experts
+// beside a net that all tokens go through).
 //
 //   LlamaConfig config = llama_flavor("5M");
 //   config.vocab_size = tokenizer.size();
@@ -53,15 +54,34 @@ struct LlamaConfig {
   std::vector<std::int64_t> unrotated_layers;
   /// Rotary base of layers with a window, where rope_scaling does not apply; 0: as the others. Only in gemma3_text.
   double window_rope_theta = 0.0;
-  /// The first elements of a head that are rotated; 0: all. Only in phi3.
+  /// The first elements of a head that are rotated; 0: all. Only in phi3. In latent attention: the last ones.
   std::int64_t rotary_dim = 0;
   /// Scores are divided by the square root of this; 0: head_dim. Only in gemma3_text.
   double query_scalar = 0.0;
 
+  /// Latent attention (deepseek_v2, deepseek_v3): elements of the vectors that keys and values, and queries, are made
+  /// from (0: queries are made directly), and of a head of values. A head of queries has own_head_dim.
+  std::int64_t kv_lora_rank = 0, q_lora_rank = 0, v_head_dim = 0;
+  /// In these families: so many layers at the beginning have one net of dense_hidden units in place of experts; in the
+  /// others all tokens go through a net of shared_experts * ffn_hidden units besides.
+  std::int64_t dense_layers = 0, dense_hidden = 0, shared_experts = 0;
+  /// A token's experts are of groups_per_token of so many groups; 0: there are no groups. Their weights are multiplied by
+  /// routed_scaling.
+  std::int64_t expert_groups = 0, groups_per_token = 0;
+  double routed_scaling = 1.0;
+
   const FamilyTraits& traits() const noexcept { return traits_of(family); }
   std::int64_t head_dim() const noexcept { return own_head_dim != 0 ? own_head_dim : dim / n_heads; }
+  std::int64_t value_dim() const noexcept { return v_head_dim != 0 ? v_head_dim : head_dim(); }
   bool is_gpt2() const noexcept { return family == LlamaFamily::gpt2; }
   bool has_experts() const noexcept { return traits().experts; }
+  bool has_experts(std::int64_t layer) const noexcept { return traits().experts && layer >= dense_layers; }
+  /// Whether biases by which experts are chosen are a part of its weights (models/expert_bias.h).
+  bool has_expert_biases() const noexcept { return traits().router == RouterForm::biased_sigmoid; }
+  bool has_latent_attention() const noexcept { return traits().latent_attention; }
+  /// Hidden units of the net of a layer without experts, and of the one beside experts.
+  std::int64_t dense_units() const noexcept { return dense_layers > 0 ? dense_hidden : ffn_hidden; }
+  std::int64_t shared_units() const noexcept { return shared_experts * ffn_hidden; }
   bool has_qkv_bias() const noexcept { return traits().qkv_bias; }
   bool has_qk_norm() const noexcept { return traits().qk_norm != QkNorm::none; }
   /// Elements of the two norms of queries and keys.
@@ -85,12 +105,13 @@ struct LlamaConfig {
   /// without the experts to which it is not sent.
   std::int64_t parameter_count() const noexcept;
   std::int64_t active_parameter_count() const noexcept;
+  std::int64_t attention_parameter_count() const noexcept;  // of one layer, without the norms before and behind it
 
   /// Floating-point operations of forward and backward per token, as torchtitan counts them for MFU:
-  ///   6 N + 12 n_layers n_heads head_dim seq
+  ///   6 N + 6 n_layers n_heads (head_dim + value_dim) seq
   /// N: parameters that take part in a token's matrix products: all active ones but the input embedding and learnt
-  /// positions (a tied matrix does take part, as output). 12 = (q k^T and p v) x (forward 1, backward 2) x (multiply,
-  /// add). The causal half is not subtracted. Where documents share a sequence, `seq` is the mean length of a token's
+  /// positions (a tied matrix does take part, as output). 6 = (forward 1, backward 2) x (multiply, add), of q k^T and of
+  /// p v. The causal half is not subtracted. Where documents share a sequence, `seq` is the mean length of a token's
   /// document: the sum of squared lengths / tokens.
   double flops_per_token(double seq) const noexcept;
 
@@ -98,6 +119,8 @@ struct LlamaConfig {
 
  private:
   void validate_family() const;
+  void validate_latent_attention() const;
+  void validate_experts() const;
   void validate_layers() const;
 };
 

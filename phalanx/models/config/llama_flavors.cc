@@ -233,6 +233,88 @@ Flavors gemma3_text_flavors() {
           {"gemma3_1b", sized(base, 1152, 6912, 26, 4, 1)}};
 }
 
+LlamaConfig small_deepseek(LlamaConfig config) {
+  config = small(config);
+  config.n_layers = 3;  // the first without experts
+  config.n_kv_heads = config.n_heads;
+  config.own_head_dim = 24;
+  config.rotary_dim = 8;
+  config.v_head_dim = 16;
+  config.kv_lora_rank = 32;
+  config.q_lora_rank = 48;
+  config.experts = 8;
+  config.experts_per_token = 2;
+  config.ffn_hidden = 48;
+  config.dense_layers = 1;
+  config.dense_hidden = 176;
+  config.shared_experts = 1;
+  config.expert_groups = 4;
+  config.groups_per_token = 2;
+  return config;
+}
+
+Flavors deepseek_v2_flavors() {
+  LlamaConfig base{.family = LlamaFamily::deepseek_v2,
+                   .vocab_size = 102400,
+                   .max_seq_len = 4096,
+                   .norm_eps = 1e-6,
+                   .own_head_dim = 192,
+                   .experts = 64,
+                   .experts_per_token = 6,
+                   .normalise_routing = false,
+                   .rotary_dim = 64,
+                   .kv_lora_rank = 512,
+                   .v_head_dim = 128,
+                   .dense_layers = 1,
+                   .dense_hidden = 10944,
+                   .shared_experts = 2};
+  Flavors flavors = {{"debug", small_deepseek(base)}, {"deepseek_v2_lite", sized(base, 2048, 1408, 27, 16, 16)}};
+  base.q_lora_rank = 1536;
+  base.experts = 160;
+  base.dense_hidden = 12288;
+  base.expert_groups = 8;
+  base.groups_per_token = 3;
+  base.routed_scaling = 16;
+  flavors.emplace_back("deepseek_v2_236b", sized(base, 5120, 1536, 60, 128, 128));
+  return flavors;
+}
+
+Flavors deepseek_v3_flavors() {
+  LlamaConfig base{.family = LlamaFamily::deepseek_v3,
+                   .vocab_size = 129280,
+                   .max_seq_len = 4096,
+                   .norm_eps = 1e-6,
+                   .own_head_dim = 192,
+                   .experts = 256,
+                   .experts_per_token = 8,
+                   .rotary_dim = 64,
+                   .kv_lora_rank = 512,
+                   .q_lora_rank = 1536,
+                   .v_head_dim = 128,
+                   .dense_layers = 3,
+                   .dense_hidden = 18432,
+                   .shared_experts = 1,
+                   .expert_groups = 8,
+                   .groups_per_token = 4,
+                   .routed_scaling = 2.5};
+  Flavors flavors = {{"debug", small_deepseek(base)}, {"deepseek_v3_671b", sized(base, 7168, 2048, 61, 128, 128)}};
+  // Moonlight: the same parts, smaller.
+  base.vocab_size = 163840;
+  base.max_seq_len = 8192;
+  base.rope_theta = 50000.0;
+  base.norm_eps = 1e-5;
+  base.experts = 64;
+  base.experts_per_token = 6;
+  base.q_lora_rank = 0;
+  base.dense_layers = 1;
+  base.dense_hidden = 11264;
+  base.shared_experts = 2;
+  base.expert_groups = base.groups_per_token = 0;
+  base.routed_scaling = 2.446;
+  flavors.emplace_back("moonlight_16b_a3b", sized(base, 2048, 1408, 27, 16, 16));
+  return flavors;
+}
+
 Flavors flavors_of(LlamaFamily family) {
   switch (family) {
     case LlamaFamily::llama:
@@ -257,6 +339,10 @@ Flavors flavors_of(LlamaFamily family) {
       return phi3_flavors();
     case LlamaFamily::gemma3_text:
       return gemma3_text_flavors();
+    case LlamaFamily::deepseek_v2:
+      return deepseek_v2_flavors();
+    case LlamaFamily::deepseek_v3:
+      return deepseek_v3_flavors();
   }
   return {};
 }

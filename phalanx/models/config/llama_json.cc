@@ -25,7 +25,7 @@ constexpr std::array<std::pair<RopeScalingType, const char*>, 6> kScalings = {{
 }};
 
 /// All keys that identify the weights' model; any unknown one could change their meaning.
-constexpr std::array<std::string_view, 23> kKeys = {"name",
+constexpr std::array<std::string_view, 32> kKeys = {"name",
                                                     "flavor",
                                                     "dim",
                                                     "n_layers",
@@ -47,7 +47,28 @@ constexpr std::array<std::string_view, 23> kKeys = {"name",
                                                     "unrotated_layers",
                                                     "window_rope_theta",
                                                     "rotary_dim",
-                                                    "query_scalar"};
+                                                    "query_scalar",
+                                                    "kv_lora_rank",
+                                                    "q_lora_rank",
+                                                    "v_head_dim",
+                                                    "dense_layers",
+                                                    "dense_hidden",
+                                                    "shared_experts",
+                                                    "expert_groups",
+                                                    "groups_per_token",
+                                                    "routed_scaling"};
+
+/// Of latent attention and of experts: written unless 0.
+constexpr std::array<std::pair<const char*, std::int64_t LlamaConfig::*>, 8> kWholeNumbers = {{
+    {"kv_lora_rank", &LlamaConfig::kv_lora_rank},
+    {"q_lora_rank", &LlamaConfig::q_lora_rank},
+    {"v_head_dim", &LlamaConfig::v_head_dim},
+    {"dense_layers", &LlamaConfig::dense_layers},
+    {"dense_hidden", &LlamaConfig::dense_hidden},
+    {"shared_experts", &LlamaConfig::shared_experts},
+    {"expert_groups", &LlamaConfig::expert_groups},
+    {"groups_per_token", &LlamaConfig::groups_per_token},
+}};
 
 nlohmann::json scaling_metadata(const RopeScaling& rope) {
   nlohmann::json scaling = {{"type", rope_scaling_name(rope.type)},
@@ -64,6 +85,7 @@ nlohmann::json scaling_metadata(const RopeScaling& rope) {
     scaling["short_factor"] = rope.short_factor;
     scaling["long_factor"] = rope.long_factor;
   }
+  if (rope.mscale_all_dim != 0.0) scaling["mscale_all_dim"] = rope.mscale_all_dim;
   if (rope.attention_factor != 1.0) scaling["attention_factor"] = rope.attention_factor;
   return scaling;
 }
@@ -82,6 +104,7 @@ RopeScaling scaling_from_metadata(const nlohmann::json& scaling, const std::stri
           .beta_fast = read.get_or<double>("beta_fast", defaults.beta_fast),
           .beta_slow = read.get_or<double>("beta_slow", defaults.beta_slow),
           .truncate = read.get_or<bool>("truncate", defaults.truncate),
+          .mscale_all_dim = read.get_or<double>("mscale_all_dim", defaults.mscale_all_dim),
           .short_factor = read.get_or<std::vector<double>>("short_factor", {}),
           .long_factor = read.get_or<std::vector<double>>("long_factor", {})};
 }
@@ -125,6 +148,10 @@ nlohmann::json llama_metadata(const LlamaConfig& config) {
   if (config.window_rope_theta != 0.0) model["window_rope_theta"] = config.window_rope_theta;
   if (config.rotary_dim != 0) model["rotary_dim"] = config.rotary_dim;
   if (config.query_scalar != 0.0) model["query_scalar"] = config.query_scalar;
+  for (const auto& [key, member] : kWholeNumbers) {
+    if (config.*member != 0) model[key] = config.*member;
+  }
+  if (config.routed_scaling != 1.0) model["routed_scaling"] = config.routed_scaling;
   if (config.rope_scaling.type != RopeScalingType::none) model["rope_scaling"] = scaling_metadata(config.rope_scaling);
   return model;
 }
@@ -158,6 +185,8 @@ LlamaConfig llama_from_metadata(const nlohmann::json& model, const std::string& 
   config.window_rope_theta = read.get_or<double>("window_rope_theta", 0.0);
   config.rotary_dim = read.get_or<std::int64_t>("rotary_dim", 0);
   config.query_scalar = read.get_or<double>("query_scalar", 0.0);
+  for (const auto& [key, member] : kWholeNumbers) config.*member = read.get_or<std::int64_t>(key, 0);
+  config.routed_scaling = read.get_or<double>("routed_scaling", 1.0);
   for (const auto& [key, value] : model.items()) {
     if (std::ranges::find(kKeys, key) != kKeys.end()) continue;
     throw CheckpointError(fmt::format(
@@ -177,16 +206,54 @@ LlamaConfig llama_from_checkpoint(const nlohmann::json& model, const std::string
   return config;
 }
 
-std::map<std::string, std::vector<std::int64_t>> llama_parameter_shapes(const LlamaConfig& config) {
+namespace {
+
+using Shapes = std::map<std::string, std::vector<std::int64_t>>;
+
+void add_latent_attention(const LlamaConfig& config, const std::string& name, Shapes& shapes) {
+  const std::int64_t dim = config.dim, heads = config.n_heads, q_dim = heads * config.head_dim();
+  const std::int64_t kv_rank = config.kv_lora_rank, rotated = config.rotary_dim;
+  if (config.q_lora_rank == 0) {
+    shapes[name + "wq.weight"] = {q_dim, dim};
+  } else {
+    shapes[name + "wq_a.weight"] = {config.q_lora_rank, dim};
+    shapes[name + "q_norm.weight"] = {config.q_lora_rank};
+    shapes[name + "wq_b.weight"] = {q_dim, config.q_lora_rank};
+  }
+  shapes[name + "wkv_a.weight"] = {kv_rank + rotated, dim};
+  shapes[name + "kv_norm.weight"] = {kv_rank};
+  shapes[name + "wkv_b.weight"] = {heads * (config.head_dim() - rotated + config.v_head_dim), kv_rank};
+  shapes[name + "wo.weight"] = {dim, heads * config.v_head_dim};
+}
+
+void add_attention(const LlamaConfig& config, const std::string& name, Shapes& shapes) {
   const std::int64_t dim = config.dim, q_dim = config.n_heads * config.head_dim(),
-                     kv_dim = config.n_kv_heads * config.head_dim(), hidden = config.ffn_hidden;
-  std::map<std::string, std::vector<std::int64_t>> shapes = {{"tok_embeddings.weight", {config.vocab_size, dim}},
-                                                             {"norm.weight", {dim}}};
+                     kv_dim = config.n_kv_heads * config.head_dim();
+  shapes[name + "wq.weight"] = {q_dim, dim};
+  shapes[name + "wk.weight"] = {kv_dim, dim};
+  shapes[name + "wv.weight"] = {kv_dim, dim};
+  shapes[name + "wo.weight"] = {dim, q_dim};
+  if (config.has_qkv_bias()) {
+    shapes[name + "wq.bias"] = {q_dim};
+    shapes[name + "wk.bias"] = {kv_dim};
+    shapes[name + "wv.bias"] = {kv_dim};
+  }
+  if (config.has_qk_norm()) {
+    shapes[name + "q_norm.weight"] = {config.q_norm_size()};
+    shapes[name + "k_norm.weight"] = {config.k_norm_size()};
+  }
+}
+
+}  // namespace
+
+std::map<std::string, std::vector<std::int64_t>> llama_parameter_shapes(const LlamaConfig& config) {
+  const std::int64_t dim = config.dim, hidden = config.ffn_hidden;
+  Shapes shapes = {{"tok_embeddings.weight", {config.vocab_size, dim}}, {"norm.weight", {dim}}};
   if (!config.tie_embeddings) shapes["output.weight"] = {config.vocab_size, dim};
-  const auto net = [&](const std::string& name) {
-    shapes[name + "w1.weight"] = {hidden, dim};
-    shapes[name + "w2.weight"] = {dim, hidden};
-    if (!config.is_gpt2()) shapes[name + "w3.weight"] = {hidden, dim};
+  const auto net = [&](const std::string& name, std::int64_t units) {
+    shapes[name + "w1.weight"] = {units, dim};
+    shapes[name + "w2.weight"] = {dim, units};
+    if (!config.is_gpt2()) shapes[name + "w3.weight"] = {units, dim};
   };
   if (config.is_gpt2()) {
     shapes["pos_embeddings.weight"] = {config.max_seq_len, dim};
@@ -195,33 +262,34 @@ std::map<std::string, std::vector<std::int64_t>> llama_parameter_shapes(const Ll
   for (std::int64_t i = 0; i < config.n_layers; ++i) {
     const std::string layer = fmt::format("layers.{}.", i);
     shapes[layer + "attention_norm.weight"] = {dim};
-    shapes[layer + "attention.wq.weight"] = {q_dim, dim};
-    shapes[layer + "attention.wk.weight"] = {kv_dim, dim};
-    shapes[layer + "attention.wv.weight"] = {kv_dim, dim};
-    shapes[layer + "attention.wo.weight"] = {dim, q_dim};
-    if (config.has_qkv_bias()) {
-      shapes[layer + "attention.wq.bias"] = {q_dim};
-      shapes[layer + "attention.wk.bias"] = {kv_dim};
-      shapes[layer + "attention.wv.bias"] = {kv_dim};
-    }
-    if (config.has_qk_norm()) {
-      shapes[layer + "attention.q_norm.weight"] = {config.q_norm_size()};
-      shapes[layer + "attention.k_norm.weight"] = {config.k_norm_size()};
-    }
+    const auto attention = config.has_latent_attention() ? add_latent_attention : add_attention;
+    attention(config, layer + "attention.", shapes);
     shapes[layer + "ffn_norm.weight"] = {dim};
     if (config.norms_per_layer() == 4) {
       shapes[layer + "attention_post_norm.weight"] = {dim};
       shapes[layer + "ffn_post_norm.weight"] = {dim};
     }
-    if (config.has_experts()) shapes[layer + "moe.gate.weight"] = {config.experts, dim};
-    for (std::int64_t e = 0; e < config.experts; ++e) net(fmt::format("{}moe.experts.{}.", layer, e));
-    if (!config.has_experts()) net(layer + "feed_forward.");
+    if (config.has_experts(i)) {
+      shapes[layer + "moe.gate.weight"] = {config.experts, dim};
+      for (std::int64_t e = 0; e < config.experts; ++e) net(fmt::format("{}moe.experts.{}.", layer, e), hidden);
+      if (config.shared_experts > 0) net(layer + "moe.shared_experts.", config.shared_units());
+    } else {
+      net(layer + "feed_forward.", config.dense_units());
+    }
     if (!config.is_gpt2()) continue;
     shapes[layer + "attention_norm.bias"] = {dim};
     shapes[layer + "attention.wo.bias"] = {dim};
     shapes[layer + "ffn_norm.bias"] = {dim};
     shapes[layer + "feed_forward.w1.bias"] = {hidden};
     shapes[layer + "feed_forward.w2.bias"] = {dim};
+  }
+  return shapes;
+}
+
+std::map<std::string, std::vector<std::int64_t>> llama_weight_shapes(const LlamaConfig& config) {
+  Shapes shapes = llama_parameter_shapes(config);
+  for (std::int64_t i = 0; config.has_expert_biases() && i < config.n_layers; ++i) {
+    if (config.has_experts(i)) shapes[fmt::format("layers.{}.moe.expert_bias", i)] = {config.experts};
   }
   return shapes;
 }

@@ -30,5 +30,7 @@ std::optional<RopeScalingType> rope_scaling_from_name(std::string_view name);
 
 /// Maps every parameter's name to its shape.
 std::map<std::string, std::vector<std::int64_t>> llama_parameter_shapes(const LlamaConfig& config);
+/// Of all that its weights are in files: the parameters, and biases of experts if the family has them.
+std::map<std::string, std::vector<std::int64_t>> llama_weight_shapes(const LlamaConfig& config);
 
 }  // namespace phalanx::models

@@ -69,15 +69,21 @@ std::vector<double> llama_costs(const LlamaConfig& config, std::int64_t seq) {
   // The causal half of q k^T and p v, or what a window leaves of it.
   const auto attention = [&](std::int64_t layer) {
     const std::int64_t window = config.window_of(layer);
-    return dim * (2 * q + 2 * kv) + q * static_cast<double>(window > 0 ? std::min(seq, 2 * window) : seq);
+    const double pairs = q * static_cast<double>(window > 0 ? std::min(seq, 2 * window) : seq);
+    return pairs + (config.has_latent_attention() ? static_cast<double>(config.attention_parameter_count())
+                                                  : dim * (2 * q + 2 * kv));
   };
-  const auto nets = static_cast<double>(config.has_experts() ? config.experts_per_token : 1);
-  const double feed_forward = nets * static_cast<double>(config.ffn_matrices() * config.ffn_hidden) * dim +
-                              static_cast<double>(config.experts) * dim;
+  const auto feed_forward = [&](std::int64_t layer) {
+    const bool has_experts = config.has_experts(layer);
+    const std::int64_t units =
+        has_experts ? config.experts_per_token * config.ffn_hidden + config.shared_units() : config.dense_units();
+    return static_cast<double>(config.ffn_matrices() * units) * dim +
+           (has_experts ? static_cast<double>(config.experts) * dim : 0);
+  };
   std::vector<double> costs;
   for (std::int64_t i = 0; i < config.n_layers; ++i) {
     costs.push_back(attention(i));
-    costs.push_back(feed_forward);
+    costs.push_back(feed_forward(i));
   }
   costs.push_back(dim * static_cast<double>(config.vocab_size));
   return costs;

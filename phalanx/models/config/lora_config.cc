@@ -71,6 +71,12 @@ std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOption
         "another family, or rank = 0",
         what, family_name(config.family)));
   }
+  if (config.has_latent_attention()) {
+    throw ConfigError(fmt::format(
+        "{}: latent attention has no adapters, so a model of the family {} has none: expected another family, "
+        "or rank = 0",
+        what, family_name(config.family)));
+  }
   const std::vector<LayerName> layers = layers_of(config);
   if (options.target_modules.empty()) {
     throw ConfigError(fmt::format("{}: target_modules is empty: expected layers, such as [\"{}\"]", what, kAllLinear));

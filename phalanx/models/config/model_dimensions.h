@@ -18,7 +18,8 @@ inline ModelDimensions model_dimensions(const LlamaConfig& config, std::int64_t 
           .ffn_hidden = config.ffn_hidden,
           .vocab_size = splits_vocabulary(config, tp) ? config.vocab_size : 0,  // 0: divided by any number
           .seq_len = seq_len,
-          .experts = config.has_experts() ? config.experts : 0};
+          .experts = config.has_experts() ? config.experts : 0,
+          .dense_hidden = config.dense_hidden};
 }
 
 }  // namespace phalanx::models

@@ -9,7 +9,7 @@ namespace phalanx::models {
 namespace {
 
 // In the order of LlamaFamily.
-constexpr std::array<FamilyTraits, 11> kFamilies = {{
+constexpr std::array<FamilyTraits, 13> kFamilies = {{
     {.family = LlamaFamily::llama, .name = "llama"},
     {.family = LlamaFamily::mistral, .name = "mistral", .window = true},
     {.family = LlamaFamily::qwen2, .name = "qwen2", .window = true, .qkv_bias = true},
@@ -35,6 +35,17 @@ constexpr std::array<FamilyTraits, 11> kFamilies = {{
      .layers_have_thetas = true,
      .scales_queries = true,
      .layer_period = 6},
+    {.family = LlamaFamily::deepseek_v2,
+     .name = "deepseek_v2",
+     .experts = true,
+     .partial_rotation = true,
+     .latent_attention = true},
+    {.family = LlamaFamily::deepseek_v3,
+     .name = "deepseek_v3",
+     .experts = true,
+     .partial_rotation = true,
+     .latent_attention = true,
+     .router = RouterForm::biased_sigmoid},
 }};
 
 constexpr bool are_in_order() {

@@ -27,7 +27,9 @@ enum class LlamaFamily : std::uint8_t {
   olmo2,
   smollm3,
   phi3,
-  gemma3_text
+  gemma3_text,
+  deepseek_v2,
+  deepseek_v3
 };
 
 struct FamilyTraits {
@@ -45,7 +47,9 @@ struct FamilyTraits {
   bool partial_rotation = false;    // a part of a head may stay as it is
   bool layers_have_thetas = false;  // layers with a window have a rotary base of their own
   bool scales_queries = false;      // scores may be scaled by another number than sqrt(head_dim)
-  int layer_period = 0;             // every so many layers one is without a rotary embedding, or without the window
+  bool latent_attention = false;    // nn/latent_attention.h; first layers may have no experts, others a net beside them
+  RouterForm router = RouterForm::softmax;
+  int layer_period = 0;  // every so many layers one is without a rotary embedding, or without the window
 };
 
 const FamilyTraits& traits_of(LlamaFamily family) noexcept;

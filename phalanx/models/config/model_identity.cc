@@ -44,6 +44,17 @@ nlohmann::json model_identity(const LlamaConfig& config) {
   if (!config.full_layers.empty()) model["full_layers"] = config.full_layers;
   if (!config.unrotated_layers.empty()) model["unrotated_layers"] = config.unrotated_layers;
   if (config.query_scalar != 0.0) model["query_scalar"] = config.query_scalar;
+  if (config.has_latent_attention()) {
+    model.update({{"kv_lora_rank", config.kv_lora_rank},
+                  {"q_lora_rank", config.q_lora_rank},
+                  {"v_head_dim", config.v_head_dim},
+                  {"dense_layers", config.dense_layers},
+                  {"dense_hidden", config.dense_hidden},
+                  {"shared_experts", config.shared_experts},
+                  {"expert_groups", config.expert_groups},
+                  {"groups_per_token", config.groups_per_token},
+                  {"routed_scaling", config.routed_scaling}});
+  }
   const RopeScaling& scaling = config.rope_scaling;
   nlohmann::json& rope = model["rope"];
   rope = {{"theta", config.rope_theta}, {"scaling", rope_scaling_name(scaling.type)}};
@@ -60,6 +71,7 @@ nlohmann::json model_identity(const LlamaConfig& config) {
   }
   if (scaling.type == RopeScalingType::yarn) {
     rope.update({{"beta_fast", scaling.beta_fast}, {"beta_slow", scaling.beta_slow}, {"truncate", scaling.truncate}});
+    if (scaling.mscale_all_dim != 0.0) rope["mscale_all_dim"] = scaling.mscale_all_dim;
   }
   if (scaling.type == RopeScalingType::longrope) {
     rope.update({{"short_factor", scaling.short_factor}, {"long_factor", scaling.long_factor}});
@@ -78,8 +90,16 @@ bool have_same_shapes(const nlohmann::json& saved, const nlohmann::json& found) 
   const auto of = [](const nlohmann::json& model, const char* key) { return model.value(key, nlohmann::json()); };
   const auto is_same = [&](const char* key) { return of(saved, key) == of(found, key); };
   for (const char* key : {"dim", "n_layers", "ffn_hidden", "vocab_size", "norm", "norms", "tie_embeddings", "qkv_bias",
-                          "qk_norm", "qk_norm_over", "experts", "max_seq_len"}) {
+                          "qk_norm", "qk_norm_over", "experts", "max_seq_len", "kv_lora_rank", "q_lora_rank",
+                          "v_head_dim", "dense_layers", "dense_hidden", "shared_experts"}) {
     if (!is_same(key)) return false;
+  }
+  // Heads' parts are rows of one matrix.
+  const bool is_latent = !of(saved, "kv_lora_rank").is_null();
+  if (is_latent && !(is_same("n_heads") && is_same("head_dim"))) return false;
+  if (is_latent &&
+      saved.at("rope").value("rotary_dim", 0) != found.value("rope", nlohmann::json::object()).value("rotary_dim", 0)) {
+    return false;
   }
   const bool is_by_head = of(saved, "qk_norm") == true && of(saved, "qk_norm_over").is_null();
   if (is_by_head && !is_same("head_dim")) return false;

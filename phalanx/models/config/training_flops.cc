@@ -61,8 +61,8 @@ TrainingFlops training_flops(const LlamaConfig& config, const std::vector<std::s
     flops += product + (layer >= first_trained ? product : 0) + (kept.contains(name) ? 0 : product);
   }
   const auto behind = static_cast<double>(config.n_layers - std::max<std::int64_t>(first_trained, 0));
-  const auto width = static_cast<double>(config.n_heads * config.head_dim());
-  return {.in_products = flops, .per_position = (4 * static_cast<double>(config.n_layers) + 8 * behind) * width};
+  const auto width = static_cast<double>(config.n_heads * (config.head_dim() + config.value_dim()));
+  return {.in_products = flops, .per_position = (2 * static_cast<double>(config.n_layers) + 4 * behind) * width};
 }
 
 TrainedCount trained_count(const LlamaConfig& config, const std::vector<std::string>& frozen, const LoraOptions& lora) {

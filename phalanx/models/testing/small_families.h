@@ -8,6 +8,24 @@
 
 namespace phalanx::models {
 
+/// A small DeepSeek of this one's width and layers: four experts in two groups, and a first layer without experts.
+inline LlamaConfig with_latent_parts(LlamaConfig config) {
+  config.n_kv_heads = config.n_heads;
+  config.own_head_dim = 12;
+  config.rotary_dim = 4;
+  config.v_head_dim = 8;
+  config.kv_lora_rank = 12;
+  config.q_lora_rank = config.family == LlamaFamily::deepseek_v3 ? 20 : 0;
+  config.experts = 4;
+  config.experts_per_token = 2;
+  config.expert_groups = 2;
+  config.groups_per_token = 1;
+  config.shared_experts = 1;
+  config.routed_scaling = 1.5;
+  if (config.n_layers > 1) config.dense_layers = 1, config.dense_hidden = 48;
+  return config;
+}
+
 /// A configuration of each family, not tied. Windows are of 4 positions; of 3 experts a token uses 2.
 inline std::vector<LlamaConfig> small_families(std::int64_t n_layers, std::int64_t max_seq_len) {
   std::vector<LlamaConfig> all;
@@ -31,7 +49,7 @@ inline std::vector<LlamaConfig> small_families(std::int64_t n_layers, std::int64
       config.window_rope_theta = 100.0;
       if (n_layers > 1) config.full_layers = {n_layers - 1};
     }
-    all.push_back(config);
+    all.push_back(config.has_latent_attention() ? with_latent_parts(config) : config);
   }
   return all;
 }

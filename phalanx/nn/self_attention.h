@@ -1,0 +1,61 @@
+// SelfAttention: what the layers of a block need of causal self-attention, and what all forms of it have in common.
+//
+// A form makes queries, keys and values out of x and gives them to attend(), with or without a cache. Their heads have
+// one size. Scores are divided by its square root, or by that of another number.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "phalanx/nn/context_attention.h"
+#include "phalanx/nn/kv_cache.h"
+#include "phalanx/nn/linear.h"
+#include "phalanx/nn/rotary.h"
+#include "phalanx/tensor/document_boundaries.h"
+
+namespace phalanx::nn {
+
+class SelfAttention : public Module {
+ public:
+  /// x [batch, seq, dim] -> [batch, seq, dim]; `rope` holds the tables of these seq positions. `documents` of x's rows;
+  /// null: each row is one document.
+  virtual at::Tensor forward(const at::Tensor& x, const RotaryTables& rope,
+                             const std::shared_ptr<const DocumentBoundaries>& documents = nullptr) = 0;
+  /// Inference: x's tokens follow those of `cache`. `rope` holds the tables of their positions.
+  /// REQUIRES: the caller has begun the cache's pass.
+  virtual at::Tensor forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) = 0;
+
+  /// Key and value heads that a cache of this layer holds on this rank.
+  virtual std::int64_t cached_heads() const = 0;
+
+  /// From now on x holds this rank's positions of every sequence, and those of other ranks are attended to through it.
+  /// REQUIRES: not used with a cache.
+  void set_context_attention(std::shared_ptr<const ContextAttention> context) { context_ = std::move(context); }
+
+  std::shared_ptr<Linear> wo;
+
+ protected:
+  /// `head_dim`: of q and k. `query_scalar`: scores are divided by its square root; 0: by that of head_dim. `window`: a
+  /// position attends to itself and window - 1 before it; 0: to all before it.
+  SelfAttention(const char* name, std::int64_t head_dim, double query_scalar, std::int64_t window)
+      : Module(name), head_dim_(head_dim), query_scalar_(query_scalar), window_(window) {}
+
+  /// q [batch, heads, seq, head_dim], k and v [batch, kv_heads, seq, head_dim], rotated already -> as q.
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const std::shared_ptr<const DocumentBoundaries>& documents) const;
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, KvCache& cache,
+                    std::int64_t layer) const;
+  /// The kernels divide by sqrt(head_dim): queries for which that is the right number.
+  at::Tensor scaled(const at::Tensor& q) const;
+
+ private:
+  std::int64_t head_dim_;
+  double query_scalar_;
+  std::int64_t window_;
+  std::shared_ptr<const ContextAttention> context_;
+};
+
+}  // namespace phalanx::nn

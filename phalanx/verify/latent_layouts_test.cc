@@ -1,0 +1,79 @@
+// DeepSeek's models, which have layers of two kinds and biases by which experts are chosen, are those of one rank in
+// every kind of layout: losses, gradients and updates, parameter by parameter.
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/train/testing/trainer_test_support.h"
+#include "phalanx/verify/layout_check.h"
+
+namespace phalanx::verify::latent_layouts_test {
+namespace {
+
+using Keys = std::vector<std::string>;
+
+struct Case {
+  std::string name;
+  int ranks;
+  Keys keys;
+};
+
+const Keys kZero3 = {"--parallelism.data_parallel_shard_degree=2"};
+const Keys kTensor = {"--parallelism.tensor_parallel_degree=2"};
+const Keys kPipeline = {"--parallelism.pipeline_parallel_degree=2"};
+const Keys kContext = {"--parallelism.context_parallel_degree=2"};
+const Keys kExperts = {"--parallelism.data_parallel_shard_degree=2", "--parallelism.expert_parallel_degree=2"};
+const Keys kRecompute = {"--activation_checkpoint.mode=full"};
+const Keys kMovesBias = {"--training.moe_router_enable_expert_bias", "--training.moe_router_bias_update_rate=0.01"};
+const Keys kBalances = {"--training.moe_aux_loss_coeff=0.01", "--training.moe_z_loss_coeff=0.001"};
+
+Keys operator+(Keys keys, const Keys& more) {
+  keys.insert(keys.end(), more.begin(), more.end());
+  return keys;
+}
+
+class LatentLayoutsTest : public train::TrainerTest {
+ protected:
+  LayoutCheck check(const std::string& family, const Case& layout, const std::string& type) const {
+    const config::TrainConfig config = config::parse_config(
+        "", "test",
+        Keys{"--model.name=" + family, "--model.flavor=debug", "--training.dataset_path=" + path("tokens.bin"),
+             "--training.seq_len=32", "--training.local_batch_size=1", "--training.global_batch_size=4",
+             "--training.steps=10", "--lr_scheduler.warmup_steps=2", "--optimizer.lr=3e-3",
+             "--training.mixed_precision_param=" + type} +
+            layout.keys);
+    LayoutCheck result;
+    run_local_ranks(layout.ranks, [&](const std::shared_ptr<Communicator>& world) {
+      LayoutCheck mine = check_layout(config, {.world = world}, {.steps = 3});
+      if (world->rank() == 0) result = std::move(mine);
+    });
+    return result;
+  }
+};
+
+TEST_F(LatentLayoutsTest, AreThoseOfOneRank) {
+  const std::vector<Case> layouts = {
+      {"ddp 2", 2, kMovesBias},
+      {"zero3 2, tp 2", 4, kZero3 + kTensor + kRecompute},
+      {"pp 2, tp 2", 4, kPipeline + kTensor + kMovesBias},
+      {"pp 2, ep 2", 4, kPipeline + kExperts + kBalances},
+      {"cp 2, zero3 2", 4, kContext + kZero3 + kMovesBias},
+      {"cp 2 heads, tp 2", 4, kContext + kTensor + Keys{"--parallelism.context_parallel_exchange=heads"}},
+      {"ep 2, tp 2", 4, kExperts + kTensor + kMovesBias + kBalances}};
+  for (const std::string family : {"deepseek_v2", "deepseek_v3"}) {
+    for (const Case& layout : layouts) {
+      for (const std::string type : {"float32", "bfloat16"}) {
+        SCOPED_TRACE(family + ", " + layout.name + ", " + type);
+        const LayoutCheck found = check(family, layout, type);
+        EXPECT_FALSE(found.finding) << found.finding->text();
+        EXPECT_EQ(found.steps.size(), 3U);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace phalanx::verify::latent_layouts_test
