@@ -3,12 +3,14 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/matmul.h>
+#include <c10/core/ScalarType.h>
 
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "phalanx/base/file.h"
 #include "phalanx/checkpoint/files/weights_description.h"
+#include "phalanx/checkpoint/nf4_weights.h"
 #include "phalanx/checkpoint/weights.h"
 
 namespace phalanx {
@@ -57,13 +59,15 @@ std::vector<NamedTensor> merged_weights(const std::vector<NamedTensor>& tensors,
   const at::NoGradGuard no_grad;
   std::unordered_map<std::string, at::Tensor> adapters;
   for (const NamedTensor& one : adapters_among(tensors)) adapters.emplace(one.name, one.tensor);
-  std::vector<NamedTensor> merged = base_among(tensors);
+  std::vector<NamedTensor> merged = dense_weights(base_among(tensors));
   for (NamedTensor& one : merged) {
     if (!one.name.ends_with(".weight")) continue;
     const std::string layer = one.name.substr(0, one.name.rfind('.'));
     const auto a = adapters.find(layer + models::kLoraA), b = adapters.find(layer + models::kLoraB);
     if (a == adapters.end() || b == adapters.end()) continue;
-    one.tensor = one.tensor + at::matmul(b->second, a->second).mul(lora.scale()).to(one.tensor.scalar_type());
+    // A base in fewer bits is widened: its sum with the adapter has more digits.
+    const auto type = c10::promoteTypes(one.tensor.scalar_type(), b->second.scalar_type());
+    one.tensor = one.tensor.to(type) + at::matmul(b->second, a->second).mul(lora.scale()).to(type);
   }
   return merged;
 }

@@ -36,8 +36,8 @@ void save_adapter(const std::filesystem::path& folder, const models::LlamaConfig
                   const models::LoraOptions& lora, const std::vector<NamedTensor>& tensors,
                   const SaveAdapterOptions& options);
 
-/// The base's tensors with what the adapters add, W + alpha / rank B A, in new memory where there is an adapter. In
-/// float32 these are the bits of PEFT's merge.
+/// The base's tensors with what the adapters add, W + alpha / rank B A, in new memory where there is an adapter, in the
+/// wider one of their types; a base in NF4 is fp32. In float32 these are the bits of PEFT's merge.
 /// REQUIRES: whole tensors, not a rank's parts.
 std::vector<NamedTensor> merged_weights(const std::vector<NamedTensor>& tensors, const models::LoraOptions& lora);
 

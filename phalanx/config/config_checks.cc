@@ -286,6 +286,20 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
             : "[lora] initial_adapter is set, but nothing says where the weights of its base come from: expected "
               "[checkpoint] initial_load_in_hf or initial_load_path");
   });
+  check({"lora.base_dtype", "lora.rank"}, [&] {
+    if (config.lora.base_dtype == "float32" || config.lora.rank > 0) return;
+    throw ConfigError(
+        fmt::format("[lora] base_dtype is \"{}\", but rank is 0: there is no frozen base without adapters; expected a "
+                    "rank of 1 or more, or base_dtype = \"float32\"",
+                    config.lora.base_dtype));
+  });
+  check({"lora.base_dtype", "training.mixed_precision_param"}, [&] {
+    if (config.lora.base_dtype == "float32" || training.mixed_precision_param != "float16") return;
+    throw ConfigError(
+        fmt::format("[lora] base_dtype is \"{}\", but [training] mixed_precision_param is \"float16\", which does not "
+                    "hold its largest and smallest values; expected \"bfloat16\" or \"float32\" there",
+                    config.lora.base_dtype));
+  });
   check({"validation.dataset_path", "validation.datasets", "validation.fraction"}, [&] {
     if (!validation.enable || !validation.dataset_path.empty() || !validation.datasets.empty() ||
         validation.fraction != 0 || !config.sft.validation_conversations.empty()) {

@@ -327,6 +327,12 @@ const std::vector<Key>& known_keys() {
        "Layers with adapters: all-linear (every matrix of the blocks but routers and experts), names as in PEFT "
        "(`[\"q_proj\", \"v_proj\"]`) or here (wq), or a shell's patterns over whole names; on the command line "
        "separated by commas."},
+      {"lora", "base_dtype", at<&C::lora, &L::base_dtype>,
+       "Type in which the frozen weights under adapters are stored, once; they are rounded to it when they are read. "
+       "bfloat16: half the memory. nf4: the matrices of the blocks in 4 bits (QLoRA), all else in bfloat16. Adapters "
+       "stay "
+       "float32.",
+       -kAny, kAny, std::vector<std::string_view>(models::kBaseDtypes.begin(), models::kBaseDtypes.end())},
       {"lora", "zero_b", at<&C::lora, &L::zero_b>,
        "A new adapter's B starts as zeros, so that the model starts as the base. Off: at random, for tests."},
       {"lora", "initial_adapter", at<&C::lora, &C::Lora::initial_adapter>,

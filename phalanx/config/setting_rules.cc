@@ -97,6 +97,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"lora", "alpha", refused, of_adapter},
       {"lora", "dropout", said},
       {"lora", "target_modules", refused, of_adapter},
+      {"lora", "base_dtype", refused, "the base was rounded to it, and the adapter is trained on that"},
       {"lora", "zero_b", silent, "of a new run alone"},
       {"lora", "initial_adapter", silent, "of a new run alone; what lies there is compared between ranks",
        AcrossRanks::free},

@@ -21,6 +21,7 @@
 #include "phalanx/checkpoint/files/weight_index.h"
 #include "phalanx/checkpoint/files/weights_description.h"
 #include "phalanx/checkpoint/hf_weights.h"
+#include "phalanx/checkpoint/nf4_weights.h"
 #include "phalanx/checkpoint/rank_group.h"
 #include "phalanx/data/token_sidecar.h"
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
@@ -220,14 +221,27 @@ void check_config(const ModelFiles& files) {
   } catch (const ConfigError& error) {
     throw CheckpointError(fmt::format("{}: {}", files.weights.string(), error.what()));
   }
-  refuse_more_parameters_than_bytes(files.weights, files.config.parameter_count(),
+  refuse_more_parameters_than_bytes(files.weights, models::least_bytes(files.config, files.lora),
                                     (files.weights / (files.hugging_face ? "config.json" : kManifestName)).string());
+}
+
+/// The activations' type is that of the adapters, too.
+void add_adapters(models::Llama& model, const ModelFiles& files, c10::ScalarType dtype) {
+  models::add_lora(model, files.lora, dtype);
+  models::store_in_nf4(model, files.lora);
 }
 
 void load_into(models::Llama& model, const ModelFiles& files) {
   const bool whole = model.part().is_whole(files.config);
   LoadWeightsOptions options;
   if (files.hugging_face) {
+    if (const BitsAndBytesFiles in_nf4(files.weights); !in_nf4.names().empty()) {
+      throw CheckpointError(fmt::format(
+          "{} holds matrices in 4 bits, of bitsandbytes: such a model is the base of `phalanx train` with "
+          "[lora] base_dtype = \"nf4\" alone; expected the checkpoint of that run, or the model in 16 or 32 "
+          "bits",
+          files.weights.string()));
+    }
     options = whole ? hf_weights(files.config) : hf_weights_of_part(files.config);
   } else if (!whole) {
     // A part of the model does not read the weights of the other parts.
@@ -256,7 +270,7 @@ std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device d
   check_config(files);
   auto model =
       std::make_shared<models::Llama>(files.config, nn::TensorOptionsOfModule{.dtype = dtype, .device = device});
-  models::add_lora(*model, files.lora);
+  add_adapters(*model, files, dtype);
   load_into(*model, files);
   return model;
 }
@@ -278,7 +292,7 @@ std::shared_ptr<models::Llama> load_model_shard(const ModelFiles& files, const P
   }
   auto model =
       std::make_shared<models::Llama>(config, part, nn::TensorOptionsOfModule{.dtype = dtype, .device = device});
-  models::add_lora(*model, files.lora);
+  add_adapters(*model, files, dtype);
   if (plan.tp > 1) models::parallelize_llama(*model, mesh, {.sequence_parallel = false});
   ranks.run_collectively([&] {  // each reads its own part, and may be the only one with an error
     load_into(*model, files);

@@ -14,6 +14,7 @@
 
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/deferred_weights.h"
+#include "phalanx/kernels/frozen_weight.h"
 #include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/kernels/saved_activations.h"
 #include "phalanx/kernels/skinny_gemm.h"
@@ -168,6 +169,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
     // What autocast would do in at::linear(), by our own function, whose output may be saved.
     return LinearFunction::apply(in_autocast_type(x), weight, bias.defined() ? std::optional(bias) : std::nullopt);
   }
+  if (is_narrow_weight(x, weight)) return frozen_linear(x, weight, bias);
   const bool plain = x.scalar_type() == weight.scalar_type() && !is_autocast;
   const bool is_trained = at::GradMode::is_enabled() && weight.requires_grad() && plain;
   const bool brings_gradient = is_trained && (grad_buffer(weight).defined() || WeightGradientQueue::current().queue);

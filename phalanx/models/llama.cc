@@ -22,6 +22,7 @@
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/models/config/llama_json.h"
+#include "phalanx/models/config/lora_config.h"
 #include "phalanx/nn/mixture_of_experts.h"
 
 namespace phalanx::models {
@@ -406,7 +407,11 @@ at::Tensor Llama::log_likelihoods(const at::Tensor& input, const at::Tensor& lab
 }
 
 nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
-  const auto parameter = nn::Module::parameters().front();
+  // Adapters have the activations' type, whichever the base is stored in.
+  at::Tensor parameter = nn::Module::parameters().front();
+  for (const auto& named : nn::Module::named_parameters()) {
+    if (is_lora_name(named.key())) parameter = named.value();
+  }
   const auto attends = std::ranges::find_if(layers, [](const auto& layer) { return layer->attention != nullptr; });
   const bool any = attends != layers.end();
   return nn::KvCache({.layers = any ? std::ssize(layers) : 0,

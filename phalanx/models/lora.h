@@ -10,12 +10,23 @@
 // REQUIRES: called before the model is split, sharded or attached to data parallelism.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
 #include "phalanx/models/config/lora_config.h"
 #include "phalanx/models/llama.h"
 
 namespace phalanx::models {
 
-/// Does nothing if the rank is 0. ConfigError as of lora_layers().
-void add_lora(Llama& model, const LoraOptions& options);
+/// Does nothing if the rank is 0. ConfigError as of lora_layers(). `dtype`: of the adapters; unset: that of the weights.
+void add_lora(Llama& model, const LoraOptions& options, std::optional<at::ScalarType> dtype = {});
+
+/// Stores the weights of nf4_layers() in 4 bits, without values. Does nothing for another base. ConfigError where rows are
+/// no whole blocks.
+void store_in_nf4(Llama& model, const LoraOptions& options);
+
+/// From now on the parameters' type is for storage alone: activations have `dtype`. For a frozen base in fewer bits.
+void set_activation_dtype(Llama& model, at::ScalarType dtype);
 
 }  // namespace phalanx::models

@@ -32,7 +32,8 @@ at::Tensor Embedding::forward(const at::Tensor& ids) {
   const at::Tensor table = used("weight", weight);
   const auto shard = shard_of("weight");
   const bool has_all_rows = !shard || table.size(0) == shard->spec.shape()[0];
-  return has_all_rows ? kernels::embedding(table, ids) : look_up_own_rows(table, ids, *shard);
+  const at::Tensor rows = has_all_rows ? kernels::embedding(table, ids) : look_up_own_rows(table, ids, *shard);
+  return output_dtype_ ? rows.to(*output_dtype_) : rows;
 }
 
 }  // namespace phalanx::nn

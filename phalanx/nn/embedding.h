@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "phalanx/nn/module.h"
 
@@ -22,10 +23,16 @@ class Embedding : public Module {
   at::Tensor forward(const at::Tensor& ids);  // int64 [...] -> [..., dim]; an id out of range is torch's IndexError
                                               // (of a split table: a DataError, checked only on the CPU)
 
+  /// From now on the rows that are looked up are converted to this type: of a table that is stored in another one than
+  /// the activations have.
+  void set_output_dtype(at::ScalarType dtype) { output_dtype_ = dtype; }
+
   at::Tensor weight;  // [count, dim]
 
  private:
   at::Tensor look_up_own_rows(const at::Tensor& table, const at::Tensor& ids, const Shard& shard) const;
+
+  std::optional<at::ScalarType> output_dtype_;
 };
 
 }  // namespace phalanx::nn

@@ -38,11 +38,12 @@ at::Tensor FeedForward::forward_layer_by_layer(const at::Tensor& x) {
 }
 
 at::Tensor FeedForward::forward(const at::Tensor& x) {
-  // A hook on a projection must see its call, so the projections are then not fused, and neither if one has an adapter.
+  // A hook on a projection must see its call, so the projections are then not fused, and neither if one has an adapter
+  // or a weight in another type.
   // The last projection's output is the same as the fused kernel's.
   const auto is_called = [](const Linear& projection) {
     return projection.has_forward_hooks() || projection.has_input_hook() || projection.has_parameter_uses() ||
-           projection.has_adapter();
+           projection.has_own_product();
   };
   if (is_called(*w1) || is_called(*w2) || is_called(*w3) || w1->has_parameter_hooks() || w3->has_parameter_hooks()) {
     const at::Tensor all = collective_matmul_ ? collective_matmul_->gather(x) : x;

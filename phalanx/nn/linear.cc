@@ -1,6 +1,7 @@
 #include "phalanx/nn/linear.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 
 #include <fmt/format.h>
 
@@ -24,8 +25,9 @@ void Linear::add_adapter(const AdapterOptions& options) {
     throw Error(has_adapter() ? "adapter: the layer has one already"
                               : "adapter: the layer is split over ranks already; add adapters before that");
   }
-  const TensorOptionsOfModule tensor = {
-      .dtype = weight.scalar_type(), .device = weight.device(), .without_memory = !has_memory(weight)};
+  const TensorOptionsOfModule tensor = {.dtype = options.dtype.value_or(weight.scalar_type()),
+                                        .device = weight.device(),
+                                        .without_memory = !has_memory(weight)};
   // As in PEFT: the initial values of a layer of torch.
   const double bound = 1.0 / std::sqrt(static_cast<double>(options_.in_features));
   lora_a = make_parameter("lora_A", {options.rank, options_.in_features}, tensor, Init::uniform(-bound, bound));
@@ -33,6 +35,42 @@ void Linear::add_adapter(const AdapterOptions& options) {
   adapter_scale_ = options.scale;
   if (options.dropout == 0) return;
   adapter_dropout_ = register_module("lora_dropout", std::make_shared<Dropout>(options.dropout));
+}
+
+void Linear::store_in_nf4(const std::string& name, Nf4Tables tables) {
+  const std::int64_t in = options_.in_features, out = options_.out_features;
+  if (in % kernels::kNf4Block != 0) {
+    throw ConfigError(
+        fmt::format("{}: rows of {} elements are no whole blocks of {}, which NF4 stores with one scale; expected a "
+                    "multiple of {}, or a base in another type",
+                    name, in, kernels::kNf4Block, kernels::kNf4Block));
+  }
+  if (shard_of("weight")) throw Error(name + ": split over ranks already; store weights in NF4 before that");
+  dense_init_ = init_of("weight");
+  const TensorOptionsOfModule tensor = {
+      .dtype = at::kByte, .device = weight.device(), .without_memory = !has_memory(weight)};
+  const Init nothing = Init::constant(0.0);  // the bytes are made of the whole weight
+  weight_absmax = make_parameter("weight_absmax", {out, in / kernels::kNf4Block}, tensor, nothing);
+  weight_nested = make_parameter("weight_nested", {kernels::nf4_nested_bytes(out * in)}, tensor, nothing);
+  at::Tensor codes = at::empty({tensor.without_memory ? 0 : out, in / 2}, weight.options().dtype(at::kByte));
+  if (tensor.without_memory) codes.unsafeGetTensorImpl()->set_sizes_contiguous({out, in / 2});
+  weight.set_requires_grad(false);
+  weight.set_data(codes);
+  set_init("weight", nothing);
+  nf4_tables_ = std::move(tables);
+  set_narrow_weight();
+}
+
+at::Tensor Linear::product_with_nf4(const at::Tensor& x) const {
+  kernels::Nf4Part part{.columns = options_.in_features};
+  if (const auto shard = shard_of("weight")) {
+    const Box box = shard->box();
+    part.first_row = box.offsets[0];
+    part.first_column = 2 * box.offsets[1];
+  }
+  const kernels::Nf4Weight stored{used_weight(), used("weight_absmax", weight_absmax),
+                                  used("weight_nested", weight_nested), nf4_tables_};
+  return kernels::nf4_linear(x, stored, part, used_bias());
 }
 
 at::Tensor Linear::adapted(const at::Tensor& y, const at::Tensor& x) {
@@ -52,6 +90,10 @@ at::Tensor Linear::forward_in_float8(const at::Tensor& x) const {
 at::Tensor Linear::forward(const at::Tensor& x) {
   if (float8_ && has_adapter()) throw Error("a linear layer with an adapter has no float8 products");
   if (float8_) return forward_in_float8(x);
+  if (nf4_tables_) {
+    const at::Tensor y = product_with_nf4(x);
+    return has_adapter() ? adapted(y, x) : y;
+  }
   const at::Tensor w = used_weight(), b = used_bias();
   if (options_.in_float32 && !has_adapter() && !gathers_ && !scatters_) {
     const at::DeviceType device = x.device().type();

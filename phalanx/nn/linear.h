@@ -4,14 +4,21 @@
 //
 //   y = x W^T + b + scale (dropout(x) A^T) B^T        lora_A [rank, in_features], lora_B [out_features, rank]
 //
-// Code that multiplies with the weight itself has to call a layer with an adapter instead (must_be_called()).
+// store_in_nf4() keeps the weight in 4 bits (kernels/nf4.h): `weight` then holds the codes [out, in / 2], and two more
+// parameters the scales. All three are frozen, and cut as the weight would be.
+//
+// Code that multiplies with the weight itself has to call a layer with an adapter, or with a weight in fewer bits than the
+// activations have, instead (must_be_called()).
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "phalanx/kernels/float8_linear.h"
+#include "phalanx/kernels/nf4.h"
 #include "phalanx/nn/collective_matmul.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/module.h"
@@ -30,6 +37,7 @@ struct AdapterOptions {
   double scale = 2.0;    // alpha / rank
   double dropout = 0.0;  // probability, of elements of the adapter's input
   Init b = Init::constant(0.0);
+  std::optional<at::ScalarType> dtype = {};  // of A and B; unset: the weight's
 };
 
 class Linear : public Module {
@@ -43,6 +51,17 @@ class Linear : public Module {
   /// ConfigError unless the rank is 1 or more. Error if there is one already, or the layer is split over ranks.
   void add_adapter(const AdapterOptions& options);
   bool has_adapter() const noexcept { return lora_a.defined(); }
+  /// From now on the weight has another type than the activations, which it is converted to for each product.
+  void set_narrow_weight() { narrow_weight_ = true; }
+  /// From now on the weight is kept in 4 bits. Its values, if it has any, are lost. ConfigError, which begins with `name`,
+  /// unless rows are whole blocks. Error if the layer is split over ranks.
+  using Nf4Tables = std::shared_ptr<const kernels::Nf4Tables>;
+  void store_in_nf4(const std::string& name, Nf4Tables tables);
+  const Nf4Tables& nf4_tables() const noexcept { return nf4_tables_; }  // null: it is not
+  /// The initial values of the weight as it would be if it were not in 4 bits.
+  const Init& dense_init() const { return nf4_tables_ ? dense_init_ : init_of("weight"); }
+  /// Whether its product is one of its own, which takes no part in fused or overlapped ones.
+  bool has_own_product() const noexcept { return has_adapter() || narrow_weight_; }
   const std::shared_ptr<Dropout>& adapter_dropout() const noexcept { return adapter_dropout_; }  // null: none
 
   /// From now on the product is computed through it: with all ranks' rows, or as each rank's rows of the sum.
@@ -58,22 +77,27 @@ class Linear : public Module {
   /// Whether forward() is the product with the weight and nothing else: in the activations' type, or in float8.
   bool is_plain() const { return is_product() && !float8_; }
   bool is_plain_float8() const { return is_product() && float8_; }
-  /// Whether this layer's own call must happen, because it has hooks or an adapter.
+  /// Whether this layer's own call must happen, because it has hooks or a product of its own.
   bool must_be_called() const {
-    return has_forward_hooks() || has_input_hook() || has_parameter_hooks() || has_adapter();
+    return has_forward_hooks() || has_input_hook() || has_parameter_hooks() || has_own_product();
   }
 
   at::Tensor weight;
-  at::Tensor bias;            // undefined without a bias
-  at::Tensor lora_a, lora_b;  // parameters "lora_A" and "lora_B"; undefined without an adapter
+  at::Tensor bias;                          // undefined without a bias
+  at::Tensor lora_a, lora_b;                // parameters "lora_A" and "lora_B"; undefined without an adapter
+  at::Tensor weight_absmax, weight_nested;  // the scales of a weight in 4 bits: those of kernels::Nf4Weight
 
  private:
   at::Tensor adapted(const at::Tensor& y, const at::Tensor& x);
-  bool is_product() const { return !bias.defined() && !gathers_ && !scatters_ && !has_runner() && !has_adapter(); }
+  bool is_product() const { return !bias.defined() && !gathers_ && !scatters_ && !has_runner() && !has_own_product(); }
   at::Tensor forward_in_float8(const at::Tensor& x) const;
+  at::Tensor product_with_nf4(const at::Tensor& x) const;
 
   LinearOptions options_;
   double adapter_scale_ = 1.0;
+  bool narrow_weight_ = false;
+  Nf4Tables nf4_tables_;
+  Init dense_init_;
   std::shared_ptr<Dropout> adapter_dropout_;
   std::shared_ptr<const CollectiveMatmul> gathers_, scatters_;
   Float8 float8_;

@@ -13,10 +13,11 @@ at::Tensor Module::make_parameter(const std::string& name, at::IntArrayRef shape
   inits_[name] = init;
   const at::TensorOptions tensor = at::TensorOptions(options.dtype).device(options.device);
   const observe::MemoryScope scope(observe::MemoryCategory::parameters);
-  if (!options.without_memory) return register_parameter(name, at::empty(shape, tensor));
+  const bool can_be_trained = c10::isFloatingType(options.dtype);
+  if (!options.without_memory) return register_parameter(name, at::empty(shape, tensor), can_be_trained);
   const at::Tensor shell = at::empty({0}, tensor);
   shell.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
-  return register_parameter(name, shell);
+  return register_parameter(name, shell, can_be_trained);
 }
 
 const Init& Module::init_of(const std::string& parameter) const {

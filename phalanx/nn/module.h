@@ -110,7 +110,8 @@ class Module : public torch::nn::Module {
   }
 
  protected:
-  /// Registers an uninitialised parameter of this shape that requires grad, with its declared initial values.
+  /// Registers an uninitialised parameter of this shape that requires grad, if it is floating-point, with its declared
+  /// initial values.
   at::Tensor make_parameter(const std::string& name, at::IntArrayRef shape, TensorOptionsOfModule options = {},
                             const Init& init = Init::normal(0.0, 0.02));
   /// For forward(): parameter `name`, or its substitute.

@@ -9,14 +9,15 @@ namespace phalanx::nn {
 RMSNorm::RMSNorm(std::int64_t dim, double eps, TensorOptionsOfModule tensor, bool adds_one)
     : Norm("RMSNorm", dim, eps, tensor, adds_one ? 0.0 : 1.0), adds_one_(adds_one) {}
 
-// In fp32, as 1 + w has fewer digits of w in 16 bits.
-at::Tensor RMSNorm::factor() const {
-  const at::Tensor w = used("weight", weight);
+// In fp32, as 1 + w has fewer digits of w in 16 bits. A weight that is stored in 16 bits is widened for x in fp32.
+at::Tensor RMSNorm::factor(const at::Tensor& x) const {
+  at::Tensor w = used("weight", weight);
+  if (x.scalar_type() == at::kFloat) w = w.to(at::kFloat);
   return adds_one_ ? w.to(at::kFloat) + 1.0 : w;
 }
 
 at::Tensor RMSNorm::forward(const at::Tensor& x) {
-  const at::Tensor w = factor();
+  const at::Tensor w = factor(x);
   // In the type of x where the weight itself would not have widened it.
   const auto narrowed = [&](const at::Tensor& y) {
     return adds_one_ && weight.scalar_type() != at::kFloat ? y.to(x.scalar_type()) : y;
@@ -28,7 +29,7 @@ at::Tensor RMSNorm::forward(const at::Tensor& x) {
 }
 
 kernels::ResidualNorm RMSNorm::add(const at::Tensor& x, const at::Tensor& delta) {
-  if (!adds_one_) return kernels::add_rms_norm(x, delta, used("weight", weight), eps());
+  if (!adds_one_) return kernels::add_rms_norm(x, delta, factor(x), eps());
   const at::Tensor h = delta.defined() ? x + delta : x;
   return {h, forward(h)};
 }

@@ -28,7 +28,7 @@ class RMSNorm : public Norm {
   void set_group_mean(GroupMean mean) { group_mean_ = std::move(mean); }
 
  private:
-  at::Tensor factor() const;  // that the normalised x is multiplied by
+  at::Tensor factor(const at::Tensor& x) const;  // that the normalised x is multiplied by
 
   bool adds_one_;
   GroupMean group_mean_;

@@ -47,7 +47,7 @@ std::vector<GradReadySubscription> AttachedParameters::hook_frozen(
     const std::function<void(const std::string& changes)>& found) const {
   std::vector<GradReadySubscription> watches;
   for (const auto& [named, is_trained] : parameters_) {
-    if (is_trained || named.tensor.requires_grad()) continue;
+    if (is_trained || named.tensor.requires_grad() || !named.tensor.is_floating_point()) continue;
     watches.push_back(on_unexpected_gradient(named.tensor, [this, found, name = named.name](const at::Tensor&) {
       const std::string text = changes();
       found(!text.empty() ? text

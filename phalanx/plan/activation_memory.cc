@@ -271,6 +271,7 @@ ActivationBytes by_operators(const TrainingShape& shape) {
     const std::int64_t absent =
         std::max<std::int64_t>(recomputed - 1, 0) * (n.model.attention() + n.model.feed_forward());
     bytes.always = 2 * (n.model.parameters(models::full_llama(shape.model), tied) - outside - absent);
+    if (shape.has_narrow_base()) bytes.always = 0;  // they are used as they are stored
   }
   return bytes;
 }
@@ -293,13 +294,22 @@ void add_adapters(const TrainingShape& shape, bool was_fused, ActivationBytes& b
   }
   if (drops && (has("wq") || has("wk") || has("wv"))) bytes.attention -= type * n.dim;
   if (drops && (has("w1") || has("w3"))) bytes.feed_forward -= type * n.dim;
-  if (!was_fused || !(has("w1") || has("w2") || has("w3"))) return;
+  if (!was_fused || !(has("w1") || has("w2") || has("w3") || shape.has_narrow_base())) return;
   // SiLU's result, and the product if it goes into an adapter; in the backward pass the gradient of the product, when
   // the product is gone.
   bytes.feed_forward += type * n.ffn * (has("w2") && !drops ? 2 : 1);
   bytes.forward = std::max(bytes.forward, type * (n.dim + n.between + 2 * n.ffn));
-  if (n.is_cut) return;
-  bytes.backward = bytes.backward_input = type * (3 * n.dim + n.ffn);
+  if (!n.is_cut) bytes.backward = bytes.backward_input = type * (3 * n.dim + n.ffn);
+}
+
+// Of a base in fewer bits than the activations have, one weight at a time is widened; one in 4 bits to float32 first.
+void add_wide_weight(const TrainingShape& shape, ActivationBytes& bytes) {
+  const Sizes n(shape);
+  const bool is_narrow = shape.autocast || shape.gather_bytes == 2;
+  if (is_narrow && shape.lora.base_dtype != "nf4") return;
+  const std::int64_t each = kFloatBytes + (is_narrow ? 2 : 0);
+  const std::int64_t wide = each * n.model.feed_forward_matrices() / n.model.matrices_of_net;
+  for (std::int64_t* of : {&bytes.forward, &bytes.backward, &bytes.backward_input}) *of += wide;
 }
 
 }  // namespace
@@ -309,6 +319,7 @@ ActivationBytes activation_sizes(const TrainingShape& shape) {
   const bool is_on_gpu = shape.on_device && !shape.model.is_gpt2();
   ActivationBytes bytes = is_on_gpu ? on_gpu(shape) : is_fused ? fused(shape) : by_operators(shape);
   if (shape.lora.rank > 0) add_adapters(shape, is_fused || is_on_gpu, bytes);
+  if (shape.has_narrow_base()) add_wide_weight(shape, bytes);
   if (shape.context_parallel_size > 1 && shape.gathers_keys) {
     // Attention saves the keys and values of all ranks of context parallelism, in place of this rank's.
     const std::int64_t type = is_fused ? kFloatBytes : shape.autocast || shape.gather_bytes == 2 ? 2 : kFloatBytes;

@@ -133,9 +133,12 @@ Measured train(const Layout& layout, const models::LlamaConfig& config, const st
   observe::reset_peak_memory_stats();
   const auto dtype = layout.narrow ? at::kBFloat16 : at::kFloat;
   const bool sharded = layout.stage > 0;
-  auto model =
-      std::make_shared<models::Llama>(config, nn::TensorOptionsOfModule{.dtype = dtype, .without_memory = sharded});
-  models::add_lora(*model, layout.lora);
+  const bool narrow_base = layout.lora.base_dtype != "float32";
+  auto model = std::make_shared<models::Llama>(
+      config, nn::TensorOptionsOfModule{.dtype = narrow_base ? at::kBFloat16 : dtype, .without_memory = sharded});
+  models::add_lora(*model, layout.lora, dtype);
+  models::store_in_nf4(*model, layout.lora);
+  if (narrow_base) models::set_activation_dtype(*model, dtype);
   const auto frozen = models::frozen_parameters(config, layout.frozen, layout.lora);
   for (const NamedTensor& one : nn::named_parameters(*model)) {
     one.tensor.set_requires_grad(std::ranges::find(frozen, one.name) == frozen.end());
@@ -351,6 +354,15 @@ INSTANTIATE_TEST_SUITE_P(
         PeakCase{{.name = "lora_recomputing", .recompute_every = 1, .lora = {.rank = 8}}, 1},
         PeakCase{{.name = "lora_ddp", .steps = 2, .lora = {.rank = 8}}},
         PeakCase{{.name = "lora_zero3", .stage = 3, .steps = 2, .lora = {.rank = 8}}},
+        PeakCase{{.name = "lora_on_bfloat16", .lora = {.rank = 8, .base_dtype = "bfloat16"}}, 1},
+        PeakCase{{.name = "lora_on_bfloat16_recomputing",
+                  .recompute_every = 1,
+                  .lora = {.rank = 8, .base_dtype = "bfloat16"}},
+                 1},
+        PeakCase{
+            {.name = "lora_on_bfloat16_zero3", .stage = 3, .steps = 2, .lora = {.rank = 8, .base_dtype = "bfloat16"}}},
+        PeakCase{{.name = "lora_on_nf4", .lora = {.rank = 8, .base_dtype = "nf4"}}, 1},
+        PeakCase{{.name = "lora_on_nf4_zero3", .stage = 3, .steps = 2, .lora = {.rank = 8, .base_dtype = "nf4"}}},
         PeakCase{{.name = "lora_zero1", .stage = 1, .lora = {.rank = 8}}},
         PeakCase{{.name = "frozen_one_rank", .frozen = {"tok_embeddings*", "layers.[01].*"}}, 1},
         PeakCase{{.name = "frozen_ddp", .frozen = {"output*", "*attention*"}}},

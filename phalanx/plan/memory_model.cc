@@ -48,7 +48,7 @@ class Prediction {
   TrainingMemory run() {
     s_.shards > 1 ? shard() : replicate();
     if (s_.async_checkpoint) {
-      const std::int64_t bytes = (stepped_ + counts_.frozen) * s_.weight_bytes +
+      const std::int64_t bytes = stepped_ * s_.weight_bytes + counts_.frozen * s_.frozen_bytes() + counts_.nf4_bytes +
                                  kFloatBytes * numbers_of_optimizer(stepped_, counts_.matrices);
       buffer("copy of the state that is being saved", bytes / s_.ranks());
     }
@@ -78,6 +78,7 @@ class Prediction {
       sum.trained += one.trained;
       sum.frozen += one.frozen;
       sum.matrices += one.matrices;
+      sum.nf4_bytes += one.nf4_bytes;
     }
     return sum;
   }
@@ -129,7 +130,7 @@ class Prediction {
 
   void replicate() {
     const std::int64_t bytes = counts_.trained * s_.weight_bytes;
-    add(MemoryCategory::parameters, weights_ * s_.weight_bytes);
+    add(MemoryCategory::parameters, bytes + counts_.frozen * s_.frozen_bytes() + counts_.nf4_bytes);
     if (s_.ranks() > 1) {
       add_shared(MemoryCategory::gradients, bytes);
       // Buckets are rebuilt in the order in which gradients arrived; for a moment both sets exist. This happens after
@@ -164,7 +165,9 @@ class Prediction {
     std::int64_t kept = 0, full_gradients = 0;
   };
   Pools shard_part(const models::LlamaPart& part, std::int64_t& padding) {
+    // Of both kinds of parameters: whether those in use are the stored ones.
     const bool direct = s_.gather_bytes == s_.weight_bytes && !s_.offload;
+    const bool direct_frozen = s_.frozen_gather_bytes() == s_.frozen_bytes() && !s_.offload;
     const bool adds_up = (s_.accumulates && !s_.accumulates_sharded_gradients()) || s_.pipeline;
     const std::int64_t sum_bytes =
         s_.accumulates_sharded_gradients() ? std::max(s_.reduce_bytes, kFloatBytes) : s_.reduce_bytes;
@@ -173,15 +176,19 @@ class Prediction {
       const FlatLayout layout = fsdp::lay_out_flat(unit.parameters, static_cast<int>(unit.shards));
       const FlatLayout frozen = fsdp::lay_out_flat(unit.frozen, static_cast<int>(unit.shards));
       const std::int64_t flat = layout.flat_elements(), mine = layout.shard_elements;
-      const std::int64_t all = flat + frozen.flat_elements(), all_mine = mine + frozen.shard_elements;
+      const FlatLayout nf4 = fsdp::lay_out_flat(unit.in_nf4, static_cast<int>(unit.shards));  // of bytes
+      const std::int64_t in_use = flat * s_.gather_bytes + frozen.flat_elements() * s_.frozen_gather_bytes() +
+                                  nf4.flat_elements();  // bytes of the unit
       padding += unit.count * (layout.padding() + frozen.padding()) * (s_.shards / unit.shards);
       const bool is_alone = unit.shards == 1;  // nothing to gather, nothing to reduce
       const bool resident = is_alone || unit.is_root || s_.zero_stage < 3 || !s_.reshard_after_forward;
       const bool own_grads = is_alone || unit.is_root || s_.zero_stage == 1;
-      if (resident) add_shared(MemoryCategory::parameters, unit.count * all * s_.gather_bytes, unit.shards);
-      if (!direct) add_of_shards(MemoryCategory::parameters, unit.count * all_mine * s_.weight_bytes);
-      if (direct && !resident) {
-        add_shared(MemoryCategory::parameters, unit.count * all_mine * s_.weight_bytes, unit.shards);
+      if (resident) add_shared(MemoryCategory::parameters, unit.count * in_use, unit.shards);
+      for (const auto& [is_direct, bytes] : {std::pair{direct, mine * s_.weight_bytes},
+                                             {direct_frozen, frozen.shard_elements * s_.frozen_bytes()},
+                                             {!s_.offload, nf4.shard_elements}}) {
+        if (!is_direct) add_of_shards(MemoryCategory::parameters, unit.count * bytes);
+        if (is_direct && !resident) add_shared(MemoryCategory::parameters, unit.count * bytes, unit.shards);
       }
       if (own_grads) add_shared(MemoryCategory::gradients, unit.count * flat * s_.reduce_bytes);
       if (!own_grads || s_.offload) {
@@ -191,12 +198,10 @@ class Prediction {
         const std::int64_t matrices = flat == 0 ? 0 : unit.matrices * mine / flat;
         add_of_shards(MemoryCategory::optimizer, unit.count * kFloatBytes * numbers_of_optimizer(mine, matrices));
       }
-      if (s_.reshard_group > 0 && !resident && !unit.is_inner) {
-        pools.kept += unit.count * all * s_.gather_bytes / s_.reshard_group;
-      }
+      if (s_.reshard_group > 0 && !resident && !unit.is_inner) pools.kept += unit.count * in_use / s_.reshard_group;
       if (!resident) {
         pools.gathered_units += unit.count;
-        pools.gathered = std::max(pools.gathered, all * s_.gather_bytes);
+        pools.gathered = std::max(pools.gathered, in_use);
       }
       if (own_grads || flat == 0) continue;
       if (adds_up) {

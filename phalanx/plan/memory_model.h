@@ -87,6 +87,10 @@ struct TrainingShape {
   std::int64_t shards_of_experts() const noexcept { return shards / expert_parallel_size; }
   /// The ranks that have the same part of the model, or shards of it.
   std::int64_t ranks() const noexcept { return replicas * shards; }
+  /// Bytes of a frozen parameter as it is stored, and in use.
+  std::int64_t frozen_bytes() const noexcept { return has_narrow_base() ? 2 : weight_bytes; }
+  std::int64_t frozen_gather_bytes() const noexcept { return has_narrow_base() ? 2 : gather_bytes; }
+  bool has_narrow_base() const noexcept { return lora.rank > 0 && lora.base_dtype != "float32"; }
   bool trains_a_part() const noexcept { return lora.rank > 0 || !frozen.empty(); }
   bool uses_model_parallelism() const noexcept { return tensor_parallel_size > 1 || pipeline; }
   /// Whether passes accumulate only this rank's rows of a sharded model's gradients.

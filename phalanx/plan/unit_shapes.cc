@@ -140,7 +140,7 @@ void count_once_more(std::vector<UnitShape>& units, std::size_t last) {
 }
 
 bool same_unit(const UnitShape& a, const UnitShape& b) {
-  return same(a.parameters, b.parameters) && same(a.frozen, b.frozen);
+  return same(a.parameters, b.parameters) && same(a.frozen, b.frozen) && same(a.in_nf4, b.in_nf4);
 }
 
 class Units {
@@ -149,6 +149,7 @@ class Units {
     if (shape.lora.rank == 0) return;
     const std::vector<std::string> layers = models::lora_layers(shape.model, shape.lora);
     adapted_.insert(layers.begin(), layers.end());
+    for (const std::string& layer : models::nf4_layers(shape.model, shape.lora)) in_nf4_.insert(layer + ".weight");
   }
 
   bool is_frozen(const std::string& name) const {
@@ -212,10 +213,21 @@ class Units {
     UnitShape made;
     made.shards = shape_.shards;
     for (const auto& [name, shape] : parameters) {
+      if (in_nf4_.contains(layer + name)) {
+        add_nf4(shape, made.in_nf4);
+        continue;
+      }
       (is_frozen(layer + name) ? made.frozen : made.parameters).push_back(shape);
       if (!is_frozen(layer + name) && is_matrix(layer + name, shape)) made.matrices += shape.numel();
     }
     return made;
+  }
+
+  static void add_nf4(const FlatParameter& matrix, std::vector<FlatParameter>& bytes) {
+    constexpr std::int64_t kBlock = 64, kNestedBlock = 256;
+    bytes.push_back({matrix.rows, matrix.row_elements / 2});
+    bytes.push_back({matrix.rows, matrix.row_elements / kBlock});
+    bytes.push_back({kFloatBytes * (matrix.numel() / (kBlock * kNestedBlock) + 2), 1});
   }
 
   bool is_matrix(const std::string& name, const FlatParameter& shape) const {
@@ -223,7 +235,7 @@ class Units {
   }
 
   const TrainingShape& shape_;
-  std::set<std::string> frozen_, adapted_;
+  std::set<std::string> frozen_, adapted_, in_nf4_;
 };
 
 std::int64_t sum_of(const std::vector<FlatParameter>& parameters) {
@@ -239,7 +251,10 @@ std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::Lla
 }
 
 ElementCounts elements_of(const UnitShape& unit) {
-  return {.trained = sum_of(unit.parameters), .frozen = sum_of(unit.frozen), .matrices = unit.matrices};
+  return {.trained = sum_of(unit.parameters),
+          .frozen = sum_of(unit.frozen),
+          .matrices = unit.matrices,
+          .nf4_bytes = sum_of(unit.in_nf4)};
 }
 
 ElementCounts elements_of_part(const TrainingShape& shape, const models::LlamaPart& part) {
@@ -249,6 +264,7 @@ ElementCounts elements_of_part(const TrainingShape& shape, const models::LlamaPa
     counts.trained += unit.count * one.trained;
     counts.frozen += unit.count * one.frozen;
     counts.matrices += unit.count * one.matrices;
+    counts.nf4_bytes += unit.count * one.nf4_bytes;
   }
   return counts;
 }

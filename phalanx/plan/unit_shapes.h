@@ -14,11 +14,12 @@ namespace phalanx::plan {
 struct UnitShape {
   std::vector<fsdp::FlatParameter> parameters;  // trained, after tensor parallelism
   std::vector<fsdp::FlatParameter> frozen;
-  std::int64_t count = 1;     // units of this shape
-  std::int64_t matrices = 0;  // elements of trained matrices that have TrainingShape::matrix_copies
-  bool is_root = false;       // stays unsharded on every rank, with its gradients
-  std::int64_t shards = 1;    // ranks that share it
-  bool is_inner = false;      // experts that are divided among ranks: part of the unit before it
+  std::vector<fsdp::FlatParameter> in_nf4;  // frozen matrices in 4 bits with their scales, in bytes
+  std::int64_t count = 1;                   // units of this shape
+  std::int64_t matrices = 0;                // elements of trained matrices that have TrainingShape::matrix_copies
+  bool is_root = false;                     // stays unsharded on every rank, with its gradients
+  std::int64_t shards = 1;                  // ranks that share it
+  bool is_inner = false;                    // experts that are divided among ranks: part of the unit before it
 };
 
 std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::LlamaPart& part);
@@ -26,7 +27,8 @@ std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::Lla
 /// Elements on a rank, before they are sharded. Of experts that are divided among ranks its own.
 struct ElementCounts {
   std::int64_t trained = 0, frozen = 0;
-  std::int64_t matrices = 0;  // of the trained ones: UnitShape::matrices
+  std::int64_t matrices = 0;   // of the trained ones: UnitShape::matrices
+  std::int64_t nf4_bytes = 0;  // beside these elements: UnitShape::in_nf4
   std::int64_t all() const noexcept { return trained + frozen; }
 };
 ElementCounts elements_of(const UnitShape& unit);  // of one unit of that shape

@@ -18,9 +18,10 @@ std::string first_not_finite(const std::vector<NamedTensor>& weights) {
   std::vector<at::Tensor> largest;
   std::vector<const std::string*> names;
   for (const NamedTensor& weight : weights) {
-    if (weight.tensor.numel() == 0) continue;
-    largest.push_back(at::linalg_vector_norm(weight.tensor.detach(), std::numeric_limits<double>::infinity(), {},
-                                             /*keepdim=*/false, at::kFloat));
+    if (weight.tensor.numel() == 0 || !weight.tensor.is_floating_point()) continue;
+    // In the weight's own type: in another one it would be converted as a whole.
+    largest.push_back(
+        at::linalg_vector_norm(weight.tensor.detach(), std::numeric_limits<double>::infinity()).to(at::kFloat));
     names.push_back(&weight.name);
   }
   if (largest.empty()) return {};

@@ -81,7 +81,8 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
       device_(device),
       model_(build_model(
           config, config::model_config(config),
-          nn::TensorOptionsOfModule{.device = device, .without_memory = ParallelModel::is_model_sharded()})),
+          // Replicas get memory when they are cut (parallelize.h), and no wide one for what is stored in 4 bits.
+          nn::TensorOptionsOfModule{.device = device, .without_memory = true})),
       frozen_(frozen_parameters(config, model_->config())),
       z_loss_weight_(config.training.z_loss_weight),
       expert_load_(ExpertLoad::make(config, plan.parallel, model_->config(), world_, device)),

@@ -24,6 +24,7 @@
 #include "phalanx/checkpoint/files/branch.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
 #include "phalanx/checkpoint/hf_weights.h"
+#include "phalanx/checkpoint/nf4_weights.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/config/run_identity.h"
 #include "phalanx/models/config/llama_json.h"
@@ -31,6 +32,7 @@
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/inputs/initial_adapter.h"
 #include "phalanx/train/inputs/initial_weights.h"
+#include "phalanx/train/nf4_base.h"
 #include "phalanx/train/run_rollback.h"
 
 namespace phalanx::train {
@@ -145,13 +147,27 @@ void load_initial_weights(const config::TrainConfig& config, const std::vector<N
       return shapes.contains(name) || models::is_lora_name(name);
     };
   }
-  std::vector<NamedTensor> wanted = has_adapters ? weights : base_among(weights);
+  std::vector<NamedTensor> wanted = weights;
   const auto is_bias = [](const NamedTensor& one) { return models::is_expert_bias(one.name); };
   if (std::ranges::any_of(wanted, is_bias) && !model.has_expert_biases() && !holds_expert_biases(path)) {
     std::erase_if(wanted, is_bias);
     log_info(fmt::format("initial weights: {} has no biases of experts: they begin with 0", path.string()));
   }
-  const LoadedWeights loaded = load_weights(path, wanted, options);
+  LoadedWeights loaded;
+  if (has_adapters) {
+    loaded = load_weights(path, wanted, options);
+  } else {
+    refuse_nf4_files(config, path);
+    const LoadWeightsOptions of_matrices = options;
+    if (config.lora.base_dtype == "nf4") {
+      options.elsewhere = [known = options.elsewhere](const std::string& name) {
+        return known(name) || BitsAndBytesFiles::is_part(name);
+      };
+    }
+    const std::vector<NamedTensor> base = base_among(wanted);
+    loaded = load_weights(path, without_nf4(config, base), options);
+    loaded.bytes += load_nf4_base(config, path, base, of_matrices);
+  }
   log_info(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
   if (!config.lora.initial_adapter.empty()) {
     load_adapter(read_initial_adapter(config), weights, /*all=*/false);

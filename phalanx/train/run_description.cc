@@ -40,6 +40,10 @@ DescriptionLines describe_run(const RunParts& run) {
     const models::TrainedCount count = models::trained_count(model, run.model.frozen(), run.config.lora);
     lines.emplace_back("trained",
                        fmt::format("{} of {} parameters", with_commas(count.trained), with_commas(count.all)));
+    if (run.config.lora.rank > 0 && run.config.lora.base_dtype != "float32") {
+      lines.emplace_back("base", fmt::format("frozen, stored in {}: values with more digits were rounded to it",
+                                             run.config.lora.base_dtype));
+    }
   }
   if (run.config.model.flavor == config::kFlavorOfDirectory) {
     const std::string file = (std::filesystem::path(run.config.model.hf_assets_path) / "config.json").string();

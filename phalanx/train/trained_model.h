@@ -1,7 +1,7 @@
 // Builds the model of a training run, or a part of it, and says which of its parameters are trained: all but those that
 // [training] frozen names, or with [lora] its adapters alone. Frozen parameters have requires_grad = false. They have no
 // gradient, no optimizer state and no part in the gradient norm, in every layout. Checkpoints and exports hold them as
-// they hold the others.
+// they hold the others. [lora] base_dtype says in which type the frozen weights under adapters are stored.
 //
 //   auto model = build_model(config, config::model_config(config), {.without_memory = true});
 //   auto stage = build_model(config, model->config(), part, {.without_memory = true});

@@ -31,6 +31,7 @@
 #include "phalanx/train/inputs/data_resume.h"
 #include "phalanx/train/inputs/initial_adapter.h"
 #include "phalanx/train/inputs/initial_weights.h"
+#include "phalanx/train/nf4_base.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/rank_agreement.h"
 #include "phalanx/train/run_description.h"
@@ -209,6 +210,7 @@ void Trainer::make_model() {
   if (!checkpoints_.resumes()) {
     if (!has_initial_weights(config_) || config_.lora.rank > 0) {
       model_->initialise(static_cast<std::uint64_t>(config_.debug.seed));
+      if (!has_initial_weights(config_)) initialise_nf4_base(config_, *model_);
     }
     if (has_initial_weights(config_)) {
       nlohmann::json source, adapter = nlohmann::json::object();

@@ -73,6 +73,54 @@ TEST_F(TrainedPartRunTest, GoesOnInAnyLayout) {
   }
 }
 
+TEST_F(TrainedPartRunTest, ABaseInFewerBitsIsSavedAsItIsAndGoesOnInAnyLayout) {
+  for (const std::string type : {"bfloat16", "nf4"}) {
+    SCOPED_TRACE(type);
+    std::vector<std::string> keys = {"--lora.base_dtype=" + type, "--model.dim=128", "--model.ffn_hidden=256"};
+    keys.insert(keys.end(), lora_.begin(), lora_.end());
+    train(config(type, keys), 1);
+    EXPECT_LT(losses(type).back(), losses(type).front());
+    const TrainState state = state_in(type, 12);
+    const bool is_nf4 = type == "nf4";
+    EXPECT_EQ(tensor_of(state, "model.layers.0.attention.wq.weight").scalar_type(), is_nf4 ? at::kByte : at::kBFloat16);
+    EXPECT_EQ(tensor_of(state, "model.tok_embeddings.weight").scalar_type(), at::kBFloat16);
+    EXPECT_EQ(tensor_of(state, "model.layers.0.attention.wq.lora_A").scalar_type(), at::kFloat);
+    const std::vector<Layout> layouts = {{.name = "zero3", .ranks = 2, .keys = sharded(3)},
+                                         {.name = "tp2", .ranks = 2, .tp = 2},
+                                         {.name = "pp2_zero3_2", .ranks = 4, .pp = 2, .keys = sharded(3, 2)},
+                                         {.name = "ddp", .ranks = 2}};
+    const std::string parts = type + "-in-parts";
+    for (const Layout& layout : layouts) train(config_of(layout, parts, keys), layout.ranks, stop_after_first_step());
+    const std::vector<double> whole = losses(type);
+    expect_same_losses(losses(parts), {whole.begin(), whole.begin() + std::ssize(layouts)});
+    std::vector<std::string> other = keys;
+    other[0] = "--lora.base_dtype=float32";
+    other.emplace_back("--training.steps=14");
+    EXPECT_THAT(refusal<CheckpointError>(config(type, other)), HasSubstr("[lora] base_dtype: saved"));
+    // A new run that begins with its weights and adapters has the same base.
+    other.emplace_back("--checkpoint.initial_load_path=" + path(type + "/checkpoint"));
+    EXPECT_THAT(refusal<CheckpointError>(config("new", other)),
+                HasSubstr("on a base in " + type + ", and [lora] base_dtype is \"float32\""));
+    other[0] = keys[0];
+    train(config("goes-on-" + type, other), 1);
+    EXPECT_LT(losses("goes-on-" + type).front(), losses(type).front());
+  }
+}
+
+TEST_F(TrainedPartRunTest, ABaseInFewerBitsThatIsNotThereIsRefused) {
+  const auto said = [&](std::vector<std::string> keys, int ranks = 1) {
+    keys.emplace_back("--lora.base_dtype=nf4");
+    if (ranks > 0) keys.emplace_back("--lora.rank=4");
+    return error_text<ConfigError>([&] { train(config("a", keys), std::max(ranks, 1)); });
+  };
+  EXPECT_THAT(said({}, 0), AllOf(HasSubstr("base_dtype is \"nf4\", but rank is 0"), HasSubstr("1 or more")));
+  EXPECT_THAT(said({"--training.mixed_precision_param=float16"}), HasSubstr("expected \"bfloat16\" or \"float32\""));
+  EXPECT_THAT(said({"--model.ffn_hidden=176"}),
+              AllOf(HasSubstr("rows of layers.0.feed_forward.w2 have 176 elements"), HasSubstr("multiples of 64")));
+  EXPECT_THAT(said({"--model.dim=64", "--model.ffn_hidden=256", "--parallelism.tensor_parallel_degree=2"}, 2),
+              AllOf(HasSubstr("1 blocks of 64 in NF4, which 2 ranks of 'tp' cannot share"), HasSubstr("attention.wo")));
+}
+
 TEST_F(TrainedPartRunTest, WrongPatternsAndChangesAreRefused) {
   EXPECT_THAT(refusal<ConfigError>(config("a", {"--training.frozen=layers.0.attention.q_proj*"})),
               AllOf(HasSubstr("[training] frozen: pattern 'layers.0.attention.q_proj*' matches none"),

@@ -13,6 +13,7 @@
 #include "phalanx/nn/init.h"
 #include "phalanx/train/float8_layers.h"
 #include "phalanx/train/inputs/initial_weights.h"
+#include "phalanx/train/nf4_base.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/run_checkpoints.h"
 #include "phalanx/train/token_batch.h"
@@ -28,6 +29,7 @@ LayoutSide::LayoutSide(const config::TrainConfig& config, const std::shared_ptr<
       options{.plan = plan, .rank = world->rank(), .device = device, .autocast = train::autocast_dtype(config, plan)} {
   if (!train::has_initial_weights(config) || config.lora.rank > 0) {
     model->initialise(static_cast<std::uint64_t>(config.debug.seed));
+    if (!train::has_initial_weights(config)) train::initialise_nf4_base(config, *model);
   }
   if (train::has_initial_weights(config)) {
     train::load_initial_weights(config, model->with_expert_biases(model->weights()), [](const std::string&) {});

@@ -147,6 +147,21 @@ TEST_F(TrainedPartTest, AdaptersTrainAsOnOneRank) {
   }
 }
 
+TEST_F(TrainedPartTest, AdaptersTrainOnABaseInFewerBitsAsOnOneRank) {
+  const std::vector<std::string> lora = {"--lora.rank=4", "--lora.alpha=8", "--lora.no-zero_b",
+                                         "--lora.base_dtype=bfloat16"};
+  for (const Case& layout : layouts()) expect_one_ranks_training(layout, lora, 28);
+  // In NF4 rows are blocks of 64: each rank of tensor parallelism has whole ones.
+  const std::vector<std::string> in_nf4 = {"--lora.rank=4",         "--lora.alpha=8",  "--lora.no-zero_b",
+                                           "--lora.base_dtype=nf4", "--model.dim=256", "--model.ffn_hidden=256"};
+  for (const Case& layout : layouts()) expect_one_ranks_training(layout, in_nf4, 28);
+  // Layers without adapters keep their weights in 16 bits, too.
+  const std::vector<std::string> some = lora + std::vector<std::string>{"--lora.target_modules=q_proj,v_proj,w2"};
+  for (const Case& layout : layouts()) {
+    if (layout.name.starts_with("tp_2") || layout.ranks > 2) expect_one_ranks_training(layout, some, 12);
+  }
+}
+
 TEST_F(TrainedPartTest, AdaptersDropOutWhatOneRankDropsOut) {
   const std::vector<std::string> lora = {"--lora.rank=4", "--lora.alpha=8", "--lora.no-zero_b", "--lora.dropout=0.3"};
   for (const Case& layout : layouts()) expect_one_ranks_training(layout, lora, 28);

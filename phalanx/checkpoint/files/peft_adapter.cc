@@ -225,8 +225,11 @@ std::string peft_config_text(const models::LlamaConfig& model, const models::Lor
 }
 
 nlohmann::json lora_metadata(const models::LoraOptions& lora) {
-  return {
-      {"rank", lora.rank}, {"alpha", lora.alpha}, {"dropout", lora.dropout}, {"target_modules", lora.target_modules}};
+  return {{"rank", lora.rank},
+          {"alpha", lora.alpha},
+          {"dropout", lora.dropout},
+          {"target_modules", lora.target_modules},
+          {"base_dtype", lora.base_dtype}};
 }
 
 models::LoraOptions lora_from_metadata(const nlohmann::json& json, const std::string& where) {
@@ -234,7 +237,8 @@ models::LoraOptions lora_from_metadata(const nlohmann::json& json, const std::st
   return {.rank = read.get<std::int64_t>("rank"),
           .alpha = read.get<double>("alpha"),
           .dropout = read.get<double>("dropout"),
-          .target_modules = read.get<std::vector<std::string>>("target_modules")};
+          .target_modules = read.get<std::vector<std::string>>("target_modules"),
+          .base_dtype = read.get_or<std::string>("base_dtype", "float32")};
 }
 
 }  // namespace phalanx

@@ -17,6 +17,9 @@ std::vector<std::string> frozen_parameters(const LlamaConfig& config, const std:
   for (const std::string& layer : adapted) {
     for (const char* half : {kLoraA, kLoraB}) names.push_back(layer + half);
   }
+  for (const std::string& layer : nf4_layers(config, lora)) {
+    for (const char* scales : kNf4Scales) names.push_back(fmt::format("{}.weight{}", layer, scales));
+  }
   const std::vector<bool> matched = matching_names("[training] frozen", patterns, names);
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (matched[i] || (!adapted.empty() && !is_lora_name(names[i]))) frozen.push_back(names[i]);

@@ -31,12 +31,17 @@ constexpr const char* kOriginalLength = "original_max_position_embeddings";
 constexpr std::int64_t kPhi3OriginalLength = 4096;  // transformers' default
 
 /// Keys that would change a model's results, if its family does not read them.
-constexpr std::array<const char*, 13> kNotDone = {"quantization_config",     "num_experts",
-                                                  "num_local_experts",       "attn_logit_softcapping",
-                                                  "final_logit_softcapping", "embedding_multiplier",
-                                                  "residual_multiplier",     "logits_scaling",
-                                                  "attention_multiplier",    "clip_qkv",
-                                                  "no_rope_layers",          "swiglu_limit",
+constexpr std::array<const char*, 12> kNotDone = {"num_experts",
+                                                  "num_local_experts",
+                                                  "attn_logit_softcapping",
+                                                  "final_logit_softcapping",
+                                                  "embedding_multiplier",
+                                                  "residual_multiplier",
+                                                  "logits_scaling",
+                                                  "attention_multiplier",
+                                                  "clip_qkv",
+                                                  "no_rope_layers",
+                                                  "swiglu_limit",
                                                   "attention_sinks"};
 
 class ConfigFile : private HfConfigFile {
@@ -102,6 +107,7 @@ class ConfigFile : private HfConfigFile {
       if (read.get_or<bool>(flag, false)) refuse(fmt::format("\"{}\": true", flag), "false");
     }
     if (!read.get_or<bool>("is_causal", true)) refuse("\"is_causal\": false", "true");
+    if (has("quantization_config")) refuse_other_quantisation(json.at("quantization_config"));
     for (const char* key : kNotDone) {
       if (has(key) && std::ranges::find(form.keys, key) == form.keys.end()) {
         refuse(fmt::format("\"{}\"", key), "a model without it");
@@ -115,6 +121,15 @@ class ConfigFile : private HfConfigFile {
     if (part != 1.0 && (!traits.partial_rotation || traits.latent_attention)) {
       refuse(fmt::format("\"partial_rotary_factor\": {}", part), "1");
     }
+  }
+
+  /// bitsandbytes' NF4 is read as the frozen base of adapters (checkpoint/nf4_weights.h), which the weights' reader checks.
+  void refuse_other_quantisation(const nlohmann::json& how) const {
+    const auto is = [&](const char* key, const nlohmann::json& value) {
+      return how.is_object() && how.contains(key) && how.at(key) == value;
+    };
+    if (is("quant_method", "bitsandbytes") && is("bnb_4bit_quant_type", "nf4") && is("load_in_4bit", true)) return;
+    refuse("\"quantization_config\"", "a model without it, or one in NF4 of bitsandbytes");
   }
 
   void take_rope(LlamaConfig& config, const HfFamily& form) const {

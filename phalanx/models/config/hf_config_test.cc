@@ -74,6 +74,10 @@ TEST(HfConfig, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {
   EXPECT_THAT(config_error("mlp_bias", true), HasSubstr("\"mlp_bias\": true is not supported"));
   EXPECT_THAT(config_error("quantization_config", {{"bits", 4}}),
               HasSubstr("\"quantization_config\" is not supported"));
+  nlohmann::json nf4 = {{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}, {"bnb_4bit_quant_type", "nf4"}};
+  EXPECT_EQ(config_error("quantization_config", nf4), "");
+  nf4["bnb_4bit_quant_type"] = "fp4";
+  EXPECT_THAT(config_error("quantization_config", nf4), HasSubstr("or one in NF4 of bitsandbytes"));
   EXPECT_THAT(config_error("num_local_experts", 8), HasSubstr("\"num_local_experts\" is not supported"));
   EXPECT_THAT(config_error("partial_rotary_factor", 0.5), HasSubstr("\"partial_rotary_factor\": 0.5"));
   EXPECT_THAT(config_error("rope_scaling", {{"rope_type", "proportional"}}),

@@ -9,6 +9,7 @@
 // - a shell's pattern over whole names: layers.[0-3].attention.*, model.layers.0.*.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -22,20 +23,33 @@ struct LoraOptions {
   double alpha = 16.0;    // adapters are scaled by alpha / rank
   double dropout = 0.0;   // probability, of elements of an adapter's input
   std::vector<std::string> target_modules = {"all-linear"};
+  std::string base_dtype = "float32";  // in which the frozen weights are stored: kBaseDtypes
   bool zero_b = true;  // lora_B starts as zeros, so that the model starts as the base is; false: random, for tests
 
   double scale() const noexcept { return alpha / static_cast<double>(rank); }
   bool operator==(const LoraOptions&) const = default;
 };
 
+inline constexpr std::array kBaseDtypes = {"float32", "bfloat16", "nf4"};
+
 inline constexpr const char* kLoraA = ".lora_A";
 inline constexpr const char* kLoraB = ".lora_B";
+/// Behind a weight's name, in a base in NF4: the scales of its blocks (nn/linear.h).
+inline constexpr std::array kNf4Scales = {"_absmax", "_nested"};
 
 /// Whether a parameter belongs to an adapter.
 bool is_lora_name(const std::string& parameter);
 
+/// The names of the layers whose weights a base in NF4 stores in 4 bits: every linear layer of the blocks, with an adapter
+/// or not. Embeddings, norms and the output layer are in bfloat16 then. None for another base.
+std::vector<std::string> nf4_layers(const LlamaConfig& config, const LoraOptions& options);
+
+/// At least so many bytes hold the weights of a model: one for each, or half of one in NF4.
+std::int64_t least_bytes(const LlamaConfig& config, const LoraOptions& options);
+
 /// The names of the layers with adapters, in the model's order; none if the rank is 0. ConfigError that begins with
-/// `what` for a target that matches no layer, wrong numbers, and families without adapters (GPT-2; experts of Mixtral).
+/// `what` for a target that matches no layer, wrong numbers, families without adapters (GPT-2; experts of Mixtral), a base of experts
+/// in another type than float32, and a base in NF4 whose rows are no whole blocks.
 std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOptions& options,
                                      const std::string& what = "[lora]");
 

@@ -70,7 +70,10 @@ TrainedCount trained_count(const LlamaConfig& config, const std::vector<std::str
   TrainedCount count;
   for (const auto& [name, size] : sizes) count.all += size;
   count.trained = count.all;
-  for (const std::string& name : frozen) count.trained -= sizes.at(name);
+  for (const std::string& name : frozen) {
+    const auto size = sizes.find(name);
+    if (size != sizes.end()) count.trained -= size->second;  // the scales of a base in 4 bits count for nothing
+  }
   return count;
 }
 

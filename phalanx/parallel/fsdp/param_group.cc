@@ -55,17 +55,22 @@ ParamGroup::ParamGroup(std::string name, std::vector<NamedTensor> parameters, st
       offload_(options.offload),
       gathered_on_use_(options.gathered_on_use) {
   const at::NoGradGuard no_grad;
-  const auto frozen = std::stable_partition(  // clang 14 cannot read std::ranges' own
+  const bool trains = std::ranges::any_of(parameters, [](const NamedTensor& p) { return p.tensor.requires_grad(); });
+  const at::ScalarType first_type = parameters.front().tensor.scalar_type();
+  const auto others = std::stable_partition(  // clang 14 cannot read std::ranges' own
       parameters.begin(), parameters.end(),
-      [](const NamedTensor& parameter) { return parameter.tensor.requires_grad(); });
-  if (frozen != parameters.begin() && frozen != parameters.end()) {
-    frozen_ = std::make_unique<ParamGroup>(name_, std::vector(frozen, parameters.end()), comm_, options);
-    parameters.erase(frozen, parameters.end());
+      [&](const NamedTensor& p) { return trains ? p.tensor.requires_grad() : p.tensor.scalar_type() == first_type; });
+  if (others != parameters.end()) {
+    frozen_ = std::make_unique<ParamGroup>(name_, std::vector(others, parameters.end()), comm_, options);
+    parameters.erase(others, parameters.end());
   }
   check(parameters, options);
   const at::TensorOptions given = parameters.front().tensor.options().requires_grad(false);
-  options_ = given.dtype(options.param_dtype.value_or(parameters.front().tensor.scalar_type()));
-  grad_options_ = options_.dtype(options.reduce_dtype.value_or(c10::typeMetaToScalarType(options_.dtype())));
+  const at::ScalarType type = parameters.front().tensor.scalar_type();
+  const bool is_floating = parameters.front().tensor.is_floating_point();
+  options_ = given.dtype(is_floating ? options.param_dtype.value_or(type) : type);
+  grad_options_ =
+      options_.dtype(is_floating ? options.reduce_dtype.value_or(c10::typeMetaToScalarType(options_.dtype())) : type);
   shard_options_ = offload_ ? on_host(given) : given;
   direct_ = !offload_ && given.dtype() == options_.dtype();
   std::vector<FlatParameter> shapes;
@@ -118,7 +123,7 @@ void ParamGroup::check(const std::vector<NamedTensor>& parameters, const ParamGr
                       name_, parameters.front().name, c10::toString(first.scalar_type()), first.device().str(), name,
                       c10::toString(tensor.scalar_type()), tensor.device().str()));
     }
-    if (!tensor.is_floating_point()) {
+    if (tensor.requires_grad() && !tensor.is_floating_point()) {
       throw Error(fmt::format("fully_shard: parameter '{}' has dtype {}; expected a floating-point dtype", name,
                               c10::toString(tensor.scalar_type())));
     }

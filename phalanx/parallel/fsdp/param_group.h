@@ -17,7 +17,8 @@
 //
 // Frozen parameters (requires_grad = false) have no gradients. If a unit has both kinds, the frozen ones form a group of
 // their own inside this one: with `full` and `shard` and nothing else, in a dtype of its own, gathered and freed together
-// with the trained ones, in the same piece of memory.
+// with the trained ones, in the same piece of memory. Frozen parameters of several dtypes are as many groups, each inside
+// of the one before. Those of whole numbers keep their dtype.
 //
 // ParamGroup does not decide when its operations run: FsdpRuntime does (fsdp_runtime.h). The rank's thread calls them
 // or, inside a backward pass, the thread that runs it.
@@ -59,8 +60,8 @@ struct ParamGroupOptions {
 class ParamGroup {
  public:
   /// Collective. Takes over the parameters: copies this rank's rows of those that have values, then replaces their
-  /// memory. Throws Error for a parameter without dimensions, or whose dtype or device differs from that of the first one
-  /// of its kind (trained or frozen).
+  /// memory. Throws Error for a parameter without dimensions, or on another device, and for trained parameters of several
+  /// dtypes.
   ParamGroup(std::string name, std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm,
              const ParamGroupOptions& options);
 
@@ -159,7 +160,7 @@ class ParamGroup {
   std::shared_ptr<Communicator> post_forward_group_;
   at::TensorOptions shard_options_, options_, grad_options_;
   std::vector<Parameter> parameters_;
-  std::unique_ptr<ParamGroup> frozen_;  // null: the parameters are of one kind
+  std::unique_ptr<ParamGroup> frozen_;  // those of the other kinds; null: there is one kind
   FlatBuffer full_, grads_;
   at::Tensor shard_, sharded_post_forward_, reduced_, partial_reduce_output_;
   ReduceOp gradient_reduction_ = ReduceOp::avg;

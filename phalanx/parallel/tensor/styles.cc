@@ -36,10 +36,16 @@ namespace {
 
 constexpr const char* kTensorAxis = "tp";
 constexpr const char *kAdapterA = "lora_A", *kAdapterB = "lora_B";  // of a Linear
+constexpr const char* kNestedScales = "weight_nested";              // of a Linear in 4 bits: whole on every rank
 
 bool has_adapter(const nn::Module& module) {
   const auto* linear = dynamic_cast<const nn::Linear*>(&module);
   return linear != nullptr && linear->has_adapter();
+}
+
+bool has_own_product(const nn::Module& module) {
+  const auto* linear = dynamic_cast<const nn::Linear*>(&module);
+  return linear != nullptr && linear->has_own_product();
 }
 
 // How one parameter is split; empty: it stays whole.
@@ -277,7 +283,7 @@ class Parallelizer {
         const auto copies = copies_of.find(p.key());
         own(what, p.value(), copies == copies_of.end() ? ParameterSplit{} : ParameterSplit{0, copies->second});
       }
-      if (!style.overlap || has_adapter(layer)) {
+      if (!style.overlap || has_own_product(layer)) {
         styles_.push_back(convert_input(module, style.input, ActivationLayout::shared()));
         return;
       }
@@ -323,7 +329,7 @@ class Parallelizer {
                                                   const ColwiseParallel& style) const {
     std::map<std::string, int> result;
     for (const auto& p : module.named_parameters(/*recurse=*/false)) result[p.key()] = style.copies;
-    if (has_adapter(module)) result.erase(kAdapterA);  // whole on every rank
+    for (const char* whole : {kAdapterA, kNestedScales}) result.erase(whole);  // on every rank
     for (const auto& [name, copies] : style.part_copies) {
       const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
       if (fused == nullptr) refuse(what + ", part_copies", module, "a FusedLinear");
@@ -364,9 +370,21 @@ class Parallelizer {
       check_conversion(what + ", input", style.input, ActivationLayout::split(-1));
     own(what, linear->weight, {1});
     own(what, linear->bias, {});
+    if (linear->nf4_tables()) {
+      const int ranks = mesh_.size(kTensorAxis);
+      if (linear->weight_absmax.size(1) % ranks != 0) {
+        throw ConfigError(
+            fmt::format("{}: its rows of {} elements are {} blocks of {} in NF4, which {} ranks of '{}' cannot share "
+                        "without splitting one; expected a degree that divides {}, or a base in another type",
+                        what, linear->options().in_features, linear->weight_absmax.size(1), kernels::kNf4Block, ranks,
+                        kTensorAxis, linear->weight_absmax.size(1)));
+      }
+      own(what, linear->weight_absmax, {1});
+      own(what, linear->weight_nested, {});
+    }
     own(what, linear->lora_a, {1});
     own(what, linear->lora_b, {});
-    const bool overlaps = style.overlap && !linear->has_adapter();
+    const bool overlaps = style.overlap && !linear->has_own_product();
     if (linear->has_adapter()) {
       // Each rank makes an addend of y from its columns of x, and an addend of this gradient.
       sum_gradient(name, module, kAdapterB, 0);

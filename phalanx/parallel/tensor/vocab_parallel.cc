@@ -16,6 +16,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/communicator.h"
+#include "phalanx/kernels/frozen_weight.h"
 #include "phalanx/kernels/fusible.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/kernels/row_kernels.h"
@@ -55,7 +56,8 @@ class Head {
         scale_(scale),
         gradient_scale_(scale.to(at::kFloat)),
         z_loss_weight_(z_loss_weight),
-        fused_(kernels::fusible(h, weight)),
+        narrow_(kernels::is_narrow_weight(h, weight)),
+        fused_(kernels::fusible(h, weight) || (narrow_ && kernels::fusible(h))),
         losses_(at::empty({h.size(0)}, h.options().dtype(at::kFloat))) {
     const std::int64_t tokens = std::min(h.size(0), kTokens);
     const int blocks = h.size(0) > tokens ? 2 : 1;
@@ -83,7 +85,11 @@ class Head {
     block.column = label.masked_fill(block.owned.logical_not(), 0);
     if (fused_) {
       block.logits = room.narrow(0, 0, count);
-      at::mm_out(block.logits, rows, weight_.t());
+      narrow_ ? kernels::frozen_product_out(block.logits, rows, weight_)
+              : static_cast<void>(at::mm_out(block.logits, rows, weight_.t()));
+    } else if (narrow_) {
+      block.logits = at::empty({count, weight_.size(0)}, h_.options());
+      kernels::frozen_product_out(block.logits, rows, weight_);
     } else {
       block.logits = at::mm(rows, weight_.t()).to(at::kFloat);
     }
@@ -129,10 +135,11 @@ class Head {
     if (z.defined()) factor.mul_(z.mul(2 * z_loss_weight_).add_(1));
     factor = factor.masked_fill_(block.ignored, 0.0).contiguous();
     to_gradients(block, factor);
-    const at::Tensor dlogits = fused_ ? block.logits : block.logits.to(weight_.scalar_type());
+    const at::Tensor dlogits = fused_ || narrow_ ? block.logits : block.logits.to(weight_.scalar_type());
     if (gradients_.dh.defined()) {
       at::Tensor rows = gradients_.dh.narrow(0, block.from, block.count);
-      at::mm_out(rows, dlogits, weight_);
+      narrow_ ? kernels::frozen_input_gradient_out(rows, dlogits, weight_)
+              : static_cast<void>(at::mm_out(rows, dlogits, weight_));
     }
     if (gradients_.dweight) {
       gradients_.dweight->out().addmm_(dlogits.t(), h_.narrow(0, block.from, block.count), block.from == 0 ? 0.0 : 1.0);
@@ -160,7 +167,7 @@ class Head {
   HeadParts& gradients_;
   at::Tensor scale_, gradient_scale_;  // 0-dim, float64 and fp32: 1 / divisor
   double z_loss_weight_;
-  bool fused_;
+  bool narrow_, fused_;
   at::Tensor losses_;
   std::array<at::Tensor, 2> room_;
 };
@@ -216,7 +223,8 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h_in, const at::Tensor& weight, const at::Tensor& labels,
                                         const VocabShard& part, const std::shared_ptr<Communicator>& group,
                                         std::optional<double> divisor, double z_loss_weight) {
-  const at::Tensor h = h_in.to(weight.scalar_type());  // under autocast a norm's output may have 16 bits
+  // Under autocast a norm's output may have 16 bits.
+  const at::Tensor h = kernels::is_narrow_weight(h_in, weight) ? h_in : h_in.to(weight.scalar_type());
   if (labels.device().is_cpu()) kernels::check_labels(labels.contiguous(), part.count);
   if (h.numel() == 0) throw Error("vocabulary_parallel_cross_entropy: no tokens");
   kernels::require_divisor(divisor);

@@ -82,6 +82,12 @@ bool initial_weights_hold_adapters(const config::TrainConfig& config) {
   }
   const std::string differs = difference(config, saved, path + ": metadata.lora");
   if (!differs.empty()) throw CheckpointError(fmt::format("{}: it {}; or {}", what, differs, kMergeFirst));
+  if (saved.base_dtype != config.lora.base_dtype) {
+    throw CheckpointError(
+        fmt::format("{} on a base in {}, and [lora] base_dtype is \"{}\": they would add to another base; expected "
+                    "base_dtype = \"{}\"; or {}",
+                    what, saved.base_dtype, config.lora.base_dtype, saved.base_dtype, kMergeFirst));
+  }
   return true;
 }
 

@@ -47,7 +47,7 @@ std::filesystem::path initial_weights_path(const config::TrainConfig& run) {
 void check_initial_weights(const config::TrainConfig& config) {
   const bool from_directory = config.model.flavor == "hf";
   refuse_more_parameters_than_bytes(
-      initial_weights_path(config), config::model_config(config).parameter_count(),
+      initial_weights_path(config), models::least_bytes(config::model_config(config), config.lora),
       from_directory ? (std::filesystem::path(config.model.hf_assets_path) / "config.json").string() : "[model]");
 }
 

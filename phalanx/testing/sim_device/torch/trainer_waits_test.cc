@@ -133,6 +133,13 @@ std::vector<std::string> muon(std::vector<std::string> keys = {}) {
   return keys;
 }
 
+/// Adapters over a frozen base in fewer bits.
+std::vector<std::string> adapters(const std::string& base_dtype, std::vector<std::string> keys = {}) {
+  keys.insert(keys.end(),
+              {"--lora.rank=4", "--lora.base_dtype=" + base_dtype, "--model.dim=128", "--model.ffn_hidden=256"});
+  return keys;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Layouts, TrainerSteadyWaits,
     ::testing::Values(
@@ -147,6 +154,9 @@ INSTANTIATE_TEST_SUITE_P(
         Steady{.name = "pp", .ranks = 2, .pp = 2},
         Steady{.name = "pp_float16", .ranks = 2, .pp = 2, .keys = {"--training.mixed_precision_param=float16"}},
         Steady{.name = "zbv", .ranks = 2, .pp = 2, .keys = {"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}},
+        Steady{.name = "one_on_bfloat16", .keys = adapters("bfloat16")},
+        Steady{.name = "one_on_nf4", .keys = adapters("nf4", {"--training.mixed_precision_param=bfloat16"})},
+        Steady{.name = "zero3_on_nf4", .ranks = 2, .keys = adapters("nf4", shards(3))},
         Steady{.name = "one_muon", .keys = muon()}, Steady{.name = "ddp_muon", .ranks = 2, .keys = muon()},
         Steady{.name = "tp_zero3_muon", .ranks = 4, .tp = 2, .keys = muon(shards(3, 2))},
         Steady{.name = "pp_muon", .ranks = 2, .pp = 2, .keys = muon()},

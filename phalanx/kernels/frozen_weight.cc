@@ -1,0 +1,77 @@
+#include "phalanx/kernels/frozen_weight.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "phalanx/kernels/saved_activations.h"
+
+namespace phalanx::kernels {
+namespace {
+
+constexpr std::int64_t kWideElements = std::int64_t{1} << 23;  // of an output layer at a time: 32 MiB
+
+struct FrozenLinearFunction : torch::autograd::Function<FrozenLinearFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias) {
+    ctx->save_for_backward({weight});
+    const auto wide_bias = bias ? std::optional(bias->to(x.scalar_type())) : std::nullopt;
+    return computed_once(SavedOp::linear,
+                         [&] { return std::vector{at::linear(x, weight.to(x.scalar_type()), wide_bias)}; })[0];
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const at::Tensor weight = ctx->get_saved_variables()[0];
+    at::Tensor dx;
+    if (ctx->needs_input_grad(0)) dx = at::matmul(grads[0], weight.to(grads[0].scalar_type()));
+    return {dx, at::Tensor(), at::Tensor()};
+  }
+};
+
+/// Calls use(first, wide) with some rows of the weight at a time, in fp32.
+template <class Use>
+void for_rows(const at::Tensor& weight, const Use& use) {
+  const std::int64_t rows = weight.size(0), at_once = std::clamp<std::int64_t>(kWideElements / weight.size(1), 1, rows);
+  const at::Tensor buffer = at::empty({at_once, weight.size(1)}, weight.options().dtype(at::kFloat));
+  for (std::int64_t first = 0; first < rows; first += at_once) {
+    const std::int64_t count = std::min(at_once, rows - first);
+    const at::Tensor wide = buffer.narrow(0, 0, count);
+    wide.copy_(weight.narrow(0, first, count));
+    use(first, wide);
+  }
+}
+
+}  // namespace
+
+bool is_narrow_weight(const at::Tensor& x, const at::Tensor& weight) {
+  return x.scalar_type() == at::kFloat && !weight.requires_grad() &&
+         (weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kHalf) &&
+         !at::autocast::is_autocast_enabled(x.device().type());
+}
+
+at::Tensor frozen_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return FrozenLinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
+}
+
+void frozen_product_out(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight) {
+  for_rows(weight, [&](std::int64_t first, const at::Tensor& wide) {
+    at::Tensor columns = out.narrow(1, first, wide.size(0));
+    at::mm_out(columns, x, wide.t());
+  });
+}
+
+void frozen_input_gradient_out(const at::Tensor& out, const at::Tensor& dy, const at::Tensor& weight) {
+  for_rows(weight, [&](std::int64_t first, const at::Tensor& wide) {
+    out.addmm_(dy.narrow(1, first, wide.size(0)), wide, first == 0 ? 0.0 : 1.0);
+  });
+}
+
+}  // namespace phalanx::kernels

@@ -1,0 +1,52 @@
+// Products with a frozen weight in 16 bits: those of the same weight in fp32.
+#include "phalanx/kernels/frozen_weight.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include "phalanx/kernels/linear.h"
+#include "phalanx/kernels/linear_cross_entropy.h"
+
+namespace phalanx::kernels {
+namespace frozen_weight_test {
+
+TEST(FrozenWeight, ProductsAndGradientsAreThoseOfTheWideWeight) {
+  const at::Tensor weight = at::randn({24, 16}).to(at::kBFloat16), bias = at::randn({24}).to(at::kBFloat16);
+  const at::Tensor x = at::randn({7, 16}), dy = at::randn({7, 24});
+  x.set_requires_grad(true);
+  ASSERT_TRUE(is_narrow_weight(x, weight));
+  const at::Tensor y = linear(x, weight, bias);
+  EXPECT_TRUE(at::equal(y, at::linear(x, weight.to(at::kFloat), bias.to(at::kFloat))));
+  y.backward(dy);
+  EXPECT_TRUE(at::equal(x.grad(), dy.mm(weight.to(at::kFloat))));
+}
+
+TEST(FrozenWeight, TrainedOrEqualTypesAreNoNarrowWeights) {
+  const at::Tensor x = at::randn({2, 4}), weight = at::randn({3, 4});
+  EXPECT_FALSE(is_narrow_weight(x, weight));
+  EXPECT_FALSE(is_narrow_weight(x.to(at::kBFloat16), weight.to(at::kBFloat16)));
+  EXPECT_FALSE(is_narrow_weight(x, weight.to(at::kBFloat16).set_requires_grad(true)));
+}
+
+// So many rows that they are not all wide at once.
+TEST(FrozenWeight, TheLossIsThatOfTheWideOutputLayer) {
+  const at::Tensor weight = (at::randn({9000, 1024}) * 0.05).to(at::kBFloat16);
+  const at::Tensor labels = at::randint(9000, {600}, at::kLong);
+  const at::Tensor x = at::randn({600, 1024}), same = x.clone();
+  x.set_requires_grad(true);
+  same.set_requires_grad(true);
+  const at::Tensor loss = linear_cross_entropy(x, weight, labels, 600.0, 0.0);
+  const at::Tensor expected = linear_cross_entropy(same, weight.to(at::kFloat), labels, 600.0, 0.0);
+  EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
+  loss.backward();
+  expected.backward();
+  EXPECT_TRUE(at::allclose(x.grad(), same.grad(), 1e-4, 1e-8));
+}
+
+}  // namespace frozen_weight_test
+}  // namespace phalanx::kernels
