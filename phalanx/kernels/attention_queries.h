@@ -1,7 +1,7 @@
 // AttentionQueries: the queries of a call of causal attention, and the keys that each of them sees.
 //
-// Queries may be those of some positions of a sequence only, with the keys of all its positions: then each range of
-// positions meets one or several documents, and each such part is a segment.
+// Queries may be those of some positions of a sequence only, and so may the keys. Each range of queries meets one or
+// several documents, and each such part that sees some of the keys is a segment.
 //
 //   for_each_segment(queries, /*row=*/0, [&](const QuerySegment& s) { ... });
 #pragma once
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,49 +20,69 @@ namespace phalanx::kernels {
 
 struct AttentionQueries {
   std::vector<PositionRange> ranges;  // the positions of the queries, in the order of the queries; increasing
-  std::int64_t keys = 0;              // the length of a row of keys
-  std::shared_ptr<const DocumentBoundaries> documents = nullptr;  // of the rows of keys; null: each row is one
+  std::int64_t seq = 0;               // the length of a row
+  std::shared_ptr<const DocumentBoundaries> documents = nullptr;  // of rows of this length; null: each row is one
+  std::int64_t window = 0;                 // a query sees its own key and window - 1 before it; 0: all before it
+  std::optional<PositionRange> keys = {};  // the positions of the keys; unset: all
 
   /// All positions.
-  static AttentionQueries all(std::int64_t seq, std::shared_ptr<const DocumentBoundaries> documents) {
-    return {.ranges = {{0, seq}}, .keys = seq, .documents = std::move(documents)};
+  static AttentionQueries all(std::int64_t seq, std::shared_ptr<const DocumentBoundaries> documents,
+                              std::int64_t window = 0) {
+    return {.ranges = {{0, seq}}, .seq = seq, .documents = std::move(documents), .window = window};
   }
-  bool is_all() const noexcept { return ranges.size() == 1 && ranges[0] == PositionRange{0, keys}; }
+  PositionRange key_positions() const noexcept { return keys.value_or(PositionRange{0, seq}); }
+  /// Whether queries and keys are one document of all positions.
+  bool is_plain() const noexcept {
+    return ranges.size() == 1 && ranges[0] == PositionRange{0, seq} && !keys && !documents && window == 0;
+  }
   std::int64_t count() const noexcept {
     std::int64_t sum = 0;
     for (const auto& range : ranges) sum += range.count;
     return sum;
   }
-  /// An upper bound of the keys that one query sees.
-  std::int64_t longest() const noexcept { return documents ? documents->longest() : keys; }
+  /// An upper bound of the keys that `queries` consecutive queries see together.
+  std::int64_t widest(std::int64_t queries) const noexcept {
+    const std::int64_t width = std::min(documents ? documents->longest() : seq, key_positions().count);
+    return window > 0 ? std::min(width, window - 1 + queries) : width;
+  }
 };
 
-/// Consecutive queries of one document. Query i of them sees keys [key, key + before + i].
+/// Consecutive queries of one document. Query i of them sees keys from key + max(0, before + i + 1 - window) to
+/// key + min(before + i, keys - 1), at least one.
 struct QuerySegment {
   std::int64_t query = 0;   // the first one, counted in the queries
-  std::int64_t key = 0;     // the first key of their document
-  std::int64_t before = 0;  // keys of the document before the key of the first query
-  std::int64_t count = 0;
+  std::int64_t key = 0;     // the first key that it sees, counted in the keys
+  std::int64_t before = 0;  // positions from that key to the first query
+  std::int64_t count = 0;   // of queries
+  std::int64_t keys = 0;    // that some of them see
 };
 
 template <class Use>
 void for_each_segment(const AttentionQueries& queries, std::int64_t row, const Use& use) {
+  const PositionRange held = queries.key_positions();
+  const std::int64_t window = queries.window;
   std::int64_t query = 0;
   for (const PositionRange& range : queries.ranges) {
     const std::int64_t first = range.first, count = range.count;
     const auto meet = [&](std::int64_t begin, std::int64_t end) {
-      const std::int64_t from = std::max(first, begin), to = std::min(first + count, end);
-      if (from < to) {
-        use(QuerySegment{.query = query + from - first, .key = begin, .before = from - begin, .count = to - from});
-      }
+      std::int64_t key = std::max(begin, held.first);
+      const std::int64_t last = std::min(end, held.first + held.count) - 1, from = std::max(first, key);
+      std::int64_t to = std::min(first + count, end);
+      if (window > 0) to = std::min(to, last + window);
+      if (key > last || from >= to) return;
+      if (window > 0) key = std::max(key, from + 1 - window);
+      use(QuerySegment{.query = query + from - first,
+                       .key = key - held.first,
+                       .before = from - key,
+                       .count = to - from,
+                       .keys = std::min(last + 1, to) - key});
     };
     if (!queries.documents) {
-      meet(0, queries.keys);
+      meet(0, queries.seq);
     } else {
       const auto ends = queries.documents->of_row(row);
-      for (std::size_t i = 0; i + 1 < ends.size(); ++i) {
-        meet(ends[i] - row * queries.keys, ends[i + 1] - row * queries.keys);
-      }
+      for (std::size_t i = 0; i + 1 < ends.size(); ++i)
+        meet(ends[i] - row * queries.seq, ends[i + 1] - row * queries.seq);
     }
     query += count;
   }

@@ -279,11 +279,11 @@ TEST(RowKernels, EveryInstructionSetGivesTheSameToRounding) {
     float *p = buffer(), *dp = buffer();
     std::vector<float> log_sum(kRows);
     out[out.size() - 2].copy_(x);
-    table->causal_softmax(kRows, kDim, 33, p, log_sum.data());
+    table->causal_softmax(kRows, kDim, 33, 0, p, log_sum.data());
     out.push_back(at::tensor(log_sum));
     out[out.size() - 3].copy_(x);
     out[out.size() - 2].copy_(up);
-    table->causal_softmax_backward(kRows, kDim, 33, kDim, 0.5f, log_sum.data(), in, kDim, u, kDim, p, dp);
+    table->causal_softmax_backward(kRows, kDim, 33, 0, kDim, 0.5f, log_sum.data(), in, kDim, u, kDim, p, dp);
     out.push_back(x.clone());
     table->cross_entropy(kRows, kDim, out.back().mutable_data_ptr<float>(), labels.data(), 0.5f, 0.01f, loss.data());
     out.push_back(at::tensor(loss));
@@ -304,7 +304,7 @@ TEST(RowKernels, ExponentialIsAccurateOverItsWholeRange) {
     EXPECT_NEAR(logits[1] + 1.0, e / (1.0 + e), 3e-7) << d;
     EXPECT_NEAR(loss, std::log1p(e) - static_cast<float>(d), 1e-5) << d;
     float scores[2] = {0.0f, static_cast<float>(d)}, log_sum = 0.0f;
-    kernels::row_kernels().causal_softmax(1, 2, 1, scores, &log_sum);
+    kernels::row_kernels().causal_softmax(1, 2, 1, 0, scores, &log_sum);
     EXPECT_NEAR(scores[1] * (1.0 + e) / e, 1.0, 4e-7) << d;  // small ones too
   }
 }

@@ -29,14 +29,16 @@ struct RowKernels {
   void (*rotate)(std::int64_t heads, std::int64_t half, const float* cos, const float* sin, float sin_sign,
                  const float* x, std::int64_t x_stride, float* y, std::int64_t y_stride);
 
-  /// Scores [rows, width] become probabilities in place; row r may see columns 0 .. first + r, the rest become 0.
-  /// log_sum[r] = log(sum(exp(scores))).
-  void (*causal_softmax)(std::int64_t rows, std::int64_t width, std::int64_t first, float* scores, float* log_sum);
+  /// Scores [rows, width] become probabilities in place. Row r may see columns up to first + r, with a window > 0 only
+  /// the last `window` of those; it must see one. The others become 0. log_sum[r] = log(sum(exp(scores))).
+  void (*causal_softmax)(std::int64_t rows, std::int64_t width, std::int64_t first, std::int64_t window, float* scores,
+                         float* log_sum);
   /// p [rows, width]: scores become probabilities again, given log_sum. dp: gradients of the probabilities become
   /// `scale` times those of the scores; needs the attention's output and its gradient, `dim` wide.
-  void (*causal_softmax_backward)(std::int64_t rows, std::int64_t width, std::int64_t first, std::int64_t dim,
-                                  float scale, const float* log_sum, const float* out, std::int64_t out_stride,
-                                  const float* dout, std::int64_t dout_stride, float* p, float* dp);
+  void (*causal_softmax_backward)(std::int64_t rows, std::int64_t width, std::int64_t first, std::int64_t window,
+                                  std::int64_t dim, float scale, const float* log_sum, const float* out,
+                                  std::int64_t out_stride, const float* dout, std::int64_t dout_stride, float* p,
+                                  float* dp);
 
   /// Row by row, with z = log(sum(exp(logits))): loss[r] = z - logits[label] + z_weight * z^2; with `scale` != 0 the
   /// logits become scale * ((1 + 2 * z_weight * z) * softmax(logits) - one_hot(label)). A negative label gives zeros.

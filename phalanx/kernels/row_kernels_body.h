@@ -110,32 +110,46 @@ inline void scale(std::int64_t count, float factor, float* x) {
   for (std::int64_t i = 0; i < count; ++i) x[i] *= factor;
 }
 
-void causal_softmax(std::int64_t rows, std::int64_t width, std::int64_t first, float* scores, float* log_sum) {
+/// Columns [begin, end) that a row of causal attention sees.
+struct SeenColumns {
+  SeenColumns(std::int64_t row, std::int64_t width, std::int64_t first, std::int64_t window)
+      : begin(window > 0 && first + row + 1 > window ? first + row + 1 - window : 0),
+        end(first + row + 1 < width ? first + row + 1 : width) {}
+  std::int64_t begin, end;
+};
+
+void causal_softmax(std::int64_t rows, std::int64_t width, std::int64_t first, std::int64_t window, float* scores,
+                    float* log_sum) {
   for (std::int64_t r = 0; r < rows; ++r, scores += width) {
-    const std::int64_t seen = first + r + 1;
-    const float largest = largest_of(seen, scores), sum = exponentials_of(seen, largest, scores);
-    scale(seen, 1.0f / sum, scores);
-    for (std::int64_t i = seen; i < width; ++i) scores[i] = 0.0f;
+    const SeenColumns seen(r, width, first, window);
+    const std::int64_t count = seen.end - seen.begin;
+    float* const x = scores + seen.begin;
+    const float largest = largest_of(count, x), sum = exponentials_of(count, largest, x);
+    scale(count, 1.0f / sum, x);
+    for (std::int64_t i = 0; i < seen.begin; ++i) scores[i] = 0.0f;
+    for (std::int64_t i = seen.end; i < width; ++i) scores[i] = 0.0f;
     log_sum[r] = largest + __builtin_logf(sum);
   }
 }
 
-void causal_softmax_backward(std::int64_t rows, std::int64_t width, std::int64_t first, std::int64_t dim, float scale,
-                             const float* log_sum, const float* out, std::int64_t out_stride, const float* dout,
-                             std::int64_t dout_stride, float* p, float* dp) {
+void causal_softmax_backward(std::int64_t rows, std::int64_t width, std::int64_t first, std::int64_t window,
+                             std::int64_t dim, float scale, const float* log_sum, const float* out,
+                             std::int64_t out_stride, const float* dout, std::int64_t dout_stride, float* p,
+                             float* dp) {
   for (std::int64_t r = 0; r < rows; ++r, p += width, dp += width, out += out_stride, dout += dout_stride) {
-    const std::int64_t seen = first + r + 1;
+    const SeenColumns seen(r, width, first, window);
     float dot = 0.0f;  // sum of p dp, computed from the output: p v dout
 #pragma omp simd reduction(+ : dot)
     for (std::int64_t i = 0; i < dim; ++i) dot += out[i] * dout[i];
     const float shift = log_sum[r];
 #pragma omp simd
-    for (std::int64_t i = 0; i < seen; ++i) {
+    for (std::int64_t i = seen.begin; i < seen.end; ++i) {
       const float probability = exponential(p[i] - shift);
       p[i] = probability;
       dp[i] = scale * probability * (dp[i] - dot);
     }
-    for (std::int64_t i = seen; i < width; ++i) p[i] = dp[i] = 0.0f;
+    for (std::int64_t i = 0; i < seen.begin; ++i) p[i] = dp[i] = 0.0f;
+    for (std::int64_t i = seen.end; i < width; ++i) p[i] = dp[i] = 0.0f;
   }
 }
 

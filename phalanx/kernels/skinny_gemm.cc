@@ -67,7 +67,7 @@ at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& keys, const a
                                  scores.data(), count);
       for (float& score : std::span(scores).first(static_cast<std::size_t>(group * count))) score *= scale;
       for (std::int64_t g = 0; g < group; ++g) {
-        row_kernels().causal_softmax(1, count, count - 1, scores.data() + g * count, &log_sum);
+        row_kernels().causal_softmax(1, count, count - 1, /*window=*/0, scores.data() + g * count, &log_sum);
       }
       row_kernels().weighted_sums(group, count, dim, scores.data(), count,
                                   value + b * values.stride(0) + h * values.stride(1) + first * values.stride(2),

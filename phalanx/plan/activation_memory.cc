@@ -12,19 +12,6 @@ namespace phalanx::plan {
 namespace {
 
 constexpr std::int64_t kRowsAtOnce = 512;  // of the fused feed-forward and loss (kernels/)
-constexpr std::int64_t kQueryBlock = 64;   // of attention in a window (kernels/causal_attention.cc), at least
-
-// Elements of the masks of attention in a window, which are the same for all sequences and heads.
-std::int64_t mask_elements(std::int64_t seq, std::int64_t window) {
-  if (window == 0 || window >= seq) return 0;
-  const std::int64_t block = std::max(window, kQueryBlock);
-  std::int64_t sum = 0;
-  for (std::int64_t first = 0; first < seq; first += block) {
-    const std::int64_t rows = std::min(block, seq - first);
-    sum += rows * (first + rows - std::max<std::int64_t>(first - window + 1, 0));
-  }
-  return sum;
-}
 
 struct Sizes {
   explicit Sizes(const TrainingShape& s)
@@ -48,7 +35,6 @@ struct Sizes {
                        : 0),
         latent(s.model.has_latent_attention() ? tokens * (2 * model.q_rank + 2 * model.kv_rank + model.values + 2) : 0),
         shared(2 * tokens * model.shared_hidden),
-        masks(mask_elements(s.local_seq(), s.model.sliding_window)),
         statistics(s.model.is_gpt2() ? 2 * tokens_between : tokens_between),
         post_norm(s.model.norms_per_layer() == 4 ? between : 0),
         rows_at_once(std::min(tokens, kRowsAtOnce)),
@@ -68,7 +54,6 @@ struct Sizes {
   std::int64_t head_norms;  // queries and keys before their norms, and the statistics of these norms
   std::int64_t latent;      // vectors that queries, keys and values are made from, and results without filling
   std::int64_t shared;      // gate and up of a net beside the experts
-  std::int64_t masks;       // of attention in a window
   std::int64_t statistics;  // of a norm
   std::int64_t post_norm;   // the input of a second norm behind attention or feed-forward net
   std::int64_t rows_at_once, rows_of_net;  // of the loss, and of a feed-forward net, which has its share of the tokens
@@ -85,15 +70,10 @@ ActivationBytes fused(const TrainingShape& shape) {
   // Feed-forward: its input, the normalised input; gate and up. For either norm an inverse RMS per token.
   bytes.attention = kFloatBytes * (n.between + n.post_norm + n.dim + 2 * n.queries + 2 * n.keys + n.heads +
                                    n.statistics + n.head_norms + n.latent);
-  // Attention in a window runs block by block, each with a mask, and joins the results by a copy.
-  if (n.masks > 0) bytes.attention += kFloatBytes * (n.queries + n.masks);
   bytes.feed_forward = kFloatBytes * (n.between + n.post_norm + n.dim + n.gates + n.sent + n.shared + n.statistics);
   // In a recomputed block: the result and log-sums of attention, queries and values before the rotation. For GELU also
   // its input, which is the output of a linear layer.
   bytes.saved = kFloatBytes * (2 * n.queries + n.keys + n.heads + (shape.model.is_gpt2() ? n.ffn : 0));
-  // Attention in a window is not our own kernel. Where only some layers have one, those without count.
-  const bool all_in_windows = n.masks > 0 && shape.model.full_layers.empty();
-  if (all_in_windows) bytes.saved -= kFloatBytes * (n.queries + n.heads);
   // Inputs and output gradients of the layers, and the product of gate and up with its gradients.
   bytes.attention_deferred = kFloatBytes * (2 * n.dim + 2 * n.queries + 2 * n.keys);
   bytes.feed_forward_deferred = kFloatBytes * (n.left + 3 * n.ffn + n.shared);
@@ -199,7 +179,6 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
   bytes.attention = norm + narrow * (2 * n.queries + 2 * n.keys + normed) +
                     kFloatBytes * (n.heads + n.head_norms - normed) + narrow * n.latent +
                     copied * n.model.projections();
-  if (n.masks > 0) bytes.attention += narrow * (n.queries + n.masks);
   bytes.feed_forward = norm + narrow * (n.gates + n.sent + n.shared) +
                        copied * (n.model.feed_forward_matrices() + n.model.shared_matrices());
   bytes.attention += narrow * n.post_norm;
@@ -241,7 +220,6 @@ ActivationBytes by_operators(const TrainingShape& shape) {
     bytes.attention += narrow * normed + (wide == kFloatBytes ? kFloatBytes : wide + kFloatBytes) * normed +
                        kFloatBytes * (n.head_norms - normed);
   }
-  if (n.masks > 0) bytes.attention += narrow * (n.queries + n.masks);
   const std::int64_t hidden = shape.model.is_gpt2() ? 2 : 4;
   bytes.attention += narrow * n.latent;
   bytes.feed_forward = norm + narrow * (hidden * n.ffn + n.sent + 2 * n.shared) + kFloatBytes * n.statistics;
@@ -253,8 +231,7 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn + n.shared);
   // Queries and values before the rotation; GELU's own input; on the host the result and log-sums of attention.
   bytes.saved = narrow * (n.queries + n.keys + (shape.model.is_gpt2() ? n.ffn : 0));
-  const bool all_in_windows = n.masks > 0 && shape.model.full_layers.empty();
-  if (!shape.on_device && !all_in_windows) bytes.saved += narrow * n.queries + kFloatBytes * n.heads;
+  if (!shape.on_device) bytes.saved += narrow * n.queries + kFloatBytes * n.heads;
   bytes.forward = wide * (n.dim + n.between) + narrow * n.ffn;
   bytes.backward = wide * 3 * n.dim + narrow * 3 * n.ffn;
   bytes.backward_input = bytes.backward;

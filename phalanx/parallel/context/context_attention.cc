@@ -13,6 +13,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/causal_attention.h"
+#include "phalanx/parallel/context/ring_attention.h"
+#include "phalanx/parallel/tensor/functional_collectives.h"
 
 namespace phalanx {
 namespace {
@@ -97,42 +99,46 @@ struct GatherKeys : torch::autograd::Function<GatherKeys> {
   }
 };
 
-/// [batch, heads, local, head_dim] of all heads -> [batch, heads / ranks, seq, head_dim] of this rank's heads.
-at::Tensor heads_of_all_positions(const at::Tensor& x, const Ranks& ranks) {
-  const std::int64_t batch = x.size(0), local = x.size(2), dim = x.size(3), count = ranks.cut.ranks;
-  const at::Tensor sent = x.unflatten(1, {count, x.size(1) / count})
-                              .permute({1, 0, 3, 2, 4})
-                              .contiguous();  // [ranks, batch, local, heads, d]
-  const at::Tensor parts = at::empty({count, batch, local, x.size(1) / count, dim}, x.options());
-  ranks.group->all_to_all(parts, sent);
-  return in_sequence(parts, ranks.cut).transpose(1, 2);
-}
-
-/// The other way round.
-at::Tensor positions_of_all_heads(const at::Tensor& x, const Ranks& ranks) {
-  const std::int64_t batch = x.size(0), heads = x.size(1), dim = x.size(3), count = ranks.cut.ranks;
-  const at::Tensor sent = at::empty({count, batch, x.size(2) / count, heads, dim}, x.options());
-  to_parts(x.transpose(1, 2), ranks.cut, sent);
-  const at::Tensor parts = at::empty_like(sent);
-  ranks.group->all_to_all(parts, sent);
-  // [ranks, batch, local, heads, d] -> [batch, local, ranks * heads, d], the memory layout of the projections.
-  return parts.permute({1, 2, 0, 3, 4}).flatten(2, 3).transpose(1, 2);
-}
-
-/// An all-to-all, and in the backward pass the one that takes it back.
-template <bool kToHeads>
-struct ExchangeHeads : torch::autograd::Function<ExchangeHeads<kToHeads>> {
-  static at::Tensor moved(const at::Tensor& x, const Ranks& ranks, bool to_heads) {
-    return to_heads ? heads_of_all_positions(x, ranks) : positions_of_all_heads(x, ranks);
+/// in_sequence() or, if not kToSequence, to_parts(); and in the backward pass the other one.
+template <bool kToSequence>
+struct Reorder : torch::autograd::Function<Reorder<kToSequence>> {
+  static at::Tensor reordered(const at::Tensor& x, const ContextCut& cut, bool to_sequence) {
+    if (to_sequence) return in_sequence(x, cut);
+    std::vector<std::int64_t> sizes = x.sizes().vec();
+    sizes[sizes.size() - 3] /= cut.ranks;
+    sizes.insert(sizes.begin(), cut.ranks);
+    at::Tensor parts = at::empty(sizes, x.options());
+    to_parts(x, cut, parts);
+    return parts;
   }
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const RanksPtr& ranks) {
     keep(*ctx, ranks);
-    return moved(x, *ranks, kToHeads);
+    return reordered(x, ranks->cut, kToSequence);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    return {moved(grads[0], *kept(*ctx), !kToHeads), at::Tensor()};
+    return {reordered(grads[0], kept(*ctx)->cut, !kToSequence), at::Tensor()};
   }
 };
+
+/// Part j of rank i's x [ranks, ...] becomes part i of rank j's.
+at::Tensor exchanged(const at::Tensor& x, const Ranks& ranks) {
+  const std::vector<std::int64_t> one_each(static_cast<std::size_t>(ranks.cut.ranks), 1);
+  return all_to_all_rows(x, one_each, one_each, ranks.group);
+}
+
+/// [batch, heads, local, head_dim] of all heads -> [batch, heads / ranks, seq, head_dim] of this rank's heads.
+at::Tensor heads_of_all_positions(const at::Tensor& x, const RanksPtr& ranks) {
+  const std::int64_t count = ranks->cut.ranks;
+  const at::Tensor sent = x.unflatten(1, {count, x.size(1) / count}).permute({1, 0, 3, 2, 4});
+  return Reorder<true>::apply(exchanged(sent, *ranks), ranks).transpose(1, 2);  // of [ranks, batch, local, heads, d]
+}
+
+/// The other way round.
+at::Tensor positions_of_all_heads(const at::Tensor& x, const RanksPtr& ranks) {
+  const at::Tensor parts = exchanged(Reorder<false>::apply(x.transpose(1, 2), ranks), *ranks);
+  // [ranks, batch, local, heads, d] -> [batch, local, ranks * heads, d], the memory layout of the projections.
+  return parts.permute({1, 2, 0, 3, 4}).flatten(2, 3).transpose(1, 2);
+}
 
 class GatheredKeys final : public nn::ContextAttention {
  public:
@@ -169,10 +175,10 @@ class ExchangedHeads final : public nn::ContextAttention {
     };
     const std::int64_t mine = heads / ranks, of_keys = kv_heads * copies / ranks;
     const at::Tensor sent = at::cat({by_rank(q_in, 1), by_rank(k_in, copies), by_rank(v_in, copies)}, 2).flatten(1, 2);
-    const at::Tensor all = ExchangeHeads<true>::apply(sent, ranks_);
+    const at::Tensor all = heads_of_all_positions(sent, ranks_);
     const at::Tensor y = kernels::causal_attention(all.narrow(1, 0, mine), all.narrow(1, mine, of_keys),
                                                    all.narrow(1, mine + of_keys, of_keys), window, documents);
-    return ExchangeHeads<false>::apply(y, ranks_);
+    return positions_of_all_heads(y, ranks_);
   }
 
  private:
@@ -188,6 +194,7 @@ std::shared_ptr<const nn::ContextAttention> make_context_attention(ContextExchan
     throw Error(fmt::format("context parallel: a cut for rank {} of {}, in a group of {} whose rank this is {}",
                             cut.rank, cut.ranks, group->size(), group->rank()));
   }
+  if (exchange == ContextExchange::ring) return make_ring_attention(std::move(group), cut);
   auto ranks = c10::make_intrusive<Ranks>(std::move(group), cut);
   if (exchange == ContextExchange::heads) return std::make_shared<ExchangedHeads>(std::move(ranks));
   return std::make_shared<GatheredKeys>(std::move(ranks));

@@ -25,6 +25,7 @@ using Tensors = std::vector<at::Tensor>;
 using Documents = std::shared_ptr<const DocumentBoundaries>;
 
 constexpr std::int64_t kSeq = 48;
+constexpr ContextExchange kExchanges[] = {ContextExchange::keys, ContextExchange::heads, ContextExchange::ring};
 
 at::Tensor at_ranges(const at::Tensor& x, const ContextCut& cut) {
   Tensors parts;
@@ -47,8 +48,9 @@ struct Case {
 };
 
 void expect_one_ranks_numbers(const Case& c) {
-  SCOPED_TRACE(testing::Message() << (c.exchange == ContextExchange::keys ? "keys" : "heads") << ", " << c.ranks
-                                  << " ranks, " << c.heads << "/" << c.kv_heads << " heads, window " << c.window
+  static const char* const kNames[] = {"keys", "heads", "ring"};
+  SCOPED_TRACE(testing::Message() << kNames[static_cast<std::size_t>(c.exchange)] << ", " << c.ranks << " ranks, "
+                                  << c.heads << "/" << c.kv_heads << " heads, window " << c.window
                                   << (c.documents ? ", documents" : "") << ", " << c10::toString(c.type));
   at::manual_seed(3);
   Tensors inputs;
@@ -90,9 +92,9 @@ const Documents& documents() {
 }
 
 TEST(ContextAttention, HasOneRanksNumbers) {
-  for (const ContextExchange exchange : {ContextExchange::keys, ContextExchange::heads}) {
+  for (const ContextExchange exchange : kExchanges) {
     for (const int ranks : {1, 2, 4, 8}) {
-      for (const std::int64_t window : {0, 7}) {
+      for (const std::int64_t window : {0, 2, 7, 20}) {
         for (const Documents& rows : {Documents(), documents()}) {
           expect_one_ranks_numbers({.exchange = exchange, .ranks = ranks, .window = window, .documents = rows});
         }
@@ -102,17 +104,21 @@ TEST(ContextAttention, HasOneRanksNumbers) {
 }
 
 TEST(ContextAttention, HasOneRanksNumbersWithFewerKeyHeadsThanRanks) {
-  for (const ContextExchange exchange : {ContextExchange::keys, ContextExchange::heads}) {
+  for (const ContextExchange exchange : kExchanges) {
     for (const std::int64_t kv_heads : {1, 2, 8}) {
       expect_one_ranks_numbers({.exchange = exchange, .ranks = 4, .kv_heads = kv_heads});
       expect_one_ranks_numbers({.exchange = exchange, .ranks = 8, .kv_heads = kv_heads, .documents = documents()});
     }
   }
-  expect_one_ranks_numbers({.exchange = ContextExchange::keys, .ranks = 3, .heads = 4, .kv_heads = 2});
+  for (const ContextExchange exchange : {ContextExchange::keys, ContextExchange::ring}) {
+    for (const Documents& rows : {Documents(), documents()}) {
+      expect_one_ranks_numbers({.exchange = exchange, .ranks = 3, .heads = 4, .kv_heads = 2, .documents = rows});
+    }
+  }
 }
 
 TEST(ContextAttention, HasOneRanksNumbersInOtherTypes) {
-  for (const ContextExchange exchange : {ContextExchange::keys, ContextExchange::heads}) {
+  for (const ContextExchange exchange : kExchanges) {
     for (const Documents& rows : {Documents(), documents()}) {
       for (const auto& [type, tolerance] : {std::pair(at::kDouble, 1e-12), std::pair(at::kBFloat16, 2e-2)}) {
         expect_one_ranks_numbers(

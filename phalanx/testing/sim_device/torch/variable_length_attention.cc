@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/testing/sim_device/torch/dense_attention.h"
 #include "phalanx/testing/sim_device/torch/kernel_tensors.h"
 #include "phalanx/testing/sim_device/torch/native_operators.h"
 
@@ -171,28 +172,21 @@ Problem flash_problem(const Stack& a, std::size_t tensors, std::size_t lengths, 
   return problem;
 }
 
-/// One query a row over the keys of a cache: rows of equal lengths, q [rows, 1, heads, head_dim] and k [rows, keys,
-/// kv_heads, head_dim]; or of unequal ones, where dimension 1 is joined to the rows and `seen` says how many keys count.
+/// One query a row over the keys of a cache: rows of unequal lengths, joined, where `seen` says how many keys count.
 struct CachedProblem {
   Tensor q, k, v, first_query, first_keys, seen;
   std::int64_t longest = 0;
   std::int64_t window = 0;  // 0: none
 
-  bool has_lengths() const { return seen.defined(); }
   std::int64_t rows() const { return q.size(0); }
 
   void check() const {
     const auto type = q.scalar_type();
-    const std::int64_t dims = has_lengths() ? 3 : 4;
     for (const Tensor& t : {q, k, v}) {
-      TORCH_CHECK((type == at::kHalf || type == at::kBFloat16) && t.scalar_type() == type && t.dim() == dims &&
+      TORCH_CHECK((type == at::kHalf || type == at::kBFloat16) && t.scalar_type() == type && t.dim() == 3 &&
                       t.stride(-1) == 1 && t.size(-1) % 8 == 0 && t.size(-1) <= 256 && q.size(-2) % t.size(-2) == 0,
                   "sim: attention over a cache takes no ", t.scalar_type(), " of shape ", t.sizes(), " and strides ",
                   t.strides());
-    }
-    if (!has_lengths()) {
-      TORCH_CHECK(q.size(1) == 1 && k.size(0) == rows(), "sim: one query in each row of the cache");
-      return;
     }
     for (const Tensor& t : {first_query, first_keys, seen}) {
       TORCH_CHECK(t.scalar_type() == at::kInt && t.is_contiguous() && is_on_sim(t) &&
@@ -202,51 +196,42 @@ struct CachedProblem {
   }
   CachedProblem on_host() const {
     CachedProblem views = *this;
-    for (Tensor* t : {&views.q, &views.k, &views.v}) *t = kernel_view(*t);
-    if (!has_lengths()) return views;
-    for (Tensor* t : {&views.first_query, &views.first_keys, &views.seen}) *t = kernel_view(*t);
+    for (Tensor* t : {&views.q, &views.k, &views.v, &views.first_query, &views.first_keys, &views.seen}) {
+      *t = kernel_view(*t);
+    }
     return views;
   }
   std::vector<Access> reads() const {
     std::vector<Access> accesses;
-    for (const Tensor& t : {q, k, v}) add_accesses(accesses, t, false);
-    if (!has_lengths()) return accesses;
-    for (const Tensor& t : {first_query, first_keys, seen}) add_accesses(accesses, t, false);
+    for (const Tensor& t : {q, k, v, first_query, first_keys, seen}) add_accesses(accesses, t, false);
     return accesses;
   }
   /// On the host.
   void run(const Tensor& y, const Tensor& log_sums) const {
     for (std::int64_t row = 0; row < rows(); ++row) {
-      std::int64_t first = 0, count = has_lengths() ? seen.const_data_ptr<std::int32_t>()[row] : k.size(1);
-      if (has_lengths()) {
-        TORCH_CHECK(first_query.const_data_ptr<std::int32_t>()[row] == row, "sim: one query in each row");
-        first = first_keys.const_data_ptr<std::int32_t>()[row];
-        TORCH_CHECK(count >= 1 && count <= longest && first + count <= k.size(0), "sim: row ", row, " sees ", count,
-                    " keys from ", first, " on of ", k.size(0), ", and at most ", longest);
-      }
+      std::int64_t first = first_keys.const_data_ptr<std::int32_t>()[row];
+      std::int64_t count = seen.const_data_ptr<std::int32_t>()[row];
+      TORCH_CHECK(first_query.const_data_ptr<std::int32_t>()[row] == row, "sim: one query in each row");
+      TORCH_CHECK(count >= 1 && count <= longest && first + count <= k.size(0), "sim: row ", row, " sees ", count,
+                  " keys from ", first, " on of ", k.size(0), ", and at most ", longest);
       if (window > 0 && window < count) first += count - window, count = window;
-      const auto keys = [&](const Tensor& t) {
-        const Tensor tokens = has_lengths() ? t : t.select(0, row);
-        return tokens.narrow(0, first, count).transpose(0, 1).unsqueeze(0);
-      };
-      const Tensor query = (has_lengths() ? q.select(0, row) : q.select(0, row).select(0, 0)).unsqueeze(1).unsqueeze(0);
+      const auto keys = [&](const Tensor& t) { return t.narrow(0, first, count).transpose(0, 1).unsqueeze(0); };
+      const Tensor query = q.select(0, row).unsqueeze(1).unsqueeze(0);
       const auto [out, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(query, keys(k), keys(v));
-      y.view({rows(), q.size(-2), q.size(-1)}).select(0, row).copy_(out.squeeze(0).squeeze(1));
-      log_sums.view({rows(), q.size(-2)}).select(0, row).copy_(log_sum.flatten());
+      y.select(0, row).copy_(out.squeeze(0).squeeze(1));
+      log_sums.select(0, row).copy_(log_sum.flatten());
     }
   }
 };
-
-Tensor optional_tensor(const c10::IValue& value) { return value.isNone() ? Tensor() : value.toTensor(); }
 
 void cached_forward(const Stack& a, Stack* stack) {
   TORCH_CHECK(a[7].toDouble() == 0 && a[10].isNone(), "sim: attention over a cache has no dropout and no scale");
   CachedProblem problem{.q = a[0].toTensor(),
                         .k = a[1].toTensor(),
                         .v = a[2].toTensor(),
-                        .first_query = optional_tensor(a[3]),
-                        .first_keys = optional_tensor(a[4]),
-                        .seen = optional_tensor(a[13]),
+                        .first_query = a[3].toTensor(),
+                        .first_keys = a[4].toTensor(),
+                        .seen = a[13].toTensor(),
                         .longest = a[6].toInt()};
   if (!a[11].isNone() && a[11].toInt() >= 0) problem.window = a[11].toInt() + 1;
   problem.check();
@@ -261,8 +246,35 @@ void cached_forward(const Stack& a, Stack* stack) {
   for (const Tensor& result : {y, log_sums, Tensor(), Tensor(), Tensor()}) stack->emplace_back(result);
 }
 
+bool is_defined(const c10::IValue& value) { return !value.isNone() && value.toTensor().defined(); }
+std::optional<std::int64_t> optional_int(const c10::IValue& value) {
+  return value.isNone() ? std::nullopt : std::optional(value.toInt());
+}
+
+/// Of q, k, v ..., without lengths. `is_causal` is followed by what precedes the scale.
+DenseProblem dense_flash_problem(const Stack& a, std::size_t tensors, std::size_t lengths, std::size_t scale) {
+  TORCH_CHECK(a[lengths + 4].toDouble() == 0, "sim: flash attention without dropout");
+  TORCH_CHECK(a[lengths + 2].toInt() == a[tensors].toTensor().size(1) &&
+                  a[lengths + 3].toInt() == a[tensors + 1].toTensor().size(1),
+              "sim: max_q and max_k are those of the tensors");
+  DenseProblem problem{.q = a[tensors].toTensor(),
+                       .k = a[tensors + 1].toTensor(),
+                       .v = a[tensors + 2].toTensor(),
+                       .is_causal = a[lengths + 5].toBool(),
+                       .left = optional_int(a[scale + 1]),
+                       .right = optional_int(a[scale + 2]),
+                       .scale = optional_double(a[scale])};
+  problem.check(/*is_16_bits=*/true);
+  return problem;
+}
+
 void flash_forward(const c10::OperatorHandle& op, Stack* stack) {
   const Stack a = torch::jit::pop(*stack, op.schema().arguments().size());
+  if (!is_defined(a[3])) {
+    const DenseResult result = dense_attention("aten::_flash_attention_forward", dense_flash_problem(a, 0, 3, 10), 1);
+    for (const Tensor& one : {result.y, result.log_sums, Tensor(), Tensor(), Tensor()}) stack->emplace_back(one);
+    return;
+  }
   if (!a[8].toBool()) return cached_forward(a, stack);
   const Problem problem = flash_problem(a, 0, 3, 10);
   check(problem, /*is_16_bits=*/true);
@@ -280,6 +292,12 @@ void flash_forward(const c10::OperatorHandle& op, Stack* stack) {
 
 void flash_backward(const c10::OperatorHandle& op, Stack* stack) {
   const Stack a = torch::jit::pop(*stack, op.schema().arguments().size());
+  if (!is_defined(a[6])) {
+    const auto grads = dense_attention_backward("aten::_flash_attention_backward", dense_flash_problem(a, 1, 6, 14),
+                                                a[0].toTensor(), {a[4].toTensor(), a[5].toTensor()});
+    for (const Tensor& one : grads) stack->emplace_back(one);
+    return;
+  }
   const Problem problem = flash_problem(a, 1, 6, 14);
   check(problem, /*is_16_bits=*/true);
   const auto grads = launch_backward("aten::_flash_attention_backward", problem, a[0].toTensor(), a[4].toTensor(),
@@ -308,8 +326,32 @@ Problem efficient_problem(const Stack& a, std::size_t tensors, std::size_t lengt
           .scale = optional_double(a[scale])};
 }
 
+/// Without lengths.
+DenseProblem dense_efficient_problem(const Stack& a, std::size_t tensors, std::size_t mask_type, std::size_t scale) {
+  DenseProblem problem{.q = a[tensors].toTensor(),
+                       .k = a[tensors + 1].toTensor(),
+                       .v = a[tensors + 2].toTensor(),
+                       .is_causal = a[mask_type].toInt() == 1,
+                       .scale = optional_double(a[scale])};
+  problem.check(/*is_16_bits=*/false);
+  TORCH_CHECK(!is_defined(a[tensors + 3]), "sim: no bias");
+  TORCH_CHECK(problem.q.size(2) == problem.k.size(2), "sim: as many heads of keys as of queries");
+  TORCH_CHECK(a[mask_type].toInt() == 0 || problem.q.size(1) == problem.k.size(1),
+              "sim: causal from the top left, with as many queries as keys");
+  return problem;
+}
+
 void efficient_forward(const c10::OperatorHandle& op, Stack* stack) {
   const Stack a = torch::jit::pop(*stack, op.schema().arguments().size());
+  if (!is_defined(a[4])) {
+    TORCH_CHECK(a[8].toDouble() == 0 && a[10].toBool(), "sim: no dropout, with log-sum-exps");
+    const DenseProblem problem = dense_efficient_problem(a, 0, 9, 11);
+    const DenseResult result = dense_attention("aten::_efficient_attention_forward", problem, 32);
+    for (const Tensor& one : {result.y, result.log_sums, Tensor(), Tensor()}) stack->emplace_back(one);
+    stack->emplace_back(problem.q.size(1));
+    stack->emplace_back(problem.k.size(1));
+    return;
+  }
   const Problem problem = efficient_problem(a, 0, 4, 6, 11);
   TORCH_CHECK(a[8].toDouble() == 0 && a[9].toInt() == 1, "sim: no dropout, causal from the top left");
   check(problem, /*is_16_bits=*/false);
@@ -332,6 +374,16 @@ void efficient_forward(const c10::OperatorHandle& op, Stack* stack) {
 
 void efficient_backward(const c10::OperatorHandle& op, Stack* stack) {
   const Stack a = torch::jit::pop(*stack, op.schema().arguments().size());
+  if (!is_defined(a[6])) {
+    TORCH_CHECK(a[11].toDouble() == 0 && a[10].toTensor().size(2) % 32 == 0,
+                "sim: no dropout, and log-sum-exps of a multiple of 32 queries");
+    const auto grads =
+        dense_attention_backward("aten::_efficient_attention_backward", dense_efficient_problem(a, 1, 14, 16),
+                                 a[0].toTensor(), {a[5].toTensor(), a[10].toTensor()});
+    for (const Tensor& one : grads) stack->emplace_back(one);
+    stack->emplace_back(Tensor());
+    return;
+  }
   const Problem problem = efficient_problem(a, 1, 6, 8, 16);
   check(problem, /*is_16_bits=*/false);
   const auto grads = launch_backward("aten::_efficient_attention_backward", problem, a[0].toTensor().squeeze(0),
