@@ -181,6 +181,10 @@ void print_candidates(const std::vector<plan::Candidate>& candidates, const Plan
     if (given) fmt::print(" {:>11}", candidate.fits() ? "-" : bytes_text(total - candidate.available));
     fmt::print("\n");
   }
+  for (const plan::Candidate& candidate : rows_of(candidates, arguments)) {
+    if (candidate.layout.exchange_reason.empty()) continue;
+    fmt::print("  {}, by a cost model: {}\n", plan::name_of(candidate.layout), candidate.layout.exchange_reason);
+  }
   fmt::print("\n");
 }
 

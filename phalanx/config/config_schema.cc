@@ -381,16 +381,17 @@ const std::vector<Key>& known_keys() {
       {"parallelism",
        "context_parallel_exchange",
        at<&C::parallelism, &C::Parallelism::context_parallel_exchange>,
-       "What attention exchanges between these ranks: keys and values, so that each rank attends from its own "
-       "positions "
-       "with all heads; or heads (Ulysses), so that each rank attends from all positions with some heads, which the "
-       "degree then divides.",
+       "What attention exchanges between these ranks. keys: each rank gathers all keys and values, and attends from "
+       "its own positions with all heads. ring: keys and values go from rank to rank while attention is computed, and "
+       "none is kept. heads (Ulysses): each rank attends from all positions with some heads, which the degree then "
+       "divides. auto: by a cost model, which says why in the log.",
        -kAny,
        kAny,
-       {"keys", "heads"}},
+       {"keys", "heads", "ring", "auto"}},
       {"parallelism", "context_parallel_rotate_method",
        at<&C::parallelism, &C::Parallelism::context_parallel_rotate_method>,
-       "How keys and values are exchanged: allgather. torchtitan's alltoall, a ring, is refused."},
+       "torchtitan's key. allgather: what context_parallel_exchange says. alltoall, torchtitan's ring: as "
+       "context_parallel_exchange = \"ring\"."},
       {"parallelism",
        "context_parallel_load_balancer",
        at<&C::parallelism, &C::Parallelism::context_parallel_load_balancer>,

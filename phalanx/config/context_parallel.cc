@@ -7,6 +7,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/config/config_checks.h"
+#include "phalanx/config/model_config.h"
 #include "phalanx/models/config/llama_json.h"
 
 namespace phalanx::config {
@@ -33,16 +34,34 @@ void check_heads(const models::LlamaConfig& model, const ParallelPlan& plan) {
 
 }  // namespace
 
+plan::ContextExchangeChoice context_exchange(const TrainConfig& config, const ParallelPlan& plan) {
+  const auto& given = config.parallelism;
+  if (given.context_parallel_rotate_method == "alltoall") return {.name = "ring", .reason = ""};
+  if (given.context_parallel_exchange != "auto") return {.name = given.context_parallel_exchange, .reason = ""};
+  if (plan.cp == 1) return {.name = "keys", .reason = ""};
+  return plan::choose_context_exchange({.model = model_config(config),
+                                        .cp = plan.cp,
+                                        .tp = plan.tp,
+                                        .batch = config.training.local_batch_size,
+                                        .seq = config.training.seq_len,
+                                        .number_bytes = config.training.mixed_precision_param == "float32" ? 4 : 2,
+                                        .has_documents = config.training.attn_mask_type == "block_causal"});
+}
+
 void check_context_parallel(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan) {
   if (plan.cp == 1) return;
   const auto& given = config.parallelism;
-  if (given.context_parallel_rotate_method != "allgather") {
+  const bool is_ring = given.context_parallel_rotate_method == "alltoall";
+  if (!is_ring && given.context_parallel_rotate_method != "allgather") {
+    throw ConfigError(fmt::format(
+        "[parallelism] context_parallel_rotate_method is \"{}\": expected \"allgather\" or \"alltoall\"; to "
+        "exchange heads (Ulysses) set context_parallel_exchange = \"heads\"",
+        given.context_parallel_rotate_method));
+  }
+  if (is_ring && given.context_parallel_exchange == "heads") {
     throw ConfigError(
-        fmt::format("[parallelism] context_parallel_rotate_method is \"{}\": expected \"allgather\"; {}",
-                    given.context_parallel_rotate_method,
-                    given.context_parallel_rotate_method == "alltoall"
-                        ? "torchtitan's \"alltoall\", a ring of keys and values, is not part of this version"
-                        : "to exchange heads (Ulysses) set context_parallel_exchange = \"heads\""));
+        "[parallelism] context_parallel_rotate_method = \"alltoall\" is a ring of keys and values, but "
+        "context_parallel_exchange = \"heads\" exchanges heads: remove one of the two");
   }
   if (given.context_parallel_exchange == "heads") check_heads(model, plan);
   const auto refuse = [&](const std::string& what, const std::string& remedy) {

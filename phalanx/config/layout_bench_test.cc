@@ -36,8 +36,9 @@ TEST(LayoutBench, AutoIsEveryLayoutOfSoManyRanks) {
     EXPECT_EQ(layout.layout.ranks, 2);
     EXPECT_TRUE(layout.fits());
   }
-  EXPECT_THAT(names, ElementsAre("pp=2", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=2",
-                                 "dp_shard=2,zero=3", "cp=2", "cp=2,exchange=heads", "cp=2,zero=3", "tp=2"));
+  EXPECT_THAT(names,
+              ElementsAre("pp=2", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=2", "dp_shard=2,zero=3",
+                          "cp=2", "cp=2,exchange=heads", "cp=2,exchange=ring", "cp=2,zero=3", "tp=2"));
 }
 
 TEST(LayoutBench, FitsByItsPredictedMemory) {

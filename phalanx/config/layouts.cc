@@ -107,7 +107,7 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   parallelism.data_parallel_shard_degree = number_of(parts, "dp_shard", 1, name);
   parallelism.expert_parallel_degree = number_of(parts, "ep", 1, name);
   parallelism.context_parallel_degree = number_of(parts, "cp", 1, name);
-  parallelism.context_parallel_exchange = choice_of(parts, "exchange", {"keys", "heads"}, name);
+  parallelism.context_parallel_exchange = choice_of(parts, "exchange", {"keys", "heads", "ring", "auto"}, name);
   parallelism.tensor_parallel_degree = number_of(parts, "tp", 1, name);
   parallelism.pipeline_parallel_degree = number_of(parts, "pp", 1, name);
   if (const auto schedule = parts.find("schedule"); schedule != parts.end()) {
@@ -226,9 +226,16 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
       for (int stage = 1; stage <= 3; ++stage) add_with_variants(degrees, fmt::format("zero={},ep={}", stage, ep));
     }
     if (degrees.cp == 1) continue;
-    // Heads in place of keys, and a model that the ranks of context parallelism share, each where little else is cut.
-    if (degrees.pp * degrees.replicas * degrees.shards == 1) add_with_variants(degrees, "exchange=heads");
+    // A ring or heads in place of keys, and a model that the ranks of context parallelism share, each where little else
+    // is cut.
+    if (degrees.pp * degrees.replicas * degrees.shards == 1) {
+      add_with_variants(degrees, "exchange=heads");
+      add_with_variants(degrees, "exchange=ring");
+    }
     if (degrees.pp * degrees.shards * degrees.tp == 1) add_with_variants(degrees, "zero=3");
+    if (degrees.replicas == 1 && degrees.pp * degrees.shards > 1) {
+      add(degrees, degrees.shards > 1 ? "zero=3,exchange=ring" : "exchange=ring");
+    }
   }
   std::ranges::stable_sort(layouts, {}, &NamedLayout::ranks);
   return layouts;

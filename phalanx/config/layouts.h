@@ -22,7 +22,7 @@ struct NamedLayout {
   std::int64_t ranks = 1;
 };
 
-/// Parts of a name: pp=N, schedule=NAME, dp_replicate=N, dp_shard=N, cp=N, exchange=keys|heads, ep=N, tp=N,
+/// Parts of a name: pp=N, schedule=NAME, dp_replicate=N, dp_shard=N, cp=N, exchange=keys|heads|ring|auto, ep=N, tp=N,
 /// zero=1|2|3, sp=on|off, ac=none|full|op|N (one of N blocks is recomputed), reshard=always|never,
 /// precision=float32|bfloat16|float16, batch=N (sequences of a forward pass or of a pipeline's micro-batch). Defaults: 1,
 /// 1F1B, 1, 1, 1, keys, 1, 1, 3, on, none, always, the configuration's precision, and the batch described above. With cp
@@ -31,7 +31,7 @@ struct NamedLayout {
 NamedLayout with_layout(const TrainConfig& config, const std::string& name, std::int64_t ranks);
 
 /// All layouts of 1 to `ranks` ranks, fewest first. These are every mix of degrees that are powers of two, each with
-/// every ZeRO stage; context parallelism with either exchange; experts divided among all ranks that share a copy, or
+/// every ZeRO stage; context parallelism with every exchange; experts divided among all ranks that share a copy, or
 /// among half of them; one rank with every kind of recomputation and precision; and each mix of degrees of 2 with
 /// recomputation in both 16-bit types.
 std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks);

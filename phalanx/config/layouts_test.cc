@@ -47,7 +47,8 @@ TEST(Layouts, OfContextParallelismAreReadFromTheirNames) {
   EXPECT_EQ(parallel("dp_shard=2,cp=2,tp=2,zero=3").shards(), 4);
   EXPECT_EQ(with_layout(small_config(), "cp=2,exchange=heads", 8).config.parallelism.context_parallel_exchange,
             "heads");
-  EXPECT_THAT(layout_refusal("cp=2,exchange=rows"), HasSubstr("exchange is 'rows': expected one of keys, heads"));
+  EXPECT_THAT(layout_refusal("cp=2,exchange=rows"),
+              HasSubstr("exchange is 'rows': expected one of keys, heads, ring, auto"));
   EXPECT_THAT(layout_refusal("cp=8,exchange=heads"),
               HasSubstr("context_parallel_degree 8 does not divide the 4 heads"));
 }
@@ -110,12 +111,15 @@ TEST(Layouts, AllOfThemAreThoseThatDivide) {
                                           "pp=2,dp_shard=2,zero=3,reshard=always",
                                           "cp=2",
                                           "cp=2,exchange=heads",
+                                          "cp=2,exchange=ring",
                                           "cp=2,zero=3",
                                           "cp=4",
                                           "cp=4,exchange=heads",
+                                          "cp=4,exchange=ring",
                                           "cp=4,zero=3",
                                           "cp=2,tp=2",
                                           "cp=2,tp=2,exchange=heads",
+                                          "cp=2,tp=2,exchange=ring",
                                           "pp=2,cp=2",
                                           "dp_replicate=2,cp=2",
                                           "dp_replicate=2,cp=2,zero=3",
@@ -133,6 +137,8 @@ TEST(Layouts, AllOfThemAreThoseThatDivide) {
     expected.push_back("precision=bfloat16," + how);
     expected.push_back("precision=float16," + how);
   }
+  expected.emplace_back("pp=2,cp=2,exchange=ring");
+  expected.emplace_back("dp_shard=2,cp=2,zero=3,exchange=ring");
   expected.emplace_back("precision=bfloat16");
   expected.emplace_back("precision=float16");
   std::vector<std::string> names;

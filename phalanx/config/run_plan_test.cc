@@ -5,6 +5,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/config/context_parallel.h"
 
 namespace phalanx::config {
 namespace {
@@ -144,12 +145,28 @@ TEST(RunPlan, ContextParallelRanksShareABatch) {
               HasSubstr("pipeline_parallel_degree 4 does not divide the 2 ranks that context parallelism leaves"));
 }
 
+TEST(RunPlan, SaysWhatAttentionExchanges) {
+  const auto exchange = [](const std::string& keys) {
+    const TrainConfig config = config_of("[parallelism]\ncontext_parallel_degree = 2\n" + keys);
+    return context_exchange(config, plan_run(config, 2).parallel);
+  };
+  EXPECT_EQ(exchange("").name, "keys");
+  EXPECT_EQ(exchange("").reason, "");
+  EXPECT_EQ(exchange("context_parallel_exchange = \"ring\"\n").name, "ring");
+  EXPECT_EQ(exchange("context_parallel_rotate_method = \"alltoall\"\n").name, "ring");
+  const plan::ContextExchangeChoice choice = exchange("context_parallel_exchange = \"auto\"\n");
+  EXPECT_THAT(choice.name, AnyOf("keys", "heads", "ring"));
+  EXPECT_THAT(choice.reason, HasSubstr("a rank would send in a layer and step: heads "));
+}
+
 TEST(RunPlan, WhatContextParallelismCannotDoIsRefusedByName) {
   const std::string two = "[parallelism]\ncontext_parallel_degree = 2\n";
-  EXPECT_THAT(context_refusal(two + "context_parallel_rotate_method = \"alltoall\"\n", 2),
-              HasSubstr("rotate_method is \"alltoall\": expected \"allgather\"; torchtitan's \"alltoall\", a ring"));
+  const std::string alltoall = "context_parallel_rotate_method = \"alltoall\"\n";
+  EXPECT_EQ(context_refusal(two + alltoall, 2), "");
+  EXPECT_THAT(context_refusal(two + alltoall + "context_parallel_exchange = \"heads\"\n", 2),
+              HasSubstr("is a ring of keys and values, but context_parallel_exchange = \"heads\" exchanges heads"));
   EXPECT_THAT(context_refusal(two + "context_parallel_rotate_method = \"heads\"\n", 2),
-              HasSubstr("set context_parallel_exchange"));
+              HasSubstr("expected \"allgather\" or \"alltoall\"; to exchange heads (Ulysses) set context_parallel"));
   EXPECT_EQ(context_refusal("[parallelism]\ncontext_parallel_rotate_method = \"alltoall\"\n", 2), "");
   const std::string heads = "[parallelism]\ncontext_parallel_exchange = \"heads\"\n";
   EXPECT_THAT(context_refusal(heads + "context_parallel_degree = 3\n", 3),

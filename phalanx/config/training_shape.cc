@@ -1,5 +1,8 @@
 #include "phalanx/config/training_shape.h"
 
+#include <utility>
+
+#include "phalanx/config/context_parallel.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/models/config/frozen_parameters.h"
 
@@ -43,7 +46,9 @@ plan::Layout layout_of(const TrainConfig& config, const RunPlan& plan) {
   layout.recompute_every = recompute_every(config);
   layout.uses_op_sac = uses_op_sac(config);
   layout.schedule = config.parallelism.pipeline_parallel_schedule;
-  layout.context_exchange = config.parallelism.context_parallel_exchange;
+  plan::ContextExchangeChoice exchange = context_exchange(config, plan.parallel);
+  layout.context_exchange = std::move(exchange.name);
+  layout.exchange_reason = std::move(exchange.reason);
   layout.stages_per_rank = config.parallelism.pipeline_parallel_stages_per_rank;
   return layout;
 }

@@ -104,14 +104,19 @@ StepCommVolume predict_comm_volume(const TrainingShape& shape, const Layout& lay
     // Keys and values are gathered, and their gradients summed in float32.
     const ModelPartition model(shape);
     const std::int64_t tokens = shape.batch * shape.local_seq(), forwards = shape.recompute_every > 0 ? 2 : 1;
-    if (shape.gathers_keys) {
-      const std::int64_t numbers = 2 * tokens * parallel.cp * model.keys;
+    const std::int64_t numbers = 2 * tokens * parallel.cp * model.keys;  // of all ranks
+    if (layout.context_exchange == "keys") {
       sum.add(context, numbers * element, layout.passes * blocks * forwards);
       sum.add(context, numbers * kFloatBytes, layout.passes * blocks);
+    } else if (layout.context_exchange == "ring") {
+      // Of two pieces one goes all the way, the other half of it. They travel in the backward pass, too, and in it their
+      // gradients in float32.
+      sum.add(context, numbers * 3 / 4 * element, layout.passes * blocks * (forwards + 1));
+      sum.add(context, numbers * 3 / 4 * kFloatBytes, layout.passes * blocks);
     } else {
       // Each rank sends all but its own part of its queries, keys, values and results.
-      const std::int64_t numbers = 2 * tokens * (model.queries + model.keys);
-      sum.add(context, numbers * element, layout.passes * blocks * (forwards + 1));
+      const std::int64_t own = 2 * tokens * (model.queries + model.keys);
+      sum.add(context, own * element, layout.passes * blocks * (forwards + 1));
     }
   }
   if (shape.pipeline) {

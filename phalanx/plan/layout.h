@@ -27,7 +27,8 @@ struct Layout {
   bool uses_op_sac = false;
   std::string schedule = "1F1B";
   std::int64_t stages_per_rank = 0;       // 0: the usual number for the schedule
-  std::string context_exchange = "keys";  // or "heads"
+  std::string context_exchange = "keys";  // or "heads", "ring"
+  std::string exchange_reason;            // empty: it was asked for
 
   std::int64_t global_batch() const noexcept { return batch * passes * parallel.data_parallel_size(); }
 };

@@ -152,13 +152,18 @@ TEST_F(MeasuredRunTest, ShardedStagesTakeWhatIsPredicted) {
 
 TEST_F(MeasuredRunTest, CutSequencesTakeWhatIsPredicted) {
   const std::string context = "--parallelism.context_parallel_degree=2",
-                    heads = "--parallelism.context_parallel_exchange=heads", longer = "--training.seq_len=256";
+                    heads = "--parallelism.context_parallel_exchange=heads",
+                    ring = "--parallelism.context_parallel_exchange=ring", longer = "--training.seq_len=256";
   const std::vector<MeasuredCase> cases = {
       {.name = "cp", .keys = {context, longer}},
       {.name = "cp_heads", .keys = {context, longer, heads}},
       {.name = "cp4_zero3",
        .ranks = 4,
        .keys = {"--parallelism.context_parallel_degree=4", longer, "--parallelism.data_parallel_shard_degree=-1"}},
+      {.name = "cp_ring", .keys = {context, longer, ring}},
+      {.name = "cp4_ring_recomputing",
+       .ranks = 4,
+       .keys = {"--parallelism.context_parallel_degree=4", longer, ring, "--activation_checkpoint.mode=full"}},
       {.name = "cp_recomputing", .keys = {context, longer, "--activation_checkpoint.mode=full"}},
       {.name = "cp_tp", .ranks = 4, .keys = {context, longer, kTensor}},
       {.name = "cp_pp", .ranks = 4, .keys = {context, longer, kPipeline}}};

@@ -1,5 +1,6 @@
 #include "phalanx/train/parallelize.h"
 
+#include "phalanx/config/context_parallel.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/context/context_attention.h"
@@ -25,6 +26,10 @@ std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const conf
   if (!model.part().head) options.output_dtype.reset();  // the next stage takes activations as they are
   if (has_experts) options.own_group = meshes.experts->own_group();
   return std::make_unique<FullyShardedDataParallel>(model, meshes.ranks, options);
+}
+
+ContextExchange context_exchange_named(const std::string& name) {
+  return name == "heads" ? ContextExchange::heads : name == "ring" ? ContextExchange::ring : ContextExchange::keys;
 }
 
 /// A rank that shares a whole model with nobody reduces with itself: its gradients get buckets too.
@@ -54,8 +59,7 @@ Parallelized parallelize(models::Llama& model, const config::TrainConfig& config
   apply_tensor_parallelism(model, config, plan, meshes.ranks, device);
   if (meshes.context) {
     const ContextCut cut = plan.parallel.context_cut(meshes.ranks.world()->rank());
-    const auto exchange =
-        config.parallelism.context_parallel_exchange == "heads" ? ContextExchange::heads : ContextExchange::keys;
+    const ContextExchange exchange = context_exchange_named(config::context_exchange(config, plan.parallel).name);
     model.set_context({.cut = cut, .attention = make_context_attention(exchange, meshes.context, cut)});
   }
   const bool has_experts = meshes.experts != nullptr && apply_expert_parallelism(model, *meshes.experts);

@@ -9,6 +9,7 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
+#include "phalanx/config/context_parallel.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/config/run_identity.h"
 #include "phalanx/data/data_loader.h"
@@ -51,6 +52,12 @@ DescriptionLines describe_run(const RunParts& run) {
     if (!line.empty()) lines.emplace_back("note", line);
   }
   if (plan.world_size > 1) lines.emplace_back("layout", run.model.layout());
+  if (plan.parallel.cp > 1) {
+    const plan::ContextExchangeChoice exchange = config::context_exchange(run.config, plan.parallel);
+    lines.emplace_back("exchange", exchange.reason.empty()
+                                       ? exchange.name
+                                       : fmt::format("{}, by a cost model: {}", exchange.name, exchange.reason));
+  }
   lines.emplace_back("memory", run.model.memory_text());
   lines.emplace_back("precision", precision_text(run.config, plan));
   if (const std::string float8 = float8_text(run.model.model(), run.config, run.device); !float8.empty()) {

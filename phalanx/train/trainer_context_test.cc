@@ -10,6 +10,7 @@ namespace phalanx::train::trainer_context_test {
 namespace {
 
 const std::string kHeads = "--parallelism.context_parallel_exchange=heads";
+const std::string kRing = "--parallelism.context_parallel_exchange=ring";
 
 class TrainerContextTest : public TrainerTest {
  protected:
@@ -29,6 +30,8 @@ TEST_F(TrainerContextTest, TrainsAsOneRankDoes) {
       {.name = "cp2", .ranks = 2, .cp = 2},
       {.name = "cp4_heads", .ranks = 4, .keys = {kHeads}, .cp = 4},
       {.name = "cp3", .ranks = 3, .cp = 3},
+      {.name = "cp4_ring", .ranks = 4, .keys = {kRing}, .cp = 4},
+      {.name = "cp3_alltoall", .ranks = 3, .keys = {"--parallelism.context_parallel_rotate_method=alltoall"}, .cp = 3},
       {.name = "cp2_ddp2_checked", .ranks = 4, .keys = {"--debug.replica_check_freq=1"}, .cp = 2},
       {.name = "cp2_zero3", .ranks = 2, .keys = sharded(3), .cp = 2},
       {.name = "cp2_zero2_2_checked",
@@ -57,6 +60,7 @@ TEST_F(TrainerContextTest, PaddingChangesNothing) {
   const double validation = result_.validation_loss.value();
   for (const Layout& layout :
        {Layout{.name = "cp4", .ranks = 4, .cp = 4}, Layout{.name = "cp4_heads", .ranks = 4, .keys = {kHeads}, .cp = 4},
+        Layout{.name = "cp4_ring", .ranks = 4, .keys = {kRing}, .cp = 4},
         Layout{.name = "cp4_pp2", .ranks = 8, .pp = 2, .cp = 4},
         Layout{.name = "cp4_tp2", .ranks = 8, .tp = 2, .cp = 4}}) {
     SCOPED_TRACE(layout.name);

@@ -1,5 +1,9 @@
 // Layouts that cut sequences (context parallelism) have the losses, gradients and weights of one rank, parameter by
 // parameter.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/logaddexp2.h>
+
 #include <algorithm>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -8,6 +12,8 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/kernels/causal_attention.h"
+#include "phalanx/parallel/context/context_attention.h"
+#include "phalanx/parallel/context/ring_attention.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/layout_check.h"
 #include "phalanx/verify/layout_side.h"
@@ -29,6 +35,7 @@ Keys shards(int degree, int stage = 3) {
           "--parallelism.zero_stage=" + std::to_string(stage)};
 }
 const Keys kHeads = {"--parallelism.context_parallel_exchange=heads"};
+const Keys kRing = {"--parallelism.context_parallel_exchange=ring"};
 const Keys kTwoReplicas = {"--parallelism.data_parallel_replicate_degree=2"};
 const Keys kWholeTokens = {"--parallelism.no-enable_sequence_parallel"};
 
@@ -44,6 +51,14 @@ std::vector<Case> layouts() {
           {"cp3", 3, cp(3)},
           {"cp2 heads", 2, cp(2) + kHeads},
           {"cp4 heads", 4, cp(4) + kHeads},
+          {"cp2 ring", 2, cp(2) + kRing},
+          {"cp3 ring", 3, cp(3) + kRing},
+          {"cp4 ring", 4, cp(4) + kRing},
+          {"zero2_2 cp2 ring", 4, cp(2) + shards(2, 2) + kRing},
+          {"zero3 over cp4 ring", 4, cp(4) + shards(-1) + kRing},
+          {"cp4 tp2 ring", 8, cp(4) + tp(2) + kRing},
+          {"pp2 cp4 zbv ring", 8, pp(2) + cp(4) + kRing + Keys{"--parallelism.pipeline_parallel_schedule=ZBV"}},
+          {"pp2 cp2 zero3_2 ring", 8, pp(2) + cp(2) + shards(2) + kRing},
           {"ddp3 cp2", 6, cp(2)},
           {"zero1 over cp4", 4, cp(4) + shards(-1, 1) + Keys{"--parallelism.data_parallel_replicate_degree=1"}},
           {"zero3 over cp2, replicated", 4, cp(2) + shards(-1) + kTwoReplicas},
@@ -125,12 +140,15 @@ TEST_F(ContextLayoutsTest, HaveOneRanksNumbers) {
 TEST_F(ContextLayoutsTest, HaveOneRanksNumbersWhereARankHasTwoPositionsOfEachPiece) {
   expect_right({"cp8", 8, cp(8)});
   expect_right({"cp8 padded", 8, cp(8) + Keys{"--training.seq_len=17"}});
+  expect_right({"cp8 ring", 8, cp(8) + kRing});
+  expect_right({"cp8 ring padded", 8, cp(8) + kRing + Keys{"--training.seq_len=17"}});
 }
 
 TEST_F(ContextLayoutsTest, HaveOneRanksNumbersWhenRecomputed) {
   const Keys op = {"--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"};
   for (const Keys& how : {Keys{"--activation_checkpoint.mode=full"}, op}) {
-    for (const Case& layout : layouts({"cp2", "cp4 heads", "zero3 over cp2, replicated", "cp2 tp2 heads", "pp2 cp2"})) {
+    for (const Case& layout : layouts({"cp2", "cp4 heads", "zero3 over cp2, replicated", "cp2 tp2 heads", "pp2 cp2",
+                                       "cp3 ring", "zero3 over cp4 ring", "pp2 cp4 zbv ring"})) {
       expect_right({layout.name + ", " + how.back(), layout.ranks, layout.keys + how});
     }
   }
@@ -143,13 +161,15 @@ TEST_F(ContextLayoutsTest, HaveOneRanksNumbersIn16Bits) {
         layout.keys + Keys{"--training.mixed_precision_param=" + type, "--activation_checkpoint.mode=selective"}};
   };
   for (const Case& layout : layouts()) expect_right(in(layout, "bfloat16"), 1);
-  for (const Case& layout : layouts({"cp4", "cp2 heads", "zero2_2 cp2"})) expect_right(in(layout, "float16"));
+  for (const Case& layout : layouts({"cp4", "cp2 heads", "zero2_2 cp2", "cp3 ring"}))
+    expect_right(in(layout, "float16"));
 }
 
 // Lengths that the pieces do not divide.
 TEST_F(ContextLayoutsTest, HaveOneRanksNumbersWithPadding) {
-  for (const Case& layout : layouts({"cp4", "cp3", "cp4 heads", "ddp3 cp2", "zero1 over cp4", "cp4 tp2",
-                                     "cp2 tp2, whole tokens", "pp2 cp4 zbv", "pp2 cp2 tp2 tied"})) {
+  for (const Case& layout :
+       layouts({"cp4", "cp3", "cp4 heads", "ddp3 cp2", "zero1 over cp4", "cp4 tp2", "cp2 tp2, whole tokens",
+                "pp2 cp4 zbv", "pp2 cp2 tp2 tied", "cp3 ring", "cp4 tp2 ring"})) {
     expect_right({layout.name + ", 30 tokens", layout.ranks, layout.keys + Keys{"--training.seq_len=30"}}, 1);
   }
 }
@@ -161,7 +181,7 @@ TEST_F(ContextLayoutsTest, KeepDocumentsApart) {
   }
   const Keys padded = {"--training.seq_len=30", "--training.mixed_precision_param=bfloat16",
                        "--activation_checkpoint.mode=full"};
-  for (const Case& layout : layouts({"cp4", "cp4 heads", "zero2_2 cp2", "cp2 tp2 heads", "pp2 cp2"})) {
+  for (const Case& layout : layouts({"cp4", "cp4 heads", "zero2_2 cp2", "cp2 tp2 heads", "pp2 cp2", "cp4 ring"})) {
     expect_right({layout.name + ", padded, bfloat16", layout.ranks, layout.keys + packed + padded}, 1,
                  /*has_documents=*/true);
   }
@@ -174,7 +194,8 @@ TEST_F(ContextLayoutsTest, HaveOneRanksNumbersInOtherFamilies) {
       {"mixtral", {{"num_local_experts", 3}, {"num_experts_per_tok", 2}}},
       {"mistral", {{"sliding_window", 5}}},
       {"qwen3", {{"head_dim", 16}, {"tie_word_embeddings", true}}}};
-  const auto some = layouts({"cp4 heads", "cp3", "zero2_2 cp2", "cp2 tp2 heads", "pp2 cp2"});
+  const auto some =
+      layouts({"cp4 heads", "cp3", "zero2_2 cp2", "cp2 tp2 heads", "pp2 cp2", "cp3 ring", "zero2_2 cp2 ring"});
   const Keys packed = documents();
   for (const auto& [name, numbers] : families) {
     Keys keys = family(name, numbers);
@@ -190,8 +211,17 @@ TEST_F(ContextLayoutsTest, HaveOneRanksNumbersInOtherFamilies) {
 }
 
 TEST_F(ContextLayoutsTest, AdaptersHaveOneRanksNumbers) {
-  for (const Case& layout : layouts({"cp4", "cp2 heads", "zero2_2 cp2", "cp2 tp2, whole tokens"})) {
+  for (const Case& layout : layouts({"cp4", "cp2 heads", "zero2_2 cp2", "cp2 tp2, whole tokens", "cp4 ring"})) {
     expect_right({layout.name + ", LoRA", layout.ranks, layout.keys + Keys{"--lora.rank=4", "--lora.no-zero_b"}});
+  }
+}
+
+/// Every layer of this rank's model attends through `attention`.
+void attend_through(LayoutSide& side, const std::shared_ptr<const nn::ContextAttention>& attention) {
+  for (nn::Module* const module : side.modules()) {
+    for (const auto& layer : dynamic_cast<models::Llama&>(*module).layers) {
+      layer->attention->set_context_attention(attention);
+    }
   }
 }
 
@@ -206,17 +236,105 @@ class AloneAttention final : public nn::ContextAttention {
 
 TEST_F(ContextLayoutsTest, WrongAttentionIsFoundAndNamed) {
   for (const Case& layout : {Case{"cp2", 2, cp(2)}, Case{"cp2 tp2", 4, cp(2) + tp(2)}}) {
-    const LayoutCheck found = check(layout, 2, [](LayoutSide& side) {
-      for (nn::Module* const module : side.modules()) {
-        for (const auto& layer : dynamic_cast<models::Llama&>(*module).layers) {
-          layer->attention->set_context_attention(std::make_shared<AloneAttention>());
-        }
-      }
-    });
+    const LayoutCheck found =
+        check(layout, 2, [](LayoutSide& side) { attend_through(side, std::make_shared<AloneAttention>()); });
     ASSERT_TRUE(found.finding) << layout.name;
     EXPECT_EQ(found.finding->step, 1);
     EXPECT_THAT(found.finding->parameter, HasSubstr("layers.0.attention")) << found.finding->text();
   }
+}
+
+/// Of four ranks, which cut sequences and do nothing else.
+struct ContextRanks {
+  explicit ContextRanks(const LayoutSide& side) {
+    const std::shared_ptr<Communicator>& world = side.model->mesh().world();
+    cut = {.ranks = world->size(), .rank = world->rank()};
+    group = world->split(0, world->rank());
+  }
+  ContextCut cut;
+  std::shared_ptr<Communicator> group;
+};
+
+TEST_F(ContextLayoutsTest, ALogSumExpThatIsMergedInAnotherBaseIsFound) {
+  const auto merge_to_base_2 = [](const kernels::AttentionPart& sum, const kernels::AttentionPart& part) {
+    const at::Tensor both = at::logaddexp2(sum.log_sums, part.log_sums);
+    const auto share = [&](const at::Tensor& log_sums) { return (log_sums - both).exp2().unsqueeze(-1); };
+    sum.y.mul_(share(sum.log_sums)).add_(part.y * share(part.log_sums));
+    sum.log_sums.copy_(both);
+  };
+  const LayoutCheck found = check({"cp4 ring", 4, cp(4) + kRing}, 1, [&](LayoutSide& side) {
+    const ContextRanks ranks(side);
+    attend_through(side, make_ring_attention(ranks.group, ranks.cut, merge_to_base_2));
+  });
+  ASSERT_TRUE(found.finding);
+  EXPECT_THAT(found.finding->parameter, HasSubstr("layers.0.attention")) << found.finding->text();
+}
+
+/// The right attention between faults.
+class FaultyAttention final : public nn::ContextAttention {
+ public:
+  struct Fault {
+    double key_gradients = 1;  // factor of the gradients of this rank's keys and values
+    bool forgets_documents = false;
+  };
+  FaultyAttention(ContextExchange exchange, const ContextRanks& ranks, const Fault& fault)
+      : right_(make_context_attention(exchange, ranks.group, ranks.cut)), fault_(fault) {}
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window,
+                    const std::shared_ptr<const DocumentBoundaries>& documents) const override {
+    const auto spoilt = [&](const at::Tensor& x) { return x.detach() + (x - x.detach()) * fault_.key_gradients; };
+    return right_->attend(q, spoilt(k), spoilt(v), window, fault_.forgets_documents ? nullptr : documents);
+  }
+
+ private:
+  std::shared_ptr<const nn::ContextAttention> right_;
+  Fault fault_;
+};
+
+TEST_F(ContextLayoutsTest, GradientsOfKeysThatARingAddsTwiceAreFound) {
+  for (const double times : {1.0, 2.0}) {
+    const LayoutCheck found = check({"cp4 ring", 4, cp(4) + kRing}, 1, [&](LayoutSide& side) {
+      const ContextRanks ranks(side);
+      attend_through(side, std::make_shared<FaultyAttention>(
+                               ContextExchange::ring, ranks,
+                               FaultyAttention::Fault{.key_gradients = ranks.cut.rank == 2 ? times : 1}));
+    });
+    ASSERT_EQ(found.finding.has_value(), times != 1);
+    if (times == 1) continue;
+    EXPECT_THAT(found.finding->parameter, AnyOf(HasSubstr(".attention.wk"), HasSubstr(".attention.wv")))
+        << found.finding->text();
+  }
+}
+
+TEST_F(ContextLayoutsTest, AMaskOfDocumentsThatOneRankLosesIsFound) {
+  const LayoutCheck found = check({"cp4", 4, cp(4) + documents()}, 1, [&](LayoutSide& side) {
+    const ContextRanks ranks(side);
+    attend_through(side,
+                   std::make_shared<FaultyAttention>(ContextExchange::keys, ranks,
+                                                     FaultyAttention::Fault{.forgets_documents = ranks.cut.rank == 1}));
+  });
+  ASSERT_TRUE(found.finding);  // before any parameter is compared
+  EXPECT_THAT(found.finding->text(), HasSubstr("attention crosses the boundary between two documents"));
+}
+
+// Rotary positions are relative, so they may start anywhere if all ranks agree. Learnt ones are not.
+TEST_F(ContextLayoutsTest, PositionsThatOneRankDoesNotRestartAreFound) {
+  Keys keys = cp(4) + kRing + documents() +
+              family("gpt2", {{"n_embd", 64}, {"n_layer", 2}, {"n_head", 4}, {"n_positions", 32}, {"vocab_size", 512}});
+  keys.emplace_back("--training.frozen=layers.*.attention.wk.bias");
+  const LayoutCheck found = check({"gpt2 cp4 ring", 4, keys}, 1, [&](LayoutSide& side) {
+    const ContextCut cut = ContextRanks(side).cut;
+    if (cut.rank != 1) return;
+    for (nn::Module* const module : side.modules()) {
+      const auto& embedding = dynamic_cast<models::Llama&>(*module).pos_embeddings;
+      embedding->add_post_forward_hook([cut, &weight = embedding->weight](nn::Module&, const at::Tensor& out) {
+        std::vector<at::Tensor> rows;
+        for (const auto& [first, count] : cut.ranges(32)) rows.push_back(weight.narrow(0, first, count));
+        return at::cat(rows).expand_as(out);
+      });
+    }
+  });
+  ASSERT_TRUE(found.finding);
+  EXPECT_THAT(found.finding->parameter, HasSubstr("pos_embeddings.weight")) << found.finding->text();
 }
 
 }  // namespace

@@ -88,6 +88,8 @@ TEST_F(TrainerOnSim, PackedDocuments) {
   expect_losses_of_the_cpu({.name = "cp", .ranks = 2, .keys = packed(), .cp = 2});
   expect_losses_of_the_cpu(
       {.name = "cp_heads", .ranks = 2, .keys = packed({"--parallelism.context_parallel_exchange=heads"}), .cp = 2});
+  expect_losses_of_the_cpu(
+      {.name = "ring", .ranks = 4, .keys = packed({"--parallelism.context_parallel_exchange=ring"}), .cp = 4});
   // 16 bits are rounded at other places.
   expect_losses_of_the_cpu({.name = "ddp", .ranks = 2, .keys = packed({"--training.mixed_precision_param=bfloat16"})},
                            1e-3);
@@ -116,10 +118,19 @@ TEST_F(TrainerOnSim, ExpertsDividedAmongRanks) {
 }
 
 TEST_F(TrainerOnSim, CutSequences) {
-  const std::string heads = "--parallelism.context_parallel_exchange=heads";
+  const std::string heads = "--parallelism.context_parallel_exchange=heads",
+                    ring = "--parallelism.context_parallel_exchange=ring";
   expect_losses_of_the_cpu({.name = "cp", .ranks = 2, .cp = 2});
   expect_losses_of_the_cpu({.name = "cp_heads", .ranks = 2, .keys = {heads}, .cp = 2});
   expect_losses_of_the_cpu({.name = "cp_zero3_tp", .ranks = 4, .tp = 2, .keys = sharded(3), .cp = 2});
+  expect_losses_of_the_cpu({.name = "ring3", .ranks = 3, .keys = {ring}, .cp = 3});
+  expect_losses_of_the_cpu(
+      {.name = "ring4_zero3",
+       .ranks = 4,
+       .keys = {ring, "--parallelism.data_parallel_shard_degree=-1", "--activation_checkpoint.mode=full"},
+       .cp = 4});
+  expect_losses_of_the_cpu(
+      {.name = "ring4_bf16", .ranks = 4, .keys = {ring, "--training.mixed_precision_param=bfloat16"}, .cp = 4}, 1e-3);
 }
 TEST_F(TrainerOnSim, Offloaded) {
   expect_losses_of_the_cpu({.name = "offload",
