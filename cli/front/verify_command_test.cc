@@ -45,10 +45,10 @@ TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
         "dp_shard=2,zero=3,precision=bfloat16,ac=full", "tp=2,precision=bfloat16,ac=full"}) {
     EXPECT_THAT(out_, ContainsRegex(std::string("ok +") + layout + " +loss [0-9]"));
   }
-  EXPECT_THAT(out_, HasSubstr("39 of 39 layouts right over 2 steps"));
+  EXPECT_THAT(out_, HasSubstr("42 of 42 layouts right over 2 steps"));
   EXPECT_THAT(out_, HasSubstr("expected: loss within 2e-05 of its value, gradients within 1e-05 of their norm, from"));
   const auto figures = nlohmann::json::parse(read_file(path("figures.json")));
-  ASSERT_EQ(figures.size(), 39U);
+  ASSERT_EQ(figures.size(), 42U);
   EXPECT_EQ(figures[0]["steps"].size(), 2U);
   EXPECT_EQ(figures[0]["steps"][0]["gradients"].size(), 21U);
 }

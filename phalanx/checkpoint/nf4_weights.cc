@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -26,9 +27,18 @@ constexpr const char *kAbsmax = ".absmax", *kNestedAbsmax = ".nested_absmax", *k
 constexpr const char* kNf4State = ".quant_state.bitsandbytes__nf4";
 
 at::Tensor in_bytes(std::span<const std::byte> bytes, at::IntArrayRef shape) {
-  const at::Tensor tensor = at::empty(shape, at::TensorOptions(at::kByte));
+  at::Tensor tensor = at::empty(shape, at::TensorOptions(at::kByte));
   std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
   return tensor;
+}
+
+bool are_finite(std::span<const std::byte> bytes) {
+  for (std::size_t at = 0; at + sizeof(float) <= bytes.size(); at += sizeof(float)) {
+    float value = 0;
+    std::memcpy(&value, bytes.data() + at, sizeof(value));
+    if (!std::isfinite(value)) return false;
+  }
+  return true;
 }
 
 bool are_same_values(std::span<const std::byte> bytes, const at::Tensor& values) {
@@ -118,6 +128,10 @@ kernels::Nf4Weight BitsAndBytesFiles::read(const std::string& name, std::int64_t
   const std::span<const std::byte> given = nested_absmax.file->bytes(*nested_absmax.info);
   std::memcpy(bytes, given.data(), given.size());
   const auto offset = static_cast<float>(read.get<double>("nested_offset"));
+  if (!std::isfinite(offset) || !are_finite(given)) {
+    throw CheckpointError(fmt::format("{}: the scales of {} are not all finite", nested_absmax.file->path(),
+                                      safetensors::quote_name(name)));
+  }
   std::memcpy(bytes + given.size(), &offset, sizeof(offset));
   const at::Device device = tables->values.device();
   return {in_bytes(codes.file->bytes(*codes.info), {rows, columns / 2}).to(device),

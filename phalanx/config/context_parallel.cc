@@ -58,10 +58,12 @@ void check_context_parallel(const TrainConfig& config, const models::LlamaConfig
         "exchange heads (Ulysses) set context_parallel_exchange = \"heads\"",
         given.context_parallel_rotate_method));
   }
-  if (is_ring && given.context_parallel_exchange == "heads") {
+  if (const std::string& exchange = given.context_parallel_exchange;
+      is_ring && (exchange == "heads" || exchange == "auto")) {
     throw ConfigError(
-        "[parallelism] context_parallel_rotate_method = \"alltoall\" is a ring of keys and values, but "
-        "context_parallel_exchange = \"heads\" exchanges heads: remove one of the two");
+        fmt::format("[parallelism] context_parallel_rotate_method = \"alltoall\" is a ring of keys and values, but "
+                    "context_parallel_exchange = \"{}\" {}: remove one of the two",
+                    exchange, exchange == "heads" ? "exchanges heads" : "chooses one"));
   }
   if (given.context_parallel_exchange == "heads") check_heads(model, plan);
   const auto refuse = [&](const std::string& what, const std::string& remedy) {

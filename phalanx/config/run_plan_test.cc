@@ -165,6 +165,8 @@ TEST(RunPlan, WhatContextParallelismCannotDoIsRefusedByName) {
   EXPECT_EQ(context_refusal(two + alltoall, 2), "");
   EXPECT_THAT(context_refusal(two + alltoall + "context_parallel_exchange = \"heads\"\n", 2),
               HasSubstr("is a ring of keys and values, but context_parallel_exchange = \"heads\" exchanges heads"));
+  EXPECT_THAT(context_refusal(two + alltoall + "context_parallel_exchange = \"auto\"\n", 2),
+              HasSubstr("but context_parallel_exchange = \"auto\" chooses one: remove one of the two"));
   EXPECT_THAT(context_refusal(two + "context_parallel_rotate_method = \"heads\"\n", 2),
               HasSubstr("expected \"allgather\" or \"alltoall\"; to exchange heads (Ulysses) set context_parallel"));
   EXPECT_EQ(context_refusal("[parallelism]\ncontext_parallel_rotate_method = \"alltoall\"\n", 2), "");

@@ -92,7 +92,7 @@ std::vector<double> Evaluator::log_likelihoods(const std::vector<ScoredText>& te
   std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) { return texts[i].tokens.size(); });
   const at::Tensor sums = at::zeros({std::ssize(texts)}, at::TensorOptions(at::kDouble));
   double* sum = sums.mutable_data_ptr<double>();
-  const auto parameter = model_.parameters().front();
+  const at::TensorOptions activations = model_.activations();
   std::deque<Work> sent;
   std::int64_t rows = 0;
   for (std::size_t from = 0; from < order.size(); from += static_cast<std::size_t>(rows)) {
@@ -108,9 +108,9 @@ std::vector<double> Evaluator::log_likelihoods(const std::vector<ScoredText>& te
         if (is_scored.empty() || is_scored[at] != 0) of_row[at] = tokens[at];
       }
     }
-    at::Tensor x = inputs.to(parameter.device());
+    at::Tensor x = inputs.to(activations.device());
     if (!model_.part().embedding) {
-      x = at::empty({rows, width, model_.config().dim}, parameter.options().requires_grad(false));
+      x = at::empty({rows, width, model_.config().dim}, activations);
       options_.stages->recv(x, options_.stages->rank() - 1);
     }
     if (!model_.part().head) {
@@ -120,7 +120,7 @@ std::vector<double> Evaluator::log_likelihoods(const std::vector<ScoredText>& te
       continue;
     }
     const at::Tensor scores =
-        model_.log_likelihoods(x, labels.to(parameter.device())).to(at::kDouble).sum(1).to(at::kCPU).contiguous();
+        model_.log_likelihoods(x, labels.to(activations.device())).to(at::kDouble).sum(1).to(at::kCPU).contiguous();
     for (std::int64_t r = 0; r < rows; ++r) {
       sum[order[from + static_cast<std::size_t>(r)]] = scores.const_data_ptr<double>()[r];
     }
@@ -128,7 +128,7 @@ std::vector<double> Evaluator::log_likelihoods(const std::vector<ScoredText>& te
   for (Work& work : sent) work.wait();
   at::Tensor all = sums;
   if (options_.stages && sums.numel() > 0) {
-    all = sums.to(parameter.device());
+    all = sums.to(activations.device());
     options_.stages->broadcast(all, {.root = options_.stages->size() - 1});
     all = all.to(at::kCPU);
   }

@@ -221,6 +221,13 @@ void check_config(const ModelFiles& files) {
   } catch (const ConfigError& error) {
     throw CheckpointError(fmt::format("{}: {}", files.weights.string(), error.what()));
   }
+  if (const BitsAndBytesFiles in_nf4(files.weights); files.hugging_face && !in_nf4.names().empty()) {
+    throw CheckpointError(
+        fmt::format("{} holds matrices in 4 bits, of bitsandbytes: such a model is the base of `phalanx train` with "
+                    "[lora] base_dtype = \"nf4\" alone; expected the checkpoint of that run, or the model in 16 or 32 "
+                    "bits",
+                    files.weights.string()));
+  }
   refuse_more_parameters_than_bytes(files.weights, models::least_bytes(files.config, files.lora),
                                     (files.weights / (files.hugging_face ? "config.json" : kManifestName)).string());
 }
@@ -229,19 +236,13 @@ void check_config(const ModelFiles& files) {
 void add_adapters(models::Llama& model, const ModelFiles& files, c10::ScalarType dtype) {
   models::add_lora(model, files.lora, dtype);
   models::store_in_nf4(model, files.lora);
+  model.set_activation_dtype(dtype);
 }
 
 void load_into(models::Llama& model, const ModelFiles& files) {
   const bool whole = model.part().is_whole(files.config);
   LoadWeightsOptions options;
   if (files.hugging_face) {
-    if (const BitsAndBytesFiles in_nf4(files.weights); !in_nf4.names().empty()) {
-      throw CheckpointError(fmt::format(
-          "{} holds matrices in 4 bits, of bitsandbytes: such a model is the base of `phalanx train` with "
-          "[lora] base_dtype = \"nf4\" alone; expected the checkpoint of that run, or the model in 16 or 32 "
-          "bits",
-          files.weights.string()));
-    }
     options = whole ? hf_weights(files.config) : hf_weights_of_part(files.config);
   } else if (!whole) {
     // A part of the model does not read the weights of the other parts.

@@ -24,10 +24,9 @@ std::int64_t StageRunner::agree_on_smallest(std::int64_t number) const {
 }
 
 at::Tensor StageRunner::input_of(const ForwardBatch& batch) const {
-  const auto parameter = model_.parameters().front();
-  if (model_.part().embedding) return batch.tokens.to(parameter.device());
-  at::Tensor hidden = at::empty({batch.tokens.size(0), batch.tokens.size(1), model_.config().dim},
-                                parameter.options().requires_grad(false));
+  const at::TensorOptions options = model_.activations();
+  if (model_.part().embedding) return batch.tokens.to(options.device());
+  at::Tensor hidden = at::empty({batch.tokens.size(0), batch.tokens.size(1), model_.config().dim}, options);
   stages_->recv(hidden, stages_->rank() - 1);
   return hidden;
 }

@@ -158,6 +158,7 @@ Float8Cast cast_by_kernels(const GpuLaunch& launch, const at::Tensor& matrix, co
 struct ProductShape {
   bool by_row;
   std::int64_t rows, columns, inner;
+  // NOLINTNEXTLINE(modernize-use-nullptr): takes the 0 that the generated comparison holds for a pointer
   auto operator<=>(const ProductShape&) const = default;
 };
 

@@ -74,7 +74,13 @@ std::vector<Tile> tiles_of(AttentionKernel kernel, const AttentionQueries& queri
     };
     const bool is_windowed = window > 0 && s.before + s.count > window;
     if (kernel == AttentionKernel::flash && is_windowed) {
-      add(0, s.count, 0, s.keys, Tile::Mask::band);
+      // Flash attention takes a limit behind the last key that is larger than the number of keys for another one. So
+      // queries behind all keys stand alone: the first of them see every key.
+      const std::int64_t own = std::clamp<std::int64_t>(s.keys - s.before, 0, s.count);
+      const std::int64_t all = std::clamp<std::int64_t>(window - s.before - own, 0, s.count - own);
+      if (own > 0) add(0, own, 0, std::min(s.keys, s.before + own), Tile::Mask::band);
+      if (all > 0) add(own, all, 0, s.keys, Tile::Mask::none);
+      if (own + all < s.count) add(own + all, s.count - own - all, 0, s.keys, Tile::Mask::band);
     } else if (kernel == AttentionKernel::operators || is_windowed) {
       const std::int64_t block = std::max(window, kRowsOfMask);
       for (std::int64_t first = 0; first < s.count; first += block) {

@@ -17,8 +17,8 @@
 // Contract
 // - Both runs have the same input, each on one thread. Nothing writes to a saved output in place.
 // - A run is known only to the thread that opened its scope, for as long as the scope lives.
-// - It covers linear layers of any type, under autocast, too, and causal attention over whole sequences on the CPU (our
-//   own kernel in fp32, libtorch's in 16 bits). All else is recomputed.
+// - It covers linear layers of any type, under autocast, too, and causal attention on the CPU, also of a part of the
+//   positions and over a ring of ranks. All else is recomputed.
 #pragma once
 
 #include <ATen/core/Tensor.h>

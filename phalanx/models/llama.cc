@@ -22,7 +22,6 @@
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/models/config/llama_json.h"
-#include "phalanx/models/config/lora_config.h"
 #include "phalanx/nn/mixture_of_experts.h"
 
 namespace phalanx::models {
@@ -406,12 +405,13 @@ at::Tensor Llama::log_likelihoods(const at::Tensor& input, const at::Tensor& lab
   return around_use(likelihoods_of);
 }
 
+at::TensorOptions Llama::activations() const {
+  const at::Tensor parameter = nn::Module::parameters().front();
+  return at::TensorOptions(activation_dtype_.value_or(parameter.scalar_type())).device(parameter.device());
+}
+
 nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
-  // Adapters have the activations' type, whichever the base is stored in.
-  at::Tensor parameter = nn::Module::parameters().front();
-  for (const auto& named : nn::Module::named_parameters()) {
-    if (is_lora_name(named.key())) parameter = named.value();
-  }
+  const at::TensorOptions options = activations();
   const auto attends = std::ranges::find_if(layers, [](const auto& layer) { return layer->attention != nullptr; });
   const bool any = attends != layers.end();
   return nn::KvCache({.layers = any ? std::ssize(layers) : 0,
@@ -419,8 +419,8 @@ nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
                       .kv_heads = any ? (*attends)->attention->cached_heads() : 0,
                       .max_len = max_len,
                       .head_dim = config_.head_dim(),
-                      .dtype = parameter.scalar_type(),
-                      .device = parameter.device()});
+                      .dtype = options.dtype().toScalarType(),
+                      .device = options.device()});
 }
 
 at::Tensor Llama::forward(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts,

@@ -119,6 +119,12 @@ class Llama : public nn::Module {
   /// a divisor. Tokens, labels and documents are still whole sequences, the same on all ranks of the group. For training.
   void set_context(LlamaContext context);
 
+  /// The type and device of hidden states between parts of the model and of keys in a cache. The type is that of
+  /// set_activation_dtype(), or else of the parameters.
+  at::TensorOptions activations() const;
+  /// For a model whose parameters are of several types (lora.h).
+  void set_activation_dtype(at::ScalarType dtype) { activation_dtype_ = dtype; }
+
   const LlamaConfig& config() const noexcept { return config_; }
   const LlamaPart& part() const noexcept { return part_; }
   std::int64_t parameter_count() const noexcept { return config_.parameter_count(); }
@@ -173,6 +179,7 @@ class Llama : public nn::Module {
   LlamaPart part_;
   LlamaHead head_;
   LlamaContext context_;     // of one rank: sequences are whole
+  std::optional<at::ScalarType> activation_dtype_;
   Rotation rope_;            // made at first use, on the device in use, and again for longer sequences
   Rotation stretched_rope_;  // likewise, of sequences that longrope has other angles for
 };

@@ -34,6 +34,25 @@ at::Tensor tokens(std::int64_t rows, std::int64_t seq) {
 
 at::Tensor input() { return at::arange(24, at::TensorOptions(at::kFloat)).view({2, 3, 4}).sin(); }
 
+// The first parameter of a stage is a matrix in 4 bits.
+TEST(Lora, HiddenStatesAreNotOfTheTypeOfABaseInFourBits) {
+  LlamaConfig config = small();
+  config.dim = 64;
+  config.ffn_hidden = 128;
+  const LoraOptions options{.rank = 2, .target_modules = {"layers.0.*"}, .base_dtype = "nf4"};
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const LlamaPart& part :
+         {LlamaPart{.begin = 0, .end = 2, .embedding = true}, LlamaPart{.begin = 2, .end = 4}}) {
+      Llama stage(config, part, {.dtype = type});
+      add_lora(stage, options, type);
+      store_in_nf4(stage, options);
+      stage.set_activation_dtype(type);
+      EXPECT_EQ(stage.activations().dtype().toScalarType(), type) << part.text();
+      EXPECT_EQ(stage.make_cache(1, 8).options().dtype, type) << part.text();
+    }
+  }
+}
+
 TEST(LoraLinear, IsTheFormula) {
   for (const bool bias : {false, true}) {
     nn::Linear linear({.in_features = 4, .out_features = 5, .bias = bias});

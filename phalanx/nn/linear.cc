@@ -10,6 +10,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/linear.h"
+#include "phalanx/observe/memory_counters.h"
 #include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx::nn {
@@ -52,6 +53,7 @@ void Linear::store_in_nf4(const std::string& name, Nf4Tables tables) {
   const Init nothing = Init::constant(0.0);  // the bytes are made of the whole weight
   weight_absmax = make_parameter("weight_absmax", {out, in / kernels::kNf4Block}, tensor, nothing);
   weight_nested = make_parameter("weight_nested", {kernels::nf4_nested_bytes(out * in)}, tensor, nothing);
+  const observe::MemoryScope scope(observe::MemoryCategory::parameters);
   at::Tensor codes = at::empty({tensor.without_memory ? 0 : out, in / 2}, weight.options().dtype(at::kByte));
   if (tensor.without_memory) codes.unsafeGetTensorImpl()->set_sizes_contiguous({out, in / 2});
   weight.set_requires_grad(false);

@@ -155,7 +155,8 @@ void add_head_on_gpu(const TrainingShape& shape, const Sizes& n, ActivationBytes
     bytes.head = norm + type * n.dim + early;
   } else {
     const std::int64_t rows = waits ? n.tokens : kernels::gpu::rows_of_logits(n.tokens, n.model.vocab);
-    bytes.loss = norm + narrow * (2 * n.dim + rows * n.model.vocab) + (shape.autocast ? narrow * n.model.table() : 0) +
+    bytes.loss = norm + narrow * (2 * n.dim + rows * n.model.vocab) +
+                 (shape.autocast && !shape.has_narrow_base() ? narrow * n.model.table() : 0) +
                  kFloatBytes * 2 * n.tokens;
     bytes.loss_backward = norm + narrow * n.dim + wide * n.between;
     bytes.head_deferred = waits ? narrow * (n.dim + n.tokens * n.model.vocab) : 0;
@@ -170,7 +171,7 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
   const Sizes n(shape);
   const auto [wide, narrow] = DeviceTypes(shape);
   // 16-bit copies of weights, which the backward pass uses.
-  const std::int64_t copied = shape.autocast ? narrow : 0;
+  const std::int64_t copied = shape.autocast && !shape.has_narrow_base() ? narrow : 0;
   ActivationBytes bytes;
   bytes.input = wide * n.between;
   // A norm saves its input and the inverse RMS. Its output is the input of the products behind it.

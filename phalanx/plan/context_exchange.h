@@ -7,7 +7,7 @@
 //
 //   const ContextExchangeChoice choice = choose_context_exchange({.model = model, .cp = 4, .seq = 8192});
 //   choice.name;      // "ring"
-//   choice.reason;    // ring sends 9.0 MiB a layer and step, 0% of it not hidden; keys 8.0 MiB; ...
+//   choice.reason;    // says what a rank would send in a layer and step with each
 #pragma once
 
 #include <cstdint>

@@ -301,7 +301,8 @@ class MeasuredPeak : public ::testing::TestWithParam<PeakCase> {};
 
 TEST_P(MeasuredPeak, IsAsPredicted) {
   const auto& [layout, n, tied, family] = GetParam();
-  const auto model = small_llama(tied, family);
+  auto model = small_llama(tied, family);
+  if (layout.lora.base_dtype == "nf4") model.ffn_hidden = 704;  // whole blocks
   const Measured measured = Ranks(n).run(layout, model);
   const TrainingMemory predicted = predict_memory(shape_of(layout, model, n));
   const std::string text = fmt::format("measured {}\npredicted {}", measured.peak.text(), predicted.peak.text());

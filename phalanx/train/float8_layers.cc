@@ -34,7 +34,7 @@ std::string why_not(const std::string& name, const nn::Linear& layer, const conf
   if (!name.starts_with("layers.")) return "the output";
   if (name.ends_with(".moe.gate")) return "a router";
   if (models::is_expert_parameter(name)) return "experts";
-  const auto [in, out, bias] = layer.options();
+  const std::int64_t in = layer.options().in_features, out = layer.options().out_features;
   if (in % kMultiple != 0 || out % kMultiple != 0) {
     return fmt::format("{} x {}: a size is no multiple of {}", out, in, kMultiple);
   }

@@ -1,7 +1,9 @@
 #include "phalanx/train/nf4_base.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -113,8 +115,18 @@ std::uint64_t load_nf4_base(const config::TrainConfig& config, const std::filesy
                  bytes += stored.codes.nbytes() + stored.absmax.nbytes() + stored.nested.nbytes();
                  return stored;
                }
+               if (!files.names().empty()) {
+                 throw CheckpointError(fmt::format(
+                     "{}: {} is not in 4 bits, as others there are: expected all matrices of the blocks, or "
+                     "none, which are then quantised here",
+                     path.string(), safetensors::quote_name(in_file)));
+               }
                const at::Tensor wide = at::empty({rows, columns}, at::TensorOptions(at::kFloat));
                bytes += load_weights(path, {{name, wide}}, of_one).bytes;
+               if (!at::isfinite(wide).all().item<bool>()) {
+                 throw CheckpointError(fmt::format("{}: {} holds a number that is not finite, which 4 bits cannot keep",
+                                                   path.string(), safetensors::quote_name(in_file)));
+               }
                return kernels::quantise_nf4(wide, tables);
              });
   return bytes;

@@ -45,8 +45,8 @@ TEST_F(TrainerDeepSeekTest, BiasesAreExportedInFloat32AndReadAgain) {
   const std::vector<std::string> moves = {"--training.moe_router_enable_expert_bias",
                                           "--training.moe_router_bias_update_rate=0.0123"};
   auto exported = moves;
-  exported.insert(exported.end(), {"--training.steps=3", "--checkpoint.last_save_in_hf",
-                                   "--checkpoint.export_dtype=bfloat16"});
+  exported.insert(exported.end(),
+                  {"--training.steps=3", "--checkpoint.last_save_in_hf", "--checkpoint.export_dtype=bfloat16"});
   train(config_of({.ranks = 4, .pp = 2, .keys = keys(sharded(3, 2) + exported)}, "run"), 4);
   const at::Tensor biases = biases_of("run");
   EXPECT_GT(biases.abs().max().item<double>(), 0.01);
@@ -69,9 +69,9 @@ TEST_F(TrainerDeepSeekTest, BiasesAreExportedInFloat32AndReadAgain) {
   const std::vector<std::string> from_there = {"--model.flavor=hf", "--model.hf_assets_path=" + hf,
                                                "--checkpoint.initial_load_in_hf", "--training.steps=1",
                                                "--lr_scheduler.decay_ratio=0"};
-  for (const Layout& layout : {Layout{.name = "one", .keys = from_there},
-                               Layout{.name = "pp", .ranks = 2, .pp = 2, .keys = from_there},
-                               Layout{.name = "tp", .ranks = 2, .tp = 2, .keys = from_there}}) {
+  for (const Layout& layout :
+       {Layout{.name = "one", .keys = from_there}, Layout{.name = "pp", .ranks = 2, .pp = 2, .keys = from_there},
+        Layout{.name = "tp", .ranks = 2, .tp = 2, .keys = from_there}}) {
     train(config_of(layout, layout.name), layout.ranks);
     EXPECT_TRUE(at::equal(biases_of(layout.name), biases)) << layout.name;
   }
@@ -101,11 +101,11 @@ TEST_F(TrainerDeepSeekTest, FilesWithoutBiasesAreRefused) {
     }
   }
   export_weights(file, kept, {}, posix_file_system());
-  EXPECT_THAT(refusal<CheckpointError>(config_of({.keys = {"--model.flavor=hf",
-                                                           "--model.hf_assets_path=" + path("run") + "/hf",
-                                                           "--checkpoint.initial_load_in_hf", "--training.steps=1"}},
-                                                 "again")),
-              testing::HasSubstr("model.layers.1.mlp.gate.e_score_correction_bias"));
+  EXPECT_THAT(
+      refusal<CheckpointError>(config_of({.keys = {"--model.flavor=hf", "--model.hf_assets_path=" + path("run") + "/hf",
+                                                   "--checkpoint.initial_load_in_hf", "--training.steps=1"}},
+                                         "again")),
+      testing::HasSubstr("model.layers.1.mlp.gate.e_score_correction_bias"));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/config/model_config.h"
 #include "phalanx/train/float8_layers.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 

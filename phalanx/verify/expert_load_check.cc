@@ -36,7 +36,7 @@ json compare_layer(const LoadOfLayer& found, const LoadOfLayer& expected, std::i
                      mine = std::accumulate(found.counts, found.counts + experts, std::int64_t{0});
   if (mine != all) {
     return different("load of experts", 0, static_cast<double>(mine), static_cast<double>(all),
-                     mine > 0 && mine % all == 0
+                     mine > 0 && all > 0 && mine % all == 0
                          ? "all tokens are counted more than once: where a block is computed again, or by every rank "
                            "that has them"
                          : "the tokens of some ranks or micro-batches are not counted, or more than once");

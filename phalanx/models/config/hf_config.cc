@@ -107,7 +107,8 @@ class ConfigFile : private HfConfigFile {
       if (read.get_or<bool>(flag, false)) refuse(fmt::format("\"{}\": true", flag), "false");
     }
     if (!read.get_or<bool>("is_causal", true)) refuse("\"is_causal\": false", "true");
-    if (has("quantization_config")) refuse_other_quantisation(json.at("quantization_config"));
+    const bool reads_own = std::ranges::find(form.keys, "quantization_config") != form.keys.end();
+    if (has("quantization_config") && !reads_own) refuse_other_quantisation(json.at("quantization_config"));
     for (const char* key : kNotDone) {
       if (has(key) && std::ranges::find(form.keys, key) == form.keys.end()) {
         refuse(fmt::format("\"{}\"", key), "a model without it");

@@ -7,7 +7,7 @@
 // addend in fp32, and the last one sends the sum to the owner. ring_schedule.h says who needs which piece.
 //
 // Between the passes a rank keeps its own queries, keys and values, its output and the log-sum-exps. During a pass there
-// are two buffers for the keys and values of either way, and in the backward pass three for their gradients.
+// are two buffers for the keys and values of either way, and in the backward pass four for their gradients.
 //
 // Contract: that of nn::ContextAttention. Nothing else uses the group's communicator meanwhile.
 #pragma once

@@ -123,8 +123,8 @@ void ParamGroup::check(const std::vector<NamedTensor>& parameters, const ParamGr
                       name_, parameters.front().name, c10::toString(first.scalar_type()), first.device().str(), name,
                       c10::toString(tensor.scalar_type()), tensor.device().str()));
     }
-    if (tensor.requires_grad() && !tensor.is_floating_point()) {
-      throw Error(fmt::format("fully_shard: parameter '{}' has dtype {}; expected a floating-point dtype", name,
+    if (!tensor.is_floating_point() && tensor.scalar_type() != at::kByte) {
+      throw Error(fmt::format("fully_shard: parameter '{}' has dtype {}; expected a floating-point dtype, or bytes", name,
                               c10::toString(tensor.scalar_type())));
     }
   }

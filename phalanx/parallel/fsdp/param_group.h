@@ -18,7 +18,7 @@
 // Frozen parameters (requires_grad = false) have no gradients. If a unit has both kinds, the frozen ones form a group of
 // their own inside this one: with `full` and `shard` and nothing else, in a dtype of its own, gathered and freed together
 // with the trained ones, in the same piece of memory. Frozen parameters of several dtypes are as many groups, each inside
-// of the one before. Those of whole numbers keep their dtype.
+// of the one before. Those of bytes keep their dtype.
 //
 // ParamGroup does not decide when its operations run: FsdpRuntime does (fsdp_runtime.h). The rank's thread calls them
 // or, inside a backward pass, the thread that runs it.

@@ -6,6 +6,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "phalanx/testing/sim_device/torch/kernel_tensors.h"
@@ -19,10 +20,11 @@ using at::Tensor;
 std::optional<Tensor> mask_of(const DenseProblem& problem) {
   if (!problem.has_mask()) return std::nullopt;
   const std::int64_t queries = problem.q.size(1), keys = problem.k.size(1);
-  const std::int64_t after = problem.is_causal ? 0 : problem.right.value_or(keys);
+  // CUDA's kernels take a larger window for one of all keys, which is counted from the last query, too.
+  const std::int64_t after = problem.is_causal ? 0 : std::min(problem.right.value_or(keys), keys);
   const Tensor distance = at::arange(keys - queries, keys).unsqueeze(1) - at::arange(keys);
   return at::zeros({queries, keys}, problem.q.options())
-      .masked_fill((distance < -after).logical_or(distance > problem.left.value_or(keys)),
+      .masked_fill((distance < -after).logical_or(distance > std::min(problem.left.value_or(keys), keys)),
                    -std::numeric_limits<double>::infinity());
 }
 

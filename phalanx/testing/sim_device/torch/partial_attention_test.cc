@@ -73,5 +73,44 @@ TEST(PartialAttention, OnADeviceEqualsAttentionWithAMask) {
   }
 }
 
+// As at a hop of a ring: queries behind all keys, of which a document begins late, and a window that ends among them.
+TEST(PartialAttention, QueriesBehindAllKeysSeeThoseOfTheirWindow) {
+  const at::Device device = sim_device::SimBackend::device(0);
+  constexpr std::int64_t kKeys = 64, kFirst = 44, kWindow = 40;
+  const auto boundaries = [&](at::Device where) {
+    return std::make_shared<const DocumentBoundaries>(2 * kKeys, std::vector<std::int32_t>{0, kFirst, 2 * kKeys},
+                                                      where);
+  };
+  for (const bool has_documents : {false, true}) {
+    at::manual_seed(4);
+    // The last query that sees a key is window - 1 behind the last one.
+    const std::int64_t count = kWindow - 1;
+    const at::Tensor q = at::randn({1, count, 4, 8}).to(at::kHalf), k = at::randn({1, kKeys, 2, 8}).to(at::kHalf),
+                     v = at::randn({1, kKeys, 2, 8}).to(at::kHalf), dy = at::randn({1, count, 4, 8}).to(at::kHalf);
+    const auto of = [&](AttentionKernel kernel, at::Device where, at::ScalarType type) -> Tensors {
+      const auto there = [&](const at::Tensor& t) { return t.to(type).to(where).transpose(1, 2); };
+      const kernels::AttentionQueries queries{.ranges = {{kKeys, count}},
+                                              .seq = 2 * kKeys,
+                                              .documents = has_documents ? boundaries(where) : nullptr,
+                                              .window = kWindow,
+                                              .keys = PositionRange{0, kKeys}};
+      const kernels::AttentionPart part = kernels::attend(kernel, there(q), there(k), there(v), queries);
+      const kernels::AttentionGradients grads = kernels::attention_gradients(
+          kernel, there(dy), there(q), there(k), there(v), {part.y.to(type), part.log_sums}, queries);
+      Tensors results;
+      for (const at::Tensor& t : {part.y, part.log_sums, grads.dq, grads.dk, grads.dv}) {
+        results.push_back(t.cpu().to(at::kDouble));
+      }
+      return results;
+    };
+    const Tensors found = of(AttentionKernel::flash, device, at::kHalf),
+                  expected = of(AttentionKernel::operators, at::kCPU, at::kDouble);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_LE((found[i] - expected[i]).norm().item<double>(), 4e-3 * expected[i].norm().item<double>())
+          << i << (has_documents ? ", documents" : "");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace phalanx::partial_attention_test
