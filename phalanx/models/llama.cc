@@ -266,7 +266,7 @@ Llama::Rotation Llama::rope_of(std::int64_t seq, const DocumentBoundaries* docum
   const bool is_cut = context_.cut.ranks > 1;
   if (documents == nullptr) {
     return rope(seq, seq, device).map([&](const nn::RotaryTables& tables) -> nn::RotaryTables {
-      const nn::RotaryTables all = tables.narrow(0, seq);
+      nn::RotaryTables all = tables.narrow(0, seq);
       if (!is_cut) return all;
       const auto ranges = context_.cut.ranges(seq);
       return {of_ranges(all.cos, 0, ranges), of_ranges(all.sin, 0, ranges)};

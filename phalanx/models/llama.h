@@ -178,7 +178,7 @@ class Llama : public nn::Module {
   LlamaConfig config_;
   LlamaPart part_;
   LlamaHead head_;
-  LlamaContext context_;     // of one rank: sequences are whole
+  LlamaContext context_;  // of one rank: sequences are whole
   std::optional<at::ScalarType> activation_dtype_;
   Rotation rope_;            // made at first use, on the device in use, and again for longer sequences
   Rotation stretched_rope_;  // likewise, of sequences that longrope has other angles for

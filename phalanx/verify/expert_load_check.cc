@@ -67,7 +67,7 @@ json compare_layer(const LoadOfLayer& found, const LoadOfLayer& expected, std::i
 
 /// The first rank's values of the reference, on every rank.
 at::Tensor from_reference(const at::Tensor& like, const at::Tensor& value, Communicator& world) {
-  const at::Tensor told = at::zeros_like(like);
+  at::Tensor told = at::zeros_like(like);
   if (value.defined()) told.copy_(value);
   world.broadcast(told).wait();
   return told;

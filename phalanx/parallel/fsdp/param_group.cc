@@ -124,8 +124,8 @@ void ParamGroup::check(const std::vector<NamedTensor>& parameters, const ParamGr
                       c10::toString(tensor.scalar_type()), tensor.device().str()));
     }
     if (!tensor.is_floating_point() && tensor.scalar_type() != at::kByte) {
-      throw Error(fmt::format("fully_shard: parameter '{}' has dtype {}; expected a floating-point dtype, or bytes", name,
-                              c10::toString(tensor.scalar_type())));
+      throw Error(fmt::format("fully_shard: parameter '{}' has dtype {}; expected a floating-point dtype, or bytes",
+                              name, c10::toString(tensor.scalar_type())));
     }
   }
 }

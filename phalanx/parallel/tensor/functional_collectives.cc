@@ -162,7 +162,7 @@ std::vector<std::int64_t> times(std::vector<std::int64_t> counts, std::int64_t f
 
 at::Tensor exchanged_rows(const at::Tensor& x, const RowCounts& rows) {
   const std::int64_t all = std::accumulate(rows.received.begin(), rows.received.end(), std::int64_t{0});
-  const at::Tensor result = at::empty(with_extent(x, 0, all), x.options());
+  at::Tensor result = at::empty(with_extent(x, 0, all), x.options());
   const std::int64_t elements = c10::multiply_integers(x.sizes().slice(1));  // of a row
   rows.comm->all_to_all_uneven(result, x.contiguous(), times(rows.received, elements), times(rows.sent, elements));
   return result;
