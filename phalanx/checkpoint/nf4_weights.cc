@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <string_view>
 #include <system_error>
 #include <unordered_map>
 
@@ -61,10 +63,12 @@ BitsAndBytesFiles::BitsAndBytesFiles(const std::filesystem::path& path) {
 
 bool BitsAndBytesFiles::has(const std::string& name) const { return std::ranges::find(names_, name) != names_.end(); }
 
-bool BitsAndBytesFiles::is_part(const std::string& name) {
-  return name.find(kQuantState) != std::string::npos ||
-         std::ranges::any_of(std::vector<const char*>{kAbsmax, kNestedAbsmax, kQuantMap, kNestedQuantMap},
-                             [&](const char* suffix) { return name.ends_with(suffix); });
+bool BitsAndBytesFiles::is_part(const std::string& name) const {
+  if (const std::size_t state = name.find(kQuantState); state != std::string::npos) return has(name.substr(0, state));
+  return std::ranges::any_of(std::array{kAbsmax, kNestedAbsmax, kQuantMap, kNestedQuantMap},
+                             [&](std::string_view suffix) {
+                               return name.ends_with(suffix) && has(name.substr(0, name.size() - suffix.size()));
+                             });
 }
 
 BitsAndBytesFiles::Found BitsAndBytesFiles::find(const std::string& name) const {
@@ -95,7 +99,6 @@ BitsAndBytesFiles::Found BitsAndBytesFiles::part(const std::string& name, const 
 
 kernels::Nf4Weight BitsAndBytesFiles::read(const std::string& name, std::int64_t rows, std::int64_t columns,
                                            std::shared_ptr<const kernels::Nf4Tables> tables) const {
-  using kernels::kNf4Block, kernels::kNf4NestedBlock;
   const Found state = find(name + kNf4State);
   if (state.info == nullptr) {
     throw CheckpointError(
@@ -108,8 +111,7 @@ kernels::Nf4Weight BitsAndBytesFiles::read(const std::string& name, std::int64_t
       parse_json_object<CheckpointError>(std::string(reinterpret_cast<const char*>(text.data()), text.size()), where);
   const JsonReader<CheckpointError> read(json, where);
   if (read.get<std::int64_t>("blocksize") != kNf4Block) read.fail("blocksize", "64");
-  const std::int64_t elements = rows * columns, blocks = elements / kNf4Block,
-                     nested = (blocks + kNf4NestedBlock - 1) / kNf4NestedBlock;
+  const std::int64_t elements = rows * columns, blocks = elements / kNf4Block, nested = nf4_nested_scales(elements);
   const Found nested_absmax = part(name, kNestedAbsmax, Dtype::f32, nested);
   if (read.get<std::int64_t>("nested_blocksize") != kNf4NestedBlock) read.fail("nested_blocksize", "256");
   if (read.get<std::vector<std::int64_t>>("shape") != std::vector<std::int64_t>{rows, columns}) {
@@ -123,7 +125,7 @@ kernels::Nf4Weight BitsAndBytesFiles::read(const std::string& name, std::int64_t
         fmt::format("{}: {} holds other values than those of bitsandbytes' NF4, which alone are known",
                     map.file->path(), safetensors::quote_name(map.info->name)));
   }
-  const at::Tensor scales = at::empty({kernels::nf4_nested_bytes(elements)}, at::TensorOptions(at::kByte));
+  const at::Tensor scales = at::empty({nf4_nested_bytes(elements)}, at::TensorOptions(at::kByte));
   auto* const bytes = scales.mutable_data_ptr<std::uint8_t>();
   const std::span<const std::byte> given = nested_absmax.file->bytes(*nested_absmax.info);
   std::memcpy(bytes, given.data(), given.size());
@@ -153,6 +155,9 @@ std::vector<NamedTensor> dense_weights(const std::vector<NamedTensor>& tensors) 
     if (scales.contains(one.name)) continue;
     dense.push_back(one);
     if (!scales.contains(one.name + absmax)) continue;
+    if (!scales.contains(one.name + nested)) {
+      throw CheckpointError(fmt::format("'{}' is a matrix in 4 bits without its '{}'", one.name, one.name + nested));
+    }
     if (!tables) tables = kernels::Nf4Tables::make(one.tensor.device());
     const kernels::Nf4Weight stored{one.tensor.detach(), scales.at(one.name + absmax), scales.at(one.name + nested),
                                     tables};

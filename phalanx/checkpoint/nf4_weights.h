@@ -28,8 +28,8 @@ class BitsAndBytesFiles {
   /// Names of matrices, as in the files; empty: none is in 4 bits.
   const std::vector<std::string>& names() const noexcept { return names_; }
   bool has(const std::string& name) const;
-  /// Whether a name in the files is behind that of a matrix, and no weight of its own.
-  static bool is_part(const std::string& name);
+  /// Whether a name in the files is behind that of one of these matrices, and no weight of its own.
+  bool is_part(const std::string& name) const;
 
   /// Throws CheckpointError that names file and tensor: for FP4, for other blocks than 64 and 256, without double
   /// quantisation, for other codes than kernels::Nf4Tables has, and for another shape.

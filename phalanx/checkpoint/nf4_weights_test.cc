@@ -5,7 +5,9 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -21,6 +23,7 @@
 namespace phalanx {
 namespace nf4_weights_test {
 
+constexpr std::int64_t kRows = 300, kColumns = 192, kNested = 4;  // 900 blocks, 4 scales of 256 of their scales
 const std::string kName = "model.layers.0.self_attn.q_proj.weight";
 
 class BitsAndBytesTest : public FolderTest {
@@ -30,15 +33,15 @@ class BitsAndBytesTest : public FolderTest {
     std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
     return bytes;
   }
-  static std::string state(const std::string& blocks = "64", const std::string& shape = "[8, 128]") {
+  static std::string state(const std::string& blocks = "64", const std::string& shape = "[300, 192]") {
     return R"({"quant_type": "nf4", "blocksize": )" + blocks + R"(, "dtype": "float32", "shape": )" + shape +
            R"(, "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": )" +
-           std::to_string(stored_.nested.view(at::kFloat)[1].item<float>()) + "}";
+           fmt::format("{:.17g}", stored_.nested.view(at::kFloat)[kNested].item<float>()) + "}";
   }
   static std::vector<NamedTensor> tensors(const std::string& of_state = state(), const std::string& type = "nf4") {
     return {{kName, stored_.codes.view({-1, 1})},
             {kName + ".absmax", stored_.absmax.flatten()},
-            {kName + ".nested_absmax", stored_.nested.view(at::kFloat).narrow(0, 0, 1).clone()},
+            {kName + ".nested_absmax", stored_.nested.view(at::kFloat).narrow(0, 0, kNested).clone()},
             {kName + ".quant_map", tables_->values},
             {kName + ".nested_quant_map", tables_->scales},
             {kName + ".quant_state.bitsandbytes__" + type, bytes_of(of_state)}};
@@ -49,11 +52,11 @@ class BitsAndBytesTest : public FolderTest {
   }
   std::string refusal(const std::vector<NamedTensor>& all) const {
     const std::string file = save(all);
-    return error_text<CheckpointError>([&] { BitsAndBytesFiles(file).read(kName, 8, 128, tables_); });
+    return error_text<CheckpointError>([&] { BitsAndBytesFiles(file).read(kName, kRows, kColumns, tables_); });
   }
 
   inline static const std::shared_ptr<const kernels::Nf4Tables> tables_ = kernels::Nf4Tables::make(at::kCPU);
-  inline static const kernels::Nf4Weight stored_ = kernels::quantise_nf4(at::randn({8, 128}), tables_);
+  inline static const kernels::Nf4Weight stored_ = kernels::quantise_nf4(at::randn({kRows, kColumns}), tables_);
 };
 
 TEST_F(BitsAndBytesTest, ReadsItsBytes) {
@@ -61,11 +64,13 @@ TEST_F(BitsAndBytesTest, ReadsItsBytes) {
   EXPECT_THAT(files.names(), ElementsAre(kName));
   EXPECT_TRUE(files.has(kName));
   EXPECT_FALSE(files.has("model.norm.weight"));
-  const kernels::Nf4Weight read = files.read(kName, 8, 128, tables_);
+  const kernels::Nf4Weight read = files.read(kName, kRows, kColumns, tables_);
   EXPECT_TRUE(at::equal(read.codes, stored_.codes));
   EXPECT_TRUE(at::equal(read.absmax, stored_.absmax));
-  EXPECT_TRUE(at::equal(read.nested.view(at::kFloat)[0], stored_.nested.view(at::kFloat)[0]));
-  EXPECT_NEAR(read.nested.view(at::kFloat)[1].item<float>(), stored_.nested.view(at::kFloat)[1].item<float>(), 1e-6);
+  EXPECT_TRUE(at::equal(read.nested, stored_.nested));
+  // Each part of a name is one of its matrix, and no other name's.
+  for (const NamedTensor& one : tensors()) EXPECT_EQ(files.is_part(one.name), one.name != kName) << one.name;
+  EXPECT_FALSE(files.is_part("model.layers.1.self_attn.q_proj.weight.absmax"));
 }
 
 TEST_F(BitsAndBytesTest, RefusesOtherKindsByName) {
@@ -74,13 +79,16 @@ TEST_F(BitsAndBytesTest, RefusesOtherKindsByName) {
   EXPECT_THAT(refusal(without), AllOf(HasSubstr("q_proj.weight"), HasSubstr("bnb_4bit_use_double_quant = True")));
   EXPECT_THAT(refusal(tensors(state(), "fp4")), HasSubstr("is not in NF4"));
   EXPECT_THAT(refusal(tensors(state("128"))), AllOf(HasSubstr("blocksize"), HasSubstr("64")));
-  EXPECT_THAT(refusal(tensors(state("64", "[128, 8]"))), AllOf(HasSubstr("shape"), HasSubstr("[8, 128]")));
+  auto not_finite = tensors();
+  not_finite[2].tensor[1] = INFINITY;
+  EXPECT_THAT(refusal(not_finite), AllOf(HasSubstr("q_proj.weight"), HasSubstr("are not all finite")));
+  EXPECT_THAT(refusal(tensors(state("64", "[192, 300]"))), AllOf(HasSubstr("shape"), HasSubstr("[300, 192]")));
   auto other_codes = tensors();
   other_codes[3].tensor = at::zeros({16});
   EXPECT_THAT(refusal(other_codes), AllOf(HasSubstr(".quant_map"), HasSubstr("holds other values")));
   auto cut = tensors();
   cut[1].tensor = cut[1].tensor.narrow(0, 0, 8);
-  EXPECT_THAT(refusal(cut), AllOf(HasSubstr(".absmax"), HasSubstr("expected 16 elements of U8")));
+  EXPECT_THAT(refusal(cut), AllOf(HasSubstr(".absmax"), HasSubstr("expected 900 elements of U8")));
 }
 
 TEST_F(BitsAndBytesTest, MatricesAreMadeWideAgain) {
@@ -91,8 +99,12 @@ TEST_F(BitsAndBytesTest, MatricesAreMadeWideAgain) {
                                                         {"norm.weight", norm}});
   ASSERT_EQ(dense.size(), 2U);
   EXPECT_EQ(dense[0].name, "wq.weight");
-  EXPECT_TRUE(at::equal(dense[0].tensor, kernels::dequantise_nf4(stored_, {.columns = 128}, at::kFloat)));
+  EXPECT_TRUE(at::equal(dense[0].tensor, kernels::dequantise_nf4(stored_, {.columns = kColumns}, at::kFloat)));
   EXPECT_TRUE(dense[1].tensor.is_same(norm));
+  EXPECT_THAT(error_text<CheckpointError>([] {
+                dense_weights({{"wq.weight", stored_.codes}, {"wq.weight_absmax", stored_.absmax}});
+              }),
+              HasSubstr("'wq.weight' is a matrix in 4 bits without its 'wq.weight_nested'"));
 }
 
 }  // namespace nf4_weights_test

@@ -29,6 +29,7 @@
 #include "phalanx/checkpoint/files/weight_files.h"
 #include "phalanx/checkpoint/files/weight_index.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
+#include "phalanx/models/config/parameter_kinds.h"
 
 namespace phalanx {
 namespace {
@@ -132,7 +133,8 @@ void require_same(const SourceTensor& source, const SourceTensor& copy, const Fi
 /// A tensor of a file to be written: one of the model's, or several that are parts of it.
 class FileTensor {
  public:
-  void add(const FileTensorView& place, const at::Tensor& tensor) {
+  /// `keeps_type`: it is written in its own type.
+  void add(const FileTensorView& place, const at::Tensor& tensor, bool keeps_type) {
     const auto [part, is_new] = parts_.emplace(place.form.part, Part{tensor, place.form});
     const bool fits = is_new && (parts_.size() == 1 || form_.parts == place.form.parts);
     if (!fits) {
@@ -140,6 +142,7 @@ class FileTensor {
           fmt::format("two tensors are to be written under the name {}", safetensors::quote_name(place.name)));
     }
     form_ = place.form;
+    keeps_type_ = keeps_type;
   }
 
   safetensors::TensorInfo info(const std::string& name, const std::optional<at::ScalarType>& dtype) const {
@@ -152,7 +155,7 @@ class FileTensor {
                       "there",
                       safetensors::quote_name(name), there, form_.parts));
     }
-    const auto type = dtype && first.is_floating_point() ? *dtype : first.scalar_type();
+    const auto type = type_of(first, dtype);
     auto info = describe_tensor({name, first.detach().new_empty({1}, type)});
     info.shape = shape_in_file(form, first.sizes().vec());
     return info;
@@ -165,16 +168,21 @@ class FileTensor {
       for (const auto& [number, part] : parts_) all.push_back(part.tensor.detach());
       tensor = at::cat(all);
     }
-    if (dtype && tensor.is_floating_point()) tensor = tensor.to(*dtype);
+    tensor = tensor.to(type_of(tensor, dtype));
     return form_.transposed ? tensor.t().contiguous() : tensor;
   }
 
  private:
+  at::ScalarType type_of(const at::Tensor& tensor, const std::optional<at::ScalarType>& dtype) const {
+    return dtype && tensor.is_floating_point() && !keeps_type_ ? *dtype : tensor.scalar_type();
+  }
+
   struct Part {
     at::Tensor tensor;
     FileTensorView::Form form;
   };
   FileTensorView::Form form_;
+  bool keeps_type_ = false;
   std::map<std::int64_t, Part> parts_;  // by their numbers
 };
 
@@ -248,6 +256,12 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
     found->second.used = true;
     chosen.push_back({found->second, std::nullopt, place.form});
     if (options.scales_in_file && there.dtype == safetensors::Dtype::f8_e4m3) {
+      if (place.form.transposed || place.form.parts > 1) {
+        throw CheckpointError(
+            fmt::format("{} is in 8 bits with scales, and is put together from a part of it: expected 16 "
+                        "or 32 bits",
+                        safetensors::quote_name(place.name)));
+      }
       const auto scales_wanted = scales_of(options.scales_in_file(place.name), wanted.shape);
       if (const auto scales = find(scales_wanted.name); scales == sources.end()) {
         mismatches.missing(scales_wanted);
@@ -323,13 +337,9 @@ FileTensors file_tensors(const std::vector<NamedTensor>& tensors, const ExportWe
           "checkpoint consolidate` on it",
           safetensors::quote_name(named.name), where.string(), held_box(named).text(), describe_type(info)));
     const FileTensorView place = placed(options.key_mapping, named.name);
-    of_file[place.name].add(place, named.tensor);
+    of_file[place.name].add(place, named.tensor, models::is_expert_bias(named.name));
   }
   return of_file;
-}
-
-std::optional<at::ScalarType> type_of(const std::string& name, const ExportWeightsOptions& options) {
-  return options.keeps_dtype && options.keeps_dtype(name) ? std::nullopt : options.dtype;
 }
 
 /// ENSURES: the file is complete and on disk under `path`; after an error nothing of it is left.
@@ -341,8 +351,7 @@ void write_weights(const std::filesystem::path& path, const FileTensors& of_file
   BlockWriter writer(fs, path);
   writer.append_header(safetensors::format_header(header));
   for (const auto& info : header.tensors) {
-    const auto tensor =
-        of_file.at(info.name).whole(type_of(info.name, options));  // only one assembled tensor is alive at a time
+    const auto tensor = of_file.at(info.name).whole(options.dtype);  // only one assembled tensor is alive at a time
     read_tensor_rows(tensor, 0, tensor.dim() == 0 ? 1 : tensor.size(0),
                      [&](std::span<const std::byte> bytes) { writer.append(bytes); });
   }
@@ -369,7 +378,7 @@ void export_weights(const std::filesystem::path& path, const std::vector<NamedTe
                     const ExportWeightsOptions& options, FileSystem& fs) {
   const FileTensors of_file = file_tensors(tensors, options, path);
   std::vector<safetensors::TensorInfo> infos;
-  for (const auto& [name, tensor] : of_file) infos.push_back(tensor.info(name, type_of(name, options)));
+  for (const auto& [name, tensor] : of_file) infos.push_back(tensor.info(name, options.dtype));
   try {
     write_weights(temporary_of(path), of_file, std::move(infos), options, fs);
     fs.rename(temporary_of(path), path);
@@ -387,7 +396,7 @@ std::vector<std::filesystem::path> export_weights_to_folder(const std::filesyste
   std::vector<std::vector<safetensors::TensorInfo>> files(1);
   std::uint64_t total = 0, bytes = 0;
   for (const auto& [name, tensor] : of_file) {
-    auto info = tensor.info(name, type_of(name, options));
+    auto info = tensor.info(name, options.dtype);
     const std::uint64_t size = *safetensors::byte_size(info.dtype, info.shape);
     if (options.max_file_bytes > 0 && !files.back().empty() && bytes + size > options.max_file_bytes) {
       files.emplace_back();

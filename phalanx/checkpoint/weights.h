@@ -38,8 +38,8 @@ struct LoadWeightsOptions {
   /// of tied embeddings. Throws CheckpointError if the values there differ.
   std::function<std::string(const std::string&)> copy_in_file;
   /// For the name of a matrix in the file that is saved in 8 bits (F8_E4M3): the name of its scales, fp32 [rows / 128,
-  /// columns / 128] rounded up, by which its blocks of 128 x 128 are multiplied. Without them it is refused. Unset: such
-  /// matrices have none.
+  /// columns / 128] rounded up, by which its blocks of 128 x 128 are multiplied. Without them it is refused, and where
+  /// it is transposed or a part of another tensor. Unset: such matrices have none.
   std::function<std::string(const std::string&)> scales_in_file;
 };
 
@@ -64,9 +64,7 @@ std::string brief_names(const std::vector<std::string>& names);
 
 struct ExportWeightsOptions {
   KeyMapping key_mapping;
-  std::optional<at::ScalarType> dtype;  // of floating-point tensors; unset: as they are
-  /// Tensors, by their names in the file, that stay as they are. Null: none.
-  std::function<bool(const std::string& name)> keeps_dtype = nullptr;
+  std::optional<at::ScalarType> dtype;          // of floating-point tensors but biases of experts; unset: as they are
   std::map<std::string, std::string> metadata;  // in addition to {"format": "pt"}
   std::uint64_t max_file_bytes = 0;             // for export_weights_to_folder(); 0: one file
 };

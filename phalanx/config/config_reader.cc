@@ -6,19 +6,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
-#include <variant>
 
 #include "phalanx/base/byte_order_mark.h"
-#include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
-#include "phalanx/base/parse_text.h"
 #include "phalanx/config/config_schema.h"
 #include "phalanx/config/given_value.h"
 #include "phalanx/config/slot_text.h"

@@ -1,7 +1,5 @@
 #include "phalanx/config/config_schema.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 
 #include "phalanx/models/config/llama_config.h"
@@ -391,7 +389,7 @@ const std::vector<Key>& known_keys() {
       {"parallelism", "context_parallel_rotate_method",
        at<&C::parallelism, &C::Parallelism::context_parallel_rotate_method>,
        "torchtitan's key. allgather: what context_parallel_exchange says. alltoall, torchtitan's ring: as "
-       "context_parallel_exchange = \"ring\"."},
+       "context_parallel_exchange = \"ring\". Not with heads and auto."},
       {"parallelism",
        "context_parallel_load_balancer",
        at<&C::parallelism, &C::Parallelism::context_parallel_load_balancer>,

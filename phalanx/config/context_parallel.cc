@@ -7,7 +7,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/config/config_checks.h"
-#include "phalanx/config/model_config.h"
+#include "phalanx/layout/context_cut.h"
 #include "phalanx/models/config/llama_json.h"
 
 namespace phalanx::config {
@@ -16,6 +16,7 @@ namespace {
 /// Heads are dealt out over the ranks, after those of tensor parallelism have theirs.
 void check_heads(const models::LlamaConfig& model, const ParallelPlan& plan) {
   const std::int64_t heads = model.n_heads / plan.tp, kv = std::max<std::int64_t>(model.n_kv_heads / plan.tp, 1);
+  if (deals_out_heads(heads, kv, plan.cp)) return;
   const std::string of_tp = plan.tp > 1 ? fmt::format(" (on each of {} tensor-parallel ranks)", plan.tp) : "";
   if (heads % plan.cp != 0) {
     throw ConfigError(
@@ -24,7 +25,6 @@ void check_heads(const models::LlamaConfig& model, const ParallelPlan& plan) {
                     "\"keys\"",
                     plan.cp, heads, of_tp));
   }
-  if (kv % plan.cp == 0 || plan.cp % kv == 0) return;
   throw ConfigError(
       fmt::format("[parallelism] context_parallel_exchange = \"heads\" deals out heads, but of {} key heads{} and "
                   "context_parallel_degree {} neither divides the other: choose a degree that does, or "
@@ -34,12 +34,13 @@ void check_heads(const models::LlamaConfig& model, const ParallelPlan& plan) {
 
 }  // namespace
 
-plan::ContextExchangeChoice context_exchange(const TrainConfig& config, const ParallelPlan& plan) {
+plan::ContextExchangeChoice context_exchange(const TrainConfig& config, const models::LlamaConfig& model,
+                                             const ParallelPlan& plan) {
   const auto& given = config.parallelism;
   if (given.context_parallel_rotate_method == "alltoall") return {.name = "ring", .reason = ""};
   if (given.context_parallel_exchange != "auto") return {.name = given.context_parallel_exchange, .reason = ""};
   if (plan.cp == 1) return {.name = "keys", .reason = ""};
-  return plan::choose_context_exchange({.model = model_config(config),
+  return plan::choose_context_exchange({.model = model,
                                         .cp = plan.cp,
                                         .tp = plan.tp,
                                         .batch = config.training.local_batch_size,

@@ -9,7 +9,8 @@
 namespace phalanx::config {
 
 /// What attention exchanges in such a run. "auto" is decided here, and the choice says why.
-plan::ContextExchangeChoice context_exchange(const TrainConfig& config, const ParallelPlan& plan);
+plan::ContextExchangeChoice context_exchange(const TrainConfig& config, const models::LlamaConfig& model,
+                                             const ParallelPlan& plan);
 
 /// Throws ConfigError for what context parallelism cannot do: it names the setting and what to do instead.
 void check_context_parallel(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan);

@@ -31,7 +31,8 @@ struct NamedLayout {
 NamedLayout with_layout(const TrainConfig& config, const std::string& name, std::int64_t ranks);
 
 /// All layouts of 1 to `ranks` ranks, fewest first. These are every mix of degrees that are powers of two, each with
-/// every ZeRO stage; context parallelism with every exchange; experts divided among all ranks that share a copy, or
+/// every ZeRO stage; context parallelism by gathered keys, alone also by heads and
+/// by a ring, which is mixed with one more kind; experts divided among all ranks that share a copy, or
 /// among half of them; one rank with every kind of recomputation and precision; and each mix of degrees of 2 with
 /// recomputation in both 16-bit types.
 std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks);

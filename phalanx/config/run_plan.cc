@@ -99,33 +99,32 @@ void check_expert_bias(const TrainConfig& config, const models::LlamaConfig& mod
   }
 }
 
-void check_load_balancing(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan) {
+void check_router_keys(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan) {
   const auto& training = config.training;
+  std::vector<std::string> given;
   const double weight = training.moe_aux_loss_coeff;
-  const std::string given = weight != 0 ? fmt::format("moe_aux_loss_coeff = {}", weight)
-                            : training.moe_z_loss_coeff != 0
-                                ? fmt::format("moe_z_loss_coeff = {}", training.moe_z_loss_coeff)
-                            : training.moe_router_enable_expert_bias ? "moe_router_enable_expert_bias"
-                                                                     : "";
+  if (weight != 0) given.push_back(fmt::format("moe_aux_loss_coeff = {}", weight));
+  if (training.moe_z_loss_coeff != 0) given.push_back(fmt::format("moe_z_loss_coeff = {}", training.moe_z_loss_coeff));
+  if (training.moe_router_enable_expert_bias) given.emplace_back("moe_router_enable_expert_bias");
   if (!given.empty() && !model.has_experts()) {
     throw ConfigError(
-        fmt::format("[training] {} is for the experts of a mixture, and the model has none: remove it", given));
+        fmt::format("[training] {} is for the experts of a mixture, and the model has none: remove it", given[0]));
   }
   check_expert_bias(config, model);
   if (plan.cp == 1 || given.empty()) return;
-  const ContextCut cut = plan.context_cut(0);
-  if (weight == 0 && cut.padded(training.seq_len) != training.seq_len) {
+  if (weight != 0) {
     throw ConfigError(
-        fmt::format("[training] {} counts the tokens of routers, and context_parallel_degree = {} pads sequences of {} "
-                    "to {}: expected a seq_len that is a multiple of {}",
-                    given, plan.cp, training.seq_len, cut.padded(training.seq_len), plan.cp * cut.multiple));
+        fmt::format("[training] moe_aux_loss_coeff = {} is a loss of whole sequences, and context_parallel_degree = {} "
+                    "cuts them: set "
+                    "the former to 0 or the latter to 1",
+                    weight, plan.cp));
   }
-  if (weight == 0) return;
+  const ContextCut cut = plan.context_cut(0);
+  if (cut.padded(training.seq_len) == training.seq_len) return;
   throw ConfigError(
-      fmt::format("[training] moe_aux_loss_coeff = {} is a loss of whole sequences, and context_parallel_degree = {} "
-                  "cuts them: set "
-                  "the former to 0 or the latter to 1",
-                  weight, plan.cp));
+      fmt::format("[training] {} counts the tokens of routers, and context_parallel_degree = {} pads sequences of {} "
+                  "to {}: expected a seq_len that is a multiple of {}",
+                  given[0], plan.cp, training.seq_len, cut.padded(training.seq_len), plan.cp * cut.multiple));
 }
 
 /// The whole share of a data-parallel rank goes through the pipeline in one step: micro-batches are accumulated.
@@ -201,7 +200,7 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
            .sequence_parallel = "enable_sequence_parallel"});
   });
   holds(model_is_right && degrees_are_right, [&] { check_context_parallel(config, model, parallel); });
-  holds(model_is_right && degrees_are_right, [&] { check_load_balancing(config, model, parallel); });
+  holds(model_is_right && degrees_are_right, [&] { check_router_keys(config, model, parallel); });
   holds(degrees_are_right, [&] {
     if (parallel.is_sharded() || !config.training.enable_cpu_offload) return;
     throw ConfigError(fmt::format(
@@ -239,6 +238,7 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
     return std::nullopt;
   }
   if (!fits || !has_schedule) return std::nullopt;
+  plan.exchange = context_exchange(config, model, parallel);
   return plan;
 }
 

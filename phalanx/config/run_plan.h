@@ -17,6 +17,7 @@
 #include "phalanx/config/config.h"
 #include "phalanx/config/config_problems.h"
 #include "phalanx/layout/parallel_plan.h"
+#include "phalanx/plan/context_exchange.h"
 #include "phalanx/schedule/generators.h"
 
 namespace phalanx::config {
@@ -28,6 +29,8 @@ struct RunPlan {
   std::int64_t accumulation_steps = 1;  // forward passes of one rank before a step
   std::int64_t global_batch_size = 1;   // of a step
   std::int64_t micro_batches = 1;  // of a pipeline, in one forward pass of a data-parallel rank: that is a whole step
+  /// What attention exchanges under context parallelism.
+  plan::ContextExchangeChoice exchange = {.name = "keys", .reason = ""};
 };
 
 /// Throws the first problem.

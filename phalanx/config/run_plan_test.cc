@@ -147,8 +147,7 @@ TEST(RunPlan, ContextParallelRanksShareABatch) {
 
 TEST(RunPlan, SaysWhatAttentionExchanges) {
   const auto exchange = [](const std::string& keys) {
-    const TrainConfig config = config_of("[parallelism]\ncontext_parallel_degree = 2\n" + keys);
-    return context_exchange(config, plan_run(config, 2).parallel);
+    return plan_run(config_of("[parallelism]\ncontext_parallel_degree = 2\n" + keys), 2).exchange;
   };
   EXPECT_EQ(exchange("").name, "keys");
   EXPECT_EQ(exchange("").reason, "");

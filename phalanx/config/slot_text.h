@@ -13,8 +13,8 @@ namespace phalanx::config {
 
 std::string key_label(std::string_view section, std::string_view name);  // "[training] steps"
 
-std::string_view type_name(
-    const Slot& slot);  // "boolean", "integer", "number", "string", "list of strings", "list of tables"
+/// "boolean", "integer", "number", "string", or a list: "list of strings", "list of numbers", "list of tables".
+std::string_view type_name(const Slot& slot);
 std::string toml_value(const Slot& slot);            // as in a file; empty for an unset optional
 std::string expectation(const Key& key, Slot slot);  // "an integer, 1 or more"
 

@@ -60,7 +60,7 @@ const std::vector<RefusedKey>& refused_keys() {
        /*said=*/"true"},
       {"checkpoint", "enable_ft_dataloader_checkpoints", kAnyValue, "there is no torchft in this version"},
       {"checkpoint", "initial_load_model_only", "true", "a new run takes over nothing but weights"},
-      {"checkpoint", "initial_load_in_hf_quantized", "false", "weights are loaded in fp32, fp16 or bf16"},
+      {"checkpoint", "initial_load_in_hf_quantized", "false", "the files say in which type their weights are"},
       {"checkpoint", "exclude_from_loading", "[]", "a checkpoint is loaded whole"},
       {"checkpoint", "create_seed_checkpoint", "false",
        "initial weights are a function of debug.seed, whatever the layout: no seed checkpoint is needed"},

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "phalanx/config/context_parallel.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/models/config/frozen_parameters.h"
 
@@ -46,9 +45,8 @@ plan::Layout layout_of(const TrainConfig& config, const RunPlan& plan) {
   layout.recompute_every = recompute_every(config);
   layout.uses_op_sac = uses_op_sac(config);
   layout.schedule = config.parallelism.pipeline_parallel_schedule;
-  plan::ContextExchangeChoice exchange = context_exchange(config, plan.parallel);
-  layout.context_exchange = std::move(exchange.name);
-  layout.exchange_reason = std::move(exchange.reason);
+  layout.context_exchange = plan.exchange.name;
+  layout.exchange_reason = plan.exchange.reason;
   layout.stages_per_rank = config.parallelism.pipeline_parallel_stages_per_rank;
   return layout;
 }

@@ -94,7 +94,7 @@ std::uint64_t load_bytes(const std::filesystem::path& folder, models::Llama& mod
                          std::vector<NamedTensor> parameters) {
   const models::LlamaConfig& config = model.config();
   if (config.has_expert_biases()) std::ranges::copy(models::make_expert_biases(model), std::back_inserter(parameters));
-  const bool is_whole = model.part() == models::full_llama(config);
+  const bool is_whole = model.part().is_whole(config);
   return load_weights(folder, parameters, is_whole ? hf_weights(config) : hf_weights_of_part(config)).bytes;
 }
 

@@ -221,7 +221,7 @@ void check_config(const ModelFiles& files) {
   } catch (const ConfigError& error) {
     throw CheckpointError(fmt::format("{}: {}", files.weights.string(), error.what()));
   }
-  if (const BitsAndBytesFiles in_nf4(files.weights); files.hugging_face && !in_nf4.names().empty()) {
+  if (files.hugging_face && !BitsAndBytesFiles(files.weights).names().empty()) {
     throw CheckpointError(
         fmt::format("{} holds matrices in 4 bits, of bitsandbytes: such a model is the base of `phalanx train` with "
                     "[lora] base_dtype = \"nf4\" alone; expected the checkpoint of that run, or the model in 16 or 32 "

@@ -31,10 +31,6 @@ struct AttentionQueries {
     return {.ranges = {{0, seq}}, .seq = seq, .documents = std::move(documents), .window = window};
   }
   PositionRange key_positions() const noexcept { return keys.value_or(PositionRange{0, seq}); }
-  /// Whether queries and keys are one document of all positions.
-  bool is_plain() const noexcept {
-    return ranges.size() == 1 && ranges[0] == PositionRange{0, seq} && !keys && !documents && window == 0;
-  }
   std::int64_t count() const noexcept {
     std::int64_t sum = 0;
     for (const auto& range : ranges) sum += range.count;

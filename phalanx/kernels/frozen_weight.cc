@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "phalanx/kernels/fusible.h"
 #include "phalanx/kernels/saved_activations.h"
 
 namespace phalanx::kernels {
@@ -61,14 +62,28 @@ at::Tensor frozen_linear(const at::Tensor& x, const at::Tensor& weight, const at
   return FrozenLinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }
 
-void frozen_product_out(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight) {
+bool fusible_product(const at::Tensor& x, const at::Tensor& weight) {
+  return fusible(x, weight) || (fusible(x) && is_narrow_weight(x, weight));
+}
+
+void product_out(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight) {
+  if (x.scalar_type() == weight.scalar_type()) {
+    at::Tensor whole = out;
+    at::mm_out(whole, x, weight.t());
+    return;
+  }
   for_rows(weight, [&](std::int64_t first, const at::Tensor& wide) {
     at::Tensor columns = out.narrow(1, first, wide.size(0));
     at::mm_out(columns, x, wide.t());
   });
 }
 
-void frozen_input_gradient_out(const at::Tensor& out, const at::Tensor& dy, const at::Tensor& weight) {
+void input_gradient_out(const at::Tensor& out, const at::Tensor& dy, const at::Tensor& weight) {
+  if (dy.scalar_type() == weight.scalar_type()) {
+    at::Tensor whole = out;
+    at::mm_out(whole, dy, weight);
+    return;
+  }
   for_rows(weight, [&](std::int64_t first, const at::Tensor& wide) {
     out.addmm_(dy.narrow(1, first, wide.size(0)), wide, first == 0 ? 0.0 : 1.0);
   });

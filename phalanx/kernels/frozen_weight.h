@@ -14,10 +14,13 @@ bool is_narrow_weight(const at::Tensor& x, const at::Tensor& weight);
 /// x W^T + b in the type of x. x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
 at::Tensor frozen_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
-/// Writes x W^T into `out` [n, out], and dy W into `out` [n, in]. For an output layer, whose weight is large: only some
-/// rows of it are wide at a time.
-/// REQUIRES: `out`, x and dy are in fp32.
-void frozen_product_out(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight);
-void frozen_input_gradient_out(const at::Tensor& out, const at::Tensor& dy, const at::Tensor& weight);
+/// Whether the fused CPU kernels take x and this weight, narrow or not.
+bool fusible_product(const at::Tensor& x, const at::Tensor& weight);
+
+/// Writes x W^T into `out` [n, out], and dy W into `out` [n, in], for a weight of x's type or a narrow one. Of a narrow
+/// one, such as a large output layer, only some rows are wide at a time.
+/// REQUIRES: with a narrow weight `out`, x and dy are in fp32.
+void product_out(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight);
+void input_gradient_out(const at::Tensor& out, const at::Tensor& dy, const at::Tensor& weight);
 
 }  // namespace phalanx::kernels

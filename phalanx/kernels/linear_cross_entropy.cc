@@ -107,13 +107,11 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
     if (record && weight.requires_grad() && !later.queue) gradients->dweight.emplace(weight);
     const float scale = record ? static_cast<float>(1.0 / divisor) : 0.0f;
-    const bool is_narrow = is_narrow_weight(x, weight);
     for (std::int64_t from = 0; from < rows; from += chunk) {
       const std::int64_t n = std::min(chunk, rows - from);
       at::Tensor logits = buffer.narrow(0, later.queue ? from : 0, n);
       const at::Tensor x_rows = x.narrow(0, from, n);
-      is_narrow ? frozen_product_out(logits, x_rows, weight)
-                : static_cast<void>(at::mm_out(logits, x_rows, weight.t()));
+      product_out(logits, x_rows, weight);
       float *values = logits.mutable_data_ptr<float>(), *loss = losses.mutable_data_ptr<float>() + from;
       const std::int64_t* label = labels.const_data_ptr<std::int64_t>() + from;
       at::parallel_for(0, n, 16, [&](std::int64_t begin, std::int64_t end) {
@@ -122,8 +120,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
       });
       if (gradients->dx.defined()) {
         at::Tensor dx_rows = gradients->dx.narrow(0, from, n);
-        is_narrow ? frozen_input_gradient_out(dx_rows, logits, weight)
-                  : static_cast<void>(at::mm_out(dx_rows, logits, weight));
+        input_gradient_out(dx_rows, logits, weight);
       }
       if (gradients->dweight) gradients->dweight->out().addmm_(logits.t(), x_rows, from == 0 ? 0.0 : 1.0);
     }
@@ -300,8 +297,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& x_in, const at::Tensor& weight
       return GpuLinearCrossEntropyFunction::apply(x, weight, labels, divisor, z_loss_weight, record);
     }
   }
-  const bool can_fuse = fusible(x, weight) || (fusible(x) && is_narrow_weight(x, weight));
-  if (!can_fuse || x.numel() == 0) {
+  if (!fusible_product(x, weight) || x.numel() == 0) {
     if (labels.device().is_cpu()) check_labels(labels.contiguous(), weight.size(0));
     return cross_entropy(kernels::linear(x, weight), labels, divisor, z_loss_weight);
   }

@@ -168,11 +168,6 @@ std::shared_ptr<const Nf4Tables> Nf4Tables::make(at::Device device) {
                 .scales = at::tensor(at::ArrayRef<float>(scales.data(), kScales)).to(device)});
 }
 
-std::int64_t nf4_nested_bytes(std::int64_t elements) {
-  const std::int64_t blocks = elements / kNf4Block, nested = (blocks + kNf4NestedBlock - 1) / kNf4NestedBlock;
-  return (nested + 1) * static_cast<std::int64_t>(sizeof(float));
-}
-
 Nf4Weight quantise_nf4(const at::Tensor& weight_in, std::shared_ptr<const Nf4Tables> tables) {
   const at::NoGradGuard no_grad;
   const std::int64_t rows = weight_in.size(0), columns = weight_in.size(1);

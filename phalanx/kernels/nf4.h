@@ -9,7 +9,7 @@
 //
 // The bytes are those of bitsandbytes with double quantisation: of two elements in a byte the first is in the high
 // half. The products widen the weight, and again for the input's gradient; nothing wide is kept in between. The host
-// waits for nothing.
+// waits for nothing in them. quantise_nf4() works on the host: it waits for a weight on a device, and copies the bytes back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,12 +17,11 @@
 #include <cstdint>
 #include <memory>
 
+#include "phalanx/layout/nf4_blocks.h"
+
 namespace phalanx::kernels {
 
-inline constexpr std::int64_t kNf4Block = 64;         // elements with one scale
-inline constexpr std::int64_t kNf4NestedBlock = 256;  // scales with one scale
-
-/// The values of codes, on the device of the weights.
+/// The values of codes, on the device of the weights. make() copies them from the host.
 struct Nf4Tables {
   at::Tensor values;  // fp32 [16]
   at::Tensor scales;  // fp32 [256]: of scales, in units of nested ones
@@ -34,6 +33,7 @@ struct Nf4Weight {
   at::Tensor codes;   // uint8 [rows, columns / 2]
   at::Tensor absmax;  // uint8 [rows, columns / 64]
   at::Tensor nested;  // uint8: the bytes of fp32 numbers, the nested scales of the whole matrix and then the offset
+                      // (nf4_nested_bytes())
   std::shared_ptr<const Nf4Tables> tables;
 };
 
@@ -42,9 +42,6 @@ struct Nf4Part {
   std::int64_t first_row = 0, first_column = 0;
   std::int64_t columns = 0;  // of the whole matrix
 };
-
-/// Bytes of Nf4Weight::nested for a matrix of so many elements.
-std::int64_t nf4_nested_bytes(std::int64_t elements);
 
 /// Of a whole matrix [rows, columns]. The same bits for any number of threads.
 /// REQUIRES: columns are a multiple of kNf4Block.

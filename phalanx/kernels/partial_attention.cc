@@ -254,14 +254,15 @@ at::Tensor empty_heads_like(const at::Tensor& t, at::ScalarType type) {
   return at::empty({t.size(0), t.size(2), t.size(1), t.size(3)}, t.options().dtype(type)).transpose(1, 2);
 }
 
+AttentionKernel device_kernel_for(at::ScalarType type, std::int64_t head_dim) {
+  if (is_16_bits(type) && head_dim % 8 == 0 && head_dim <= 256) return AttentionKernel::flash;
+  return type == at::kFloat && head_dim % 4 == 0 ? AttentionKernel::efficient : AttentionKernel::operators;
+}
+
 AttentionKernel attention_kernel_for(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const at::ScalarType type = q.scalar_type();
-  const std::int64_t dim = q.size(3);
   if (k.scalar_type() != type || v.scalar_type() != type || q.numel() == 0) return AttentionKernel::operators;
-  if (!q.device().is_cpu()) {
-    if (is_16_bits(type) && dim % 8 == 0 && dim <= 256) return AttentionKernel::flash;
-    return type == at::kFloat && dim % 4 == 0 ? AttentionKernel::efficient : AttentionKernel::operators;
-  }
+  if (!q.device().is_cpu()) return device_kernel_for(type, q.size(3));
   if (type == at::kFloat && has_cpu_attention()) return AttentionKernel::cpu;
   const bool is_flash = is_16_bits(type) && at::_fused_sdp_choice(q, k, v, /*attn_mask=*/{}, /*dropout_p=*/0.0,
                                                                   /*is_causal=*/true, /*scale=*/std::nullopt,

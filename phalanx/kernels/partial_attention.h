@@ -1,4 +1,5 @@
-// Causal attention of some queries to some keys, and its gradients, on every device. All fused attention is made of it.
+// Causal attention of some queries to some keys, and its gradients, on every device: for a ring of ranks, and for what
+// ATen's own operators do not cover.
 //
 // The output is normalised over the keys that a query sees here, and comes with the log-sum-exp of their scores. So
 // the outputs for several sets of keys can be merged. The backward pass gets the merged output and log-sum-exp with one
@@ -6,8 +7,10 @@
 //
 //   const AttentionKernel kernel = attention_kernel_for(q, k, v);
 //   AttentionPart sum = attend(kernel, q, k, v, queries);                    // queries.keys: where k and v are
+//   sum.y = sum.y.to(sum_type(q.scalar_type()));
 //   merge_into(sum, attend(kernel, q, later_k, later_v, later_queries));
-//   const AttentionGradients g = attention_gradients(kernel, dy, q, k, v, {y, sum.log_sums}, queries);
+//   const AttentionPart whole{sum.y.to(q.scalar_type()), sum.log_sums};
+//   const AttentionGradients g = attention_gradients(kernel, dy, q, k, v, whole, queries);
 //
 // Contract: knows no autograd. q is [batch, heads, queries, head_dim], k and v are [batch, kv_heads, keys, head_dim], of
 // one type, with any strides; heads is a multiple of kv_heads. The host waits for nothing.
@@ -28,6 +31,8 @@ enum class AttentionKernel : std::uint8_t {
   efficient,    // of devices, fp32: memory-efficient attention
   operators     // matrix products, for blocks of queries: every type and device
 };
+/// Of devices, for tensors of this type; operators where it has no fused kernel.
+AttentionKernel device_kernel_for(at::ScalarType type, std::int64_t head_dim);
 /// By device, type and head_dim. On devices windows in fp32 are attended by operators.
 AttentionKernel attention_kernel_for(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 

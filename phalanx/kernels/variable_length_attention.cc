@@ -6,13 +6,12 @@
 #include <optional>
 
 #include "phalanx/kernels/autocast.h"
+#include "phalanx/kernels/partial_attention.h"
 
 namespace phalanx::kernels {
 namespace {
 
 constexpr std::int64_t kCausalFromTopLeft = 1;  // ATen's custom_mask_type
-
-bool is_16_bits(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
 
 /// [batch, heads, seq, head_dim] as [batch * seq, heads, head_dim].
 at::Tensor as_tokens(const at::Tensor& t) { return t.transpose(1, 2).flatten(0, 1); }
@@ -49,9 +48,8 @@ at::Tensor efficient_attention(const at::Tensor& q, const at::Tensor& k, const a
 
 bool can_use_variable_lengths(const at::Tensor& q, bool is_windowed) {
   if (q.device().is_cpu() || q.numel() == 0) return false;
-  const at::ScalarType type = in_autocast_type(q).scalar_type();
-  if (is_16_bits(type)) return q.size(3) % 8 == 0 && q.size(3) <= 256;
-  return type == at::kFloat && !is_windowed && q.size(3) % 4 == 0;
+  const AttentionKernel kernel = device_kernel_for(in_autocast_type(q).scalar_type(), q.size(3));
+  return kernel == AttentionKernel::flash || (kernel == AttentionKernel::efficient && !is_windowed);
 }
 
 at::Tensor variable_length_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
@@ -59,8 +57,9 @@ at::Tensor variable_length_attention(const at::Tensor& q_in, const at::Tensor& k
   const at::Tensor q = in_autocast_type(q_in);
   const at::Tensor tokens_q = as_tokens(q), tokens_k = as_tokens(in_autocast_type(k_in)),
                    tokens_v = as_tokens(in_autocast_type(v_in));
-  const at::Tensor y = is_16_bits(q.scalar_type()) ? flash_attention(tokens_q, tokens_k, tokens_v, window, documents)
-                                                   : efficient_attention(tokens_q, tokens_k, tokens_v, documents);
+  const bool is_flash = device_kernel_for(q.scalar_type(), q.size(3)) == AttentionKernel::flash;
+  const at::Tensor y = is_flash ? flash_attention(tokens_q, tokens_k, tokens_v, window, documents)
+                                : efficient_attention(tokens_q, tokens_k, tokens_v, documents);
   return y.view({q.size(0), q.size(2), q.size(1), -1}).transpose(1, 2);
 }
 

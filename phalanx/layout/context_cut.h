@@ -46,6 +46,11 @@ struct ContextCut {
   }
 };
 
+/// Whether an exchange of heads can deal out so many of queries and of keys: several ranks may have the same keys.
+constexpr bool deals_out_heads(std::int64_t heads, std::int64_t kv_heads, std::int64_t ranks) noexcept {
+  return heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0);
+}
+
 /// ContextCut::multiple for ranks that tensor parallelism divides further: with sequence parallelism each of its ranks has
 /// as many positions.
 constexpr std::int64_t positions_multiple(std::int64_t tensor_parallel_size, bool sequence_parallel) noexcept {

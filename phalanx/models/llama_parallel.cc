@@ -64,11 +64,9 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
       // Every rank makes the latent vectors of all heads, and heads of its own from them. So each rank's gradients of
       // what makes these vectors are addends.
       const bool has_rank = model.config().q_lora_rank > 0;
-      for (const char* name : {"wq_a", "q_norm"}) {
-        if (has_rank) plan.push_back({fmt::format("layers.*.attention.{}", name), SequenceParallel{}});
-      }
-      plan.push_back({"layers.*.attention.wkv_a", SequenceParallel{}});
-      plan.push_back({"layers.*.attention.kv_norm", SequenceParallel{}});
+      std::vector<const char*> whole = {"wkv_a", "kv_norm"};
+      if (has_rank) whole.insert(whole.end(), {"wq_a", "q_norm"});
+      for (const char* name : whole) plan.push_back({fmt::format("layers.*.attention.{}", name), SequenceParallel{}});
       plan.push_back({has_rank ? "layers.*.attention.wq_b" : "layers.*.attention.wq", inner});
       plan.push_back({"layers.*.attention.wkv_b", inner});
     } else {

@@ -32,11 +32,11 @@ void store_in_nf4(Llama& model, const LoraOptions& options) {
   }
 }
 
-void set_activation_dtype(Llama& model, at::ScalarType dtype) {
-  model.set_activation_dtype(dtype);
+void use_narrow_base(Llama& model, at::ScalarType activations) {
+  model.set_activation_dtype(activations);
   for (const auto& module : model.modules(/*include_self=*/false)) {
     if (auto* linear = dynamic_cast<nn::Linear*>(module.get())) linear->set_narrow_weight();
-    if (auto* embedding = dynamic_cast<nn::Embedding*>(module.get())) embedding->set_output_dtype(dtype);
+    if (auto* embedding = dynamic_cast<nn::Embedding*>(module.get())) embedding->set_output_dtype(activations);
   }
 }
 

@@ -26,7 +26,8 @@ void add_lora(Llama& model, const LoraOptions& options, std::optional<at::Scalar
 /// no whole blocks.
 void store_in_nf4(Llama& model, const LoraOptions& options);
 
-/// From now on the parameters' type is for storage alone: activations have `dtype`. For a frozen base in fewer bits.
-void set_activation_dtype(Llama& model, at::ScalarType dtype);
+/// From now on the type of a frozen base is for storage alone: products, looked-up rows and hidden states have that of
+/// `activations`.
+void use_narrow_base(Llama& model, at::ScalarType activations);
 
 }  // namespace phalanx::models

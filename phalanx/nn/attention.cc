@@ -77,15 +77,4 @@ at::Tensor Attention::project(const at::Tensor& y) {
                                               : collective_matmul_->matmul_reduce_scatter(rows, wo->used_weight());
 }
 
-at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope,
-                              const std::shared_ptr<const DocumentBoundaries>& documents) {
-  const auto [q, k, v] = heads(x, rope);
-  return project(attend(q, k, v, documents));
-}
-
-at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {
-  const auto [q, k, v] = heads(x, rope);
-  return project(attend(q, k, v, cache, layer));
-}
-
 }  // namespace phalanx::nn

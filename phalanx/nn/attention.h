@@ -40,9 +40,6 @@ class Attention : public SelfAttention {
  public:
   explicit Attention(const AttentionOptions& options, TensorOptionsOfModule tensor = {});
 
-  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope,
-                     const std::shared_ptr<const DocumentBoundaries>& documents = nullptr) override;
-  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) override;
   std::int64_t cached_heads() const override { return wk->weight.size(0) / options_.head_dim; }
 
   /// From now on x and the result are this rank's rows, and the projections exchange rows through it.
@@ -57,13 +54,10 @@ class Attention : public SelfAttention {
   std::shared_ptr<RMSNorm> q_norm, k_norm;  // null without qk_norm
 
  private:
-  struct Heads {
-    at::Tensor q, k, v;  // [batch, heads, seq, head_dim]
-  };
-  Heads heads(const at::Tensor& x, const RotaryTables& rope);
+  Heads heads(const at::Tensor& x, const RotaryTables& rope) override;
   std::vector<at::Tensor> projections(const at::Tensor& x);  // q, k, v: [batch, seq, heads * head_dim]
   kernels::RotatedPair rotated(const at::Tensor& q, const at::Tensor& k, const RotaryTables& rope) const;
-  at::Tensor project(const at::Tensor& y);
+  at::Tensor project(const at::Tensor& y) override;
 
   AttentionOptions options_;
   std::shared_ptr<const CollectiveMatmul> collective_matmul_;

@@ -61,17 +61,8 @@ at::Tensor LatentAttention::project(const at::Tensor& y) {
   return call(wo, y.narrow(-1, 0, options_.value_dim).transpose(1, 2).flatten(-2));
 }
 
-at::Tensor LatentAttention::forward(const at::Tensor& x, const RotaryTables& rope,
-                                    const std::shared_ptr<const DocumentBoundaries>& documents) {
-  const auto [q, k, v] = heads(x, rope);
-  return project(attend(q, k, v, documents));
+std::int64_t LatentAttention::cached_heads() const {
+  return wkv_b->weight.size(0) / (options_.head_dim - options_.rope + options_.value_dim);
 }
-
-at::Tensor LatentAttention::forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {
-  const auto [q, k, v] = heads(x, rope);
-  return project(attend(q, k, v, cache, layer));
-}
-
-std::int64_t LatentAttention::cached_heads() const { return wo->weight.size(1) / options_.value_dim; }
 
 }  // namespace phalanx::nn

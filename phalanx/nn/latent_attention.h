@@ -36,9 +36,6 @@ class LatentAttention : public SelfAttention {
  public:
   explicit LatentAttention(const LatentAttentionOptions& options, TensorOptionsOfModule tensor = {});
 
-  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope,
-                     const std::shared_ptr<const DocumentBoundaries>& documents = nullptr) override;
-  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) override;
   std::int64_t cached_heads() const override;
 
   std::shared_ptr<Linear> wq, wq_a, wq_b;  // wq, or the other two
@@ -46,11 +43,8 @@ class LatentAttention : public SelfAttention {
   std::shared_ptr<RMSNorm> q_norm, kv_norm;  // q_norm: null without q_rank
 
  private:
-  struct Heads {
-    at::Tensor q, k, v;  // [batch, heads, seq, head_dim]
-  };
-  Heads heads(const at::Tensor& x, const RotaryTables& rope);
-  at::Tensor project(const at::Tensor& y);
+  Heads heads(const at::Tensor& x, const RotaryTables& rope) override;
+  at::Tensor project(const at::Tensor& y) override;
 
   LatentAttentionOptions options_;
 };

@@ -40,19 +40,19 @@ void Linear::add_adapter(const AdapterOptions& options) {
 
 void Linear::store_in_nf4(const std::string& name, Nf4Tables tables) {
   const std::int64_t in = options_.in_features, out = options_.out_features;
-  if (in % kernels::kNf4Block != 0) {
+  if (in % kNf4Block != 0) {
     throw ConfigError(
         fmt::format("{}: rows of {} elements are no whole blocks of {}, which NF4 stores with one scale; expected a "
                     "multiple of {}, or a base in another type",
-                    name, in, kernels::kNf4Block, kernels::kNf4Block));
+                    name, in, kNf4Block, kNf4Block));
   }
   if (shard_of("weight")) throw Error(name + ": split over ranks already; store weights in NF4 before that");
   dense_init_ = init_of("weight");
   const TensorOptionsOfModule tensor = {
       .dtype = at::kByte, .device = weight.device(), .without_memory = !has_memory(weight)};
   const Init nothing = Init::constant(0.0);  // the bytes are made of the whole weight
-  weight_absmax = make_parameter("weight_absmax", {out, in / kernels::kNf4Block}, tensor, nothing);
-  weight_nested = make_parameter("weight_nested", {kernels::nf4_nested_bytes(out * in)}, tensor, nothing);
+  weight_absmax = make_parameter("weight_absmax", {out, in / kNf4Block}, tensor, nothing);
+  weight_nested = make_parameter("weight_nested", {nf4_nested_bytes(out * in)}, tensor, nothing);
   const observe::MemoryScope scope(observe::MemoryCategory::parameters);
   at::Tensor codes = at::empty({tensor.without_memory ? 0 : out, in / 2}, weight.options().dtype(at::kByte));
   if (tensor.without_memory) codes.unsafeGetTensorImpl()->set_sizes_contiguous({out, in / 2});
@@ -91,15 +91,17 @@ at::Tensor Linear::forward_in_float8(const at::Tensor& x) const {
 
 at::Tensor Linear::forward(const at::Tensor& x) {
   if (float8_ && has_adapter()) throw Error("a linear layer with an adapter has no float8 products");
+  if (options_.in_float32 && (float8_ || has_adapter() || nf4_tables_ || gathers_ || scatters_)) {
+    throw Error("a linear layer in float32 has no adapter, no weight in fewer bits and no exchange of rows");
+  }
   if (float8_) return forward_in_float8(x);
   if (nf4_tables_) {
     const at::Tensor y = product_with_nf4(x);
     return has_adapter() ? adapted(y, x) : y;
   }
   const at::Tensor w = used_weight(), b = used_bias();
-  if (options_.in_float32 && !has_adapter() && !gathers_ && !scatters_) {
-    const at::DeviceType device = x.device().type();
-    const kernels::AutocastScope exact(device, {.enabled = false, .dtype = kernels::autocast_state(device).dtype});
+  if (options_.in_float32) {
+    const kernels::AutocastScope exact(x.device().type(), {.enabled = false});
     return kernels::linear(x.to(at::kFloat), w.to(at::kFloat), b.defined() ? b.to(at::kFloat) : b);
   }
   if (has_adapter()) return adapted(kernels::linear(x, w, b), x);

@@ -61,7 +61,7 @@ class Linear : public Module {
   /// The initial values of the weight as it would be if it were not in 4 bits.
   const Init& dense_init() const { return nf4_tables_ ? dense_init_ : init_of("weight"); }
   /// Whether its product is one of its own, which takes no part in fused or overlapped ones.
-  bool has_own_product() const noexcept { return has_adapter() || narrow_weight_; }
+  bool has_own_product() const noexcept { return has_adapter() || narrow_weight_ || options_.in_float32; }
   const std::shared_ptr<Dropout>& adapter_dropout() const noexcept { return adapter_dropout_; }  // null: none
 
   /// From now on the product is computed through it: with all ranks' rows, or as each rank's rows of the sum.

@@ -20,7 +20,7 @@
 // A bias for each expert can even out the load, too (DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2). It is added to p
 // where the experts of a token are chosen, and nowhere else. It has no gradient: whoever sets it moves it.
 //
-// A z-loss (Zoph et al., "ST-MoE", 2022, equation 5) is the mean over tokens of log(sum over e of exp(logit_e))^2.
+// The z-loss of a token (Zoph et al., "ST-MoE", 2022, equation 5) is log(sum over e of exp(logit_e))^2.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,14 @@ struct MixtureOptions {
   double scaling = 1.0;
   bool float32_router = false;  // the gate's product is in fp32, whatever the types of the run
 
-  RoutingOptions routing() const { return {experts_per_token, normalise, router, groups, groups_per_token, scaling}; }
+  RoutingOptions routing() const {
+    return {.experts_per_token = experts_per_token,
+            .normalise = normalise,
+            .form = router,
+            .groups = groups,
+            .groups_per_token = groups_per_token,
+            .scaling = scaling};
+  }
 };
 
 /// The experts of one layer, or those that this rank has. Children are named by the experts' numbers.

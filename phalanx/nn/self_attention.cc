@@ -17,27 +17,28 @@ at::Tensor SelfAttention::scaled(const at::Tensor& q) const {
   return q * std::sqrt(static_cast<double>(head_dim_) / query_scalar_);
 }
 
-at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                 const std::shared_ptr<const DocumentBoundaries>& documents) const {
-  return context_ ? context_->attend(q, k, v, window_, documents)
-                  : kernels::causal_attention(q, k, v, window_, documents);
+at::Tensor SelfAttention::forward(const at::Tensor& x, const RotaryTables& rope,
+                                  const std::shared_ptr<const DocumentBoundaries>& documents) {
+  const auto [q, k, v] = heads(x, rope);
+  return project(context_ ? context_->attend(q, k, v, window_, documents)
+                          : kernels::causal_attention(q, k, v, window_, documents));
 }
 
-at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, KvCache& cache,
-                                 std::int64_t layer) const {
+at::Tensor SelfAttention::forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {
+  const auto [q, k, v] = heads(x, rope);
   const auto [keys, values] = cache.append(layer, k, v);
   // The cache was empty: queries and keys are the same tokens, and padding comes behind the real tokens.
-  if (cache.is_first()) return kernels::causal_attention(q, k, v, window_);
+  if (cache.is_first()) return project(kernels::causal_attention(q, k, v, window_));
   if (kernels::can_use_decode_attention(q, keys, values)) {
-    return kernels::decode_attention(q, keys, values, cache.seen(), window_);
+    return project(kernels::decode_attention(q, keys, values, cache.seen(), window_));
   }
   if (kernels::can_use_cached_attention(q, keys, values)) {
-    return kernels::cached_attention(q, keys, values, cache.lengths_on_device(), window_);
+    return project(kernels::cached_attention(q, keys, values, cache.lengths_on_device(), window_));
   }
   const at::Tensor& mask = cache.mask(window_);
-  return at::scaled_dot_product_attention(q, keys, values, mask.defined() ? std::optional(mask) : std::nullopt,
-                                          /*dropout_p=*/0.0, /*is_causal=*/false, /*scale=*/std::nullopt,
-                                          /*enable_gqa=*/q.size(1) != keys.size(1));
+  return project(at::scaled_dot_product_attention(q, keys, values, mask.defined() ? std::optional(mask) : std::nullopt,
+                                                  /*dropout_p=*/0.0, /*is_causal=*/false, /*scale=*/std::nullopt,
+                                                  /*enable_gqa=*/q.size(1) != keys.size(1)));
 }
 
 }  // namespace phalanx::nn

@@ -1,7 +1,7 @@
 // SelfAttention: what the layers of a block need of causal self-attention, and what all forms of it have in common.
 //
-// A form makes queries, keys and values out of x and gives them to attend(), with or without a cache. Their heads have
-// one size. Scores are divided by its square root, or by that of another number.
+// A form of it makes queries, keys and values out of x (heads()), and a result of what was attended to (project()). The
+// heads of all three have one size. Scores are divided by its square root, or by that of another number.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,11 +22,11 @@ class SelfAttention : public Module {
  public:
   /// x [batch, seq, dim] -> [batch, seq, dim]; `rope` holds the tables of these seq positions. `documents` of x's rows;
   /// null: each row is one document.
-  virtual at::Tensor forward(const at::Tensor& x, const RotaryTables& rope,
-                             const std::shared_ptr<const DocumentBoundaries>& documents = nullptr) = 0;
+  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope,
+                     const std::shared_ptr<const DocumentBoundaries>& documents = nullptr);
   /// Inference: x's tokens follow those of `cache`. `rope` holds the tables of their positions.
   /// REQUIRES: the caller has begun the cache's pass.
-  virtual at::Tensor forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) = 0;
+  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer);
 
   /// Key and value heads that a cache of this layer holds on this rank.
   virtual std::int64_t cached_heads() const = 0;
@@ -43,11 +43,14 @@ class SelfAttention : public Module {
   SelfAttention(const char* name, std::int64_t head_dim, double query_scalar, std::int64_t window)
       : Module(name), head_dim_(head_dim), query_scalar_(query_scalar), window_(window) {}
 
-  /// q [batch, heads, seq, head_dim], k and v [batch, kv_heads, seq, head_dim], rotated already -> as q.
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const std::shared_ptr<const DocumentBoundaries>& documents) const;
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, KvCache& cache,
-                    std::int64_t layer) const;
+  struct Heads {
+    at::Tensor q;     // [batch, heads, seq, head_dim], rotated
+    at::Tensor k, v;  // [batch, kv_heads, seq, head_dim]; k is rotated
+  };
+  /// Of x [batch, seq, dim].
+  virtual Heads heads(const at::Tensor& x, const RotaryTables& rope) = 0;
+  /// The result of attention, as q -> [batch, seq, dim].
+  virtual at::Tensor project(const at::Tensor& y) = 0;
   /// The kernels divide by sqrt(head_dim): queries for which that is the right number.
   at::Tensor scaled(const at::Tensor& q) const;
 

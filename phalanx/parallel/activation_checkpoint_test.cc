@@ -175,9 +175,9 @@ TEST(SelectiveCheckpoint, KeptLayersAreNotComputedAgain) {
 }
 
 TEST(SelectiveCheckpoint, KeptAttentionIsNotComputedAgain) {
-  for (const Arithmetic& arithmetic : kArithmetics) {
-    SCOPED_TRACE(fmt::format("{}, autocast {} to {}", c10::toString(arithmetic.weights), arithmetic.autocast.enabled,
-                             c10::toString(arithmetic.autocast.dtype)));
+  const auto test = [](const Arithmetic& arithmetic, std::int64_t window) {
+    SCOPED_TRACE(fmt::format("{}, autocast {} to {}, window {}", c10::toString(arithmetic.weights),
+                             arithmetic.autocast.enabled, c10::toString(arithmetic.autocast.dtype), window));
     const at::Tensor scale = at::ones({}, at::TensorOptions(arithmetic.weights)).set_requires_grad(true);
     const at::Tensor factor = at::ones({}, at::TensorOptions(arithmetic.weights)).set_requires_grad(true);
     const at::Tensor x = waves({1, 2, 16, 8}, 0.0).to(arithmetic.weights);
@@ -185,7 +185,7 @@ TEST(SelectiveCheckpoint, KeptAttentionIsNotComputedAgain) {
       const kernels::AutocastScope scope(at::kCPU, arithmetic.autocast);
       const auto layer = [&](const at::Tensor& input) {
         const at::Tensor q = input * scale;
-        return kernels::causal_attention(q, q, q) * factor;
+        return kernels::causal_attention(q, q, q, window) * factor;
       };
       return checkpoint(layer, x, [](kernels::SavedOp op, int) { return op == kernels::SavedOp::attention; });
     };
@@ -197,6 +197,9 @@ TEST(SelectiveCheckpoint, KeptAttentionIsNotComputedAgain) {
     scale.data().zero_();  // recomputed attention would give only zeros
     y.backward();
     EXPECT_TRUE(at::equal(factor.grad(), expected));
+  };
+  for (const Arithmetic& arithmetic : kArithmetics) {
+    for (const std::int64_t window : {0, 3}) test(arithmetic, window);
   }
 }
 

@@ -100,8 +100,8 @@ ActivationBytes fused(const TrainingShape& shape) {
   // matrices are cut, the gradients of all experts' inputs, which are joined then, are more than what one expert needs.
   if (shape.model.has_experts()) {
     const std::int64_t joined = n.is_cut ? (shape.expert_parallel_size > 1 ? 2 : 1) * n.routed : 0;
-    // Gradients of experts' outputs are moved before the first one runs, from all tokens' order and, where experts are
-    // divided, from rank to rank.
+    // Before the backward pass of the first expert, the output gradients of all are gathered from the order of the tokens
+    // and, where experts are divided, sent to the ranks that have them.
     const std::int64_t of_nets = std::max(4 * chunk + joined, n.routed);
     bytes.backward = kFloatBytes * (2 * n.dim + (n.splits ? n.between : 0) + of_nets);
     bytes.forward = kFloatBytes * (n.dim + n.between + std::max(chunk, shape.expert_parallel_size > 1 ? n.routed : 0));
@@ -156,8 +156,7 @@ void add_head_on_gpu(const TrainingShape& shape, const Sizes& n, ActivationBytes
   } else {
     const std::int64_t rows = waits ? n.tokens : kernels::gpu::rows_of_logits(n.tokens, n.model.vocab);
     bytes.loss = norm + narrow * (2 * n.dim + rows * n.model.vocab) +
-                 (shape.autocast && !shape.has_narrow_base() ? narrow * n.model.table() : 0) +
-                 kFloatBytes * 2 * n.tokens;
+                 (shape.copies_weights() ? narrow * n.model.table() : 0) + kFloatBytes * 2 * n.tokens;
     bytes.loss_backward = norm + narrow * n.dim + wide * n.between;
     bytes.head_deferred = waits ? narrow * (n.dim + n.tokens * n.model.vocab) : 0;
     bytes.head = norm + narrow * n.dim + (waits ? bytes.head_deferred : early);
@@ -171,7 +170,7 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
   const Sizes n(shape);
   const auto [wide, narrow] = DeviceTypes(shape);
   // 16-bit copies of weights, which the backward pass uses.
-  const std::int64_t copied = shape.autocast && !shape.has_narrow_base() ? narrow : 0;
+  const std::int64_t copied = shape.copies_weights() ? narrow : 0;
   ActivationBytes bytes;
   bytes.input = wide * n.between;
   // A norm saves its input and the inverse RMS. Its output is the input of the products behind it.
@@ -240,7 +239,7 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   bytes.loss_backward = norm + kFloatBytes * 3 * logits;
   bytes.head = bytes.loss;
   if (shape.on_device) add_head_on_gpu(shape, n, bytes);
-  if (shape.autocast) {
+  if (shape.copies_weights()) {
     const bool tied = shape.model.tie_embeddings;
     const std::int64_t outside = (tied ? 0 : n.model.table()) + n.model.positions;
     // 16-bit copies of the weights, which the backward pass needs; for recomputed blocks, those of one block at a time.
@@ -249,7 +248,6 @@ ActivationBytes by_operators(const TrainingShape& shape) {
     const std::int64_t absent =
         std::max<std::int64_t>(recomputed - 1, 0) * (n.model.attention() + n.model.feed_forward());
     bytes.always = 2 * (n.model.parameters(models::full_llama(shape.model), tied) - outside - absent);
-    if (shape.has_narrow_base()) bytes.always = 0;  // they are used as they are stored
   }
   return bytes;
 }
@@ -284,7 +282,7 @@ void add_adapters(const TrainingShape& shape, bool was_fused, ActivationBytes& b
 void add_wide_weight(const TrainingShape& shape, ActivationBytes& bytes) {
   const Sizes n(shape);
   const bool is_narrow = shape.autocast || shape.gather_bytes == 2;
-  if (is_narrow && shape.lora.base_dtype != "nf4") return;
+  if (is_narrow && !shape.lora.has_nf4_base()) return;
   const std::int64_t each = kFloatBytes + (is_narrow ? 2 : 0);
   const std::int64_t wide = each * n.model.feed_forward_matrices() / n.model.matrices_of_net;
   for (std::int64_t* of : {&bytes.forward, &bytes.backward, &bytes.backward_input}) *of += wide;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "phalanx/plan/context_exchange.h"
 #include "phalanx/plan/model_partition.h"
 
 namespace phalanx::plan {
@@ -109,10 +110,12 @@ StepCommVolume predict_comm_volume(const TrainingShape& shape, const Layout& lay
       sum.add(context, numbers * element, layout.passes * blocks * forwards);
       sum.add(context, numbers * kFloatBytes, layout.passes * blocks);
     } else if (layout.context_exchange == "ring") {
-      // Of two pieces one goes all the way, the other half of it. They travel in the backward pass, too, and in it their
+      // The share of its pieces' whole way that a ring needs. They travel in the backward pass, too, and in it their
       // gradients in float32.
-      sum.add(context, numbers * 3 / 4 * element, layout.passes * blocks * (forwards + 1));
-      sum.add(context, numbers * 3 / 4 * kFloatBytes, layout.passes * blocks);
+      const std::int64_t transfers = ring_transfers(parallel.cp, shape.seq, window_of_all_layers(shape.model));
+      const std::int64_t sent = numbers * transfers / (2 * parallel.cp * (parallel.cp - 1));
+      sum.add(context, sent * element, layout.passes * blocks * (forwards + 1));
+      sum.add(context, sent * kFloatBytes, layout.passes * blocks);
     } else {
       // Each rank sends all but its own part of its queries, keys, values and results.
       const std::int64_t own = 2 * tokens * (model.queries + model.keys);

@@ -8,11 +8,11 @@
 
 #include "phalanx/layout/context_cut.h"
 #include "phalanx/plan/bytes_text.h"
+#include "phalanx/plan/devices.h"
 
 namespace phalanx::plan {
 namespace {
 
-constexpr std::int64_t kRanksOfANode = 8;
 // Operations that a device does in the time in which a link carries one byte: an H100 in 16 bits beside NVLink, and
 // beside a 400 Gbit/s adapter.
 constexpr double kOperationsPerByte = 2000, kOperationsPerByteBetweenNodes = 8000;
@@ -24,11 +24,11 @@ struct Cost {
   double left() const { return sent * (1 - hidden); }
 };
 
-bool can_deal_out_heads(std::int64_t heads, std::int64_t kv_heads, std::int64_t ranks) {
-  return heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0);
-}
-
 }  // namespace
+
+std::int64_t window_of_all_layers(const models::LlamaConfig& model) {
+  return model.full_layers.empty() ? model.sliding_window : 0;
+}
 
 std::int64_t ring_transfers(std::int64_t cp, std::int64_t seq, std::int64_t window) {
   const std::int64_t piece = std::max<std::int64_t>(ContextCut{.ranks = cp}.padded(seq) / (2 * cp), 1);
@@ -45,7 +45,7 @@ std::int64_t ring_transfers(std::int64_t cp, std::int64_t seq, std::int64_t wind
 ContextExchangeChoice choose_context_exchange(const ContextWork& work) {
   const std::int64_t n = work.cp, heads = work.model.n_heads / work.tp,
                      kv_heads = std::max<std::int64_t>(work.model.n_kv_heads / work.tp, 1);
-  const std::int64_t window = work.model.full_layers.empty() ? work.model.sliding_window : 0;
+  const std::int64_t window = window_of_all_layers(work.model);
   const auto dim = static_cast<double>(work.model.head_dim());
   const auto ranks = static_cast<double>(n), bytes = static_cast<double>(work.number_bytes);
   const double local = static_cast<double>(work.batch * work.seq) / ranks;  // tokens of a rank
@@ -53,7 +53,7 @@ ContextExchangeChoice choose_context_exchange(const ContextWork& work) {
   const double queries = static_cast<double>(heads) * dim;
 
   std::vector<Cost> costs;
-  const bool can_deal_out = can_deal_out_heads(heads, kv_heads, n);
+  const bool can_deal_out = deals_out_heads(heads, kv_heads, n);
   if (can_deal_out) {
     const double all = 2 * queries + 2 * static_cast<double>(std::max(kv_heads, n)) * dim;
     costs.push_back({.name = "heads", .sent = 2 * (ranks - 1) / ranks * local * all * bytes});
@@ -66,7 +66,7 @@ ContextExchangeChoice choose_context_exchange(const ContextWork& work) {
   if (work.has_documents) seen /= 4;
   // Two products forward and five backward, a multiplication and an addition each.
   const double operations = 2 * 7 * local * seen * queries;
-  const bool is_on_one_node = n * work.tp <= kRanksOfANode;
+  const bool is_on_one_node = n * work.tp <= kUsualPerNode;
   const double rate = is_on_one_node ? kOperationsPerByte : kOperationsPerByteBetweenNodes;
   ring.hidden = ring.sent > 0 ? std::min(1.0, operations / rate / ring.sent) : 1;
   costs.push_back(ring);

@@ -32,6 +32,9 @@ struct ContextExchangeChoice {
 
 ContextExchangeChoice choose_context_exchange(const ContextWork& work);
 
+/// 0 where a layer sees all positions.
+std::int64_t window_of_all_layers(const models::LlamaConfig& model);
+
 /// How many pieces of keys and values the ranks of a ring send together, of 2 * cp pieces (parallel/context). `window` 0:
 /// none.
 std::int64_t ring_transfers(std::int64_t cp, std::int64_t seq, std::int64_t window);

@@ -44,6 +44,13 @@ TEST(ContextExchange, KnowsWindowsDocumentsAndSeveralNodes) {
   ContextWork windowed = work_of(4, 65536);
   windowed.model.sliding_window = 512;
   EXPECT_EQ(choose_context_exchange(windowed).name, "ring");
+  ContextWork narrow = work_of(2, 64);
+  narrow.number_bytes = 4;
+  EXPECT_EQ(choose_context_exchange(narrow).name, "keys");
+  narrow.model.sliding_window = 2;
+  EXPECT_EQ(choose_context_exchange(narrow).name, "ring");
+  narrow.model.full_layers = {1};  // one layer sees all
+  EXPECT_EQ(choose_context_exchange(narrow).name, "keys");
   ContextWork packed = work_of(4, 65536);
   packed.has_documents = true;
   EXPECT_EQ(choose_context_exchange(packed).name, "heads");

@@ -18,7 +18,6 @@ namespace phalanx::plan {
 namespace {
 
 constexpr std::int64_t kMiB = 1 << 20;
-constexpr std::int64_t kUsualPerNode = 8;
 constexpr std::int64_t kMaxDevices = 1 << 16;
 constexpr const char* kThisNode = "this";
 

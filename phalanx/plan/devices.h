@@ -18,6 +18,8 @@
 
 namespace phalanx::plan {
 
+inline constexpr std::int64_t kUsualPerNode = 8;  // devices of a node, where nothing else is said
+
 struct DevicePreset {
   std::string name;
   std::int64_t bytes = 0;  // as its driver reports

@@ -138,7 +138,7 @@ Measured train(const Layout& layout, const models::LlamaConfig& config, const st
       config, nn::TensorOptionsOfModule{.dtype = narrow_base ? at::kBFloat16 : dtype, .without_memory = sharded});
   models::add_lora(*model, layout.lora, dtype);
   models::store_in_nf4(*model, layout.lora);
-  if (narrow_base) models::set_activation_dtype(*model, dtype);
+  if (narrow_base) models::use_narrow_base(*model, dtype);
   const auto frozen = models::frozen_parameters(config, layout.frozen, layout.lora);
   for (const NamedTensor& one : nn::named_parameters(*model)) {
     one.tensor.set_requires_grad(std::ranges::find(frozen, one.name) == frozen.end());

@@ -73,13 +73,7 @@ class Prediction {
   }
   ElementCounts count_elements() const {
     ElementCounts sum;
-    for (const models::LlamaPart& part : parts_) {
-      const ElementCounts one = elements_of_all_experts(s_, part);
-      sum.trained += one.trained;
-      sum.frozen += one.frozen;
-      sum.matrices += one.matrices;
-      sum.nf4_bytes += one.nf4_bytes;
-    }
+    for (const models::LlamaPart& part : parts_) sum.add(elements_of_all_experts(s_, part));
     return sum;
   }
   // If tied embeddings are on two stages, the last stage's are the weights; the first stage copies their values.
@@ -150,7 +144,7 @@ class Prediction {
       all.kept += pools.kept;
       all.full_gradients += pools.full_gradients;
     }
-    const std::string number = s_.expert_parallel_size > 1 ? "three" : "two";
+    const std::string number = pooled_units(s_) == 3 ? "three" : "two";
     shared_buffer(number + (s_.pipeline ? " gathered units of each stage" : " gathered units"), all.gathered);
     shared_buffer(number + " units' gradients", all.gradients);
     shared_buffer("units kept by groups of ranks", all.kept);

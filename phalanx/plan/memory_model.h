@@ -90,7 +90,9 @@ struct TrainingShape {
   /// Bytes of a frozen parameter as it is stored, and in use.
   std::int64_t frozen_bytes() const noexcept { return has_narrow_base() ? 2 : weight_bytes; }
   std::int64_t frozen_gather_bytes() const noexcept { return has_narrow_base() ? 2 : gather_bytes; }
-  bool has_narrow_base() const noexcept { return lora.rank > 0 && lora.base_dtype != "float32"; }
+  bool has_narrow_base() const noexcept { return lora.has_narrow_base(); }
+  /// Whether products under autocast use 16-bit copies of the weights: a narrow base is used as it is stored.
+  bool copies_weights() const noexcept { return autocast && !has_narrow_base(); }
   bool trains_a_part() const noexcept { return lora.rank > 0 || !frozen.empty(); }
   bool uses_model_parallelism() const noexcept { return tensor_parallel_size > 1 || pipeline; }
   /// Whether passes accumulate only this rank's rows of a sharded model's gradients.

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "phalanx/layout/nf4_blocks.h"
 #include "phalanx/models/config/parameter_kinds.h"
 #include "phalanx/plan/model_partition.h"
 
@@ -109,8 +110,7 @@ std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::
         all);
   }
   if (has_feed_forward) {
-    const bool is_dense = number < m.dense_layers;
-    if (is_dense) {
+    if (number < m.dense_layers) {
       add_net("feed_forward.", m, m.dense_hidden, all);
     } else {
       if (shape.expert_parallel_size == 1) add_nets(shape, m, all);
@@ -223,11 +223,11 @@ class Units {
     return made;
   }
 
-  static void add_nf4(const FlatParameter& matrix, std::vector<FlatParameter>& bytes) {
-    constexpr std::int64_t kBlock = 64, kNestedBlock = 256;
+  /// The scales of the scales are those of the whole matrix on every rank.
+  void add_nf4(const FlatParameter& matrix, std::vector<FlatParameter>& bytes) const {
     bytes.push_back({matrix.rows, matrix.row_elements / 2});
-    bytes.push_back({matrix.rows, matrix.row_elements / kBlock});
-    bytes.push_back({kFloatBytes * (matrix.numel() / (kBlock * kNestedBlock) + 2), 1});
+    bytes.push_back({matrix.rows, matrix.row_elements / kNf4Block});
+    bytes.push_back({nf4_nested_bytes(matrix.numel() * shape_.tensor_parallel_size), 1});
   }
 
   bool is_matrix(const std::string& name, const FlatParameter& shape) const {
@@ -259,13 +259,7 @@ ElementCounts elements_of(const UnitShape& unit) {
 
 ElementCounts elements_of_part(const TrainingShape& shape, const models::LlamaPart& part) {
   ElementCounts counts;
-  for (const UnitShape& unit : unit_shapes(shape, part)) {
-    const ElementCounts one = elements_of(unit);
-    counts.trained += unit.count * one.trained;
-    counts.frozen += unit.count * one.frozen;
-    counts.matrices += unit.count * one.matrices;
-    counts.nf4_bytes += unit.count * one.nf4_bytes;
-  }
+  for (const UnitShape& unit : unit_shapes(shape, part)) counts.add(elements_of(unit), unit.count);
   return counts;
 }
 

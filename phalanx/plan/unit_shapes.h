@@ -30,6 +30,12 @@ struct ElementCounts {
   std::int64_t matrices = 0;   // of the trained ones: UnitShape::matrices
   std::int64_t nf4_bytes = 0;  // beside these elements: UnitShape::in_nf4
   std::int64_t all() const noexcept { return trained + frozen; }
+  void add(const ElementCounts& one, std::int64_t times = 1) noexcept {
+    trained += times * one.trained;
+    frozen += times * one.frozen;
+    matrices += times * one.matrices;
+    nf4_bytes += times * one.nf4_bytes;
+  }
 };
 ElementCounts elements_of(const UnitShape& unit);  // of one unit of that shape
 ElementCounts elements_of_part(const TrainingShape& shape, const models::LlamaPart& part);

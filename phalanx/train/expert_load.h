@@ -1,12 +1,12 @@
 // ExpertLoad counts how many tokens go to each expert of each layer in a step, over all ranks, and moves the biases that
 // even that out: those of experts with more tokens than the mean by the rate down, those with fewer by the rate up.
 //
-//   ExpertLoad load(config, plan, model_config, world, device);
-//   load.attach(part);              // forward passes of this part of the model count, and read the biases
-//   load.begin_step();
-//   ...                             // all forward passes of the step
-//   load.end_step(stepped);         // collective with biases
-//   load.sum();                     // collective: counts() are now those of all ranks
+//   const auto load = ExpertLoad::make(config, plan, model_config, world, device);   // null without experts
+//   load->attach(part, /*counts=*/true);   // forward passes of this part of the model count, and read the biases
+//   load->begin_step();
+//   ...                                    // all forward passes of the step
+//   load->end_step(stepped);               // moves the biases; collective where they are moved
+//   load->sum();                           // collective, if end_step() was not: counts() are now those of all ranks
 //
 // All ranks have the biases of all layers, with the same bits: counts are whole numbers, and their sum is exact in any
 // layout. On a device nothing waits for it.
@@ -36,7 +36,7 @@ class ExpertLoad {
   /// Forward passes of `model`, which is the model or a part of it, read the biases, and if `counts`, count tokens.
   void attach(models::Llama& model, bool counts) const;
   void begin_step();
-  /// Moves the biases, if there are any and `stepped` is not 0: 0-dim, on the device. Collective then.
+  /// Moves the biases, if they have a rate and `stepped` (0-dim, on the device) is not 0. Collective with a rate.
   void end_step(const at::Tensor& stepped);
   /// Collective, once a step at most.
   void sum();

@@ -27,8 +27,6 @@ std::vector<std::filesystem::path> export_in_hf(const std::filesystem::path& fol
       folder, weights,
       {.key_mapping = [&](const std::string& name) { return models::hf_tensor_view(model, name); },
        .dtype = type_of_export(options.dtype),
-       // What experts are chosen by is added to scores in fp32.
-       .keeps_dtype = [](const std::string& name) { return name.ends_with(".e_score_correction_bias"); },
        .metadata = {{kMetadataInHeader, told}},
        .max_file_bytes = options.max_file_bytes},
       posix_file_system());

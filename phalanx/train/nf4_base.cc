@@ -133,7 +133,7 @@ std::uint64_t load_nf4_base(const config::TrainConfig& config, const std::filesy
 }
 
 void refuse_nf4_files(const config::TrainConfig& config, const std::filesystem::path& path) {
-  if (config.lora.rank > 0 && config.lora.base_dtype == "nf4") return;
+  if (config.lora.has_nf4_base()) return;
   const BitsAndBytesFiles files(path);
   if (files.names().empty()) return;
   throw CheckpointError(

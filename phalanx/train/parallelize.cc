@@ -1,6 +1,6 @@
 #include "phalanx/train/parallelize.h"
 
-#include "phalanx/config/context_parallel.h"
+#include "phalanx/base/error.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/context/context_attention.h"
@@ -29,7 +29,10 @@ std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const conf
 }
 
 ContextExchange context_exchange_named(const std::string& name) {
-  return name == "heads" ? ContextExchange::heads : name == "ring" ? ContextExchange::ring : ContextExchange::keys;
+  if (name == "heads") return ContextExchange::heads;
+  if (name == "ring") return ContextExchange::ring;
+  if (name == "keys") return ContextExchange::keys;
+  throw Error("context parallel: no exchange is called '" + name + "'");
 }
 
 /// A rank that shares a whole model with nobody reduces with itself: its gradients get buckets too.
@@ -59,7 +62,7 @@ Parallelized parallelize(models::Llama& model, const config::TrainConfig& config
   apply_tensor_parallelism(model, config, plan, meshes.ranks, device);
   if (meshes.context) {
     const ContextCut cut = plan.parallel.context_cut(meshes.ranks.world()->rank());
-    const ContextExchange exchange = context_exchange_named(config::context_exchange(config, plan.parallel).name);
+    const ContextExchange exchange = context_exchange_named(plan.exchange.name);
     model.set_context({.cut = cut, .attention = make_context_attention(exchange, meshes.context, cut)});
   }
   const bool has_experts = meshes.experts != nullptr && apply_expert_parallelism(model, *meshes.experts);

@@ -159,9 +159,10 @@ void load_initial_weights(const config::TrainConfig& config, const std::vector<N
   } else {
     refuse_nf4_files(config, path);
     const LoadWeightsOptions of_matrices = options;
-    if (config.lora.base_dtype == "nf4") {
-      options.elsewhere = [known = options.elsewhere](const std::string& name) {
-        return known(name) || BitsAndBytesFiles::is_part(name);
+    const auto files = std::make_shared<const BitsAndBytesFiles>(path);
+    if (config.lora.has_nf4_base()) {
+      options.elsewhere = [known = options.elsewhere, files](const std::string& name) {
+        return known(name) || files->is_part(name);
       };
     }
     const std::vector<NamedTensor> base = base_among(wanted);

@@ -9,7 +9,6 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
-#include "phalanx/config/context_parallel.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/config/run_identity.h"
 #include "phalanx/data/data_loader.h"
@@ -41,7 +40,7 @@ DescriptionLines describe_run(const RunParts& run) {
     const models::TrainedCount count = models::trained_count(model, run.model.frozen(), run.config.lora);
     lines.emplace_back("trained",
                        fmt::format("{} of {} parameters", with_commas(count.trained), with_commas(count.all)));
-    if (run.config.lora.rank > 0 && run.config.lora.base_dtype != "float32") {
+    if (run.config.lora.has_narrow_base()) {
       lines.emplace_back("base", fmt::format("frozen, stored in {}: values with more digits were rounded to it",
                                              run.config.lora.base_dtype));
     }
@@ -53,7 +52,7 @@ DescriptionLines describe_run(const RunParts& run) {
   }
   if (plan.world_size > 1) lines.emplace_back("layout", run.model.layout());
   if (plan.parallel.cp > 1) {
-    const plan::ContextExchangeChoice exchange = config::context_exchange(run.config, plan.parallel);
+    const plan::ContextExchangeChoice& exchange = plan.exchange;
     lines.emplace_back("exchange", exchange.reason.empty()
                                        ? exchange.name
                                        : fmt::format("{}, by a cost model: {}", exchange.name, exchange.reason));

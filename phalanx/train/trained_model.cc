@@ -13,13 +13,13 @@ namespace phalanx::train {
 std::shared_ptr<models::Llama> build_model(const config::TrainConfig& config, const models::LlamaConfig& shape,
                                            const models::LlamaPart& part, nn::TensorOptionsOfModule tensor) {
   // Who asks for another type wants all of the model in it.
-  const bool is_narrow = config.lora.rank > 0 && config.lora.base_dtype != "float32" && tensor.dtype == at::kFloat;
+  const bool is_narrow = config.lora.has_narrow_base() && tensor.dtype == at::kFloat;
   const at::ScalarType activations = tensor.dtype;
   if (is_narrow) tensor.dtype = at::kBFloat16;
   auto model = std::make_shared<models::Llama>(shape, part, tensor);
   models::add_lora(*model, config.lora, activations);
   models::store_in_nf4(*model, config.lora);
-  if (is_narrow) models::set_activation_dtype(*model, activations);
+  if (is_narrow) models::use_narrow_base(*model, activations);
   const std::vector<std::string> frozen = frozen_parameters(config, shape);
   const std::set<std::string> names(frozen.begin(), frozen.end());
   for (const NamedTensor& parameter : nn::named_parameters(*model)) {

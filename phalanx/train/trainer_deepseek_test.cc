@@ -1,16 +1,13 @@
 // DeepSeek-V3's biases by which experts are chosen are a part of its weights: trained, resumed, exported and read again.
 #include <ATen/ops/equal.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstring>
 
 #include "phalanx/base/error.h"
-#include "phalanx/checkpoint/checkpoint_reader.h"
-#include "phalanx/checkpoint/files/checkpoint_list.h"
 #include "phalanx/checkpoint/files/safetensors.h"
 #include "phalanx/checkpoint/weights.h"
-#include "phalanx/models/expert_bias.h"
+#include "phalanx/train/testing/expert_biases.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train::trainer_deepseek_test {
@@ -29,16 +26,8 @@ class TrainerDeepSeekTest : public TrainerTest {
     more.insert(more.end(), {"--model.name=deepseek_v3", "--model.flavor=debug", "--lr_scheduler.decay_ratio=0"});
     return more;
   }
-  /// Of the newest checkpoint: those of the two layers of 8 experts, behind one without.
-  at::Tensor biases_of(const std::string& run) const {
-    const CheckpointReader reader(list_checkpoints(path(run) + "/checkpoint").complete.front().path);
-    std::vector<at::Tensor> rows;
-    for (const std::int64_t layer : {1, 2}) {
-      rows.push_back(at::zeros({8}));
-      reader.read({{"model." + models::expert_bias_name(layer), rows.back()}}, {.allow_unexpected = true});
-    }
-    return at::stack(rows);
-  }
+  /// Those of the two layers of experts, behind one without.
+  at::Tensor biases_of(const std::string& run) const { return expert_biases_of(path(run), {1, 2}); }
 };
 
 TEST_F(TrainerDeepSeekTest, BiasesAreExportedInFloat32AndReadAgain) {

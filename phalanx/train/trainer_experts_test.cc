@@ -3,13 +3,10 @@
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 
 #include "phalanx/base/error.h"
-#include "phalanx/checkpoint/files/checkpoint_list.h"
-#include "phalanx/models/expert_bias.h"
 #include "phalanx/train/expert_load.h"
+#include "phalanx/train/testing/expert_biases.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -32,16 +29,7 @@ class TrainerExpertsTest : public TrainerTest {
     more.insert(more.end(), cut.begin(), cut.end());
     return keys(ep, std::move(more));
   }
-  /// Of the newest checkpoint: [layers, experts].
-  at::Tensor biases_of(const std::string& run) const {
-    const CheckpointReader reader(list_checkpoints(path(run) + "/checkpoint").complete.front().path);
-    std::vector<at::Tensor> rows;
-    for (std::int64_t layer = 0; layer < models::llama_flavor("debug").n_layers; ++layer) {
-      rows.push_back(at::zeros({8}));
-      reader.read({{"model." + models::expert_bias_name(layer), rows.back()}}, {.allow_unexpected = true});
-    }
-    return at::stack(rows);
-  }
+  at::Tensor biases_of(const std::string& run) const { return expert_biases_of(path(run), {0, 1}); }
 };
 
 TEST_F(TrainerExpertsTest, ALossThatEvensOutTheLoadIsTheSameInEveryLayout) {
@@ -191,6 +179,22 @@ TEST_F(TrainerExpertsTest, AStepThatIsSkippedMovesNoBias) {
   train(config_of({.keys = keys(1, settings)}, "run"), 1);
   EXPECT_EQ(lines_with("run", "skipped").size(), 2U);
   EXPECT_EQ(biases_of("run").abs().max().item<double>(), 0);
+
+  // A scale that overflows at first and is halved until it does not: the steps behind that move the biases.
+  constexpr int kSteps = 24;
+  constexpr double kRate = 0.01;
+  train(config_of(
+            {.keys = keys(1, {"--training.moe_router_enable_expert_bias", "--training.moe_router_bias_update_rate=0.01",
+                              "--training.mixed_precision_param=float16", "--training.initial_loss_scale=1e10",
+                              "--training.steps=" + std::to_string(kSteps)})},
+            "halved"),
+        1);
+  const auto skipped = static_cast<int>(lines_with("halved", "skipped").size());
+  EXPECT_GT(skipped, 2);
+  ASSERT_LT(skipped, kSteps - 2);
+  const double farthest = biases_of("halved").abs().max().item<double>();
+  EXPECT_GT(farthest, kRate / 2);
+  EXPECT_LT(farthest, kRate * (kSteps - skipped) + kRate / 2);
 }
 
 TEST_F(TrainerExpertsTest, WhatABiasOrAZLossDoesNotGoWithIsRefused) {

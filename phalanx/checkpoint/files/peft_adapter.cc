@@ -234,11 +234,15 @@ nlohmann::json lora_metadata(const models::LoraOptions& lora) {
 
 models::LoraOptions lora_from_metadata(const nlohmann::json& json, const std::string& where) {
   const Reader read(json, where);
+  auto base_dtype = read.get_or<std::string>("base_dtype", "float32");
+  if (std::ranges::find(models::kBaseDtypes, base_dtype) == models::kBaseDtypes.end()) {
+    read.fail("base_dtype", fmt::format("one of {}", fmt::join(models::kBaseDtypes, ", ")).c_str());
+  }
   return {.rank = read.get<std::int64_t>("rank"),
           .alpha = read.get<double>("alpha"),
           .dropout = read.get<double>("dropout"),
           .target_modules = read.get<std::vector<std::string>>("target_modules"),
-          .base_dtype = read.get_or<std::string>("base_dtype", "float32")};
+          .base_dtype = std::move(base_dtype)};
 }
 
 }  // namespace phalanx

@@ -11,6 +11,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/layout/nf4_blocks.h"
 #include "phalanx/models/config/hf_names.h"
 #include "phalanx/models/config/llama_json.h"
 
@@ -43,17 +44,16 @@ bool matches(const std::string& target, const std::string& name) {
   return fnmatch(target.c_str(), name.c_str(), 0) == 0 || fnmatch(("*." + target).c_str(), name.c_str(), 0) == 0;
 }
 
-/// NF4 stores blocks of 64 elements of a row with one scale.
+/// Rows of NF4 are whole blocks.
 void require_whole_blocks(const LlamaConfig& config, const std::string& what) {
-  constexpr std::int64_t kBlock = 64;
   for (const auto& [layer, columns] : {std::pair{"attention.wq", config.dim},
                                        {"attention.wo", config.n_heads * config.head_dim()},
                                        {"feed_forward.w2", config.ffn_hidden}}) {
-    if (columns % kBlock == 0) continue;
+    if (columns % kNf4Block == 0) continue;
     throw ConfigError(
         fmt::format("{}: base_dtype is \"nf4\", but rows of layers.0.{} have {} elements, which are no whole blocks of "
                     "{}; expected a model with multiples of {}, or base_dtype = \"bfloat16\"",
-                    what, layer, columns, kBlock, kBlock));
+                    what, layer, columns, kNf4Block, kNf4Block));
   }
 }
 
@@ -75,13 +75,13 @@ bool is_lora_name(const std::string& parameter) { return parameter.ends_with(kLo
 
 std::vector<std::string> nf4_layers(const LlamaConfig& config, const LoraOptions& options) {
   std::vector<std::string> names;
-  if (options.rank == 0 || options.base_dtype != "nf4") return names;
+  if (!options.has_nf4_base()) return names;
   for (const LayerName& layer : layers_of(config)) names.push_back(layer.ours);
   return names;
 }
 
 std::int64_t least_bytes(const LlamaConfig& config, const LoraOptions& options) {
-  return options.base_dtype == "nf4" ? config.parameter_count() / 2 : config.parameter_count();
+  return options.has_nf4_base() ? config.parameter_count() / 2 : config.parameter_count();
 }
 
 std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOptions& options, const std::string& what) {
@@ -103,13 +103,13 @@ std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOption
         "or rank = 0",
         what, family_name(config.family)));
   }
-  if (options.base_dtype != "float32" && config.has_experts()) {
+  if (options.has_narrow_base() && config.has_experts()) {
     throw ConfigError(
         fmt::format("{}: base_dtype is \"{}\", but experts of a mixture are stored in float32 alone; expected "
                     "base_dtype = \"float32\", or a family without experts",
                     what, options.base_dtype));
   }
-  if (options.base_dtype == "nf4") require_whole_blocks(config, what);
+  if (options.has_nf4_base()) require_whole_blocks(config, what);
   const std::vector<LayerName> layers = layers_of(config);
   if (options.target_modules.empty()) {
     throw ConfigError(fmt::format("{}: target_modules is empty: expected layers, such as [\"{}\"]", what, kAllLinear));

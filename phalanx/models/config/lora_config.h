@@ -26,6 +26,9 @@ struct LoraOptions {
   std::string base_dtype = "float32";  // in which the frozen weights are stored: kBaseDtypes
   bool zero_b = true;  // lora_B starts as zeros, so that the model starts as the base is; false: random, for tests
 
+  /// Whether there is a frozen base, and it is stored in fewer bits than float32, or in NF4.
+  bool has_narrow_base() const noexcept { return rank > 0 && base_dtype != "float32"; }
+  bool has_nf4_base() const noexcept { return rank > 0 && base_dtype == "nf4"; }
   double scale() const noexcept { return alpha / static_cast<double>(rank); }
   bool operator==(const LoraOptions&) const = default;
 };
@@ -48,8 +51,9 @@ std::vector<std::string> nf4_layers(const LlamaConfig& config, const LoraOptions
 std::int64_t least_bytes(const LlamaConfig& config, const LoraOptions& options);
 
 /// The names of the layers with adapters, in the model's order; none if the rank is 0. ConfigError that begins with
-/// `what` for a target that matches no layer, wrong numbers, families without adapters (GPT-2; experts of Mixtral), a base of experts
-/// in another type than float32, and a base in NF4 whose rows are no whole blocks.
+/// `what` for a target that matches no layer, for wrong numbers, and for families without adapters (GPT-2, Phi-3, latent
+/// attention). Also for a base that cannot be stored so: experts in another type than float32, rows that are no whole
+/// blocks in NF4.
 std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOptions& options,
                                      const std::string& what = "[lora]");
 

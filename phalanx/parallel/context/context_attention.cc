@@ -160,7 +160,7 @@ class ExchangedHeads final : public nn::ContextAttention {
   at::Tensor attend(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, std::int64_t window,
                     const std::shared_ptr<const DocumentBoundaries>& documents) const override {
     const std::int64_t ranks = ranks_->cut.ranks, heads = q_in.size(1), kv_heads = k_in.size(1);
-    if (heads % ranks != 0 || (kv_heads % ranks != 0 && ranks % kv_heads != 0)) {
+    if (!deals_out_heads(heads, kv_heads, ranks)) {
       throw Error(fmt::format(
           "context parallel: {} heads and {} key heads cannot be dealt out to {} ranks; expected a multiple "
           "of the ranks, or of key heads a divisor",

@@ -112,7 +112,10 @@ TEST(ContextAttention, HasOneRanksNumbersWithFewerKeyHeadsThanRanks) {
   }
   for (const ContextExchange exchange : {ContextExchange::keys, ContextExchange::ring}) {
     for (const Documents& rows : {Documents(), documents()}) {
-      expect_one_ranks_numbers({.exchange = exchange, .ranks = 3, .heads = 4, .kv_heads = 2, .documents = rows});
+      for (const std::int64_t window : {0, 7, 20}) {
+        expect_one_ranks_numbers(
+            {.exchange = exchange, .ranks = 3, .heads = 4, .kv_heads = 2, .window = window, .documents = rows});
+      }
     }
   }
 }
@@ -121,8 +124,15 @@ TEST(ContextAttention, HasOneRanksNumbersInOtherTypes) {
   for (const ContextExchange exchange : kExchanges) {
     for (const Documents& rows : {Documents(), documents()}) {
       for (const auto& [type, tolerance] : {std::pair(at::kDouble, 1e-12), std::pair(at::kBFloat16, 2e-2)}) {
-        expect_one_ranks_numbers(
-            {.exchange = exchange, .ranks = 4, .kv_heads = 2, .documents = rows, .type = type, .tolerance = tolerance});
+        for (const std::int64_t window : {0, 7, 20}) {
+          expect_one_ranks_numbers({.exchange = exchange,
+                                    .ranks = 4,
+                                    .kv_heads = 2,
+                                    .window = window,
+                                    .documents = rows,
+                                    .type = type,
+                                    .tolerance = tolerance});
+        }
       }
     }
   }

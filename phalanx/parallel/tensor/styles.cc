@@ -376,7 +376,7 @@ class Parallelizer {
         throw ConfigError(
             fmt::format("{}: its rows of {} elements are {} blocks of {} in NF4, which {} ranks of '{}' cannot share "
                         "without splitting one; expected a degree that divides {}, or a base in another type",
-                        what, linear->options().in_features, linear->weight_absmax.size(1), kernels::kNf4Block, ranks,
+                        what, linear->options().in_features, linear->weight_absmax.size(1), kNf4Block, ranks,
                         kTensorAxis, linear->weight_absmax.size(1)));
       }
       own(what, linear->weight_absmax, {1});

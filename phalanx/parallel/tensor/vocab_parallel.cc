@@ -57,7 +57,7 @@ class Head {
         gradient_scale_(scale.to(at::kFloat)),
         z_loss_weight_(z_loss_weight),
         narrow_(kernels::is_narrow_weight(h, weight)),
-        fused_(kernels::fusible(h, weight) || (narrow_ && kernels::fusible(h))),
+        fused_(kernels::fusible_product(h, weight)),
         losses_(at::empty({h.size(0)}, h.options().dtype(at::kFloat))) {
     const std::int64_t tokens = std::min(h.size(0), kTokens);
     const int blocks = h.size(0) > tokens ? 2 : 1;
@@ -85,11 +85,10 @@ class Head {
     block.column = label.masked_fill(block.owned.logical_not(), 0);
     if (fused_) {
       block.logits = room.narrow(0, 0, count);
-      narrow_ ? kernels::frozen_product_out(block.logits, rows, weight_)
-              : static_cast<void>(at::mm_out(block.logits, rows, weight_.t()));
+      kernels::product_out(block.logits, rows, weight_);
     } else if (narrow_) {
       block.logits = at::empty({count, weight_.size(0)}, h_.options());
-      kernels::frozen_product_out(block.logits, rows, weight_);
+      kernels::product_out(block.logits, rows, weight_);
     } else {
       block.logits = at::mm(rows, weight_.t()).to(at::kFloat);
     }
@@ -137,9 +136,7 @@ class Head {
     to_gradients(block, factor);
     const at::Tensor dlogits = fused_ || narrow_ ? block.logits : block.logits.to(weight_.scalar_type());
     if (gradients_.dh.defined()) {
-      at::Tensor rows = gradients_.dh.narrow(0, block.from, block.count);
-      narrow_ ? kernels::frozen_input_gradient_out(rows, dlogits, weight_)
-              : static_cast<void>(at::mm_out(rows, dlogits, weight_));
+      kernels::input_gradient_out(gradients_.dh.narrow(0, block.from, block.count), dlogits, weight_);
     }
     if (gradients_.dweight) {
       gradients_.dweight->out().addmm_(dlogits.t(), h_.narrow(0, block.from, block.count), block.from == 0 ? 0.0 : 1.0);

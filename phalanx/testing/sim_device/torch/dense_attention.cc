@@ -20,7 +20,7 @@ using at::Tensor;
 std::optional<Tensor> mask_of(const DenseProblem& problem) {
   if (!problem.has_mask()) return std::nullopt;
   const std::int64_t queries = problem.q.size(1), keys = problem.k.size(1);
-  // CUDA's kernels take a larger window for one of all keys, which is counted from the last query, too.
+  // CUDA's kernels cut a window to the number of keys.
   const std::int64_t after = problem.is_causal ? 0 : std::min(problem.right.value_or(keys), keys);
   const Tensor distance = at::arange(keys - queries, keys).unsqueeze(1) - at::arange(keys);
   return at::zeros({queries, keys}, problem.q.options())

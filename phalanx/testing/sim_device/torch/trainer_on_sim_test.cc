@@ -1,4 +1,5 @@
 // The trainer on simulated devices: every kind of parallelism has the losses of the CPU, and no races.
+#include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +10,7 @@
 
 #include "phalanx/data/token_file_writer.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_ranks.h"
+#include "phalanx/train/testing/expert_biases.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -117,6 +119,43 @@ TEST_F(TrainerOnSim, ExpertsDividedAmongRanks) {
   expect_losses_of_the_cpu({.name = "ep_tp", .ranks = 4, .tp = 2, .keys = experts(sharded(3, 2))});
 }
 
+// Biases are moved on the device, by exact counts, and not in steps that are skipped there.
+TEST_F(TrainerOnSim, BiasesOfExpertsAreThoseOfTheCpu) {
+  const auto experts = [&](std::vector<std::string> keys) {
+    const std::vector<std::string> model = mixture();
+    keys.insert(keys.end(), model.begin(), model.end());
+    keys.insert(keys.end(), {"--training.moe_router_enable_expert_bias", "--training.moe_z_loss_coeff=0.1"});
+    return keys;
+  };
+  const auto expect_same_biases = [&](const std::string& name) {
+    const at::Tensor expected = expert_biases_of(path(name + "_cpu"), {0, 1});
+    EXPECT_GT(expected.abs().max().item<double>(), 1e-3);
+    for (const char* backend : {"_staged", "_nccl"}) {
+      EXPECT_TRUE(at::equal(expert_biases_of(path(name + backend), {0, 1}), expected)) << name << backend;
+    }
+  };
+  expect_losses_of_the_cpu({.name = "ddp", .ranks = 2, .keys = experts({})});
+  expect_same_biases("ddp");
+  expect_losses_of_the_cpu({.name = "pp_zero3", .ranks = 4, .pp = 2, .keys = experts(sharded(3, 2))});
+  expect_same_biases("pp_zero3");
+
+  const Layout skips{
+      .name = "skips",
+      .keys = experts({"--training.mixed_precision_param=float16", "--training.initial_loss_scale=1e30"})};
+  losses_on_sim(config_of(skips, "skips"), "skips", 1, /*over_nccl=*/false);
+  EXPECT_EQ(expert_biases_of(path("skips"), {0, 1}).abs().max().item<double>(), 0);
+}
+
+// Latent attention, layers with and without experts, a net beside experts.
+TEST_F(TrainerOnSim, DeepSeek) {
+  const std::vector<std::string> model = {"--model.name=deepseek_v3"};
+  expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2, .keys = model});
+  expect_losses_of_the_cpu({.name = "ring",
+                            .ranks = 2,
+                            .keys = {"--model.name=deepseek_v3", "--parallelism.context_parallel_exchange=ring"},
+                            .cp = 2});
+}
+
 TEST_F(TrainerOnSim, CutSequences) {
   const std::string heads = "--parallelism.context_parallel_exchange=heads",
                     ring = "--parallelism.context_parallel_exchange=ring";
@@ -131,6 +170,12 @@ TEST_F(TrainerOnSim, CutSequences) {
        .cp = 4});
   expect_losses_of_the_cpu(
       {.name = "ring4_bf16", .ranks = 4, .keys = {ring, "--training.mixed_precision_param=bfloat16"}, .cp = 4}, 1e-3);
+  // Five of six layers have a window of half the sequence.
+  const std::vector<std::string> windows = {ring, "--model.name=gemma3_text", "--training.seq_len=64"};
+  expect_losses_of_the_cpu({.name = "ring_windows", .ranks = 4, .keys = windows, .cp = 4});
+  std::vector<std::string> narrow = windows;
+  narrow.emplace_back("--training.mixed_precision_param=bfloat16");
+  expect_losses_of_the_cpu({.name = "ring_windows_bf16", .ranks = 4, .keys = narrow, .cp = 4}, 1e-3);
 }
 TEST_F(TrainerOnSim, Offloaded) {
   expect_losses_of_the_cpu({.name = "offload",
