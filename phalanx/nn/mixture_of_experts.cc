@@ -146,7 +146,10 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   }
   const RoutingOptions routing = options_.routing();
   at::Tensor scores = routing_scores(logits, routing.form);
-  const at::Tensor chosen = chosen_experts(scores, tensors_.bias, routing);  // [tokens, k]
+  at::Tensor chosen = chosen_experts(scores, tensors_.bias, routing);  // [tokens, k]
+  if (choose_) {
+    chosen = choose_({.shape = x.sizes(), .logits = logits.detach(), .bias = tensors_.bias, .experts = chosen});
+  }
   if (losses_.load_weight != 0 && is_trained && scores.requires_grad()) {
     if (x.dim() != 3) throw Error("MixtureOfExperts: load balancing: expected an input [sequences, tokens, dim]");
     at::Tensor gradient = balancing_gradient(chosen, x.size(0), options_.experts, losses_.load_weight);

@@ -89,6 +89,14 @@ struct ExpertTensors {
   at::Tensor counts;
 };
 
+/// What a router made of the tokens of a pass.
+struct RouterChoice {
+  at::IntArrayRef shape;      // of the mixture's input
+  const at::Tensor& logits;   // [tokens, experts], in the gate's type
+  const at::Tensor& bias;     // fp32 [experts]; undefined: none
+  const at::Tensor& experts;  // int64 [tokens, experts_per_token]
+};
+
 class MixtureOfExperts : public Positionwise {
  public:
   explicit MixtureOfExperts(const MixtureOptions& options, TensorOptionsOfModule tensor = {});
@@ -106,6 +114,9 @@ class MixtureOfExperts : public Positionwise {
   /// From now on forward passes that are trained add these losses. With load_weight the input is [sequences, T, dim].
   void set_losses(RouterLosses losses) { losses_ = std::move(losses); }
   void set_tensors(ExpertTensors tensors) { tensors_ = std::move(tensors); }
+  /// Called in each pass; tokens go to the experts that it returns, in the shape of RouterChoice::experts.
+  using Choose = std::function<at::Tensor(const RouterChoice& choice)>;
+  void set_choose(Choose choose) { choose_ = std::move(choose); }
 
   std::shared_ptr<Linear> gate;  // [experts, dim]
   std::shared_ptr<Experts> experts;
@@ -116,6 +127,7 @@ class MixtureOfExperts : public Positionwise {
   Exchange exchange_;
   RouterLosses losses_;
   ExpertTensors tensors_;
+  Choose choose_;
 };
 
 }  // namespace phalanx::nn

@@ -58,6 +58,13 @@ class ExpertFaultsTest : public train::TrainerTest {
   static nn::Module::ParameterUse with_gradient_times(double factor) {
     return [factor](const at::Tensor& weight) { return weight.detach() + (weight - weight.detach()) * factor; };
   }
+  /// Layer 1's router uses change(its bias).
+  static void replace_bias(LayoutSide& side, const std::function<at::Tensor(const at::Tensor& bias)>& change) {
+    const at::Tensor bias = side.model->expert_load()->biases()[1], counts = side.model->expert_load()->counts()[1];
+    mixture_of(side).add_pre_forward_hook([=](nn::Module& module) {
+      dynamic_cast<nn::MixtureOfExperts&>(module).set_tensors({.bias = change(bias), .counts = counts});
+    });
+  }
   static void expect_found(const LayoutCheck& found, const std::string& parameter) {
     ASSERT_TRUE(found.finding);
     EXPECT_THAT(found.finding->parameter, HasSubstr(parameter)) << found.finding->text();
@@ -89,14 +96,31 @@ TEST_F(ExpertFaultsTest, ALossOfTheRouterThatIsAddedTwiceIsFound) {
 
 TEST_F(ExpertFaultsTest, ABiasThatStaysAsItWasIsFound) {
   const at::Tensor stale = at::zeros({8});
-  const LayoutCheck found = check(
-      [&](nn::MixtureOfExperts& mixture, int) {
-        mixture.add_pre_forward_hook([stale](nn::Module& module) {
-          dynamic_cast<nn::MixtureOfExperts&>(module).set_tensors({.bias = stale, .counts = {}});
-        });
-      },
-      kBiased);
+  const LayoutCheck found = check_side(
+      kBiased, [&](LayoutSide& side, int) { replace_bias(side, [stale](const at::Tensor&) { return stale; }); });
   expect_found(found, "layers.1.moe.expert_bias");
+  EXPECT_EQ(found.finding->what, "choice of experts");
+}
+
+// Its gradients are right: tokens go where one rank sends them.
+TEST_F(ExpertFaultsTest, ABiasThatOneRankGivesToOtherExpertsIsFound) {
+  const LayoutCheck found = check_side(kBiased, [&](LayoutSide& side, int rank) {
+    if (rank == 3) replace_bias(side, [](const at::Tensor& bias) { return at::roll(bias, 1, 0); });
+  });
+  expect_found(found, "layers.1.moe.expert_bias");
+  EXPECT_EQ(found.finding->what, "choice of experts");
+  EXPECT_EQ(found.finding->rank, 3);
+}
+
+// Logits that all grow by the same number give the same scores: no gradient and no choice tells.
+TEST_F(ExpertFaultsTest, LogitsThatAreOthersAreFoundByThemselves) {
+  const LayoutCheck found = check([](nn::MixtureOfExperts& mixture, int rank) {
+    if (rank != 1) return;
+    mixture.gate->add_post_forward_hook([](nn::Module&, const at::Tensor& out) { return out + 0.5; });
+  });
+  expect_found(found, "layers.1.moe.gate.weight");
+  EXPECT_EQ(found.finding->what, "router logits");
+  EXPECT_EQ(found.finding->rank, 1);
 }
 
 // As where a block that is computed again counts once more, or a rank does not add its tokens.

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
@@ -19,11 +18,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kFewChoices = 2;  // may always be others
-
 struct LoadOfLayer {
   const std::int64_t* counts;
-  const float* biases;  // null: not compared
+  const float* biases;
 };
 
 json different(const char* what, std::int64_t expert, double found, double expected, const char* cause) {
@@ -31,7 +28,7 @@ json different(const char* what, std::int64_t expert, double found, double expec
 }
 
 /// Null: as expected.
-json compare_layer(const LoadOfLayer& found, const LoadOfLayer& expected, std::int64_t experts, double near_ties) {
+json compare_layer(const LoadOfLayer& found, const LoadOfLayer& expected, std::int64_t experts) {
   const std::int64_t all = std::accumulate(expected.counts, expected.counts + experts, std::int64_t{0}),
                      mine = std::accumulate(found.counts, found.counts + experts, std::int64_t{0});
   if (mine != all) {
@@ -41,23 +38,13 @@ json compare_layer(const LoadOfLayer& found, const LoadOfLayer& expected, std::i
                            "that has them"
                          : "the tokens of some ranks or micro-batches are not counted, or more than once");
   }
-  std::int64_t moved = 0, farthest = 0;
   for (std::int64_t e = 0; e < experts; ++e) {
-    const std::int64_t off = std::abs(found.counts[e] - expected.counts[e]);
-    moved += off;
-    if (off > std::abs(found.counts[farthest] - expected.counts[farthest])) farthest = e;
+    if (found.counts[e] == expected.counts[e]) continue;
+    return different("load of experts", e, static_cast<double>(found.counts[e]),
+                     static_cast<double>(expected.counts[e]), "all tokens are counted, but some for another expert");
   }
-  const auto allowed = std::max(kFewChoices, static_cast<std::int64_t>(near_ties * static_cast<double>(all)));
-  if (moved / 2 > allowed) {
-    return different("load of experts", farthest, static_cast<double>(found.counts[farthest]),
-                     static_cast<double>(expected.counts[farthest]),
-                     "tokens go to other experts than on one rank: look at the biases that choose, and at the router");
-  }
-  for (std::int64_t e = 0; found.biases != nullptr && e < experts; ++e) {
-    const std::int64_t above = std::abs(expected.counts[e] * experts - all),
-                       off = std::abs(found.counts[e] - expected.counts[e]);
-    const bool is_decided = off == 0 || above > off * experts;  // whether the bias had to rise or to fall
-    if (!is_decided || found.biases[e] == expected.biases[e]) continue;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    if (found.biases[e] == expected.biases[e]) continue;
     return different("bias of experts", e, found.biases[e], expected.biases[e],
                      "tokens are counted as they should be: the bias is stale, moves more than once in a step, or in "
                      "the wrong direction");
@@ -73,29 +60,27 @@ at::Tensor from_reference(const at::Tensor& like, const at::Tensor& value, Commu
   return told;
 }
 
-std::optional<LayoutFinding> compare(train::ExpertLoad& layout, train::ExpertLoad* reference, Communicator& world,
-                                     double near_ties, bool with_biases) {
+}  // namespace
+
+std::optional<LayoutFinding> compare_expert_biases(train::ExpertLoad& layout, train::ExpertLoad* reference,
+                                                   Communicator& world) {
   if (!layout.biases().defined()) return std::nullopt;
   layout.sum();
   if (reference != nullptr) reference->sum();
-  const at::Tensor counts = layout.counts().to(at::kCPU);
-  const at::Tensor expected_counts = from_reference(counts, reference ? reference->counts() : at::Tensor(), world);
-  at::Tensor biases, expected_biases;
-  if (with_biases) {
-    biases = layout.biases().to(at::kCPU);
-    expected_biases = from_reference(biases, reference ? reference->biases() : at::Tensor(), world);
-  }
+  const at::Tensor counts = layout.counts().to(at::kCPU), biases = layout.biases().to(at::kCPU);
+  const at::Tensor expected_counts = from_reference(counts, reference ? reference->counts() : at::Tensor(), world),
+                   expected_biases = from_reference(biases, reference ? reference->biases() : at::Tensor(), world);
   const std::int64_t experts = counts.size(1);
   json mine;
   for (std::int64_t layer = 0; layer < counts.size(0) && mine.is_null(); ++layer) {
     const auto of = [&](const at::Tensor& all_counts, const at::Tensor& all_biases) {
       return LoadOfLayer{all_counts.const_data_ptr<std::int64_t>() + layer * experts,
-                         with_biases ? all_biases.const_data_ptr<float>() + layer * experts : nullptr};
+                         all_biases.const_data_ptr<float>() + layer * experts};
     };
-    mine = compare_layer(of(counts, biases), of(expected_counts, expected_biases), experts, near_ties);
+    mine = compare_layer(of(counts, biases), of(expected_counts, expected_biases), experts);
     if (!mine.is_null()) mine["parameter"] = models::expert_bias_name(layer);
   }
-  if (with_biases && reference != nullptr) at::Tensor(reference->biases()).copy_(layout.biases());
+  if (reference != nullptr) at::Tensor(reference->biases()).copy_(layout.biases());
   int rank = 0;
   for (const std::string& text : world.all_gather_bytes(mine.dump())) {
     const json told = json::parse(text);
@@ -114,18 +99,6 @@ std::optional<LayoutFinding> compare(train::ExpertLoad& layout, train::ExpertLoa
     ++rank;
   }
   return std::nullopt;
-}
-
-}  // namespace
-
-std::optional<LayoutFinding> compare_expert_load(train::ExpertLoad& layout, train::ExpertLoad* reference,
-                                                 Communicator& world, double near_ties) {
-  return compare(layout, reference, world, near_ties, /*with_biases=*/false);
-}
-
-std::optional<LayoutFinding> compare_expert_biases(train::ExpertLoad& layout, train::ExpertLoad* reference,
-                                                   Communicator& world, double near_ties) {
-  return compare(layout, reference, world, near_ties, /*with_biases=*/true);
 }
 
 }  // namespace phalanx::verify

@@ -2,7 +2,8 @@
 // every kind of layout: losses, gradients and updates, parameter by parameter.
 #include <gtest/gtest.h>
 
-#include <mutex>
+#include <algorithm>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -64,20 +65,23 @@ TEST_F(LatentLayoutsTest, AreThoseOfOneRank) {
       {"cp 2, zero3 2", 4, kContext + kZero3 + kMovesBias},
       {"cp 2 heads, tp 2", 4, kContext + kTensor + Keys{"--parallelism.context_parallel_exchange=heads"}},
       {"ep 2, tp 2", 4, kExperts + kTensor + kMovesBias + kBalances}};
+  std::ptrdiff_t near_ties = 0;
   for (const std::string family : {"deepseek_v2", "deepseek_v3"}) {
     for (const Case& layout : layouts) {
       for (const std::string type : {"float32", "bfloat16"}) {
-        // New weights give experts nearly equal scores. Where 16-bit products are of a part of a row, rounding decides
-        // between them, and a token may go to another expert than on one rank.
-        const bool rounds_otherwise = layout.name.find("tp") != std::string::npos || layout.name.starts_with("cp");
-        if (type == "bfloat16" && rounds_otherwise) continue;
+        if (type == "bfloat16" && family == "deepseek_v2") continue;  // V3's, with biases, say more
         SCOPED_TRACE(family + ", " + layout.name + ", " + type);
         const LayoutCheck found = check(family, layout, type);
         EXPECT_FALSE(found.finding) << found.finding->text();
         EXPECT_EQ(found.steps.size(), 3U);
+        near_ties += std::ranges::count_if(
+            found.notes, [](const std::string& note) { return note.find("near ties") != std::string::npos; });
       }
     }
   }
+  // New weights give experts nearly equal scores. Where 16-bit products are of a part of a row, rounding decides between
+  // them. So some tokens would have gone elsewhere.
+  EXPECT_GT(near_ties, 0);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 #include "phalanx/verify/layout_origin.h"
 #include "phalanx/verify/layout_side.h"
 #include "phalanx/verify/parameter_comparison.h"
+#include "phalanx/verify/routing_check.h"
 
 namespace phalanx::verify {
 namespace {
@@ -49,9 +50,6 @@ constexpr double kRoundingOfWeights = 0x1p-23;  // two sides' results of one for
 // A gradient that is zero in theory is nothing but rounding, as that of GPT-2's key biases. So a gradient whose norm is
 // below this part of the model's is compared with that part.
 constexpr double kLeastOfModel = 1e-4;
-// Of the choices of experts in a layer, those between two that rounding makes equal.
-constexpr double kNearTies = 1e-3, kNearTiesOfNarrow = 3e-2;
-constexpr double kNearExact = 1e-4;   // a tolerance of gradients above it is that of 16 bits
 constexpr double kLittleToSay = 0.5;  // of a gradient's norm: with so much rounding a wrong value may go unnoticed
 
 at::Tensor gradient_of(const NamedTensor& parameter) { return parameter.tensor.grad(); }
@@ -78,6 +76,8 @@ class Comparison {
     couples_documents_ = is_float8_ && config.float8.recipe_name == "tensorwise";
     rounds_products_ = !options.tolerance && rounds_its_own_products(config, world_->size());
     scaled_ = train::scales_loss(config);
+    if (reference_) reference_->observe_routing();
+    parallelized_.observe_routing();
     if (context.prepare) context.prepare(parallelized_);
     parts_ = std::make_unique<ParameterComparison>(parallelized_, reference_.get(), *world_,
                                                    [this](const std::string& name) { fail_not_finite(name); });
@@ -88,6 +88,7 @@ class Comparison {
     config::TrainConfig plain = config;
     plain.activation_checkpoint = {.mode = "none"};
     plain_ = std::make_unique<LayoutSide>(plain, world_, context.device);
+    plain_->observe_routing();
   }
 
   LayoutCheck run() {
@@ -222,7 +223,6 @@ class Comparison {
                                     .tolerance = origin.tolerance,
                                     .others = result_.finding->others + 1,
                                     .cause = origin.cause.empty() ? kNoSimpleCause : origin.cause};
-    find_wrong_load(step);
   }
 
   /// The reference's gradient at the previous step, as `keep` saved it.
@@ -314,8 +314,10 @@ class Comparison {
     const double first_scale = parallelized_.optimizer_step->loss_scale();
     const std::size_t notes = result_.notes.size();
     for (int halvings = 0;; ++halvings) {
+      if (reference_ && reference_->routing()) reference_->routing()->record();
       if (reference_) check.expected_loss = reference_->forward_backward(check.step - 1);
       check.expected_loss = from_first(check.expected_loss);
+      replay_routing();
       if (!std::isfinite(check.expected_loss)) {
         fail_diverged(fmt::format("the loss of step {} is not finite", check.step));
       }
@@ -348,10 +350,10 @@ class Comparison {
     json told;
     if (reference_) {
       const LayoutSide::Rounding rounding = reference_->rounding_of_gradients(check.step - 1, check.expected_loss);
-      told = {{"loss", rounding.loss}, {"gradients", rounding.gradients}};
+      told = {{"loss", rounding.loss}, {"gradients", rounding.gradients}, {"routers", rounding.routers}};
     }
     told = json::parse(world_->broadcast_bytes(told.dump()));
-    rounding_ = {.loss = told["loss"], .gradients = told["gradients"]};
+    rounding_ = {.loss = told["loss"], .gradients = told["gradients"], .routers = told["routers"]};
     const auto most = std::ranges::max_element(rounding_.gradients);
     if (most == rounding_.gradients.end() || kRoundingOfBoth * *most < kLittleToSay) return;
     result_.notes.push_back(
@@ -455,26 +457,38 @@ class Comparison {
         "looked at; shorter documents, or longer sequences, say it");
   }
 
-  template <class Compare>
-  std::optional<LayoutFinding> of_expert_load(std::int64_t step, Compare compare) {
-    const auto& load = parallelized_.model->expert_load();
-    if (!load) return std::nullopt;
-    const bool is_narrow = result_.tolerance.gradient > kNearExact;
-    auto found = compare(*load, reference_ ? reference_->model->expert_load().get() : nullptr, *world_,
-                         is_narrow ? kNearTiesOfNarrow : kNearTies);
-    if (found) found->step = step;
-    return found;
+  /// All sides send tokens where the reference has sent them.
+  void replay_routing() {
+    if (!parallelized_.routing()) return;
+    const auto table = share_routing(reference_ ? reference_->routing() : nullptr, *world_);
+    for (LayoutSide* const side : {&parallelized_, reference_.get(), plain_.get()}) {
+      if (side != nullptr) side->routing()->replay(table);
+    }
+  }
+  void check_routing(std::int64_t step) {
+    if (!parallelized_.routing()) return;
+    const double allowed = result_.tolerance.activation;
+    RoutingCheck found = compare_routing(parallelized_, *world_, [&](std::int64_t layer) {
+      const auto rounding = rounding_.routers.find(layer);
+      return allowed + (rounding == rounding_.routers.end() ? 0 : beside_rounding(allowed, rounding->second));
+    });
+    if (found.elsewhere > 0) {
+      result_.notes.push_back(fmt::format(
+          "step {}: rounding alone would have sent {} of {} tokens to other experts than on one rank, all of them near "
+          "ties; they went where one rank sends them",
+          step, found.elsewhere, found.tokens));
+    }
+    if (!found.finding) return;
+    found.finding->step = step;
+    result_.finding = std::move(found.finding);
   }
   void check_expert_biases(std::int64_t step) {
-    auto found = of_expert_load(step, compare_expert_biases);
-    if (!result_.finding) result_.finding = std::move(found);
-  }
-  /// Where the forward pass goes wrong in a mixture whose tokens go to other experts, that is the finding.
-  void find_wrong_load(std::int64_t step) {
-    auto found = of_expert_load(step, compare_expert_load);
-    if (!found) return;
-    const std::string mixture = found->parameter.substr(0, found->parameter.find(".moe.") + 5);
-    if (result_.finding->parameter.starts_with(mixture)) result_.finding = std::move(found);
+    const auto& load = parallelized_.model->expert_load();
+    if (!load) return;
+    auto found = compare_expert_biases(*load, reference_ ? reference_->model->expert_load().get() : nullptr, *world_);
+    if (!found || result_.finding) return;
+    found->step = step;
+    result_.finding = std::move(found);
   }
 
   void one_step(std::int64_t step) {
@@ -494,6 +508,7 @@ class Comparison {
       find_wrong_gradients(check, allowed.gradient);
       if (reference_ && !result_.finding) keep(gradients_before_, gradient_of);
     }
+    if (!result_.finding) check_routing(step);
     find_wrong_number(step, "loss", check.expected_loss, check.loss,
                       allowed.loss + beside_rounding(allowed.loss, rounding_.loss),
                       "the gradients are right: the losses of the ranks are not put together as they should be");

@@ -49,6 +49,13 @@ void LayoutSide::compute_in(const config::TrainConfig& config, at::ScalarType dt
   z_loss_weight_ = config.training.z_loss_weight;
 }
 
+void LayoutSide::observe_routing() {
+  if (!model->expert_load()) return;
+  std::vector<nn::Module*> models = model->modules();
+  if (cast_) models.push_back(cast_.get());
+  routing_ = std::make_unique<RoutingReplay>(models, rows().begin, plan.parallel.context_cut(options.rank));
+}
+
 std::vector<nn::Module*> LayoutSide::modules() const {
   return cast_ ? std::vector<nn::Module*>{cast_.get()} : model->modules();
 }
@@ -88,6 +95,14 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
 }
 
 double LayoutSide::forward_backward(std::int64_t step) {
+  if (!routing_) return plain_forward_backward(step);
+  routing_->begin_step();
+  const double loss = plain_forward_backward(step);
+  routing_->end_step();
+  return loss;
+}
+
+double LayoutSide::plain_forward_backward(std::int64_t step) {
   if (cast_) return forward_backward_in_cast(step);
   return train::forward_backward_step(*model, *optimizer_step, *data.dataloader, options, step).loss.item<double>() *
          static_cast<double>(plan.parallel.loss_parts());
@@ -126,6 +141,9 @@ LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double
   options.autocast = autocast;
   cast_ = cast;
   Rounding result;
+  if (routing_) {
+    for (const auto& [layer, difference] : routing_->differences()) result.routers[layer] = difference.relative();
+  }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor& grad = parameters[i].tensor.mutable_grad();
     double norm = 0, off = 0;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "phalanx/models/llama.h"
 #include "phalanx/train/forward_backward_step.h"
 #include "phalanx/train/training_data.h"
+#include "phalanx/verify/routing_replay.h"
 
 namespace phalanx::verify {
 
@@ -23,6 +25,10 @@ struct LayoutSide {
   /// summed over micro-batches in float32. A sharded layout computes the same, by other means.
   /// REQUIRES: there is only one rank.
   void compute_in(const config::TrainConfig& config, at::ScalarType dtype);
+  /// From here on routing() can record and replay where tokens go. After compute_in(), if that is called. Does nothing
+  /// for a model without experts.
+  void observe_routing();
+  RoutingReplay* routing() const noexcept { return routing_.get(); }  // null: not observed, or no experts
   /// The modules that the passes run: those of `model`, or of the copy in another type.
   std::vector<nn::Module*> modules() const;
   /// This rank's part of the step's loss, times the number of parts: its mean over the ranks is the step's loss.
@@ -38,9 +44,11 @@ struct LayoutSide {
   /// gradients, found with `loss`, are from those in float32, relative to their size.
   struct Rounding {
     double loss = 0;
-    std::vector<double> gradients;  // in the model's order
+    std::vector<double> gradients;           // in the model's order
+    std::map<std::int64_t, double> routers;  // of their logits, by layer
   };
-  Rounding rounding_of_gradients(std::int64_t step, double loss);  // leaves the gradients as they are
+  /// Leaves the gradients as they are. Tokens go where the routing that is replayed sends them.
+  Rounding rounding_of_gradients(std::int64_t step, double loss);
 
   config::RunPlan plan;
   train::TrainingData data;
@@ -50,10 +58,12 @@ struct LayoutSide {
 
  private:
   double forward_backward_in_cast(std::int64_t step);
+  double plain_forward_backward(std::int64_t step);
 
   std::shared_ptr<models::Llama> cast_;  // the model in another type; null: none
   std::uint64_t dropout_seed_ = 0;       // of it
   double z_loss_weight_ = 0;
+  std::unique_ptr<RoutingReplay> routing_;  // behind the models whose mixtures it knows
 };
 
 }  // namespace phalanx::verify
