@@ -10,6 +10,7 @@
 #include "phalanx/config/context_parallel.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/models/config/llama_part.h"
+#include "phalanx/models/config/lora_config.h"
 #include "phalanx/models/config/model_dimensions.h"
 
 namespace phalanx::config {
@@ -200,6 +201,7 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
            .sequence_parallel = "enable_sequence_parallel"});
   });
   holds(model_is_right && degrees_are_right, [&] { check_context_parallel(config, model, parallel); });
+  holds(model_is_right && degrees_are_right, [&] { models::check_nf4_cuts(model, config.lora, parallel.tp); });
   holds(model_is_right && degrees_are_right, [&] { check_router_keys(config, model, parallel); });
   holds(degrees_are_right, [&] {
     if (parallel.is_sharded() || !config.training.enable_cpu_offload) return;

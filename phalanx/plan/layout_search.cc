@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/models/config/lora_config.h"
 #include "phalanx/models/config/model_dimensions.h"
 #include "phalanx/plan/bytes_text.h"
 #include "phalanx/plan/scenario.h"
@@ -89,6 +90,7 @@ class Search {
   bool is_valid(const ParallelPlan& plan) const {
     try {
       check(plan, models::model_dimensions(options_.base.model, plan.tp, options_.base.seq), devices_.count());
+      models::check_nf4_cuts(options_.base.model, options_.base.lora, plan.tp);
       return true;
     } catch (const ConfigError&) {
       return false;  // a layout that does not divide the model is left out

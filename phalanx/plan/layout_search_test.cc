@@ -257,6 +257,17 @@ TEST(LayoutSearch, ExpertsOfAMixtureMayBeDivided) {
   EXPECT_EQ(kind_of({.dp_shard = 4, .ep = 2}), "ZeRO-3, experts divided");
 }
 
+TEST(LayoutSearch, NoTensorGroupSplitsABlockOfNf4) {
+  SearchOptions options = search_of(4, 8192 * kMebibyte);
+  options.base.model.ffn_hidden = 704;  // 11 blocks
+  for (const auto& [type, degrees] : {std::pair{"bfloat16", std::set<std::int64_t>{1, 2, 4}}, {"nf4", {1}}}) {
+    options.base.lora = {.rank = 4, .base_dtype = type};
+    std::set<std::int64_t> found;
+    for (const Candidate& candidate : search_layouts(options)) found.insert(candidate.layout.parallel.tp);
+    EXPECT_EQ(found, degrees) << type;
+  }
+}
+
 TEST(LayoutSearch, TensorGroupsStayOnAMachine) {
   SearchOptions options = search_of(8, 8192 * kMebibyte);
   options.devices.per_node = 2;

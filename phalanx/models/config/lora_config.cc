@@ -80,6 +80,21 @@ std::vector<std::string> nf4_layers(const LlamaConfig& config, const LoraOptions
   return names;
 }
 
+void check_nf4_cuts(const LlamaConfig& config, const LoraOptions& options, std::int64_t tensor_parallel_size) {
+  if (!options.has_nf4_base()) return;
+  for (const auto& [layer, columns] :
+       {std::pair{"attention.wo", config.n_heads * config.head_dim()}, {"feed_forward.w2", config.ffn_hidden}}) {
+    const std::int64_t blocks = columns / kNf4Block;
+    if (blocks % tensor_parallel_size == 0) continue;
+    throw ConfigError(fmt::format(
+        "[parallelism] tensor_parallel_degree {}: rows of layers.0.{} have {} elements, {} x {}, and a base in NF4 has "
+        "a "
+        "block of each {}, which ranks cannot share; expected a degree that divides {}, or [lora] base_dtype = "
+        "\"bfloat16\"",
+        tensor_parallel_size, layer, columns, blocks, kNf4Block, kNf4Block, blocks));
+  }
+}
+
 std::int64_t least_bytes(const LlamaConfig& config, const LoraOptions& options) {
   return options.has_nf4_base() ? config.parameter_count() / 2 : config.parameter_count();
 }

@@ -47,6 +47,10 @@ bool is_lora_name(const std::string& parameter);
 /// or not. Embeddings, norms and the output layer are in bfloat16 then. None for another base.
 std::vector<std::string> nf4_layers(const LlamaConfig& config, const LoraOptions& options);
 
+/// ConfigError, unless so many ranks of tensor parallelism can share the rows of a base in NF4 in whole blocks, or the
+/// base is another.
+void check_nf4_cuts(const LlamaConfig& config, const LoraOptions& options, std::int64_t tensor_parallel_size);
+
 /// At least so many bytes hold the weights of a model: one for each, or half of one in NF4.
 std::int64_t least_bytes(const LlamaConfig& config, const LoraOptions& options);
 
