@@ -23,8 +23,9 @@ bool can_use_cached_attention(const at::Tensor& q, const at::Tensor& keys, const
 
 /// q [rows, heads, 1, head_dim]; keys and values [rows, kv_heads, positions, head_dim], whose memory is
 /// [rows, max_len, kv_heads, head_dim]. `lengths` null: all rows see all positions. With window > 0 a row sees its last
-/// `window` only. Returns q's shape. Not differentiable. The host waits for nothing.
+/// `window` only. `sinks`: [heads], of attention_sinks.h; undefined: none. Returns q's shape. Not differentiable. The host
+/// waits for nothing.
 at::Tensor cached_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
-                            const CachedLengths* lengths, std::int64_t window);
+                            const CachedLengths* lengths, std::int64_t window, const at::Tensor& sinks = {});
 
 }  // namespace phalanx::kernels

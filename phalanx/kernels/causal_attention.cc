@@ -6,11 +6,13 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "phalanx/base/error.h"
 #include "phalanx/kernels/attention_queries.h"
+#include "phalanx/kernels/attention_sinks.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/partial_attention.h"
 #include "phalanx/kernels/saved_activations.h"
@@ -31,14 +33,16 @@ struct KeptQueries : torch::CustomClassHolder {
 /// Keeps its inputs, its result and the log-sum-exps. On the CPU a checkpointed layer may save its outputs.
 struct FusedAttention : torch::autograd::Function<FusedAttention> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const AttentionQueries& queries) {
+                            const at::Tensor& v, const std::optional<at::Tensor>& given_sinks,
+                            const AttentionQueries& queries) {
+    const at::Tensor sinks = given_sinks.value_or(at::Tensor());
     const AttentionKernel kernel = attention_kernel_for(q, k, v);
     const auto compute = [&]() -> std::vector<at::Tensor> {
-      AttentionPart whole = attend(kernel, q, k, v, queries);
+      AttentionPart whole = with_sinks(attend(kernel, q, k, v, queries), sinks);
       return {whole.y.to(q.scalar_type()), std::move(whole.log_sums)};
     };
     const auto outputs = q.device().is_cpu() ? computed_once(SavedOp::attention, compute) : compute();
-    ctx->save_for_backward({q, k, v, outputs[1]});
+    ctx->save_for_backward({q, k, v, outputs[1], sinks});
     ctx->saved_data["y"] = outputs[0].detach();  // values for the backward pass, outside the graph
     ctx->saved_data["queries"] = c10::IValue::make_capsule(c10::make_intrusive<KeptQueries>(queries, kernel));
     return outputs[0];
@@ -49,9 +53,10 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     const auto& kept = static_cast<KeptQueries&>(*ctx->saved_data["queries"].toCapsule());
-    const AttentionGradients g = attention_gradients(
-        kept.kernel, grads[0], q, k, v, {.y = ctx->saved_data["y"].toTensor(), .log_sums = saved[3]}, kept.queries);
-    return {g.dq.to(q.scalar_type()), g.dk.to(k.scalar_type()), g.dv.to(v.scalar_type()), at::Tensor()};
+    const AttentionPart whole{.y = ctx->saved_data["y"].toTensor(), .log_sums = saved[3]};
+    const AttentionGradients g = attention_gradients(kept.kernel, grads[0], q, k, v, whole, kept.queries);
+    return {g.dq.to(q.scalar_type()), g.dk.to(k.scalar_type()), g.dv.to(v.scalar_type()),
+            sink_gradients(grads[0], whole, saved[4]), at::Tensor()};
   }
 };
 
@@ -63,9 +68,10 @@ std::int64_t effective(std::int64_t window, const Documents& documents, std::int
 }  // namespace
 
 at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                      std::int64_t window, const DocumentBoundaries* documents) {
+                                      std::int64_t window, const DocumentBoundaries* documents,
+                                      const at::Tensor& sinks) {
   std::optional<at::Tensor> mask;
-  if (window > 0 || documents != nullptr) {
+  if (window > 0 || documents != nullptr || sinks.defined()) {
     const at::Tensor at = at::arange(q.size(2), at::TensorOptions(at::kLong).device(q.device()));
     const at::Tensor distance = at.unsqueeze(1) - at;
     mask = distance >= 0;
@@ -75,12 +81,14 @@ at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, 
       mask = *mask & (start.unsqueeze(2) == start.unsqueeze(3));            // [rows, 1, seq, seq]
     }
   }
+  if (sinks.defined()) return masked_attention_with_sinks(q, k, v, *mask, sinks);
   return at::scaled_dot_product_attention(q, k, v, mask, /*dropout_p=*/0.0, /*is_causal=*/!mask.has_value(),
                                           /*scale=*/std::nullopt, /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
 at::Tensor causal_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, std::int64_t window,
-                            const Documents& documents) {
+                            const Documents& documents, const at::Tensor& sinks) {
+  require_sinks_of("causal_attention", q_in, sinks);
   if (documents &&
       (documents->rows() != q_in.size(0) || documents->seq_len() != q_in.size(2) || k_in.size(2) != q_in.size(2))) {
     throw Error(
@@ -89,22 +97,23 @@ at::Tensor causal_attention(const at::Tensor& q_in, const at::Tensor& k_in, cons
                     documents->rows(), documents->seq_len(), q_in.size(0), q_in.size(2), k_in.size(2)));
   }
   const std::int64_t least = effective(window, documents, q_in.size(2));
-  if (documents && can_use_variable_lengths(q_in, least > 0)) {
+  if (documents && !sinks.defined() && can_use_variable_lengths(q_in, least > 0)) {
     return variable_length_attention(q_in, k_in, v_in, least, *documents);
   }
   const at::Tensor q = in_autocast_type(q_in), k = in_autocast_type(k_in), v = in_autocast_type(v_in);
   const bool fits = q.dim() == 4 && q.numel() > 0 && q.size(2) == k.size(2) && q.size(1) % k.size(1) == 0;
-  const bool is_plain = !documents && least == 0;
+  const bool is_plain = !documents && least == 0 && !sinks.defined();
   // ATen's operator chooses among the same kernels of devices.
   if (!fits || (is_plain && (!q.device().is_cpu() || attention_kernel_for(q, k, v) == AttentionKernel::operators))) {
-    return causal_attention_reference(q, k, v, least, documents.get());
+    return causal_attention_reference(q, k, v, least, documents.get(), sinks);
   }
-  return FusedAttention::apply(q, k, v, AttentionQueries::all(q.size(2), documents, least));
+  return FusedAttention::apply(q, k, v, if_defined(sinks), AttentionQueries::all(q.size(2), documents, least));
 }
 
 at::Tensor causal_attention_of_positions(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                          const std::vector<PositionRange>& positions, std::int64_t window,
-                                         const Documents& documents) {
+                                         const Documents& documents, const at::Tensor& sinks) {
+  require_sinks_of("causal_attention_of_positions", q, sinks);
   const AttentionQueries queries{
       .ranges = positions, .seq = k.size(2), .documents = documents, .window = effective(window, documents, k.size(2))};
   const bool documents_fit = !documents || (documents->rows() == q.size(0) && documents->seq_len() == k.size(2));
@@ -121,7 +130,8 @@ at::Tensor causal_attention_of_positions(const at::Tensor& q, const at::Tensor& 
         q.size(0), q.size(2), queries.count(), end, k.size(0), k.size(2),
         documents ? fmt::format(", documents of {} rows of {}", documents->rows(), documents->seq_len()) : ""));
   }
-  return FusedAttention::apply(in_autocast_type(q), in_autocast_type(k), in_autocast_type(v), queries);
+  return FusedAttention::apply(in_autocast_type(q), in_autocast_type(k), in_autocast_type(v), if_defined(sinks),
+                               queries);
 }
 
 }  // namespace phalanx::kernels

@@ -29,8 +29,13 @@ namespace phalanx::kernels {
 /// falls with the sum of the squared lengths. On a GPU one kernel of variable lengths takes all documents: flash
 /// attention in 16 bits, memory-efficient attention in fp32. There a window in fp32 and other types take calls for each
 /// document. Null: each row is one document. Throws Error if they do not have q's rows.
+///
+/// `sinks`: [heads], a score of each query head for a key whose value is zero (attention_sinks.h); undefined: none. With
+/// them devices have the kernels of partial_attention.h: in 16 bits one for all documents, else calls for each of them.
+/// Throws Error if they are not of q's heads.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window = 0,
-                            const std::shared_ptr<const DocumentBoundaries>& documents = nullptr);
+                            const std::shared_ptr<const DocumentBoundaries>& documents = nullptr,
+                            const at::Tensor& sinks = {});
 
 /// The rows of causal_attention() for queries at some positions of the sequence only: q is [batch, heads, queries,
 /// head_dim], k and v are those of all positions. `positions` are those of the queries, in increasing order. `documents`
@@ -38,10 +43,12 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
 /// shapes do not fit.
 at::Tensor causal_attention_of_positions(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                          const std::vector<PositionRange>& positions, std::int64_t window = 0,
-                                         const std::shared_ptr<const DocumentBoundaries>& documents = nullptr);
+                                         const std::shared_ptr<const DocumentBoundaries>& documents = nullptr,
+                                         const at::Tensor& sinks = {});
 
 /// The same by at::scaled_dot_product_attention with a mask of all pairs of positions.
 at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                      std::int64_t window = 0, const DocumentBoundaries* documents = nullptr);
+                                      std::int64_t window = 0, const DocumentBoundaries* documents = nullptr,
+                                      const at::Tensor& sinks = {});
 
 }  // namespace phalanx::kernels

@@ -110,6 +110,56 @@ at::Tensor seen_in(const Tile& tile, std::int64_t window, at::Device device) {
   return window > 0 ? (distance >= 0) & (distance < window) : distance >= 0;
 }
 
+// --- whole rows of documents, by flash attention's cumulative lengths
+
+bool are_whole_documents(AttentionKernel kernel, const AttentionQueries& queries) {
+  return kernel == AttentionKernel::flash && queries.documents && !queries.keys && queries.ranges.size() == 1 &&
+         queries.ranges[0].first == 0 && queries.ranges[0].count == queries.seq;
+}
+
+/// [batch, heads, seq, head_dim] as [batch * seq, heads, head_dim], and the other way round.
+at::Tensor as_tokens(const at::Tensor& t) { return t.transpose(1, 2).flatten(0, 1); }
+at::Tensor from_tokens(const at::Tensor& t, std::int64_t batch) {
+  return t.unflatten(0, {batch, t.size(0) / batch}).transpose(1, 2);
+}
+
+struct DocumentWindow {
+  explicit DocumentWindow(std::int64_t window) {
+    if (window == 0) return;
+    left = window - 1;
+    right = 0;
+  }
+  std::optional<std::int64_t> left, right;
+};
+
+AttentionPart attend_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const AttentionQueries& queries) {
+  const DocumentWindow window(queries.window);
+  const at::Tensor& lengths = queries.documents->cumulative_lengths_on_device();
+  const std::int64_t longest = queries.documents->longest(), batch = q.size(0);
+  const auto results = at::_flash_attention_forward(
+      as_tokens(q), as_tokens(k), as_tokens(v), lengths, lengths, longest, longest, /*dropout_p=*/0.0,
+      /*is_causal=*/true, /*return_debug_mask=*/false, /*scale=*/std::nullopt, window.left, window.right);
+  const at::Tensor& log_sums = std::get<1>(results);  // [heads, batch * seq]
+  return {from_tokens(std::get<0>(results), batch),
+          log_sums.unflatten(1, {batch, log_sums.size(1) / batch}).transpose(0, 1)};
+}
+
+AttentionGradients gradients_of_documents(const at::Tensor& dy, const at::Tensor& q, const at::Tensor& k,
+                                          const at::Tensor& v, const AttentionPart& whole,
+                                          const AttentionQueries& queries) {
+  const DocumentWindow window(queries.window);
+  const at::Tensor& lengths = queries.documents->cumulative_lengths_on_device();
+  const std::int64_t longest = queries.documents->longest(), batch = q.size(0);
+  // Without dropout the state of a generator is not read.
+  const at::Tensor no_state = at::empty({2}, q.options().dtype(at::kLong));
+  const auto [dq, dk, dv] = at::_flash_attention_backward(
+      as_tokens(dy), as_tokens(q), as_tokens(k), as_tokens(v), as_tokens(whole.y),
+      whole.log_sums.transpose(0, 1).flatten(1, 2).contiguous(), lengths, lengths, longest, longest, /*dropout_p=*/0.0,
+      /*is_causal=*/true, no_state, no_state, /*scale=*/std::nullopt, window.left, window.right);
+  return {from_tokens(dq, batch), from_tokens(dk, batch), from_tokens(dv, batch)};
+}
+
 // --- matrix products
 
 /// Without autocast, which would round the sums.
@@ -291,6 +341,7 @@ AttentionPart attend(AttentionKernel kernel, const at::Tensor& q_in, const at::T
     cpu_attention(q, k, v, queries, part.y, part.log_sums);
     return part;
   }
+  if (are_whole_documents(kernel, queries)) return attend_documents(q, k, v, queries);
   const std::vector<Tile> tiles = tiles_of(kernel, queries, q.size(0));
   if (tiles.size() == 1 && tiles[0].is_all_of(q, k)) return attend_tile(kernel, q, k, v, tiles[0], queries.window);
   AttentionPart sum = nothing();
@@ -330,9 +381,11 @@ AttentionGradients attention_gradients(AttentionKernel kernel, const at::Tensor&
                            grads.dv);
     return grads;
   }
+  const bool is_fresh = !into.dq.defined() && !into.dk.defined() && !into.dv.defined();
+  if (is_fresh && are_whole_documents(kernel, queries)) return gradients_of_documents(dy, q, k, v, whole, queries);
   const std::vector<Tile> tiles = tiles_of(kernel, queries, q.size(0));
   const bool is_one = tiles.size() == 1 && tiles[0].is_all_of(q, k);
-  if (is_one && !into.dq.defined() && !into.dk.defined() && !into.dv.defined()) {
+  if (is_one && is_fresh) {
     return gradients_of_tile(kernel, dy, q, k, v, whole, tiles[0], queries.window);
   }
   AttentionGradients grads{made(into.dq, q), made(into.dk, k), made(into.dv, v)};

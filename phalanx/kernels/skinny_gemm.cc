@@ -47,13 +47,15 @@ bool can_use_decode_attention(const at::Tensor& q, const at::Tensor& keys, const
 }
 
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
-                            std::span<const std::int64_t> seen, std::int64_t window) {
+                            std::span<const std::int64_t> seen, std::int64_t window, const at::Tensor& sinks) {
   const std::int64_t batch = q.size(0), heads = q.size(1), dim = q.size(3), kv_heads = keys.size(1);
   const std::int64_t group = heads / kv_heads, longest = *std::ranges::max_element(seen);
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   at::Tensor y = at::empty({batch, 1, heads, dim}, q.options()).transpose(1, 2);
   const float *query = q.const_data_ptr<float>(), *key = keys.const_data_ptr<float>();
   const float* value = values.const_data_ptr<float>();
+  const at::Tensor sink_row = sinks.defined() ? sinks.to(at::kFloat).contiguous() : sinks;
+  const float* sink = sinks.defined() ? sink_row.const_data_ptr<float>() : nullptr;
   float* out = y.mutable_data_ptr<float>();
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / (2 * group * longest * dim));
   at::parallel_for(0, batch * kv_heads, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -68,6 +70,12 @@ at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& keys, const a
       for (float& score : std::span(scores).first(static_cast<std::size_t>(group * count))) score *= scale;
       for (std::int64_t g = 0; g < group; ++g) {
         row_kernels().causal_softmax(1, count, count - 1, /*window=*/0, scores.data() + g * count, &log_sum);
+        if (sink == nullptr) continue;
+        const float share = 1.0f / (1.0f + std::exp(sink[h * group + g] - log_sum));  // of the keys
+        for (float& score :
+             std::span(scores).subspan(static_cast<std::size_t>(g * count), static_cast<std::size_t>(count))) {
+          score *= share;
+        }
       }
       row_kernels().weighted_sums(group, count, dim, scores.data(), count,
                                   value + b * values.stride(0) + h * values.stride(1) + first * values.stride(2),

@@ -34,8 +34,9 @@ at::Tensor skinny_gemm(const at::Tensor& x, const at::Tensor& weight);
 bool can_use_decode_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values);
 
 /// q is [batch, heads, 1, head_dim], keys and values are [batch, kv_heads, positions, head_dim]. Row r sees its first
-/// seen[r] positions, and with window > 0 only the last `window` of these. Returns q's shape.
+/// seen[r] positions, and with window > 0 only the last `window` of these. Returns q's shape. `sinks`: fp32 [heads], of
+/// attention_sinks.h; undefined: none.
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
-                            std::span<const std::int64_t> seen, std::int64_t window = 0);
+                            std::span<const std::int64_t> seen, std::int64_t window = 0, const at::Tensor& sinks = {});
 
 }  // namespace phalanx::kernels

@@ -17,6 +17,7 @@ Attention::Attention(const AttentionOptions& options, TensorOptionsOfModule tens
   wk = register_module("wk", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim, bias}, tensor));
   wv = register_module("wv", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim, bias}, tensor));
   wo = register_module("wo", std::make_shared<Linear>(LinearOptions{q_dim, options.dim, options.output_bias}, tensor));
+  if (options.sinks) sinks = make_parameter("sinks", {options.n_heads}, tensor);
   if (options.qk_norm == QkNorm::none) return;
   const auto norm = [&](const char* name, std::int64_t heads) {
     const std::int64_t size = options.qk_norm == QkNorm::all_heads ? heads * options.head_dim : options.head_dim;

@@ -5,7 +5,8 @@
 //
 // Options for the various models: a bias on q, k and v, and one on the result; an RMS norm of each head of q and k, or of
 // all heads together, before the rotation; a rotation of the first elements of each head alone, or none at all; a window,
-// so that a position attends to itself and window - 1 before it; scores divided by another number than sqrt(head_dim).
+// so that a position attends to itself and window - 1 before it; scores divided by another number than sqrt(head_dim); a sink for each
+// query head, which is one more score in its softmax (kernels/attention_sinks.h).
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,7 @@ struct AttentionOptions {
   std::int64_t window = 0;  // 0: all previous positions
   bool qkv_bias = false;
   bool output_bias = false;
+  bool sinks = false;
   QkNorm qk_norm = QkNorm::none;
   bool norms_add_one = false;  // as RMSNorm
   double norm_eps = 1e-5;
@@ -52,9 +54,11 @@ class Attention : public SelfAttention {
 
   std::shared_ptr<Linear> wq, wk, wv;
   std::shared_ptr<RMSNorm> q_norm, k_norm;  // null without qk_norm
+  at::Tensor sinks;                         // [n_heads], of this rank's heads; undefined without sinks
 
  private:
   Heads heads(const at::Tensor& x, const RotaryTables& rope) override;
+  at::Tensor used_sinks() const override { return sinks.defined() ? used("sinks", sinks) : sinks; }
   std::vector<at::Tensor> projections(const at::Tensor& x);  // q, k, v: [batch, seq, heads * head_dim]
   kernels::RotatedPair rotated(const at::Tensor& q, const at::Tensor& k, const RotaryTables& rope) const;
   at::Tensor project(const at::Tensor& y) override;

@@ -51,6 +51,9 @@ class SelfAttention : public Module {
   virtual Heads heads(const at::Tensor& x, const RotaryTables& rope) = 0;
   /// The result of attention, as q -> [batch, seq, dim].
   virtual at::Tensor project(const at::Tensor& y) = 0;
+  /// For each of this rank's query heads a score for a key whose value is zero (kernels/attention_sinks.h); undefined:
+  /// there are none.
+  virtual at::Tensor used_sinks() const { return {}; }
   /// The kernels divide by sqrt(head_dim): queries for which that is the right number.
   at::Tensor scaled(const at::Tensor& q) const;
 

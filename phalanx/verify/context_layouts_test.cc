@@ -228,9 +228,9 @@ void attend_through(LayoutSide& side, const std::shared_ptr<const nn::ContextAtt
 /// Attends to this rank's own positions alone.
 class AloneAttention final : public nn::ContextAttention {
  public:
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window,
-                    const std::shared_ptr<const DocumentBoundaries>&) const override {
-    return kernels::causal_attention(q, k, v, window);
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const nn::AttendOptions& options) const override {
+    return kernels::causal_attention(q, k, v, options.window);
   }
 };
 
@@ -279,10 +279,12 @@ class FaultyAttention final : public nn::ContextAttention {
   };
   FaultyAttention(ContextExchange exchange, const ContextRanks& ranks, const Fault& fault)
       : right_(make_context_attention(exchange, ranks.group, ranks.cut)), fault_(fault) {}
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window,
-                    const std::shared_ptr<const DocumentBoundaries>& documents) const override {
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const nn::AttendOptions& given) const override {
+    nn::AttendOptions options = given;
+    if (fault_.forgets_documents) options.documents = nullptr;
     const auto spoilt = [&](const at::Tensor& x) { return x.detach() + (x - x.detach()) * fault_.key_gradients; };
-    return right_->attend(q, spoilt(k), spoilt(v), window, fault_.forgets_documents ? nullptr : documents);
+    return right_->attend(q, spoilt(k), spoilt(v), options);
   }
 
  private:

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/attention_sinks.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/causal_attention.h"
 #include "phalanx/parallel/context/ring_attention.h"
@@ -143,11 +144,12 @@ at::Tensor positions_of_all_heads(const at::Tensor& x, const RanksPtr& ranks) {
 class GatheredKeys final : public nn::ContextAttention {
  public:
   explicit GatheredKeys(RanksPtr ranks) : ranks_(std::move(ranks)) {}
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window,
-                    const std::shared_ptr<const DocumentBoundaries>& documents) const override {
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const nn::AttendOptions& options) const override {
     const auto all = GatherKeys::apply(kernels::in_autocast_type(k), kernels::in_autocast_type(v), ranks_);
     const auto ranges = ranks_->cut.ranges(q.size(2) * ranks_->cut.ranks);
-    return kernels::causal_attention_of_positions(q, all[0], all[1], {ranges.begin(), ranges.end()}, window, documents);
+    return kernels::causal_attention_of_positions(q, all[0], all[1], {ranges.begin(), ranges.end()}, options.window,
+                                                  options.documents, options.sinks);
   }
 
  private:
@@ -157,8 +159,8 @@ class GatheredKeys final : public nn::ContextAttention {
 class ExchangedHeads final : public nn::ContextAttention {
  public:
   explicit ExchangedHeads(RanksPtr ranks) : ranks_(std::move(ranks)) {}
-  at::Tensor attend(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, std::int64_t window,
-                    const std::shared_ptr<const DocumentBoundaries>& documents) const override {
+  at::Tensor attend(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
+                    const nn::AttendOptions& options) const override {
     const std::int64_t ranks = ranks_->cut.ranks, heads = q_in.size(1), kv_heads = k_in.size(1);
     if (!deals_out_heads(heads, kv_heads, ranks)) {
       throw Error(fmt::format(
@@ -166,6 +168,7 @@ class ExchangedHeads final : public nn::ContextAttention {
           "of the ranks, or of key heads a divisor",
           heads, kv_heads, ranks));
     }
+    kernels::require_sinks_of("context parallel", q_in, options.sinks);
     const std::int64_t copies = kv_heads < ranks ? ranks / kv_heads : 1;
     // [batch, heads, local, d] -> [batch, ranks, heads / ranks, local, d]
     const auto by_rank = [&](const at::Tensor& x_in, std::int64_t times) {
@@ -176,8 +179,11 @@ class ExchangedHeads final : public nn::ContextAttention {
     const std::int64_t mine = heads / ranks, of_keys = kv_heads * copies / ranks;
     const at::Tensor sent = at::cat({by_rank(q_in, 1), by_rank(k_in, copies), by_rank(v_in, copies)}, 2).flatten(1, 2);
     const at::Tensor all = heads_of_all_positions(sent, ranks_);
-    const at::Tensor y = kernels::causal_attention(all.narrow(1, 0, mine), all.narrow(1, mine, of_keys),
-                                                   all.narrow(1, mine + of_keys, of_keys), window, documents);
+    const at::Tensor sinks =
+        options.sinks.defined() ? options.sinks.narrow(0, ranks_->cut.rank * mine, mine) : options.sinks;
+    const at::Tensor y =
+        kernels::causal_attention(all.narrow(1, 0, mine), all.narrow(1, mine, of_keys),
+                                  all.narrow(1, mine + of_keys, of_keys), options.window, options.documents, sinks);
     return positions_of_all_heads(y, ranks_);
   }
 

@@ -2,7 +2,7 @@
 //
 //   const ContextCut cut{.ranks = group->size(), .rank = group->rank()};        // layout/context_cut.h
 //   const auto attention = make_context_attention(ContextExchange::keys, group, cut);
-//   y = attention->attend(q, k, v, window, documents);                          // this rank's positions
+//   y = attention->attend(q, k, v, {.window = window, .documents = documents});  // this rank's positions
 //
 // What is exchanged:
 // - keys: every rank gathers the keys and values of all positions, and attends from its own positions with all heads.

@@ -43,6 +43,7 @@ struct Case {
   std::int64_t heads = 8, kv_heads = 4;
   std::int64_t window = 0;
   Documents documents;
+  bool sinks = false;
   at::ScalarType type = at::kFloat;
   double tolerance = 1e-5;
 };
@@ -51,7 +52,8 @@ void expect_one_ranks_numbers(const Case& c) {
   static const char* const kNames[] = {"keys", "heads", "ring"};
   SCOPED_TRACE(testing::Message() << kNames[static_cast<std::size_t>(c.exchange)] << ", " << c.ranks << " ranks, "
                                   << c.heads << "/" << c.kv_heads << " heads, window " << c.window
-                                  << (c.documents ? ", documents" : "") << ", " << c10::toString(c.type));
+                                  << (c.documents ? ", documents" : "") << (c.sinks ? ", sinks" : "") << ", "
+                                  << c10::toString(c.type));
   at::manual_seed(3);
   Tensors inputs;
   for (const std::int64_t heads : {c.heads, c.kv_heads, c.kv_heads}) {
@@ -59,8 +61,13 @@ void expect_one_ranks_numbers(const Case& c) {
   }
   Tensors leaves;
   for (const at::Tensor& input : inputs) leaves.push_back(input.to(at::kDouble).clone().requires_grad_());
+  at::Tensor sinks, own_sinks;  // own_sinks: of the reference
+  if (c.sinks) {
+    sinks = at::randn({c.heads}).to(c.type);
+    own_sinks = sinks.to(at::kDouble).requires_grad_();
+  }
   const at::Tensor expected =
-      kernels::causal_attention_reference(leaves[0], leaves[1], leaves[2], c.window, c.documents.get());
+      kernels::causal_attention_reference(leaves[0], leaves[1], leaves[2], c.window, c.documents.get(), own_sinks);
   const at::Tensor direction = direction_like(expected);
   expected.backward(direction);
 
@@ -69,7 +76,9 @@ void expect_one_ranks_numbers(const Case& c) {
     const auto attention = make_context_attention(c.exchange, world, cut);
     Tensors mine;
     for (const at::Tensor& input : inputs) mine.push_back(at_ranges(input, cut).requires_grad_());
-    const at::Tensor y = attention->attend(mine[0], mine[1], mine[2], c.window, c.documents);
+    const at::Tensor my_sinks = c.sinks ? sinks.clone().requires_grad_() : at::Tensor();
+    const at::Tensor y =
+        attention->attend(mine[0], mine[1], mine[2], {.window = c.window, .documents = c.documents, .sinks = my_sinks});
     y.backward(at_ranges(direction, cut).to(c.type));
     const auto expect_close = [&](const at::Tensor& found, const at::Tensor& whole, const char* what) {
       const at::Tensor part = at_ranges(whole.detach(), cut);
@@ -81,6 +90,10 @@ void expect_one_ranks_numbers(const Case& c) {
     expect_close(mine[0].grad(), leaves[0].grad(), "the gradient of queries");
     expect_close(mine[1].grad(), leaves[1].grad(), "the gradient of keys");
     expect_close(mine[2].grad(), leaves[2].grad(), "the gradient of values");
+    if (!c.sinks) return;
+    const at::Tensor sum = my_sinks.grad().to(at::kDouble);  // each rank has an addend
+    world->all_reduce(sum);
+    EXPECT_LE((sum - own_sinks.grad()).norm().item<double>(), c.tolerance * own_sinks.grad().norm().item<double>());
   });
 }
 
@@ -138,12 +151,39 @@ TEST(ContextAttention, HasOneRanksNumbersInOtherTypes) {
   }
 }
 
+TEST(ContextAttention, HasOneRanksNumbersWithSinks) {
+  for (const ContextExchange exchange : kExchanges) {
+    for (const Documents& rows : {Documents(), documents()}) {
+      for (const std::int64_t window : {0, 7}) {
+        for (const auto& [type, tolerance] : {std::pair(at::kFloat, 2e-6), std::pair(at::kBFloat16, 2e-2)}) {
+          expect_one_ranks_numbers({.exchange = exchange,
+                                    .ranks = 4,
+                                    .kv_heads = 2,
+                                    .window = window,
+                                    .documents = rows,
+                                    .sinks = true,
+                                    .type = type,
+                                    .tolerance = tolerance});
+        }
+      }
+    }
+    EXPECT_THAT(error_text<Error>([&] {
+                  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+                    const auto attention = make_context_attention(exchange, world, {.ranks = 2, .rank = world->rank()});
+                    const at::Tensor x = at::randn({1, 4, 4, 8});
+                    attention->attend(x, x, x, {.sinks = at::randn({2})});
+                  });
+                }),
+                HasSubstr("2 sinks for 4 query heads; expected one for each"));
+  }
+}
+
 TEST(ContextAttention, RefusesHeadsThatCannotBeDealtOut) {
   const std::string refusal = error_text<Error>([] {
     run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
       const auto attention = make_context_attention(ContextExchange::heads, world, {.ranks = 2, .rank = world->rank()});
       const at::Tensor x = at::randn({1, 3, 4, 8});
-      attention->attend(x, x, x, 0, nullptr);
+      attention->attend(x, x, x, {});
     });
   });
   EXPECT_THAT(refusal, HasSubstr("3 heads and 3 key heads cannot be dealt out to 2 ranks"));

@@ -6,9 +6,11 @@
 
 #include <array>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "phalanx/kernels/attention_sinks.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/partial_attention.h"
 #include "phalanx/kernels/saved_activations.h"
@@ -262,16 +264,17 @@ AttentionGradients gradients_round(const Ring& ring, AttentionKernel kernel, con
 
 struct AttendRound : torch::autograd::Function<AttendRound> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const RingPtr& ring) {
+                            const std::optional<at::Tensor>& given_sinks, const RingPtr& ring) {
+    const at::Tensor sinks = given_sinks.value_or(at::Tensor());
     const AttentionKernel kernel = kernels::attention_kernel_for(q, k, v);
     const auto compute = [&]() -> std::vector<at::Tensor> {
-      const AttentionPart whole = attend_round(*ring, kernel, q, k, v);
+      const AttentionPart whole = kernels::with_sinks(attend_round(*ring, kernel, q, k, v), sinks);
       return {whole.y.to(q.scalar_type()), whole.log_sums};
     };
     // Where the policy saves attention (on the CPU), a recomputed layer takes the saved result and nothing travels. So it
     // is on all ranks, as they have one policy.
     const auto outputs = q.device().is_cpu() ? kernels::computed_once(kernels::SavedOp::attention, compute) : compute();
-    ctx->save_for_backward({q, k, v, outputs[1]});
+    ctx->save_for_backward({q, k, v, outputs[1], sinks});
     ctx->saved_data["y"] = outputs[0].detach();  // values for the backward pass, outside the graph
     ctx->saved_data["ring"] = c10::IValue::make_capsule(ring);
     ctx->saved_data["kernel"] = static_cast<std::int64_t>(kernel);
@@ -282,10 +285,11 @@ struct AttendRound : torch::autograd::Function<AttendRound> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     const auto ring = c10::static_intrusive_pointer_cast<Ring>(ctx->saved_data["ring"].toCapsule());
-    const AttentionGradients g =
-        gradients_round(*ring, static_cast<AttentionKernel>(ctx->saved_data["kernel"].toInt()), grads[0], q, k, v,
-                        {.y = ctx->saved_data["y"].toTensor(), .log_sums = saved[3]});
-    return {g.dq.to(q.scalar_type()), g.dk.to(k.scalar_type()), g.dv.to(v.scalar_type()), at::Tensor()};
+    const AttentionPart whole{.y = ctx->saved_data["y"].toTensor(), .log_sums = saved[3]};
+    const AttentionGradients g = gradients_round(*ring, static_cast<AttentionKernel>(ctx->saved_data["kernel"].toInt()),
+                                                 grads[0], q, k, v, whole);
+    return {g.dq.to(q.scalar_type()), g.dk.to(k.scalar_type()), g.dv.to(v.scalar_type()),
+            kernels::sink_gradients(grads[0], whole, saved[4]), at::Tensor()};
   }
 };
 
@@ -293,11 +297,12 @@ class RingAttention final : public nn::ContextAttention {
  public:
   RingAttention(std::shared_ptr<Communicator> group, const ContextCut& cut, MergeParts merge)
       : group_(std::move(group)), cut_(cut), merge_(std::move(merge)) {}
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window,
-                    const Documents& documents) const override {
-    auto ring = c10::make_intrusive<Ring>(group_, cut_, q.size(2), window, documents, merge_);
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const nn::AttendOptions& options) const override {
+    kernels::require_sinks_of("ring attention", q, options.sinks);
+    auto ring = c10::make_intrusive<Ring>(group_, cut_, q.size(2), options.window, options.documents, merge_);
     return AttendRound::apply(kernels::in_autocast_type(q), kernels::in_autocast_type(k), kernels::in_autocast_type(v),
-                              std::move(ring));
+                              kernels::if_defined(options.sinks), std::move(ring));
   }
 
  private:

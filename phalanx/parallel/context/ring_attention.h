@@ -4,7 +4,8 @@
 // At each hop a rank starts to send the pieces that it has, and to receive the next ones, and meanwhile attends to those
 // that it has. The partial outputs are merged by their log-sum-exps in fp32 (kernels/partial_attention.h). In the
 // backward pass the pieces travel once more, with the gradients of each piece one hop behind it: every rank adds its
-// addend in fp32, and the last one sends the sum to the owner. ring_schedule.h says who needs which piece.
+// addend in fp32, and the last one sends the sum to the owner. ring_schedule.h says who needs which piece. Sinks are merged once, with the
+// result of all pieces.
 //
 // Between the passes a rank keeps its own queries, keys and values, its output and the log-sum-exps. During a pass there
 // are two buffers for the keys and values of either way, and in the backward pass four for their gradients.

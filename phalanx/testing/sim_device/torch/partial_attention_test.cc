@@ -30,7 +30,8 @@ at::Tensor at_positions(const at::Tensor& x) {
 }
 
 /// The output and the gradients of queries, keys and values [batch, seq, heads, head_dim].
-Tensors attend(at::Device device, at::ScalarType type, std::int64_t window, bool has_documents, bool by_mask) {
+Tensors attend(at::Device device, at::ScalarType type, std::int64_t window, bool has_documents, bool by_mask,
+               bool has_sinks = false) {
   at::manual_seed(3);
   Tensors leaves;
   for (const std::int64_t heads : {4, 2, 2}) {
@@ -40,9 +41,12 @@ Tensors attend(at::Device device, at::ScalarType type, std::int64_t window, bool
                                              kSeq, std::vector<std::int32_t>{0, 1, 65, 150, 214, 215, 300}, device)
                                        : nullptr;
   const at::Tensor q = leaves[0].transpose(1, 2), k = leaves[1].transpose(1, 2), v = leaves[2].transpose(1, 2);
+  at::Tensor sinks;
+  if (has_sinks) leaves.push_back(sinks = at::randn({4}).to(type).to(device).requires_grad_());
   const at::Tensor y =
-      by_mask ? at_positions(kernels::causal_attention_reference(q, k, v, window, documents.get()))
-              : kernels::causal_attention_of_positions(at_positions(q), k, v, kPositions, window, documents);
+      by_mask     ? at_positions(kernels::causal_attention_reference(q, k, v, window, documents.get(), sinks))
+      : has_sinks ? at_positions(kernels::causal_attention(q, k, v, window, documents, sinks))
+                  : kernels::causal_attention_of_positions(at_positions(q), k, v, kPositions, window, documents);
   y.backward(at::arange(y.numel(), at::kDouble).mul(0.7).sin().view(y.sizes()).to(type).to(device));
   Tensors results = {y.detach().cpu().to(at::kDouble)};
   for (const at::Tensor& leaf : leaves) results.push_back(leaf.grad().cpu().to(at::kDouble));
@@ -68,6 +72,24 @@ TEST(PartialAttention, OnADeviceEqualsAttentionWithAMask) {
           EXPECT_LE((found[i] - expected[i]).norm().item<double>(), tolerance * expected[i].norm().item<double>()) << i;
         }
         EXPECT_THAT(sim.runtime.races(), ::testing::IsEmpty());
+      }
+    }
+  }
+}
+
+TEST(PartialAttention, WithSinksOnADeviceEqualsAttentionWithAMask) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const std::int64_t window : {0, 70}) {
+      for (const bool has_documents : {false, true}) {
+        SCOPED_TRACE(::testing::Message()
+                     << c10::toString(type) << ", window " << window << (has_documents ? ", documents" : ""));
+        const Tensors found = attend(sim_device::SimBackend::device(0), type, window, has_documents, false, true),
+                      expected = attend(at::kCPU, at::kDouble, window, has_documents, true, true);
+        const double tolerance = type == at::kFloat ? 3e-6 : type == at::kHalf ? 4e-3 : 3e-2;
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_LE((found[i] - expected[i]).norm().item<double>(), tolerance * expected[i].norm().item<double>()) << i;
+        }
+        EXPECT_THAT(sim_device::sim_backend().runtime.races(), ::testing::IsEmpty());
       }
     }
   }
