@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <span>
@@ -82,9 +83,73 @@ TEST(PlaceCopy, PiecesOfTheFileArePutTogether) {
   }
 }
 
+// As the experts' gate and up of GPT-OSS: [3 experts, 45, 2 * 70], the columns of the two in turn.
+TEST(PlaceCopy, RowsThatAlternateInSlicesArePutTogetherFromPieces) {
+  const std::vector<std::int64_t> shape = {70, 45};
+  for (const bool transposed : {false, true}) {
+    const auto form_of = [&](std::int64_t slice, std::int64_t part) {
+      return Form{.transposed = transposed, .part = part, .parts = 2, .alternate = true, .slice = slice, .slices = 3};
+    };
+    const auto value = [](std::int64_t slice, std::int64_t part, std::int64_t r, std::int64_t c) {
+      return static_cast<float>(((slice * 2 + part) * 100 + r) * 100 + c);
+    };
+    const auto in_file = shape_in_file(form_of(0, 0), shape);
+    EXPECT_THAT(in_file, transposed ? ElementsAre(3, 45, 140) : ElementsAre(3, 140, 45));
+    std::vector<float> file(3 * 2 * 70 * 45, -1.0F);
+    // Pieces within a slice, as a writer with a small buffer makes them, or two slices at once.
+    std::vector<Box> pieces;
+    for (std::int64_t row = 0; row < in_file[1]; row += 19) {
+      pieces.push_back({{0, row, 0}, {1, std::min<std::int64_t>(19, in_file[1] - row), in_file[2]}});
+    }
+    pieces.push_back({{1, 0, 0}, {2, in_file[1], in_file[2]}});
+    std::size_t written = 0;
+    for (const Box& piece : pieces) {
+      std::vector<float> bytes(static_cast<std::size_t>(piece.numel()), -1.0F);
+      for (std::int64_t slice = 0; slice < 3; ++slice) {
+        for (std::int64_t part = 0; part < 2; ++part) {
+          const Box box = box_from_file(form_of(slice, part), shape, piece);
+          if (box.empty()) continue;
+          std::vector<float> own;
+          for (std::int64_t r = 0; r < box.shape[0]; ++r) {
+            for (std::int64_t c = 0; c < box.shape[1]; ++c) {
+              own.push_back(value(slice, part, box.offsets[0] + r, box.offsets[1] + c));
+            }
+          }
+          copy_to_view(form_of(slice, part), shape, box, std::as_bytes(std::span(own)), piece,
+                       std::as_writable_bytes(std::span(bytes)), 4);
+        }
+      }
+      std::memcpy(file.data() + written, bytes.data(), bytes.size() * 4);
+      written += bytes.size();
+    }
+    EXPECT_EQ(written, file.size());
+    // Row 3, column 2 of the second part of slice 1: row 7 of the file's matrix.
+    const std::size_t at = 140 * 45 + (transposed ? 2 * 140 + 7 : 7 * 45 + 2);
+    EXPECT_EQ(file[at], value(1, 1, 3, 2));
+    for (std::int64_t slice = 0; slice < 3; ++slice) {
+      for (std::int64_t part = 0; part < 2; ++part) {
+        const Box box{{33, 5}, {36, 40}};
+        const auto found = taken(form_of(slice, part), shape, file, box);
+        for (std::int64_t r = 0; r < 36; ++r) {
+          for (std::int64_t c = 0; c < 40; ++c) {
+            ASSERT_EQ(found[static_cast<std::size_t>(r * 40 + c)], value(slice, part, 33 + r, 5 + c));
+          }
+        }
+      }
+    }
+  }
+  // A bias.
+  const std::vector<float> biases = {0, 1, 2, 3, 10, 11, 12, 13};
+  const Form up{.part = 1, .parts = 2, .alternate = true, .slice = 1, .slices = 2};
+  EXPECT_THAT(shape_in_file(up, {2}), ElementsAre(2, 4));
+  EXPECT_THAT(taken(up, {2}, biases, {{0}, {2}}), ElementsAre(11, 13));
+  EXPECT_THAT(taken(Form{.slice = 1, .slices = 2}, {4}, biases, {{1}, {2}}), ElementsAre(11, 12));
+}
+
 TEST(PlaceCopy, WhatHasNoSuchFormIsRefused) {
   EXPECT_THROW(shape_in_file({.transposed = true}, {4}), Error);
   EXPECT_THROW(shape_in_file({.parts = 3}, {}), Error);
+  EXPECT_THROW(shape_in_file({.parts = 3, .alternate = true}, {2, 2, 2}), Error);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -24,6 +25,7 @@
 #include "phalanx/checkpoint/files/element_values.h"
 #include "phalanx/checkpoint/files/file_tensor_copy.h"
 #include "phalanx/checkpoint/files/mismatch.h"
+#include "phalanx/checkpoint/files/mxfp4.h"
 #include "phalanx/checkpoint/files/safetensors.h"
 #include "phalanx/checkpoint/files/saved_state.h"
 #include "phalanx/checkpoint/files/weight_files.h"
@@ -82,6 +84,7 @@ struct Chosen {
   std::optional<SourceTensor> copy;
   FileTensorView::Form form;
   std::optional<SourceTensor> scales = std::nullopt;
+  bool is_mxfp4 = false;
 };
 
 constexpr std::int64_t kScaledBlock = 128;  // rows and columns that have one scale
@@ -135,8 +138,9 @@ class FileTensor {
  public:
   /// `keeps_type`: it is written in its own type.
   void add(const FileTensorView& place, const at::Tensor& tensor, bool keeps_type) {
-    const auto [part, is_new] = parts_.emplace(place.form.part, Part{tensor, place.form});
-    const bool fits = is_new && (parts_.size() == 1 || form_.parts == place.form.parts);
+    const auto [part, is_new] = parts_.emplace(std::pair(place.form.slice, place.form.part), Part{tensor, place.form});
+    const bool fits =
+        is_new && (parts_.size() == 1 || (form_.parts == place.form.parts && form_.slices == place.form.slices));
     if (!fits) {
       throw CheckpointError(
           fmt::format("two tensors are to be written under the name {}", safetensors::quote_name(place.name)));
@@ -149,11 +153,12 @@ class FileTensor {
     const auto& [first, form] = parts_.begin()->second;
     std::int64_t there = 0;
     for (const auto& [number, part] : parts_) there += part.form.span;
-    if (there != form_.parts) {
+    const std::int64_t expected = form_.parts * std::max<std::int64_t>(form_.slices, 1);
+    if (there != expected) {
       throw CheckpointError(
           fmt::format("cannot write tensor {}: {} of the {} parts that it is put together from are "
                       "there",
-                      safetensors::quote_name(name), there, form_.parts));
+                      safetensors::quote_name(name), there, expected));
     }
     const auto type = type_of(first, dtype);
     auto info = describe_tensor({name, first.detach().new_empty({1}, type)});
@@ -162,17 +167,25 @@ class FileTensor {
   }
 
   at::Tensor whole(const std::optional<at::ScalarType>& dtype) const {
-    at::Tensor tensor = parts_.begin()->second.tensor.detach();
-    if (form_.parts > 1) {
-      std::vector<at::Tensor> all;
-      for (const auto& [number, part] : parts_) all.push_back(part.tensor.detach());
-      tensor = at::cat(all);
+    if (form_.slices == 0) return joined(0, dtype);
+    std::vector<at::Tensor> slices;
+    for (std::int64_t slice = 0; slice < form_.slices; ++slice) slices.push_back(joined(slice, dtype));
+    return at::stack(slices);
+  }
+
+ private:
+  /// The parts of one slice.
+  at::Tensor joined(std::int64_t slice, const std::optional<at::ScalarType>& dtype) const {
+    std::vector<at::Tensor> all;
+    for (std::int64_t part = 0; part < form_.parts; ++part) {
+      const auto found = parts_.find({slice, part});  // the last ones of a span are not listed
+      if (found != parts_.end()) all.push_back(found->second.tensor.detach());
     }
+    at::Tensor tensor = all.size() == 1 ? all[0] : form_.alternate ? at::stack(all, 1).flatten(0, 1) : at::cat(all);
     tensor = tensor.to(type_of(tensor, dtype));
     return form_.transposed ? tensor.t().contiguous() : tensor;
   }
 
- private:
   at::ScalarType type_of(const at::Tensor& tensor, const std::optional<at::ScalarType>& dtype) const {
     return dtype && tensor.is_floating_point() && !keeps_type_ ? *dtype : tensor.scalar_type();
   }
@@ -183,7 +196,7 @@ class FileTensor {
   };
   FileTensorView::Form form_;
   bool keeps_type_ = false;
-  std::map<std::int64_t, Part> parts_;  // by their numbers
+  std::map<std::pair<std::int64_t, std::int64_t>, Part> parts_;  // by the numbers of slice and part
 };
 
 }  // namespace
@@ -245,6 +258,35 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
     wanted.name = place.name;
     wanted.shape = shape_in_file(place.form, wanted.shape);
     const auto found = find(place.name);
+    if (const auto blocks = find(place.name + kMxfp4Blocks);
+        options.reads_mxfp4 && found == sources.end() && blocks != sources.end()) {
+      const Mxfp4Shapes shapes = mxfp4_shapes(place.form, named.global_shape());
+      if (shapes.blocks.empty()) {
+        throw CheckpointError(
+            fmt::format("{}: {} is in 4 bits (MXFP4), but {} is {}, no matrix with rows of whole blocks "
+                        "of {}: expected 16 or 32 bits",
+                        blocks->second.file->path(), safetensors::quote_name(place.name), named.name,
+                        describe_type(describe_tensor(named)), kMxfp4Block));
+      }
+      chosen.push_back({blocks->second, std::nullopt, place.form});
+      chosen.back().is_mxfp4 = true;
+      const auto take = [&](const std::string& ending, const std::vector<std::int64_t>& shape) -> SourceTensor* {
+        const safetensors::TensorInfo expected{
+            .name = place.name + ending, .dtype = safetensors::Dtype::u8, .shape = shape};
+        const auto one = find(expected.name);
+        if (one == sources.end()) {
+          mismatches.missing(expected);
+          return nullptr;
+        }
+        const auto& there = *one->second.info;
+        if (there.shape != shape || there.dtype != expected.dtype) mismatches.differs(expected, there);
+        one->second.used = true;
+        return &one->second;
+      };
+      take(kMxfp4Blocks, shapes.blocks);
+      if (const SourceTensor* scales = take(kMxfp4Scales, shapes.scales)) chosen.back().scales = *scales;
+      continue;
+    }
     if (found == sources.end()) {
       mismatches.missing(wanted);
       continue;
@@ -256,7 +298,7 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
     found->second.used = true;
     chosen.push_back({found->second, std::nullopt, place.form});
     if (options.scales_in_file && there.dtype == safetensors::Dtype::f8_e4m3) {
-      if (place.form.transposed || place.form.parts > 1) {
+      if (place.form.transposed || place.form.parts > 1 || place.form.slices > 0) {
         throw CheckpointError(
             fmt::format("{} is in 8 bits with scales, and is put together from a part of it: expected 16 "
                         "or 32 bits",
@@ -294,9 +336,9 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
 
   const auto ask_for = [&](std::size_t i) {  // while the previous one is copied
     if (i == tensors.size()) return;
-    const auto& [source, copy, form, scales] = chosen[i];
+    const auto& [source, copy, form, scales, is_mxfp4] = chosen[i];
     const auto& info = *source.info;
-    if (form.transposed || form.parts > 1) return;
+    if (is_mxfp4 || form.transposed || form.parts > 1 || form.slices > 0) return;
     const auto ranges = flat_ranges(held_box(tensors[i]), info.shape);
     if (ranges.size() != 1) return;  // not whole rows: this rank must not read what is between them
     const auto size = safetensors::element_size(info.dtype);
@@ -306,10 +348,18 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
   ask_for(0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     ask_for(i + 1);
-    const auto& [source, copy, form, scales] = chosen[i];
+    const auto& [source, copy, form, scales, is_mxfp4] = chosen[i];
     const auto& info = *source.info;
     const std::span<const std::byte> bytes = source.file->bytes(info);
     const auto shape = tensors[i].global_shape();
+    if (is_mxfp4) {
+      const std::span<const std::byte> exponents = scales->file->bytes(*scales->info);
+      loaded.bytes += fill_tensor(tensors[i], safetensors::Dtype::f32,
+                                  [&, &form = form](const Box& box, std::span<std::byte> target) {
+                                    return decode_mxfp4(form, shape, bytes, exponents, box, target);
+                                  });
+      continue;
+    }
     const auto fill = [&, &source = source, &copy = copy, &form = form](const Box& box, std::span<std::byte> target) {
       const auto taken = copy_from_view(form, shape, bytes, box, target, safetensors::element_size(info.dtype));
       if (copy) require_same(source, *copy, form, shape, box, target);

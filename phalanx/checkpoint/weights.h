@@ -41,7 +41,11 @@ struct LoadWeightsOptions {
   /// columns / 128] rounded up, by which its blocks of 128 x 128 are multiplied. Without them it is refused, and where
   /// it is transposed or a part of another tensor. Unset: such matrices have none.
   std::function<std::string(const std::string&)> scales_in_file;
+  /// A matrix that is not there may be in MXFP4 (files/mxfp4.h), under its name with these two endings.
+  bool reads_mxfp4 = false;
 };
+
+inline constexpr const char *kMxfp4Blocks = "_blocks", *kMxfp4Scales = "_scales";
 
 struct LoadedWeights {
   std::vector<std::filesystem::path> files;

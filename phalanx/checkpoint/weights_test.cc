@@ -97,6 +97,42 @@ TEST(Weights, GoIntoPartsOfAFilesTensorsAndOutOfThem) {
               HasSubstr("two tensors are to be written under the name \"base.qk\""));
 }
 
+// Gate and up of several experts, in one tensor of the file.
+TEST(Weights, GoIntoSlicesOfAFilesTensorsAndOutOfThem) {
+  const TempDirectory scratch("weights");
+  const auto path = scratch.path() / "w.safetensors";
+  const std::vector<NamedTensor> ours = {{"0.gate", at::randn({2, 3})}, {"0.up", at::randn({2, 3})},
+                                         {"1.gate", at::randn({2, 3})}, {"1.up", at::randn({2, 3})},
+                                         {"0.bias", at::randn({4})},    {"1.bias", at::randn({4})}};
+  const KeyMapping place = [](const std::string& name) -> FileTensorView {
+    const std::int64_t slice = name[0] - '0';
+    if (name.ends_with("bias")) return {"bias", {.slice = slice, .slices = 2}};
+    return {"gate_up",
+            {.transposed = true,
+             .part = name.ends_with("up") ? 1 : 0,
+             .parts = 2,
+             .alternate = true,
+             .slice = slice,
+             .slices = 2}};
+  };
+  export_to(path, ours, {.key_mapping = place});
+  const std::vector<NamedTensor> theirs = {{"gate_up", at::zeros({2, 3, 4})}, {"bias", at::zeros({2, 4})}};
+  load_weights(path, theirs);
+  for (std::int64_t expert = 0; expert < 2; ++expert) {
+    const auto first = static_cast<std::size_t>(2 * expert);
+    EXPECT_TRUE(theirs[0].tensor[expert].slice(1, 0, std::nullopt, 2).equal(ours[first].tensor.t()));
+    EXPECT_TRUE(theirs[0].tensor[expert].slice(1, 1, std::nullopt, 2).equal(ours[first + 1].tensor.t()));
+    EXPECT_TRUE(theirs[1].tensor[expert].equal(ours[static_cast<std::size_t>(4 + expert)].tensor));
+  }
+  const auto loaded = zeros_like_all(ours);
+  load_weights(path, loaded, {.key_mapping = place});
+  EXPECT_TRUE(equal(loaded, ours));
+  EXPECT_THAT(error_text<CheckpointError>([&] {
+                export_to(path, {ours[0], ours[1]}, {.key_mapping = place});
+              }),
+              HasSubstr("\"gate_up\": 2 of the 4 parts"));
+}
+
 TEST(Weights, ADirectoryIsReadByItsIndex) {
   const TempDirectory scratch("weights");
   const auto ours = two_layers();
