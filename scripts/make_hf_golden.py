@@ -92,17 +92,36 @@ CASES = {
                                                      q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False,
                                                      routed_scaling_factor=1.5, first_k_dense_replace=0,
                                                      rope_parameters=LATENT_YARN, tie_word_embeddings=True)),
+    # A limit that many of the values reach.
+    "gpt_oss": ("GptOss", dict(head_dim=12, num_local_experts=6, num_experts_per_tok=3, sliding_window=5,
+                               num_hidden_layers=3, swiglu_limit=0.5, rope_parameters=YARN | dict(truncate=False))),
+    "gpt_oss_plain": ("GptOss", dict(head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=7,
+                                     layer_types=["full_attention", "sliding_attention"], tie_word_embeddings=True,
+                                     rope_parameters=dict(rope_type="default", rope_theta=500.0))),
+    # Experts in 4 bits, as they are released.
+    "gpt_oss_mxfp4": ("GptOss", dict(head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=5,
+                                     intermediate_size=64,
+                                     rope_parameters=dict(rope_type="default", rope_theta=500.0))),
+    "granite": ("Granite", dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2,
+                                logits_scaling=2.5, tie_word_embeddings=True)),
+    "granite_untied": ("Granite", dict(logits_scaling=0.7, num_key_value_heads=4, num_hidden_layers=3)),
 }
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 STEPS, BATCH = 20, 4
+MXFP4 = {"gpt_oss_mxfp4": dict(quant_method="mxfp4")}
 LEAST_PROMPT = {"phi3_longrope_long": 17}  # where all angles are those of long sequences from the first token on
 
 
 def weight(name, shape, adds_one=False):
     """Element i: ((i * 2654435761 + crc32(name)) mod 2^32 / 2^32 - 0.5) * 0.4, plus 1 for the scales of norms, unless the
-    model itself adds one to them."""
+    model itself adds one to them. Of codes in 4 bits the highest byte of that number; of their scales 122 to 124."""
     i = torch.arange(torch.Size(shape).numel(), dtype=torch.int64)
-    x = ((i * 2654435761 + zlib.crc32(name.encode())) % 2**32).double() / 2**32
+    number = (i * 2654435761 + zlib.crc32(name.encode())) % 2**32
+    if name.endswith("_blocks"):
+        return (number // 2**24).to(torch.uint8).view(shape)
+    if name.endswith("_scales"):
+        return (122 + number // 2**16 % 3).to(torch.uint8).view(shape)
+    x = number.double() / 2**32
     is_scale = not adds_one and ("norm" in name or (".ln_" in name and name.endswith("weight")))
     return ((x - 0.5) * 0.4 + (1.0 if is_scale else 0.0)).float().view(shape)
 
@@ -149,6 +168,19 @@ def train(model, rate):
     return losses
 
 
+def in_mxfp4(shapes):
+    """The experts' matrices [experts, in, out] as numbers of 4 bits, 32 of a row with one scale."""
+    narrow = {}
+    for name, shape in shapes.items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            narrow[name] = shape
+            continue
+        experts, columns, rows = shape
+        narrow[name + "_blocks"] = (experts, rows, columns // 32, 16)
+        narrow[name + "_scales"] = (experts, rows, columns // 32)
+    return narrow
+
+
 def make(name, family, options):
     config = getattr(transformers, family + "Config")(**settings(family, options))
     with tempfile.TemporaryDirectory() as folder:
@@ -157,9 +189,16 @@ def make(name, family, options):
         path = pathlib.Path(folder) / "model.safetensors"
         shapes = {name: tensor.shape for name, tensor in load_file(path).items()}
         adds_one = family.startswith("Gemma")
+        quantised = {}
+        if name in MXFP4:
+            shapes = in_mxfp4(shapes)
+            file = pathlib.Path(folder) / "config.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | dict(quantization_config=MXFP4[name])))
+            quantised = dict(quantization_config=transformers.Mxfp4Config(dequantize=True))
         save_file({name: weight(name, shape, adds_one) for name, shape in shapes.items()}, path, {"format": "pt"})
         # Two, as rotary angles that depend on the length keep that of what was generated.
-        model, trained = (model_class(family).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        model, trained = (model_class(family).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+                                                               **quantised)
                           .eval() for _ in range(2))
     with torch.no_grad():
         logits = model(tokens()).logits[0]
@@ -174,7 +213,8 @@ def make(name, family, options):
             raise SystemExit(f"{family} {options}: no prompt with clear greedy choices")
     print(f"{name}: {prompt} tokens of prompt, least distance of the two highest logits {margin:.4f}")
     return {
-        "config": json.loads(config.to_json_string(use_diff=False)),
+        "config": json.loads(config.to_json_string(use_diff=False))
+                  | (dict(quantization_config=MXFP4[name]) if name in MXFP4 else {}),
         "tensors": {name: list(shape) for name, shape in shapes.items()},
         "tokens": tokens()[0].tolist(),
         "logits": [[round(x, 6) for x in row] for row in logits[::3].tolist()],

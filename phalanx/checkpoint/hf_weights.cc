@@ -19,7 +19,8 @@ LoadWeightsOptions hf_weights(const models::LlamaConfig& config) {
               },
           .scales_in_file = config.family == models::LlamaFamily::deepseek_v3
                                 ? [](const std::string& name) { return name + "_scale_inv"; }
-                                : std::function<std::string(const std::string&)>()};
+                                : std::function<std::string(const std::string&)>(),
+          .reads_mxfp4 = config.family == models::LlamaFamily::gpt_oss};
 }
 
 LoadWeightsOptions hf_weights_of_part(const models::LlamaConfig& config) {
@@ -28,6 +29,7 @@ LoadWeightsOptions hf_weights_of_part(const models::LlamaConfig& config) {
   for (const auto& [name, shape] : models::llama_weight_shapes(config)) {
     const std::string in_file = models::hf_tensor_view(config, name).name;
     of_model->insert(in_file);
+    if (options.reads_mxfp4) of_model->insert({in_file + kMxfp4Blocks, in_file + kMxfp4Scales});
     if (options.scales_in_file) of_model->insert(options.scales_in_file(in_file));
   }
   options.elsewhere = [of_model](const std::string& name) { return of_model->contains(name); };

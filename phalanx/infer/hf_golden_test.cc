@@ -60,7 +60,9 @@ void write_model(const std::filesystem::path& folder, const nlohmann::json& gold
   std::vector<NamedTensor> files[2];
   nlohmann::json index;
   for (const auto& [name, shape] : golden["tensors"].items()) {
-    const at::Tensor tensor = at::empty(shape.get<std::vector<std::int64_t>>());
+    const bool is_bytes = name.ends_with(kMxfp4Blocks) || name.ends_with(kMxfp4Scales);
+    const at::Tensor tensor =
+        at::empty(shape.get<std::vector<std::int64_t>>(), at::TensorOptions(is_bytes ? at::kByte : at::kFloat));
     models::set_golden_weight(name, tensor, golden["config"]["model_type"] == "gemma3_text");
     const std::size_t file = index["weight_map"].size() % 2;
     files[file].push_back({name, tensor});
@@ -134,7 +136,10 @@ TEST_P(HuggingFaceModel, LogitsAreTransformers) {
   for (const auto& [tensor, shape] : models::llama_weight_shapes(model->config())) {
     in_files.insert(models::hf_tensor_view(model->config(), tensor).name);
   }
-  EXPECT_EQ(in_files.size(), golden_["tensors"].size());
+  // A matrix in 4 bits is in two tensors.
+  std::size_t scales = 0;
+  for (const auto& [name, shape] : golden_["tensors"].items()) scales += name.ends_with(kMxfp4Scales) ? 1 : 0;
+  EXPECT_EQ(in_files.size() + scales, golden_["tensors"].size());
   std::int64_t elements = 0;
   for (const auto& parameter : nn::named_parameters(*model)) elements += parameter.tensor.numel();
   EXPECT_EQ(model->config().parameter_count(), elements);

@@ -111,9 +111,18 @@ TEST(ModelSizes, OfFlavorsAreThosePublished) {
       {deepseek_v2, "deepseek_v2_236b", 235'741'434'880},
       // Without biases of experts, 256 in each of 58 layers, which are no parameters: with them 671'026'419'200.
       {deepseek_v3, "deepseek_v3_671b", 671'026'404'352},
-      {deepseek_v3, "moonlight_16b_a3b", 15'960'108'544}};
+      {deepseek_v3, "moonlight_16b_a3b", 15'960'108'544},
+      {gpt_oss, "gpt_oss_20b", 20'914'757'184},
+      {gpt_oss, "gpt_oss_120b", 116'829'156'672},
+      {granite, "granite3_2b", 2'533'531'648},
+      {granite, "granite3_8b", 8'170'848'256}};
   for (const auto& [family, flavor, count] : published) {
     EXPECT_EQ(llama_flavor(flavor, family).parameter_count(), count) << family_name(family) << " " << flavor;
+  }
+  // The model card's 3.61 and 5.13 billion active ones are without the embedding, but with the output layer.
+  for (const auto& [flavor, active] : {std::pair("gpt_oss_20b", 3.61e9), {"gpt_oss_120b", 5.13e9}}) {
+    const LlamaConfig config = llama_flavor(flavor, gpt_oss);
+    EXPECT_NEAR(static_cast<double>(config.active_parameter_count() - config.vocab_size * config.dim), active, 5e6);
   }
   for (const auto family : all_families()) {
     for (const auto& flavor : llama_flavor_names(family)) llama_flavor(flavor, family).validate();
@@ -257,6 +266,14 @@ TEST(Gpt2, PlacesInFilesAreTurnedPartsOfWhatIsThere) {
   EXPECT_EQ(llama_fqn_from_hf("model.layers.3.block_sparse_moe.experts.7.w2.weight"),
             "layers.3.moe.experts.7.w2.weight");
   EXPECT_THROW(llama_hf_name("layers.3.moe.experts.x.w2.weight"), Error);
+  const LlamaConfig gpt_oss{.family = LlamaFamily::gpt_oss, .experts = 8};
+  EXPECT_EQ(hf_tensor_view(gpt_oss, "layers.3.moe.experts.7.w3.weight"),
+            FileTensorView("model.layers.3.mlp.experts.gate_up_proj",
+                           {.transposed = true, .part = 1, .parts = 2, .alternate = true, .slice = 7, .slices = 8}));
+  EXPECT_EQ(hf_tensor_view(gpt_oss, "layers.3.moe.experts.7.w2.bias"),
+            FileTensorView("model.layers.3.mlp.experts.down_proj_bias", {.slice = 7, .slices = 8}));
+  EXPECT_EQ(hf_tensor_view(gpt_oss, "layers.3.attention.sinks").name, "model.layers.3.self_attn.sinks");
+  EXPECT_THROW(hf_tensor_view(gpt_oss, "layers.3.moe.experts.7.w4.weight"), Error);
   EXPECT_TRUE(hf_may_ignore(small_gpt2(), "transformer.h.0.attn.bias"));
   EXPECT_FALSE(hf_may_ignore(small_gpt2(), "transformer.h.0.attn.c_attn.bias"));
 }
@@ -280,6 +297,20 @@ TEST(ModelSizes, WhatAFamilyDoesNotHaveIsRefused) {
   config = small_mixtral();
   config.experts_per_token = 7;
   EXPECT_THAT(refusal(config), HasSubstr("experts = 6 and experts_per_token = 7"));
+  config = small_mixtral();
+  config.activation_limit = 7.0;
+  EXPECT_THAT(refusal(config), HasSubstr("activation_limit: not in a model of the family mixtral"));
+  config.family = LlamaFamily::gpt_oss;
+  EXPECT_EQ(refusal(config), "");
+  config.activation_limit = 0.0;
+  EXPECT_THAT(refusal(config), HasSubstr("activation_limit = 0: expected above 0"));
+  LlamaConfig llama;
+  llama.logits_scaling = 8.0;
+  EXPECT_THAT(refusal(llama), HasSubstr("multipliers: not in a model of the family llama"));
+  llama.family = LlamaFamily::granite;
+  EXPECT_EQ(refusal(llama), "");
+  llama.residual_multiplier = 0.0;
+  EXPECT_THAT(refusal(llama), HasSubstr("residual_multiplier = 0, attention_multiplier = 0 and logits_scaling = 8"));
 }
 
 TEST(ModelCosts, AreThoseOfAFamilysMatrices) {

@@ -56,6 +56,11 @@ nn::LatentAttentionOptions latent_attention(const LlamaConfig& config) {
           .query_scalar = factor == 1.0 ? 0.0 : static_cast<double>(config.head_dim()) / (factor * factor)};
 }
 
+double query_scalar(const LlamaConfig& config) {
+  const double factor = config.attention_multiplier;  // of scores
+  return factor != 0.0 ? 1.0 / (factor * factor) : config.query_scalar;
+}
+
 nn::MixtureOptions mixture(const LlamaConfig& config) {
   return {.dim = config.dim,
           .hidden = config.ffn_hidden,
@@ -67,7 +72,11 @@ nn::MixtureOptions mixture(const LlamaConfig& config) {
           .groups = config.expert_groups,
           .groups_per_token = config.groups_per_token,
           .scaling = config.routed_scaling,
-          .float32_router = config.has_latent_attention()};
+          .float32_router = config.has_latent_attention(),
+          .net = {.activation = config.traits().activation,
+                  .limit = config.activation_limit,
+                  .bias = config.has_expert_net_biases()},
+          .gate_bias = config.has_expert_net_biases()};
 }
 
 /// These positions of x along a dimension.
@@ -107,19 +116,21 @@ Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptions
                                                      .n_kv_heads = config.n_kv_heads,
                                                      .head_dim = config.head_dim(),
                                                      .qkv_bias = config.has_qkv_bias(),
-                                                     .output_bias = config.is_gpt2(),
+                                                     .output_bias = config.has_output_bias(),
+                                                     .sinks = config.has_sinks(),
                                                      .qk_norm = config.traits().qk_norm,
                                                      .norms_add_one = config.traits().norms_add_one,
                                                      .norm_eps = config.norm_eps,
                                                      .rotary_dim = config.rotary_dim,
-                                                     .query_scalar = config.query_scalar},
+                                                     .query_scalar = query_scalar(config)},
                                        .latent_attention = latent_attention(config),
                                        .ffn_hidden = config.dense_units(),
                                        .activation = config.traits().activation,
                                        .mixture = mixture(config),
                                        .norms = config.traits().norms,
                                        .norm = norm_kind(config),
-                                       .norm_eps = config.norm_eps};
+                                       .norm_eps = config.norm_eps,
+                                       .residual_multiplier = config.residual_multiplier};
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layers));
   for (std::int64_t i = part.begin / 2; 2 * i < part.end; ++i) {
     block.attention.window = config.window_of(i);
@@ -248,8 +259,9 @@ at::Tensor Llama::own_positions(const at::Tensor& ids, std::int64_t padding) con
   return of_ranges(missing > 0 ? at::constant_pad_nd(ids, {0, missing}, padding) : ids, 1, context_.cut.ranges(seq));
 }
 
-// Times sqrt(dim), rounded to the type of x as transformers does.
+// Times a number of its own, or times sqrt(dim), rounded to the type of x as transformers does.
 at::Tensor Llama::scaled(const at::Tensor& x) const {
+  if (config_.embedding_multiplier != 1.0) return x * config_.embedding_multiplier;
   if (!config_.traits().scales_embeddings) return x;
   const double times = std::sqrt(static_cast<double>(config_.dim));
   if (x.scalar_type() == at::kBFloat16) return x * static_cast<double>(c10::BFloat16(static_cast<float>(times)));
@@ -323,7 +335,13 @@ at::Tensor Llama::hidden(const at::Tensor& whole_input, const std::shared_ptr<co
     const nn::RotaryTables& tables = rope_of_layer(rotation, i);
     x = call(layers[i], x, tables, documents);
   }
-  return norm ? call(norm, x) : x;
+  return norm ? normed(x) : x;
+}
+
+// Logits are linear in it, so it is divided in their place.
+at::Tensor Llama::normed(const at::Tensor& x) {
+  const at::Tensor h = call(norm, x);
+  return config_.logits_scaling == 1.0 ? h : h / config_.logits_scaling;
 }
 
 at::Tensor Llama::logits(const at::Tensor& hidden) {
@@ -492,7 +510,7 @@ at::Tensor Llama::forward_cached(const at::Tensor& input, nn::KvCache& cache, st
 
   const at::TensorOptions integers = last.defined() ? last.options() : at::TensorOptions(at::kLong);
   x = padded ? x.index({at::arange(rows, integers), last}) : x.select(1, count - 1);  // [rows, dim]
-  return logits(call(norm, x));
+  return logits(normed(x));
 }
 
 }  // namespace phalanx::models

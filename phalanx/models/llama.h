@@ -144,6 +144,7 @@ class Llama : public nn::Module {
   at::Tensor own_positions(const at::Tensor& ids, std::int64_t padding) const;
   void require_no_context(const char* what) const;
   at::Tensor scaled(const at::Tensor& x) const;
+  at::Tensor normed(const at::Tensor& x);
   /// After the final norm, if the part has it: [batch, seq, dim].
   at::Tensor hidden(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents);
   /// int64 positions of this rank's tokens, for pos_embeddings.

@@ -40,7 +40,7 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
   std::vector<ParallelStyle> plan;
   // Biases behind the last projection, experts and latent attention are not overlapped.
   const bool is_latent = model.config().has_latent_attention();
-  const bool overlaps_attention = overlap && !model.config().is_gpt2() && !is_latent;
+  const bool overlaps_attention = overlap && !model.config().has_output_bias() && !is_latent;
   const bool overlaps_net = overlaps_attention && !model.config().has_experts();
   const bool norms_all_heads = model.config().traits().qk_norm == QkNorm::all_heads;
   const auto exchange_around = [&](const std::string& layers, bool overlaps) {
@@ -74,6 +74,7 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
       plan.push_back({"layers.*.attention.w[kv]", key_value});
     }
     plan.push_back({"layers.*.attention.wo", last(overlaps_attention)});
+    if (model.config().has_sinks()) plan.push_back({"layers.*.attention", SplitSinks{}});
     if (norms_all_heads) {
       plan.push_back({"layers.*.attention.q_norm", SplitNorm{}});
       plan.push_back({"layers.*.attention.k_norm", SplitNorm{.copies = key_value.copies}});

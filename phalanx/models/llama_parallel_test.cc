@@ -86,6 +86,8 @@ models::LlamaConfig small_llama(const Mix& mix) {
     config.experts = 4;
     config.experts_per_token = 2;
   }
+  if (mix.family == gpt_oss) models::with_gpt_oss_parts(config);
+  if (mix.family == granite) models::with_multipliers(config);
   if (config.has_latent_attention()) return models::with_latent_parts(config);
   return config;
 }
@@ -227,10 +229,10 @@ void expect_one_rank(const MixOutcome& mix, const MixOutcome& one, models::Llama
     const bool cancels = models::traits_of(family).qk_norm != QkNorm::none &&
                          (name.ends_with("wq.weight") || name.ends_with("wk.weight"));
     // Nor does a norm's weight that starts as zero.
-    const bool is_steps =
-        name.ends_with(".bias") || (models::traits_of(family).norms_add_one && name.ends_with("norm.weight"));
+    const bool is_steps = name.ends_with(".bias") || name.ends_with(".sinks") ||
+                          (models::traits_of(family).norms_add_one && name.ends_with("norm.weight"));
     // Experts get few tokens, so that some gradients are as small.
-    const bool has_experts = family == models::LlamaFamily::qwen3_moe;
+    const bool has_experts = family == models::LlamaFamily::qwen3_moe || family == models::LlamaFamily::gpt_oss;
     const double bound = is_steps ? 1e-3 : cancels || has_experts ? 3e-4 : 1e-4;
     EXPECT_LT(relative_norm(mix.weights.at(name), one.weights.at(name)), bound);
   }
@@ -263,10 +265,10 @@ void expect_mixes(const std::vector<Mix>& mixes) {
 }
 
 // Norms over all heads, behind layers and on both sides, windows and rotations of some layers, experts' shares, latent
-// attention, layers with and without experts.
+// attention, layers with and without experts, sinks, biases of experts.
 TEST(LlamaTensorParallel, LaterFamiliesEqualOneRank) {
   using enum models::LlamaFamily;
-  for (const auto family : {qwen3_moe, olmo2, smollm3, phi3, gemma3_text, deepseek_v2, deepseek_v3}) {
+  for (const auto family : {qwen3_moe, olmo2, smollm3, phi3, gemma3_text, deepseek_v2, deepseek_v3, gpt_oss, granite}) {
     std::vector<Mix> mixes = {{.tp = 4, .family = family},
                               {.tp = 4, .sequence = false, .tied = family != olmo2, .family = family},
                               {.tp = 2, .split_dim = 0, .overlap = false, .family = family},

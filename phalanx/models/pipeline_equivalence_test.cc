@@ -52,6 +52,8 @@ models::LlamaConfig four_layer_llama(bool tied, LlamaFamily family) {
   config.vocab_size = 128;
   config.max_seq_len = 16;
   config.tie_embeddings = tied;
+  if (family == LlamaFamily::granite) models::with_multipliers(config);
+  if (family == LlamaFamily::gpt_oss) models::with_gpt_oss_parts(config);
   if (config.has_latent_attention()) return models::with_latent_parts(config);
   return config;
 }
@@ -212,8 +214,9 @@ TEST(PipelinedLlama, CheckpointedLayersDeferTheirWeightsToo) {
 
 // Positions belong to the embedding's part. Experts without a token have zero gradients, in W as well.
 TEST(PipelinedLlama, OtherFamiliesAreOneRank) {
-  for (const auto family : {LlamaFamily::gpt2, LlamaFamily::mixtral, LlamaFamily::qwen3_moe, LlamaFamily::olmo2,
-                            LlamaFamily::smollm3, LlamaFamily::gemma3_text, LlamaFamily::deepseek_v3}) {
+  for (const auto family :
+       {LlamaFamily::gpt2, LlamaFamily::mixtral, LlamaFamily::qwen3_moe, LlamaFamily::olmo2, LlamaFamily::smollm3,
+        LlamaFamily::gemma3_text, LlamaFamily::deepseek_v3, LlamaFamily::gpt_oss, LlamaFamily::granite}) {
     SCOPED_TRACE(models::family_name(family));
     const bool tied = family == LlamaFamily::gpt2 || family == LlamaFamily::gemma3_text;
     const Trained one = on_one_rank(tied, family);

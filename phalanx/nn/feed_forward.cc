@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/gelu.h>
 
+#include "phalanx/kernels/clamped_swiglu.h"
 #include "phalanx/kernels/float8_linear.h"
 #include "phalanx/kernels/saved_activations.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
@@ -10,18 +11,27 @@
 namespace phalanx::nn {
 
 FeedForward::FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfModule tensor,
-                         GatedActivation activation)
-    : Positionwise("FeedForward"), activation_(activation) {
-  w1 = register_module("w1", std::make_shared<Linear>(LinearOptions{dim, hidden}, tensor));
-  w2 = register_module("w2", std::make_shared<Linear>(LinearOptions{hidden, dim}, tensor));
-  w3 = register_module("w3", std::make_shared<Linear>(LinearOptions{dim, hidden}, tensor));
+                         const FeedForwardOptions& options)
+    : Positionwise("FeedForward"), options_(options) {
+  const bool bias = options.bias;
+  w1 = register_module("w1", std::make_shared<Linear>(LinearOptions{dim, hidden, bias}, tensor));
+  w2 = register_module("w2", std::make_shared<Linear>(LinearOptions{hidden, dim, bias}, tensor));
+  w3 = register_module("w3", std::make_shared<Linear>(LinearOptions{dim, hidden, bias}, tensor));
 }
 
 at::Tensor FeedForward::gated(const at::Tensor& gate, const at::Tensor& up) const {
-  return activation_ == GatedActivation::silu ? kernels::swiglu(gate, up) : at::gelu(gate, "tanh") * up;
+  switch (options_.activation) {
+    case GatedActivation::gelu_tanh:
+      return at::gelu(gate, "tanh") * up;
+    case GatedActivation::clamped_silu:
+      return kernels::clamped_swiglu(gate, up, options_.limit);
+    default:
+      return kernels::swiglu(gate, up);
+  }
 }
 
-// Of its projections some or all are products of float8 numbers, or the activation is not that of the fused function.
+// Of its projections some or all are products of float8 numbers, or have biases, or the activation is not that of the
+// fused function.
 at::Tensor FeedForward::forward_layer_by_layer(const at::Tensor& x) {
   // As the fused function, it saves none of its activations for a second run.
   const kernels::SavedActivations::Scope nothing(nullptr, kernels::SavedActivations::Run::forward);
@@ -50,7 +60,8 @@ at::Tensor FeedForward::forward(const at::Tensor& x) {
     const at::Tensor y = call(w2, gated(call(w1, all), call(w3, all)));
     return collective_matmul_ ? collective_matmul_->scatter(y) : y;
   }
-  if (w1->float8() || w2->float8() || w3->float8() || activation_ != GatedActivation::silu) {
+  const bool is_fused = options_.activation == GatedActivation::silu && !options_.bias;
+  if (w1->float8() || w2->float8() || w3->float8() || !is_fused) {
     return w2->around_use([&] { return forward_layer_by_layer(x); });
   }
   return w2->around_use([&] {

@@ -1,4 +1,5 @@
-// Gated feed-forward: w2 (silu(w1 x) * w3 x), SwiGLU, or with the tanh form of GELU in place of silu.
+// Gated feed-forward: w2 (silu(w1 x) * w3 x), SwiGLU, or with the tanh form of GELU in place of silu, or with limits
+// (kernels/clamped_swiglu.h). Its projections may have biases.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,16 @@
 
 namespace phalanx::nn {
 
+struct FeedForwardOptions {
+  GatedActivation activation = GatedActivation::silu;
+  double limit = 0.0;  // of clamped_silu
+  bool bias = false;   // of all three projections
+};
+
 class FeedForward : public Positionwise {
  public:
   FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfModule tensor = {},
-              GatedActivation activation = GatedActivation::silu);
+              const FeedForwardOptions& options = {});
 
   at::Tensor forward(const at::Tensor& x) override;  // [..., dim] -> [..., dim]
   std::vector<Linear*> last_projections() const override { return {w2.get()}; }
@@ -31,7 +38,7 @@ class FeedForward : public Positionwise {
   at::Tensor forward_layer_by_layer(const at::Tensor& x);
   at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) const;
 
-  GatedActivation activation_;
+  FeedForwardOptions options_;
   std::shared_ptr<const CollectiveMatmul> collective_matmul_;
 };
 

@@ -94,7 +94,8 @@ at::Tensor gradient_of_scores(const at::Tensor& of_shares, const at::Tensor& sco
 
 Experts::Experts(const MixtureOptions& options, TensorOptionsOfModule tensor) : Module("Experts") {
   for (std::int64_t e = 0; e < options.experts; ++e) {
-    nets_[e] = register_module(std::to_string(e), std::make_shared<FeedForward>(options.dim, options.hidden, tensor));
+    nets_[e] = register_module(std::to_string(e),
+                               std::make_shared<FeedForward>(options.dim, options.hidden, tensor, options.net));
   }
 }
 
@@ -124,6 +125,7 @@ MixtureOfExperts::MixtureOfExperts(const MixtureOptions& options, TensorOptionsO
     : Positionwise("MixtureOfExperts"), options_(options) {
   gate = register_module("gate", std::make_shared<Linear>(LinearOptions{.in_features = options.dim,
                                                                         .out_features = options.experts,
+                                                                        .bias = options.gate_bias,
                                                                         .in_float32 = options.float32_router},
                                                           tensor));
   experts = register_module("experts", std::make_shared<Experts>(options, tensor));

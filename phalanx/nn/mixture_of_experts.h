@@ -3,7 +3,8 @@
 //   p = softmax(gate x)                      over all experts, in fp32
 //   y = sum over the k experts e of the largest p:  p_e / (sum of these k) * expert_e(x)
 //
-// This is the formula of Mixtral and of Qwen3's mixtures; routing.h has others. DeepSeek's have a net beside the experts
+// This is the formula of Mixtral and of Qwen3's mixtures; routing.h has others. It is that of GPT-OSS, too, which takes the
+// softmax of the k largest logits: p_e / (sum of these k) is the same. DeepSeek's have a net beside the experts
 // that all tokens go through (shared_experts), whose result is added. A rank has all experts, its rows and columns of each
 // (tensor parallelism), or some of them (expert parallelism: parallel/expert/expert_parallel.h). In training every expert runs, even with no token. So all
 // parameters get a gradient in every step and on every rank, zeros if no token came: DistributedDataParallel and
@@ -47,6 +48,8 @@ struct MixtureOptions {
   std::int64_t groups = 0, groups_per_token = 0;
   double scaling = 1.0;
   bool float32_router = false;  // the gate's product is in fp32, whatever the types of the run
+  FeedForwardOptions net = {};  // of the experts
+  bool gate_bias = false;
 
   RoutingOptions routing() const {
     return {.experts_per_token = experts_per_token,

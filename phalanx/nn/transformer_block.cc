@@ -19,7 +19,7 @@ std::shared_ptr<Positionwise> make_positionwise(const TransformerBlockOptions& o
     case PositionwiseKind::experts:
       return std::make_shared<MixtureOfExperts>(options.mixture, tensor);
     default:
-      return std::make_shared<FeedForward>(dim, hidden, tensor, options.activation);
+      return std::make_shared<FeedForward>(dim, hidden, tensor, FeedForwardOptions{.activation = options.activation});
   }
 }
 
@@ -41,7 +41,7 @@ kernels::ResidualNorm add_norm(const at::Tensor& x, const at::Tensor& delta, con
 }  // namespace
 
 TransformerBlock::TransformerBlock(const TransformerBlockOptions& options, TensorOptionsOfModule tensor)
-    : Module("TransformerBlock"), norms_(options.norms) {
+    : Module("TransformerBlock"), norms_(options.norms), residual_multiplier_(options.residual_multiplier) {
   const auto norm = [&](const char* name) {
     return register_module(name, make_norm(options.norm, options.attention.dim, options.norm_eps, tensor));
   };
@@ -75,11 +75,11 @@ at::Tensor TransformerBlock::layers(at::Tensor x, const Attend& attend) {
   if (attention) {
     const auto [h, normed] = add_norm(x, delta, attention_norm);
     x = h;
-    delta = attend(normed);
+    delta = scaled(attend(normed));
   }
   if (!feed_forward) return delta.defined() ? kernels::add_delta(x, delta) : x;
   const auto [h, normed] = add_norm(x, delta, ffn_norm);
-  return kernels::add_delta(h, call(feed_forward, normed));
+  return kernels::add_delta(h, scaled(call(feed_forward, normed)));
 }
 
 template <class Attend>
@@ -87,7 +87,7 @@ at::Tensor TransformerBlock::layers_before_norms(at::Tensor x, const Attend& att
   const bool both = norms_ == NormPlacement::both;
   const auto add = [&](const auto& net, const std::shared_ptr<Norm>& norm, const std::shared_ptr<Norm>& post_norm) {
     const at::Tensor y = both ? net(call(norm, x)) : net(x);
-    x = kernels::add_delta(x, call(both ? post_norm : norm, y));
+    x = kernels::add_delta(x, scaled(call(both ? post_norm : norm, y)));
   };
   if (attention) add(attend, attention_norm, attention_post_norm);
   if (feed_forward) add([&](const at::Tensor& in) { return call(feed_forward, in); }, ffn_norm, ffn_post_norm);

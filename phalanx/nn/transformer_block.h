@@ -30,7 +30,8 @@ struct TransformerBlockOptions {
   NormPlacement norms = NormPlacement::before;
   NormKind norm = NormKind::rms;
   double norm_eps = 1e-5;
-  bool has_attention = true;  // with its norm
+  double residual_multiplier = 1.0;  // of what attention and feed-forward net add
+  bool has_attention = true;         // with its norm
   bool has_feed_forward = true;
 };
 
@@ -55,7 +56,13 @@ class TransformerBlock : public Module {
   template <class Attend>
   at::Tensor layers_before_norms(at::Tensor x, const Attend& attend);
 
+  /// Times residual_multiplier.
+  at::Tensor scaled(const at::Tensor& delta) const {
+    return residual_multiplier_ == 1.0 ? delta : delta * residual_multiplier_;
+  }
+
   NormPlacement norms_;
+  double residual_multiplier_;
 };
 
 }  // namespace phalanx::nn

@@ -13,6 +13,18 @@ namespace {
 
 constexpr std::int64_t kRowsAtOnce = 512;  // of the fused feed-forward and loss (kernels/)
 
+// Gate and up; the product, unless it is made again; what the activation makes of the gate, unless it is.
+std::int64_t tensors_of_gates(GatedActivation activation) {
+  switch (activation) {
+    case GatedActivation::gelu_tanh:
+      return 4;
+    case GatedActivation::clamped_silu:
+      return 3;
+    default:
+      return 2;
+  }
+}
+
 struct Sizes {
   explicit Sizes(const TrainingShape& s)
       : model(s),
@@ -27,7 +39,7 @@ struct Sizes {
         routed(s.model.has_experts() ? tokens * model.routed * model.dim : 0),
         sent(s.model.has_experts() ? 2 * routed + tokens * 2 * model.experts : 0),
         left(s.model.has_experts() ? dim + 2 * routed : 2 * dim),
-        gates((s.model.traits().activation == GatedActivation::silu ? 2 : 4) * ffn),
+        gates(tensors_of_gates(s.model.traits().activation) * ffn),
         head_norms(s.model.traits().qk_norm == QkNorm::all_heads ? queries + keys + 2 * tokens
                    : s.model.has_qk_norm()
                        ? queries + keys + heads +

@@ -321,8 +321,9 @@ TEST(MemoryModel, BiasesAndNormsOfHeadsCount) {
   models::LlamaConfig model = models::llama_flavor("5M");
   const auto state = [](const TrainingShape& shape) { return predict_memory(shape).peak[MemoryCategory::parameters]; };
   for (const auto family : {models::LlamaFamily::qwen2, models::LlamaFamily::qwen3, models::LlamaFamily::olmo2,
-                            models::LlamaFamily::gemma3_text}) {
+                            models::LlamaFamily::gemma3_text, models::LlamaFamily::gpt_oss}) {
     model.family = family;
+    if (model.has_experts()) model.experts = 4, model.experts_per_token = 2, model.activation_limit = 7;
     model.own_head_dim = 48;
     EXPECT_EQ(state({.model = model, .replicas = 2}), 4 * model.parameter_count()) << models::family_name(family);
     const auto p = static_cast<double>(model.parameter_count());

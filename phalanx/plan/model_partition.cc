@@ -21,12 +21,15 @@ ModelPartition::ModelPartition(const TrainingShape& shape)
              : shape.model.has_qk_norm()                       ? shape.model.head_dim()
                                                                : 0),
       k_norm(shape.model.traits().qk_norm == QkNorm::all_heads ? keys : q_norm),
-      biases_and_norms((shape.model.has_qkv_bias() ? queries + 2 * keys : 0) + (shape.model.is_gpt2() ? dim : 0) +
-                       q_norm + k_norm),
+      biases_and_norms((shape.model.has_qkv_bias() ? queries + 2 * keys : 0) +
+                       (shape.model.has_output_bias() ? dim : 0) + (shape.model.has_sinks() ? heads : 0) + q_norm +
+                       k_norm),
       nets(shape.model.has_experts() ? shape.model.experts / shape.expert_parallel_size : 1),
       matrices_of_net(shape.model.ffn_matrices()),
-      biases_of_net(shape.model.is_gpt2() ? feed_forward_hidden + dim : 0),
-      gates(shape.model.experts * dim),
+      biases_of_net(shape.model.is_gpt2()                 ? feed_forward_hidden + dim
+                    : shape.model.has_expert_net_biases() ? nets * (2 * feed_forward_hidden + dim)
+                                                          : 0),
+      gates(shape.model.experts * (shape.model.has_expert_net_biases() ? dim + 1 : dim)),
       experts(shape.model.experts),
       routed(shape.model.has_experts() ? shape.model.experts_per_token : 1),
       shared_hidden(shape.model.shared_units() / shape.tensor_parallel_size),
@@ -57,7 +60,7 @@ std::int64_t ModelPartition::parameters(const models::LlamaPart& part, bool tied
 
 std::int64_t ModelPartition::expert_parameters(const models::LlamaPart& part) const {
   const std::int64_t first = std::max(part.begin / 2, dense_layers);
-  return experts == 0 ? 0 : std::max<std::int64_t>(part.end / 2 - first, 0) * feed_forward_matrices();
+  return experts == 0 ? 0 : std::max<std::int64_t>(part.end / 2 - first, 0) * (feed_forward_matrices() + biases_of_net);
 }
 
 }  // namespace phalanx::plan

@@ -33,14 +33,15 @@ struct ModelPartition {
   std::int64_t norm;              // one of the hidden states
   std::int64_t norms;             // in one half of a layer
   std::int64_t q_norm, k_norm;    // in one layer
-  std::int64_t biases_and_norms;  // in one layer: of queries, keys and values, and of the projection after them
-  std::int64_t nets, matrices_of_net, biases_of_net, gates;  // in one layer: experts of the rank, or one net
-  std::int64_t experts;                                      // in one layer, of all ranks
-  std::int64_t routed;                                       // nets that process a token
-  std::int64_t shared_hidden;                                // units of a net beside the experts
-  std::int64_t dense_layers, dense_hidden;                   // at the beginning, and their units
-  std::int64_t q_rank, kv_rank, rotated, values;             // latent attention; values: of all heads
-  std::int64_t positions;                                    // learnt
+  std::int64_t biases_and_norms;  // in one layer: of queries, keys and values, and of the projection after them; sinks
+  std::int64_t nets, matrices_of_net;             // in one layer: experts of the rank, or one net
+  std::int64_t biases_of_net, gates;              // in one layer: of all these nets; of the router, with its bias
+  std::int64_t experts;                           // in one layer, of all ranks
+  std::int64_t routed;                            // nets that process a token
+  std::int64_t shared_hidden;                     // units of a net beside the experts
+  std::int64_t dense_layers, dense_hidden;        // at the beginning, and their units
+  std::int64_t q_rank, kv_rank, rotated, values;  // latent attention; values: of all heads
+  std::int64_t positions;                         // learnt
 };
 
 }  // namespace phalanx::plan

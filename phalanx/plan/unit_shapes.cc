@@ -50,6 +50,10 @@ void add_nets(const TrainingShape& shape, const ModelPartition& m, std::vector<N
   for (std::int64_t net = 0; net < m.nets; ++net) {
     const std::string name = shape.model.has_experts() ? fmt::format("moe.experts.{}.", net) : "feed_forward.";
     add_net(name, m, m.feed_forward_hidden, parameters);
+    if (!shape.model.has_expert_net_biases()) continue;
+    parameters.push_back({name + "w1.bias", {m.feed_forward_hidden, 1}});
+    parameters.push_back({name + "w2.bias", {m.dim, 1}});
+    parameters.push_back({name + "w3.bias", {m.feed_forward_hidden, 1}});
   }
 }
 
@@ -103,7 +107,8 @@ std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::
       add("attention.q_norm.weight", {m.q_norm, 1});
       add("attention.k_norm.weight", {m.k_norm, 1});
     }
-    if (model.is_gpt2()) add("attention.wo.bias", vector);
+    if (model.has_output_bias()) add("attention.wo.bias", vector);
+    if (model.has_sinks()) add("attention.sinks", {m.heads, 1});
     add_adapters(
         shape, adapted, layer,
         {{"attention.wq", q, dim}, {"attention.wk", kv, dim}, {"attention.wv", kv, dim}, {"attention.wo", dim, q}},
@@ -123,6 +128,7 @@ std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::
       add("feed_forward.w1.bias", {ffn, 1});
     }
     if (model.has_experts(number)) add("moe.gate.weight", {model.experts, dim});
+    if (model.has_expert_net_biases()) add("moe.gate.bias", {model.experts, 1});
     add_adapters(shape, adapted, layer,
                  {{"feed_forward.w1", ffn, dim}, {"feed_forward.w2", dim, ffn}, {"feed_forward.w3", ffn, dim}}, all);
   }

@@ -407,6 +407,17 @@ TEST_P(TrainerFamilyTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
     shape.full_layers = {1};
     shape.window_rope_theta = 100;
   }
+  if (shape.family == granite) {
+    shape.embedding_multiplier = 3.0;
+    shape.attention_multiplier = 0.2;
+    shape.logits_scaling = 2.5;
+  }
+  if (shape.family == gpt_oss) {
+    shape.own_head_dim = 12;
+    shape.activation_limit = 0.1;
+    shape.sliding_window = 5;
+    shape.full_layers = {1};
+  }
   shape.max_seq_len = 64;
   shape.tie_embeddings = true;
   models::Llama model(shape);
@@ -479,7 +490,8 @@ INSTANTIATE_TEST_SUITE_P(Families, TrainerFamilyTest,
                          ::testing::Values(models::LlamaFamily::qwen3, models::LlamaFamily::gpt2,
                                            models::LlamaFamily::mixtral, models::LlamaFamily::qwen3_moe,
                                            models::LlamaFamily::olmo2, models::LlamaFamily::smollm3,
-                                           models::LlamaFamily::phi3, models::LlamaFamily::gemma3_text),
+                                           models::LlamaFamily::phi3, models::LlamaFamily::gemma3_text,
+                                           models::LlamaFamily::gpt_oss, models::LlamaFamily::granite),
                          [](const auto& info) { return models::family_name(info.param); });
 
 TEST_F(TrainerCheckpointTest, ACheckpointFolderStandsForItsNewestStepAsInitialWeights) {

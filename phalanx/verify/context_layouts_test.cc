@@ -187,12 +187,20 @@ TEST_F(ContextLayoutsTest, KeepDocumentsApart) {
   }
 }
 
-// Learnt positions, experts, and windows that end within and beyond a rank's pieces.
+// Learnt positions, experts, sinks, and windows that end within and beyond a rank's pieces.
 TEST_F(ContextLayoutsTest, HaveOneRanksNumbersInOtherFamilies) {
   const std::vector<std::pair<std::string, nlohmann::json>> families = {
       {"gpt2", {{"n_embd", 64}, {"n_layer", 2}, {"n_head", 4}, {"n_positions", 32}, {"vocab_size", 512}}},
       {"mixtral", {{"num_local_experts", 3}, {"num_experts_per_tok", 2}}},
       {"mistral", {{"sliding_window", 5}}},
+      {"gpt_oss",
+       {{"num_local_experts", 3},
+        {"num_experts_per_tok", 2},
+        {"head_dim", 24},
+        {"sliding_window", 5},
+        {"swiglu_limit", 0.05},
+        {"rope_scaling", {{"rope_type", "default"}}}}},
+      {"granite", {{"attention_multiplier", 0.2}, {"logits_scaling", 2.5}, {"residual_multiplier", 0.4}}},
       {"qwen3", {{"head_dim", 16}, {"tie_word_embeddings", true}}}};
   const auto some =
       layouts({"cp4 heads", "cp3", "zero2_2 cp2", "cp2 tp2 heads", "pp2 cp2", "cp3 ring", "zero2_2 cp2 ring"});

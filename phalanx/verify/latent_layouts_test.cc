@@ -1,5 +1,6 @@
-// DeepSeek's models, which have layers of two kinds and biases by which experts are chosen, are those of one rank in
-// every kind of layout: losses, gradients and updates, parameter by parameter.
+// DeepSeek's models, which have layers of two kinds and biases by which experts are chosen, and GPT-OSS, which has sinks
+// and biases of experts, are those of one rank in every kind of layout: losses, gradients and updates, parameter by
+// parameter.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -66,7 +67,7 @@ TEST_F(LatentLayoutsTest, AreThoseOfOneRank) {
       {"cp 2 heads, tp 2", 4, kContext + kTensor + Keys{"--parallelism.context_parallel_exchange=heads"}},
       {"ep 2, tp 2", 4, kExperts + kTensor + kMovesBias + kBalances}};
   std::ptrdiff_t near_ties = 0;
-  for (const std::string family : {"deepseek_v2", "deepseek_v3"}) {
+  for (const std::string family : {"deepseek_v2", "deepseek_v3", "gpt_oss"}) {
     for (const Case& layout : layouts) {
       for (const std::string type : {"float32", "bfloat16"}) {
         if (type == "bfloat16" && family == "deepseek_v2") continue;  // V3's, with biases, say more

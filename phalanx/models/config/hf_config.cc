@@ -87,6 +87,7 @@ class ConfigFile : private HfConfigFile {
     if (config.n_heads < 1 || own * config.n_heads != config.dim) config.own_head_dim = own;
     config.experts = config.has_experts() ? 1 : 0;  // until they are read below
     config.experts_per_token = config.experts;
+    if (config.traits().activation == GatedActivation::clamped_silu) config.activation_limit = 1.0;
     if (config.has_latent_attention()) {
       config.own_head_dim = 4;
       config.rotary_dim = 2;
@@ -104,6 +105,7 @@ class ConfigFile : private HfConfigFile {
     }
     // The last but one asks for a loss that balances the experts' load.
     for (const char* flag : {"attention_bias", "mlp_bias", "output_router_logits", "use_bidirectional_attention"}) {
+      if (std::ranges::find(form.keys, flag) != form.keys.end()) continue;
       if (read.get_or<bool>(flag, false)) refuse(fmt::format("\"{}\": true", flag), "false");
     }
     if (!read.get_or<bool>("is_causal", true)) refuse("\"is_causal\": false", "true");

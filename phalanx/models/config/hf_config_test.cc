@@ -68,7 +68,7 @@ TEST(HfConfig, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {
   EXPECT_EQ(
       config_error("model_type", "gpt_neox"),
       "config.json: model_type \"gpt_neox\" is not supported; expected one of llama, mistral, qwen2, qwen3, gpt2, "
-      "mixtral, qwen3_moe, olmo2, smollm3, phi3, gemma3_text, deepseek_v2, deepseek_v3");
+      "mixtral, qwen3_moe, olmo2, smollm3, phi3, gemma3_text, deepseek_v2, deepseek_v3, gpt_oss, granite");
   EXPECT_THAT(config_error("hidden_act", "gelu"), HasSubstr("config.json: hidden_act \"gelu\" is not supported"));
   EXPECT_THAT(config_error("attention_bias", true), HasSubstr("\"attention_bias\": true is not supported"));
   EXPECT_THAT(config_error("mlp_bias", true), HasSubstr("\"mlp_bias\": true is not supported"));
@@ -150,6 +150,31 @@ TEST(HfConfig, WhatDeepSeekCannotDoIsRefusedByName) {
   EXPECT_THAT(error_with("deepseek_v3", {{"num_experts_per_tok", 3}}), HasSubstr("enough experts in those of a token"));
   EXPECT_THAT(error_with("deepseek_v3", {{"first_k_dense_replace", 1}, {"routed_scaling_factor", 0.0}}),
               HasSubstr("routed_scaling = 0"));
+}
+
+TEST(HfConfig, WhatGptOssCannotDoIsRefusedByName) {
+  const auto error_with = [](const nlohmann::json& changes) {
+    nlohmann::json all = {{"num_local_experts", 4},
+                          {"num_experts_per_tok", 2},
+                          {"num_hidden_layers", 4},
+                          {"rope_scaling", {{"rope_type", "default"}}}};
+    all.update(changes);
+    return error_of("gpt_oss", all);
+  };
+  EXPECT_EQ(error_with({{"attention_bias", true}, {"experts_per_token", 2}}), "");
+  EXPECT_EQ(error_with({{"quantization_config", {{"quant_method", "mxfp4"}}}}), "");
+  EXPECT_THAT(error_with({{"quantization_config", {{"quant_method", "fp8"}}}}),
+              HasSubstr("expected a model without it, or \"quant_method\": \"mxfp4\""));
+  EXPECT_THAT(error_with({{"attention_bias", false}}), HasSubstr("\"attention_bias\": false is not supported"));
+  EXPECT_THAT(error_with({{"experts_per_token", 3}}),
+              HasSubstr("\"experts_per_token\" and \"num_experts_per_tok\" differ"));
+  EXPECT_THAT(error_with({{"swiglu_alpha", 1.5}}), HasSubstr("\"swiglu_alpha\": 1.5 is not supported; expected 1.702"));
+  EXPECT_THAT(error_with({{"swiglu_limit", -1.0}}), HasSubstr("activation_limit = -1: expected above 0"));
+  EXPECT_THAT(error_with({{"sliding_window", nullptr}}), HasSubstr("\"sliding_window\": null"));
+  EXPECT_THAT(error_with({{"rope_scaling", nullptr}}), HasSubstr("has neither \"rope_scaling\" nor"));
+  EXPECT_THAT(error_with({{"mlp_bias", true}}), HasSubstr("\"mlp_bias\": true is not supported"));
+  EXPECT_THAT(error_of("mixtral", {{"num_local_experts", 4}, {"swiglu_limit", 7.0}}),
+              HasSubstr("\"swiglu_limit\" is not supported"));
 }
 
 TEST(HfConfig, WhatLaterFamiliesCannotDoIsRefusedByName) {

@@ -11,6 +11,8 @@
 namespace phalanx::models {
 namespace {
 
+constexpr double kSigmoidGain = 1.702;  // of kernels/clamped_swiglu.h
+
 void write_window(nlohmann::json& description, const LlamaConfig& config) {
   description["sliding_window"] = nullptr;
   if (config.sliding_window > 0) description["sliding_window"] = config.sliding_window;
@@ -277,6 +279,71 @@ void write_deepseek(nlohmann::json& description, const LlamaConfig& config) {
   description["topk_group"] = has_groups ? config.groups_per_token : 1;
 }
 
+/// Of weights in 4 bits those that are read: GPT-OSS's.
+void check_mxfp4(const HfConfigFile& file) {
+  if (!file.has("quantization_config")) return;
+  const nlohmann::json& given = file.json.at("quantization_config");
+  if (given.is_object() && given.value("quant_method", nlohmann::json()) == "mxfp4") return;
+  file.refuse("\"quantization_config\"", "a model without it, or \"quant_method\": \"mxfp4\"");
+}
+
+void read_gpt_oss(const HfConfigFile& file, LlamaConfig& config) {
+  check_mxfp4(file);
+  if (!file.read.get_or<bool>("attention_bias", true)) file.refuse("\"attention_bias\": false", "true");
+  // transformers would stretch the rotary embedding of a model that does not say.
+  if (!file.has("rope_scaling") && !file.has("rope_parameters")) {
+    file.fail("has neither \"rope_scaling\" nor \"rope_parameters\": expected one of them");
+  }
+  config.experts = file.read.get<std::int64_t>("num_local_experts");
+  config.experts_per_token =
+      file.read.get<std::int64_t>(file.has("num_experts_per_tok") ? "num_experts_per_tok" : "experts_per_token");
+  if (file.has("experts_per_token") && file.read.get<std::int64_t>("experts_per_token") != config.experts_per_token) {
+    file.fail("\"experts_per_token\" and \"num_experts_per_tok\" differ: expected one of them, or the same");
+  }
+  config.activation_limit = file.read.get_or<double>("swiglu_limit", 7.0);
+  if (const double gain = file.read.get_or<double>("swiglu_alpha", kSigmoidGain); gain != kSigmoidGain) {
+    file.refuse(fmt::format("\"swiglu_alpha\": {}", gain), fmt::format("{}", kSigmoidGain));
+  }
+  std::vector<std::int64_t> full;
+  if (file.has("layer_types")) {
+    full = file.full_layers(config.n_layers);
+  } else {
+    for (std::int64_t layer = 1; layer < config.n_layers; layer += 2) full.push_back(layer);
+  }
+  if (file.json.contains("sliding_window") && !file.has("sliding_window")) {
+    file.refuse("\"sliding_window\": null in a model with sliding layers", "a number of positions");
+  }
+  set_window(config, file.read.get_or<std::int64_t>("sliding_window", 128), std::move(full));
+}
+
+void write_gpt_oss(nlohmann::json& description, const LlamaConfig& config) {
+  description.update({{"attention_bias", true},
+                      {"num_local_experts", config.experts},
+                      {"num_experts_per_tok", config.experts_per_token},
+                      {"swiglu_limit", config.activation_limit},
+                      {"swiglu_alpha", kSigmoidGain},
+                      {"layer_types", layer_types(config)}});
+  if (config.sliding_window > 0) description["sliding_window"] = config.sliding_window;
+  if (config.rope_scaling.type != RopeScalingType::none) return;
+  description["rope_scaling"] = {{"rope_type", "default"}, {"rope_theta", config.rope_theta}};
+}
+
+void read_granite(const HfConfigFile& file, LlamaConfig& config) {
+  config.embedding_multiplier = file.read.get_or<double>("embedding_multiplier", 1.0);
+  config.residual_multiplier = file.read.get_or<double>("residual_multiplier", 1.0);
+  config.attention_multiplier = file.read.get_or<double>("attention_multiplier", 1.0);
+  config.logits_scaling = file.read.get_or<double>("logits_scaling", 1.0);
+}
+
+void write_granite(nlohmann::json& description, const LlamaConfig& config) {
+  const double of_head = 1.0 / std::sqrt(static_cast<double>(config.head_dim()));
+  description.update(
+      {{"embedding_multiplier", config.embedding_multiplier},
+       {"residual_multiplier", config.residual_multiplier},
+       {"attention_multiplier", config.attention_multiplier != 0.0 ? config.attention_multiplier : of_head},
+       {"logits_scaling", config.logits_scaling}});
+}
+
 void write_llama(nlohmann::json& description, const LlamaConfig& /*config*/) {
   description["attention_bias"] = false;
   description["mlp_bias"] = false;
@@ -411,6 +478,25 @@ const std::vector<HfFamily>& families() {
        .read = read_deepseek,
        .write = write_deepseek,
        .names = deepseek_names()},
+      {.family = LlamaFamily::gpt_oss,
+       .architecture = "GptOssForCausalLM",
+       .keys = {"num_local_experts", "num_experts_per_tok", "experts_per_token", "swiglu_limit", "swiglu_alpha",
+                "sliding_window", "layer_types", "quantization_config", "attention_bias", "initial_context_length"},
+       .norm_eps = 1e-5,
+       .rope_theta = 150000.0,
+       .head_dim = 64,
+       .read = read_gpt_oss,
+       .write = write_gpt_oss,
+       .names = {{"attention.wo.bias", "self_attn.o_proj.bias"},
+                 {"attention.sinks", "self_attn.sinks"},
+                 {"moe.gate.weight", "mlp.router.weight"},
+                 {"moe.gate.bias", "mlp.router.bias"}}},
+      {.family = LlamaFamily::granite,
+       .architecture = "GraniteForCausalLM",
+       .keys = {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"},
+       .kv_heads_default = true,
+       .read = read_granite,
+       .write = write_granite},
   };
   return table;
 }

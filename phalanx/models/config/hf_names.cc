@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "phalanx/base/error.h"
@@ -98,6 +100,30 @@ FileTensorView phi3_tensor_view(const LlamaConfig& config, const std::string& na
   return name;
 }
 
+/// One tensor lists the matrices of all experts, as [in, out]. Gate and up alternate in its columns.
+std::optional<FileTensorView> gpt_oss_expert(const LlamaConfig& config, const std::string& layer,
+                                             const std::string& rest) {
+  const auto [number, parameter] = split_layer(rest, kExperts);
+  if (number.empty()) return std::nullopt;
+  const std::int64_t slice = std::stoll(number);
+  const auto in = [&](const char* name, FileTensorView::Form form) {
+    form.slice = slice;
+    form.slices = config.experts;
+    return FileTensorView(fmt::format("model.layers.{}.mlp.experts.{}", layer, name), form);
+  };
+  for (const auto& [ours, part] : {std::pair("w1", 0), {"w3", 1}}) {
+    if (parameter == fmt::format("{}.weight", ours)) {
+      return in("gate_up_proj", {.transposed = true, .part = part, .parts = 2, .alternate = true});
+    }
+    if (parameter == fmt::format("{}.bias", ours)) {
+      return in("gate_up_proj_bias", {.part = part, .parts = 2, .alternate = true});
+    }
+  }
+  if (parameter == "w2.weight") return in("down_proj", kTurned);
+  if (parameter == "w2.bias") return in("down_proj_bias", {});
+  return std::nullopt;
+}
+
 /// "<prefix><digits>.<rest>" with another prefix, if rest is a matrix of an expert; otherwise empty.
 std::string expert_name(const std::string& name, const std::string& from, const std::string& to) {
   const auto [number, rest] = split_layer(name, from);
@@ -121,6 +147,9 @@ FileTensorView gpt2_tensor_view(const std::string& fqn) {
 FileTensorView hf_tensor_view(const LlamaConfig& config, const std::string& fqn) {
   if (config.family == LlamaFamily::gpt2) return gpt2_tensor_view(fqn);
   const auto [layer, rest] = split_layer(fqn, "layers.");
+  if (config.family == LlamaFamily::gpt_oss) {
+    if (const auto expert = gpt_oss_expert(config, layer, rest)) return *expert;
+  }
   for (const auto& [ours, theirs] : hf_family(config.family).names) {
     if (rest == ours) return fmt::format("model.layers.{}.{}", layer, theirs);
     if (!ours.ends_with('.') || !rest.starts_with(ours)) continue;  // below: the number of an expert, and its matrix

@@ -16,7 +16,11 @@ enum class NormPlacement : std::uint8_t {
 enum class QkNorm : std::uint8_t { none, each_head, all_heads };
 
 /// What the gate of a feed-forward net goes through: w2 (activation(w1 x) * w3 x).
-enum class GatedActivation : std::uint8_t { silu, gelu_tanh };
+enum class GatedActivation : std::uint8_t {
+  silu,
+  gelu_tanh,
+  clamped_silu,  // with limits, and one added to w3 x: kernels/clamped_swiglu.h
+};
 
 /// How a mixture's router scores experts, and which experts it chooses for a token.
 enum class RouterForm : std::uint8_t {

@@ -39,7 +39,9 @@ Number count_attention(const LlamaConfig& config) {
   if (!config.has_latent_attention()) {
     const Number kv_dim = static_cast<Number>(config.n_kv_heads) * head_dim;
     const auto norms = static_cast<Number>(config.has_qk_norm() ? config.q_norm_size() + config.k_norm_size() : 0);
-    return 2 * dim * q_dim + 2 * dim * kv_dim + (config.has_qkv_bias() ? q_dim + 2 * kv_dim : 0) + norms;
+    return 2 * dim * q_dim + 2 * dim * kv_dim + (config.has_qkv_bias() ? q_dim + 2 * kv_dim : 0) +
+           (config.has_output_bias() ? dim : 0) + (config.has_sinks() ? static_cast<Number>(config.n_heads) : 0) +
+           norms;
   }
   const auto q_rank = static_cast<Number>(config.q_lora_rank), kv_rank = static_cast<Number>(config.kv_lora_rank);
   const auto rotated = static_cast<Number>(config.rotary_dim);
@@ -57,9 +59,11 @@ Number count_parameters(const LlamaConfig& config, std::int64_t nets) {
   const Number norm = config.is_gpt2() ? 2 * dim : dim;
   const Number units = static_cast<Number>(nets) * hidden + static_cast<Number>(config.shared_units());
   const Number layer = count_attention<Number>(config) + static_cast<Number>(config.norms_per_layer()) * norm +
-                       (config.is_gpt2() ? 2 * dim + hidden : 0);
-  const Number net =
-      static_cast<Number>(config.ffn_matrices()) * dim * units + static_cast<Number>(config.experts) * dim;
+                       (config.is_gpt2() ? dim + hidden : 0);
+  Number net = static_cast<Number>(config.ffn_matrices()) * dim * units + static_cast<Number>(config.experts) * dim;
+  if (config.has_expert_net_biases()) {
+    net += static_cast<Number>(nets) * (2 * hidden + dim) + static_cast<Number>(config.experts);
+  }
   const Number dense_net = static_cast<Number>(config.ffn_matrices()) * dim * static_cast<Number>(config.dense_hidden);
   return layers * layer + (layers - dense) * net + dense * dense_net + norm +
          static_cast<Number>(config.vocab_size) * dim * (config.tie_embeddings ? 1 : 2) +
@@ -200,6 +204,20 @@ void LlamaConfig::validate() const {
                                   rotary_dim != 0 ? "rotary_dim" : "head_dim", rotated));
   }
   validate_layers();
+  validate_multipliers();
+}
+
+void LlamaConfig::validate_multipliers() const {
+  const bool has_some =
+      embedding_multiplier != 1.0 || residual_multiplier != 1.0 || attention_multiplier != 0.0 || logits_scaling != 1.0;
+  if (has_some && !traits().multipliers) refuse_for_family("multipliers", family);
+  if (embedding_multiplier > 0.0 && residual_multiplier > 0.0 && attention_multiplier >= 0.0 && logits_scaling > 0.0) {
+    return;
+  }
+  throw ConfigError(
+      fmt::format("model: embedding_multiplier = {}, residual_multiplier = {}, attention_multiplier = {} and "
+                  "logits_scaling = {}: expected numbers above 0",
+                  embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling));
 }
 
 void LlamaConfig::validate_layers() const {
@@ -211,6 +229,11 @@ void LlamaConfig::validate_layers() const {
   if (!unrotated_layers.empty() && !traits().some_unrotated) refuse_for_family("unrotated_layers", family);
   if (window_rope_theta != 0.0 && !traits().layers_have_thetas) refuse_for_family("window_rope_theta", family);
   if (query_scalar != 0.0 && !traits().scales_queries) refuse_for_family("query_scalar", family);
+  const bool has_limit = traits().activation == GatedActivation::clamped_silu;
+  if (activation_limit != 0.0 && !has_limit) refuse_for_family("activation_limit", family);
+  if (has_limit && !(activation_limit > 0.0)) {
+    throw ConfigError(fmt::format("model: activation_limit = {}: expected above 0", activation_limit));
+  }
   if (rotary_dim != 0 && !traits().partial_rotation) refuse_for_family("rotary_dim", family);
   if (!normalise_routing && !has_experts()) refuse_for_family("normalise_routing = false", family);
   if (!(window_rope_theta >= 0.0) || !(query_scalar >= 0.0)) {

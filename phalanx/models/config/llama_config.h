@@ -58,6 +58,11 @@ struct LlamaConfig {
   std::int64_t rotary_dim = 0;
   /// Scores are divided by the square root of this; 0: head_dim. Only in gemma3_text.
   double query_scalar = 0.0;
+  /// Where gate and up of a net are cut off (kernels/clamped_swiglu.h). Only in gpt_oss, where it is above 0.
+  double activation_limit = 0.0;
+  /// What embeddings and the results of attention and feed-forward nets are multiplied by; the factor of scores, 0: 1 /
+  /// sqrt(head_dim); what logits are divided by. Only in granite.
+  double embedding_multiplier = 1.0, residual_multiplier = 1.0, attention_multiplier = 0.0, logits_scaling = 1.0;
 
   /// Latent attention (deepseek_v2, deepseek_v3): elements of the vectors that keys and values, and queries, are made
   /// from (0: queries are made directly), and of a head of values. A head of queries has own_head_dim.
@@ -83,6 +88,10 @@ struct LlamaConfig {
   std::int64_t dense_units() const noexcept { return dense_layers > 0 ? dense_hidden : ffn_hidden; }
   std::int64_t shared_units() const noexcept { return shared_experts * ffn_hidden; }
   bool has_qkv_bias() const noexcept { return traits().qkv_bias; }
+  bool has_output_bias() const noexcept { return traits().output_bias; }
+  /// Whether experts' projections and the router have biases.
+  bool has_expert_net_biases() const noexcept { return traits().expert_biases; }
+  bool has_sinks() const noexcept { return traits().sinks; }
   bool has_qk_norm() const noexcept { return traits().qk_norm != QkNorm::none; }
   /// Elements of the two norms of queries and keys.
   std::int64_t q_norm_size() const noexcept;
@@ -122,6 +131,7 @@ struct LlamaConfig {
   void validate_latent_attention() const;
   void validate_experts() const;
   void validate_layers() const;
+  void validate_multipliers() const;
 };
 
 /// With full_layers or unrotated_layers as the family has them if nothing else is said, for config.n_layers layers.

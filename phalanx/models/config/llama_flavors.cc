@@ -315,6 +315,46 @@ Flavors deepseek_v3_flavors() {
   return flavors;
 }
 
+Flavors gpt_oss_flavors() {
+  LlamaConfig base{.family = LlamaFamily::gpt_oss,
+                   .vocab_size = 201088,
+                   .max_seq_len = 4096,
+                   .rope_theta = 150000.0,
+                   .own_head_dim = 64,
+                   .sliding_window = 128,
+                   .experts = 32,
+                   .experts_per_token = 4,
+                   .activation_limit = 7.0};
+  LlamaConfig debug = small(base);
+  debug.own_head_dim = 32;
+  debug.sliding_window = 32;
+  debug.experts = 8;
+  debug.experts_per_token = 2;
+  debug.ffn_hidden = 48;
+  Flavors flavors = {{"debug", debug}, {"gpt_oss_20b", sized(base, 2880, 2880, 24, 64, 8)}};
+  base.experts = 128;
+  flavors.emplace_back("gpt_oss_120b", sized(base, 2880, 2880, 36, 64, 8));
+  return flavors;
+}
+
+Flavors granite_flavors() {
+  LlamaConfig base{.family = LlamaFamily::granite,
+                   .vocab_size = 49155,
+                   .max_seq_len = 4096,
+                   .tie_embeddings = true,
+                   .embedding_multiplier = 12.0,
+                   .residual_multiplier = 0.22,
+                   .attention_multiplier = 1.0 / 64,
+                   .logits_scaling = 8.0};
+  LlamaConfig debug = small(base);
+  debug.attention_multiplier = 1.0 / 16;
+  Flavors flavors = {{"debug", debug}, {"granite3_2b", sized(base, 2048, 8192, 40, 32, 8)}};
+  base.attention_multiplier = 1.0 / 128;
+  base.logits_scaling = 16.0;
+  flavors.emplace_back("granite3_8b", sized(base, 4096, 12800, 40, 32, 8));
+  return flavors;
+}
+
 Flavors flavors_of(LlamaFamily family) {
   switch (family) {
     case LlamaFamily::llama:
@@ -343,6 +383,10 @@ Flavors flavors_of(LlamaFamily family) {
       return deepseek_v2_flavors();
     case LlamaFamily::deepseek_v3:
       return deepseek_v3_flavors();
+    case LlamaFamily::gpt_oss:
+      return gpt_oss_flavors();
+    case LlamaFamily::granite:
+      return granite_flavors();
   }
   return {};
 }
@@ -353,8 +397,8 @@ LlamaConfig with_layer_pattern(LlamaConfig config) {
   const std::int64_t period = config.traits().layer_period;
   std::vector<std::int64_t> layers;
   for (std::int64_t layer = period - 1; period > 0 && layer < config.n_layers; layer += period) layers.push_back(layer);
-  if (config.traits().some_unrotated) config.unrotated_layers = layers;
-  if (config.traits().layers_have_thetas) config.full_layers = layers;
+  if (period == 0) return config;
+  (config.traits().some_unrotated ? config.unrotated_layers : config.full_layers) = layers;
   return config;
 }
 

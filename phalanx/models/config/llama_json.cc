@@ -25,7 +25,7 @@ constexpr std::array<std::pair<RopeScalingType, const char*>, 6> kScalings = {{
 }};
 
 /// All keys that identify the weights' model; any unknown one could change their meaning.
-constexpr std::array<std::string_view, 32> kKeys = {"name",
+constexpr std::array<std::string_view, 37> kKeys = {"name",
                                                     "flavor",
                                                     "dim",
                                                     "n_layers",
@@ -48,6 +48,11 @@ constexpr std::array<std::string_view, 32> kKeys = {"name",
                                                     "window_rope_theta",
                                                     "rotary_dim",
                                                     "query_scalar",
+                                                    "activation_limit",
+                                                    "embedding_multiplier",
+                                                    "residual_multiplier",
+                                                    "attention_multiplier",
+                                                    "logits_scaling",
                                                     "kv_lora_rank",
                                                     "q_lora_rank",
                                                     "v_head_dim",
@@ -68,6 +73,14 @@ constexpr std::array<std::pair<const char*, std::int64_t LlamaConfig::*>, 8> kWh
     {"shared_experts", &LlamaConfig::shared_experts},
     {"expert_groups", &LlamaConfig::expert_groups},
     {"groups_per_token", &LlamaConfig::groups_per_token},
+}};
+
+/// Of granite: written unless they are as in a new config.
+constexpr std::array<std::pair<const char*, double LlamaConfig::*>, 4> kMultipliers = {{
+    {"embedding_multiplier", &LlamaConfig::embedding_multiplier},
+    {"residual_multiplier", &LlamaConfig::residual_multiplier},
+    {"attention_multiplier", &LlamaConfig::attention_multiplier},
+    {"logits_scaling", &LlamaConfig::logits_scaling},
 }};
 
 nlohmann::json scaling_metadata(const RopeScaling& rope) {
@@ -148,8 +161,12 @@ nlohmann::json llama_metadata(const LlamaConfig& config) {
   if (config.window_rope_theta != 0.0) model["window_rope_theta"] = config.window_rope_theta;
   if (config.rotary_dim != 0) model["rotary_dim"] = config.rotary_dim;
   if (config.query_scalar != 0.0) model["query_scalar"] = config.query_scalar;
+  if (config.activation_limit != 0.0) model["activation_limit"] = config.activation_limit;
   for (const auto& [key, member] : kWholeNumbers) {
     if (config.*member != 0) model[key] = config.*member;
+  }
+  for (const auto& [key, member] : kMultipliers) {
+    if (config.*member != LlamaConfig().*member) model[key] = config.*member;
   }
   if (config.routed_scaling != 1.0) model["routed_scaling"] = config.routed_scaling;
   if (config.rope_scaling.type != RopeScalingType::none) model["rope_scaling"] = scaling_metadata(config.rope_scaling);
@@ -185,7 +202,9 @@ LlamaConfig llama_from_metadata(const nlohmann::json& model, const std::string& 
   config.window_rope_theta = read.get_or<double>("window_rope_theta", 0.0);
   config.rotary_dim = read.get_or<std::int64_t>("rotary_dim", 0);
   config.query_scalar = read.get_or<double>("query_scalar", 0.0);
+  config.activation_limit = read.get_or<double>("activation_limit", 0.0);
   for (const auto& [key, member] : kWholeNumbers) config.*member = read.get_or<std::int64_t>(key, 0);
+  for (const auto& [key, member] : kMultipliers) config.*member = read.get_or<double>(key, config.*member);
   config.routed_scaling = read.get_or<double>("routed_scaling", 1.0);
   for (const auto& [key, value] : model.items()) {
     if (std::ranges::find(kKeys, key) != kKeys.end()) continue;
@@ -238,6 +257,8 @@ void add_attention(const LlamaConfig& config, const std::string& name, Shapes& s
     shapes[name + "wk.bias"] = {kv_dim};
     shapes[name + "wv.bias"] = {kv_dim};
   }
+  if (config.has_output_bias()) shapes[name + "wo.bias"] = {dim};
+  if (config.has_sinks()) shapes[name + "sinks"] = {config.n_heads};
   if (config.has_qk_norm()) {
     shapes[name + "q_norm.weight"] = {config.q_norm_size()};
     shapes[name + "k_norm.weight"] = {config.k_norm_size()};
@@ -271,14 +292,20 @@ std::map<std::string, std::vector<std::int64_t>> llama_parameter_shapes(const Ll
     }
     if (config.has_experts(i)) {
       shapes[layer + "moe.gate.weight"] = {config.experts, dim};
-      for (std::int64_t e = 0; e < config.experts; ++e) net(fmt::format("{}moe.experts.{}.", layer, e), hidden);
+      if (config.has_expert_net_biases()) shapes[layer + "moe.gate.bias"] = {config.experts};
+      for (std::int64_t e = 0; e < config.experts; ++e) {
+        const std::string expert = fmt::format("{}moe.experts.{}.", layer, e);
+        net(expert, hidden);
+        if (!config.has_expert_net_biases()) continue;
+        shapes[expert + "w1.bias"] = shapes[expert + "w3.bias"] = {hidden};
+        shapes[expert + "w2.bias"] = {dim};
+      }
       if (config.shared_experts > 0) net(layer + "moe.shared_experts.", config.shared_units());
     } else {
       net(layer + "feed_forward.", config.dense_units());
     }
     if (!config.is_gpt2()) continue;
     shapes[layer + "attention_norm.bias"] = {dim};
-    shapes[layer + "attention.wo.bias"] = {dim};
     shapes[layer + "ffn_norm.bias"] = {dim};
     shapes[layer + "feed_forward.w1.bias"] = {hidden};
     shapes[layer + "feed_forward.w2.bias"] = {dim};

@@ -9,12 +9,12 @@ namespace phalanx::models {
 namespace {
 
 // In the order of LlamaFamily.
-constexpr std::array<FamilyTraits, 13> kFamilies = {{
+constexpr std::array<FamilyTraits, 15> kFamilies = {{
     {.family = LlamaFamily::llama, .name = "llama"},
     {.family = LlamaFamily::mistral, .name = "mistral", .window = true},
     {.family = LlamaFamily::qwen2, .name = "qwen2", .window = true, .qkv_bias = true},
     {.family = LlamaFamily::qwen3, .name = "qwen3", .window = true, .qk_norm = QkNorm::each_head},
-    {.family = LlamaFamily::gpt2, .name = "gpt2", .qkv_bias = true},
+    {.family = LlamaFamily::gpt2, .name = "gpt2", .qkv_bias = true, .output_bias = true},
     {.family = LlamaFamily::mixtral, .name = "mixtral", .window = true, .experts = true},
     {.family = LlamaFamily::qwen3_moe,
      .name = "qwen3_moe",
@@ -46,6 +46,17 @@ constexpr std::array<FamilyTraits, 13> kFamilies = {{
      .partial_rotation = true,
      .latent_attention = true,
      .router = RouterForm::biased_sigmoid},
+    {.family = LlamaFamily::gpt_oss,
+     .name = "gpt_oss",
+     .window = true,
+     .qkv_bias = true,
+     .output_bias = true,
+     .expert_biases = true,
+     .sinks = true,
+     .activation = GatedActivation::clamped_silu,
+     .experts = true,
+     .layer_period = 2},
+    {.family = LlamaFamily::granite, .name = "granite", .multipliers = true},
 }};
 
 constexpr bool are_in_order() {

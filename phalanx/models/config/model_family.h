@@ -29,14 +29,19 @@ enum class LlamaFamily : std::uint8_t {
   phi3,
   gemma3_text,
   deepseek_v2,
-  deepseek_v3
+  deepseek_v3,
+  gpt_oss,
+  granite
 };
 
 struct FamilyTraits {
   LlamaFamily family;
   const char* name;
-  bool window = false;    // a sliding window is allowed
-  bool qkv_bias = false;  // of queries, keys and values
+  bool window = false;         // a sliding window is allowed
+  bool qkv_bias = false;       // of queries, keys and values
+  bool output_bias = false;    // of the projection behind attention
+  bool expert_biases = false;  // of the experts' projections, and of the router
+  bool sinks = false;          // one more score for each query head: kernels/attention_sinks.h
   QkNorm qk_norm = QkNorm::none;
   NormPlacement norms = NormPlacement::before;
   GatedActivation activation = GatedActivation::silu;
@@ -47,9 +52,11 @@ struct FamilyTraits {
   bool partial_rotation = false;    // a part of a head may stay as it is
   bool layers_have_thetas = false;  // layers with a window have a rotary base of their own
   bool scales_queries = false;      // scores may be scaled by another number than sqrt(head_dim)
+  bool multipliers = false;         // of embeddings, layers' results, scores and logits
   bool latent_attention = false;    // nn/latent_attention.h; first layers may have no experts, others a net beside them
   RouterForm router = RouterForm::softmax;
-  int layer_period = 0;  // every so many layers one is without a rotary embedding, or without the window
+  int layer_period =
+      0;  // every so many layers one is without a rotary embedding if `some_unrotated`, else without the window
 };
 
 const FamilyTraits& traits_of(LlamaFamily family) noexcept;

@@ -9,6 +9,22 @@
 
 namespace phalanx::models {
 
+namespace {
+
+const char* activation_name(const LlamaConfig& config) {
+  if (config.is_gpt2()) return "gelu_new";
+  switch (config.traits().activation) {
+    case GatedActivation::gelu_tanh:
+      return "gelu_tanh";
+    case GatedActivation::clamped_silu:
+      return "clamped_silu";
+    default:
+      return "silu";
+  }
+}
+
+}  // namespace
+
 nlohmann::json model_identity(const LlamaConfig& config) {
   nlohmann::json model = {{"family", family_name(config.family)},
                           {"dim", config.dim},
@@ -22,9 +38,7 @@ nlohmann::json model_identity(const LlamaConfig& config) {
                                    : config.traits().norms_add_one ? "rms_one_plus"
                                                                    : "rms"},
                           {"norm_eps", config.norm_eps},
-                          {"activation", config.is_gpt2()                                           ? "gelu_new"
-                                         : config.traits().activation == GatedActivation::gelu_tanh ? "gelu_tanh"
-                                                                                                    : "silu"},
+                          {"activation", activation_name(config)},
                           {"tie_embeddings", config.tie_embeddings},
                           {"qkv_bias", config.has_qkv_bias()},
                           {"qk_norm", config.has_qk_norm()},
@@ -44,6 +58,16 @@ nlohmann::json model_identity(const LlamaConfig& config) {
   if (!config.full_layers.empty()) model["full_layers"] = config.full_layers;
   if (!config.unrotated_layers.empty()) model["unrotated_layers"] = config.unrotated_layers;
   if (config.query_scalar != 0.0) model["query_scalar"] = config.query_scalar;
+  if (config.activation_limit != 0.0) model["activation_limit"] = config.activation_limit;
+  if (config.traits().multipliers) {
+    model.update({{"embedding_multiplier", config.embedding_multiplier},
+                  {"residual_multiplier", config.residual_multiplier},
+                  {"attention_multiplier", config.attention_multiplier},
+                  {"logits_scaling", config.logits_scaling}});
+  }
+  if (config.has_sinks()) model["sinks"] = true;
+  if (config.has_output_bias()) model["output_bias"] = true;
+  if (config.has_expert_net_biases()) model["expert_biases"] = true;
   if (config.has_latent_attention()) {
     model.update({{"kv_lora_rank", config.kv_lora_rank},
                   {"q_lora_rank", config.q_lora_rank},
@@ -89,9 +113,11 @@ bool have_same_shapes(const nlohmann::json& saved, const nlohmann::json& found) 
   };
   const auto of = [](const nlohmann::json& model, const char* key) { return model.value(key, nlohmann::json()); };
   const auto is_same = [&](const char* key) { return of(saved, key) == of(found, key); };
-  for (const char* key : {"dim", "n_layers", "ffn_hidden", "vocab_size", "norm", "norms", "tie_embeddings", "qkv_bias",
-                          "qk_norm", "qk_norm_over", "experts", "max_seq_len", "kv_lora_rank", "q_lora_rank",
-                          "v_head_dim", "dense_layers", "dense_hidden", "shared_experts"}) {
+  for (const char* key : {"dim",           "n_layers",       "ffn_hidden",    "vocab_size",   "norm",
+                          "norms",         "tie_embeddings", "qkv_bias",      "qk_norm",      "qk_norm_over",
+                          "sinks",         "output_bias",    "expert_biases", "experts",      "max_seq_len",
+                          "kv_lora_rank",  "q_lora_rank",    "v_head_dim",    "dense_layers", "dense_hidden",
+                          "shared_experts"}) {
     if (!is_same(key)) return false;
   }
   // Heads' parts are rows of one matrix.

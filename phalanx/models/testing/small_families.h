@@ -26,6 +26,22 @@ inline LlamaConfig with_latent_parts(LlamaConfig config) {
   return config;
 }
 
+/// Heads of 12, windows of 4 positions in every second layer, and a limit that activations reach.
+inline void with_gpt_oss_parts(LlamaConfig& config) {
+  config.own_head_dim = 12;
+  config.activation_limit = 0.05;
+  config.sliding_window = 4;
+  config.full_layers.clear();
+  for (std::int64_t layer = 1; layer < config.n_layers; layer += 2) config.full_layers.push_back(layer);
+}
+
+inline void with_multipliers(LlamaConfig& config) {
+  config.embedding_multiplier = 3.0;
+  config.residual_multiplier = 0.4;
+  config.attention_multiplier = 0.2;
+  config.logits_scaling = 2.5;
+}
+
 /// A configuration of each family, not tied. Windows are of 4 positions; of 3 experts a token uses 2.
 inline std::vector<LlamaConfig> small_families(std::int64_t n_layers, std::int64_t max_seq_len) {
   std::vector<LlamaConfig> all;
@@ -41,6 +57,8 @@ inline std::vector<LlamaConfig> small_families(std::int64_t n_layers, std::int64
     if (family == LlamaFamily::mistral || family == LlamaFamily::gemma3_text) config.sliding_window = 4;
     if (config.has_experts()) config.experts = 3, config.experts_per_token = 2;
     if (family == LlamaFamily::qwen3_moe) config.normalise_routing = false;
+    if (family == LlamaFamily::gpt_oss) with_gpt_oss_parts(config);
+    if (family == LlamaFamily::granite) with_multipliers(config);
     if (family == LlamaFamily::smollm3) config.unrotated_layers = {n_layers - 1};
     if (family == LlamaFamily::phi3) config.rotary_dim = 6;
     if (family == LlamaFamily::gemma3_text) {

@@ -264,6 +264,9 @@ class Parallelizer {
       const auto found = rows_.find(last);
       const bool is_last = found != rows_.end() && found->second.input == ActivationLayout::split(-1) &&
                            found->second.output == ActivationLayout::partial();
+      if (last->bias.defined()) {
+        throw ConfigError(what + ": the bias of the last projection would not be added; expected one without a bias");
+      }
       if (are_first && is_last) return;
       throw ConfigError(what +
                         ": it exchanges what its projections take and give; expected Colwise{.input = shared()} for "
@@ -406,7 +409,13 @@ class Parallelizer {
       return;
     }
     if (style.output == ActivationLayout::partial()) {
-      throw ConfigError(what + ": the bias would be added by every rank; expected another output than partial");
+      // An addend of the first rank alone. The gradient of partial outputs is whole on every rank, so the bias has its
+      // own there.
+      styles_.push_back([linear](const std::shared_ptr<Communicator>& group) {
+        if (group->rank() == 0) return;
+        linear->set_parameter_use("bias", [](const at::Tensor& bias) { return bias - bias.detach(); });
+      });
+      return;
     }
     styles_.push_back([linear, made, output = style.output](const std::shared_ptr<Communicator>& group) {
       // The sum over the ranks first, then the bias, once.
@@ -454,6 +463,14 @@ class Parallelizer {
         return copy_to_group(reduce_from_group(mean, group), group) / static_cast<double>(group->size());
       });
     });
+  }
+
+  void take(const std::string& name, nn::Module& module, const SplitSinks& /*style*/) {
+    const std::string what = described(name, "SplitSinks");
+    once(what, module);
+    auto* attention = dynamic_cast<nn::Attention*>(&module);
+    if (attention == nullptr || !attention->sinks.defined()) refuse(what, module, "an Attention with sinks");
+    own(what, attention->sinks, {0});
   }
 
   void take(const std::string& name, nn::Module& module, const PrepareModuleInput& style) {

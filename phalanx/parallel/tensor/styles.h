@@ -11,7 +11,8 @@
 //                        each part.
 //                        input: any -> shared. output: split(-1) -> any
 //   RowwiseParallel      L: splits the columns of the weight; the whole bias is added once. E: rows, that is ids
-//                        ("vocabulary").
+//                        ("vocabulary"). If the output stays partial, the first rank adds the bias, and its gradient is
+//                        there on every rank.
 //                        input (L): any -> split(-1); E: none, ids are replicated. output: partial -> any
 //                        An adapter of a Linear (nn/linear.h) is cut with it: under Colwise A is whole and B split by
 //                        rows, under Rowwise A is split by columns and B whole, and its addends join those of W. The
@@ -21,6 +22,7 @@
 //                        of what one rank would drop.
 //   SplitNorm            RMSNorm: splits the weight, and takes the mean of all ranks' parts. For a norm over the columns
 //                        that ColwiseParallel splits, with the same `copies`
+//   SplitSinks           Attention: splits its sinks, as ColwiseParallel does the heads of its queries
 //   Overlapped           an Attention or a FeedForward takes and returns parts of the activations, and multiplies chunk
 //                        by chunk while the rows are in flight (overlapped_layers.h). Its projections must be
 //                        ColwiseParallel{.input = shared()}, the last one RowwiseParallel{.output = partial()}
@@ -92,6 +94,7 @@ struct SequenceParallel {
 struct SplitNorm {
   int copies = 1;
 };
+struct SplitSinks {};
 struct PrepareModuleInput {
   ActivationLayout from = ActivationLayout::split(1);
   ActivationLayout to = ActivationLayout::shared();
@@ -103,8 +106,8 @@ struct PrepareModuleOutput {
 
 struct ParallelStyle {
   std::string pattern;
-  std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, SplitNorm, Overlapped, PrepareModuleInput,
-               PrepareModuleOutput>
+  std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, SplitNorm, SplitSinks, Overlapped,
+               PrepareModuleInput, PrepareModuleOutput>
       style;
 };
 

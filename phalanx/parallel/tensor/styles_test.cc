@@ -453,8 +453,7 @@ TEST(StylesErrors, SayWhatIsWrongAndWhatWouldDo) {
   EXPECT_THAT(styles_refusal({{"in_proj", ColwiseParallel{.input = ActivationLayout::partial(),
                                                           .output = ActivationLayout::partial()}}}),
               HasSubstr("nothing turns split(-1) into partial"));
-  EXPECT_THAT(styles_refusal({{"out_proj", RowwiseParallel{.output = ActivationLayout::partial()}}}),
-              HasSubstr("the bias would be added"));
+  EXPECT_THAT(styles_refusal({{"norm", SplitSinks{}}}), HasSubstr("it is a RMSNorm; expected an Attention with sinks"));
   EXPECT_THAT(styles_refusal(
                   {{"norm", PrepareModuleInput{.from = ActivationLayout::shared(), .to = ActivationLayout::split(1)}}}),
               HasSubstr("'norm' (PrepareInput): nothing turns shared into split(1)"));

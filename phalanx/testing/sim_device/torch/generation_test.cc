@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "phalanx/base/error.h"
@@ -26,22 +27,29 @@ using infer::Request;
 
 class SimGeneration : public SimTest, public ::testing::WithParamInterface<at::ScalarType> {
  protected:
-  std::shared_ptr<models::Llama> model(std::int64_t window = 0) const {
-    auto made = std::make_shared<models::Llama>(
-        models::LlamaConfig{.family = window > 0 ? models::LlamaFamily::mistral : models::LlamaFamily::llama,
-                            .dim = 64,
-                            .n_layers = 2,
-                            .n_heads = 4,
-                            .n_kv_heads = 2,
-                            .ffn_hidden = 96,
-                            .vocab_size = 61,
-                            .max_seq_len = 64,
-                            .sliding_window = window},
-        nn::TensorOptionsOfModule{.dtype = GetParam(), .device = device});
+  std::shared_ptr<models::Llama> model(std::int64_t window = 0, bool has_sinks = false) const {
+    models::LlamaConfig config{.family = window > 0 ? models::LlamaFamily::mistral : models::LlamaFamily::llama,
+                               .dim = 64,
+                               .n_layers = 2,
+                               .n_heads = 4,
+                               .n_kv_heads = 2,
+                               .ffn_hidden = 96,
+                               .vocab_size = 61,
+                               .max_seq_len = 64,
+                               .sliding_window = window};
+    if (has_sinks) {
+      config.family = models::LlamaFamily::gpt_oss;
+      config.experts = config.experts_per_token = 2;
+      config.activation_limit = 7;
+      config.full_layers = {1};
+    }
+    auto made =
+        std::make_shared<models::Llama>(config, nn::TensorOptionsOfModule{.dtype = GetParam(), .device = device});
     nn::initialise(*made, 3);
     const at::NoGradGuard no_grad;  // larger weights, so that the likeliest tokens have clear margins
     for (auto& [name, parameter, shard] : nn::named_parameters(*made)) {
       if (parameter.dim() == 2) parameter.mul_(30);
+      if (name.ends_with("sinks")) parameter.mul_(50).add_(1);
     }
     return made;
   }
@@ -66,8 +74,8 @@ class SimGeneration : public SimTest, public ::testing::WithParamInterface<at::S
 };
 
 TEST_P(SimGeneration, TokensAreThoseOfTheWholeModel) {
-  for (const std::int64_t window : {0, 6}) {
-    const auto llama = model(window);
+  for (const auto& [window, has_sinks] : {std::pair(0, false), {6, false}, {6, true}}) {
+    const auto llama = model(window, has_sinks);
     for (const std::vector<std::size_t>& lengths : {std::vector<std::size_t>{7}, {5, 5, 5}, {9, 3, 6, 4}}) {
       std::vector<Request> requests;
       for (std::size_t i = 0; i < lengths.size(); ++i) {
@@ -77,7 +85,7 @@ TEST_P(SimGeneration, TokensAreThoseOfTheWholeModel) {
       std::set<std::int64_t> different;
       for (std::size_t i = 0; i < requests.size(); ++i) {
         EXPECT_EQ(results[i].tokens, without_cache(*llama, requests[i].prompt, 12))
-            << "window " << window << ", row " << i << " of " << lengths.size();
+            << "window " << window << (has_sinks ? ", sinks" : "") << ", row " << i << " of " << lengths.size();
         different.insert(results[i].tokens.begin(), results[i].tokens.end());
       }
       EXPECT_GT(different.size(), 3u) << "the model repeats itself: a weak test";

@@ -156,6 +156,16 @@ TEST_F(TrainerOnSim, DeepSeek) {
                             .cp = 2});
 }
 
+// Sinks, windows in every second layer, biases of experts.
+TEST_F(TrainerOnSim, GptOss) {
+  const std::vector<std::string> model = {"--model.name=gpt_oss"};
+  expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2, .keys = model});
+  expect_losses_of_the_cpu({.name = "ring",
+                            .ranks = 2,
+                            .keys = {"--model.name=gpt_oss", "--parallelism.context_parallel_exchange=ring"},
+                            .cp = 2});
+}
+
 TEST_F(TrainerOnSim, CutSequences) {
   const std::string heads = "--parallelism.context_parallel_exchange=heads",
                     ring = "--parallelism.context_parallel_exchange=ring";
