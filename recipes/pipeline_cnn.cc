@@ -34,7 +34,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <utility>
 
 #include "phalanx/models/image_batch.h"
 #include "phalanx/optim/sgd.h"
@@ -53,28 +52,25 @@ struct Options {
   std::int64_t images = 0;
 };
 
-/// Inputs and targets of a step.
-using Batches = std::function<std::pair<at::Tensor, at::Tensor>(int step)>;
+using Batches = std::function<FullBatch(int step)>;
 
 Batches batches_of(const Options& options, at::Device device, bool is_talking) {
   if (options.net == "toy") {
     const at::Tensor x = at::empty({kBatch, 16}), y = at::empty({kBatch, 4});
     phalanx::fill(x, phalanx::Init::normal(0.0, 1.0), 1, "x");
     phalanx::fill(y, phalanx::Init::normal(0.0, 1.0), 1, "y");
-    return [x = x.to(device), y = y.to(device)](int) { return std::pair(x, y); };
+    return [x = x.to(device), y = y.to(device)](int) { return FullBatch{x, y, kBatch}; };
   }
   const std::int64_t images = options.images == 0 && options.data == "synthetic" ? 10 * kBatch : options.images;
   const auto loader = std::make_shared<phalanx::models::ImageLoader>(
-      phalanx::models::ImageLoaderOptions{.global_batch = kBatch, .seed = 1, .device = device},
+      phalanx::models::ImageLoaderOptions{.global_batch = kBatch, .seed = 1, .drop_last = false, .device = device},
       phalanx::data::load_images(options.data, phalanx::data::ImageKind::cifar10, phalanx::data::ImageSplit::train,
                                  images));
-  const std::int64_t all = loader->set().size(), left_out = all % kBatch;
-  if (left_out > 0 && is_talking) {  // a pipeline's batches all have one size
-    fmt::print("each epoch leaves out {} of {} images, others each time: batches of {}\n", left_out, all, kBatch);
-  }
+  const std::int64_t last = loader->rows(loader->steps_per_epoch() - 1);
+  if (last < kBatch && is_talking) fmt::print("the last batch of an epoch has {} of {} images\n", last, kBatch);
   return [loader](int step) {
     const auto batch = loader->batch(step / loader->steps_per_epoch(), step % loader->steps_per_epoch());
-    return std::pair(batch.images, batch.labels);
+    return filled_up(batch.images, batch.labels, kBatch);
   };
 }
 
@@ -98,12 +94,14 @@ bool train(const phalanx::ProcessContext& context, const Options& options, bool 
       {.chunks = options.chunks,
        .schedule = options.schedule,
        .stages_per_rank = 1,
-       .children = ranks == 2 ? net.parts : std::vector<int>()});
+       .children = ranks == 2 ? net.parts : std::vector<int>(),
+       .runtime = {.loss = phalanx::PipelineLoss::sum}});
   phalanx::Sgd optimizer(pipeline.parameters(), {.momentum = 0.9});
   const Batches batches = batches_of(options, context.device, context.rank == 0);
   const auto begin = std::chrono::steady_clock::now();
   for (int step = 0; step < options.steps; ++step) {
-    const auto [x, y] = batches(step);
+    const auto [x, y, rows] = batches(step);
+    *net.rows = rows;
     const double loss = pipeline.runtime().step(x, y).loss();
     optimizer.step(0.01);
     optimizer.zero_grad();

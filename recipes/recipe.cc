@@ -31,8 +31,12 @@ phalanx::Error first_line(const std::string& text) { return phalanx::Error(text.
 Program::Program() : CLI::App(kRecipeHelp) {
   option_defaults()->always_capture_default();
   add_option("--device", init_.device, "where tensors are: auto, cpu or cuda");
-  add_option("--spawn", spawned_, "start so many ranks on this machine, one world after the other: 2, or 1,2,4")
+  add_option("--spawn", spawned_,
+             "start so many ranks on this machine, one world after the other: 2, or 1,2,4; auto: as many as devices")
       ->delimiter(',')
+      ->transform([](const std::string& ranks) {
+        return ranks == "auto" ? std::to_string(phalanx::ranks_for_devices()) : ranks;
+      })
       ->check(CLI::Range(1, 1024))
       ->always_capture_default(false);
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/mpi/mpi.h"
 #include "phalanx/launch/rendezvous/rendezvous_file.h"
+#include "phalanx/launch/spawn.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/store/job_secret.h"
 #include "phalanx/store/tcp_store.h"
@@ -270,6 +272,15 @@ TEST(Spawn, LeavesAnotherLaunchersRanksAlone) {
   CollectedProcess process({built_program("launch_test_program"), "supervise", "2", worker(), "--spawn", "3"});
   EXPECT_EQ(process.wait(), 0) << process.output();
   expect_sum_of_ranks(process.output(), 2);
+}
+
+TEST(Spawn, ThereIsARankForEachGpuOrForEachCore) {
+  const TempDirectory machine("devices");
+  EXPECT_EQ(ranks_for_devices(machine.path()), usable_cores());
+  std::filesystem::create_directories(machine.path() / "dev");
+  for (const char* gpu : {"nvidia0", "nvidia1", "nvidia2"}) std::ofstream(machine.path() / "dev" / gpu);
+  if (std::getenv("CUDA_VISIBLE_DEVICES") != nullptr) GTEST_SKIP() << "CUDA_VISIBLE_DEVICES is set";
+  EXPECT_EQ(ranks_for_devices(machine.path()), 3);
 }
 
 TEST(Spawn, AFailureIsToldAndIsTheStatus) {

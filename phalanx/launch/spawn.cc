@@ -5,10 +5,12 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "phalanx/base/cpu.h"
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/launch/rendezvous/worker_environment.h"
 #include "phalanx/launch/supervisor/supervisor.h"
+#include "phalanx/launch/supervisor/visible_gpus.h"
 
 namespace phalanx {
 
@@ -24,6 +26,11 @@ std::optional<int> spawn_local_ranks(int ranks, int argc, char** argv) {
   const SupervisorResult result = supervise(options);
   if (!result.error.empty()) fmt::print(stderr, "{}\n", result.error);
   return result.exit_status;
+}
+
+int ranks_for_devices(const std::filesystem::path& root) {
+  const int gpus = count_visible_gpus(current_environment(), root);
+  return gpus > 0 ? gpus : usable_cores();
 }
 
 }  // namespace phalanx

@@ -12,15 +12,20 @@
 // - Throws ConfigError if `ranks` is not positive or the environment is contradictory.
 //
 //   int main(int argc, char** argv) {
-//     if (auto status = phalanx::spawn_local_ranks(4, argc, argv)) return *status;
+//     if (auto status = phalanx::spawn_local_ranks(phalanx::ranks_for_devices(), argc, argv)) return *status;
 //     auto context = phalanx::init_from_environment();
 //   }
 #pragma once
 
+#include <filesystem>
 #include <optional>
 
 namespace phalanx {
 
 std::optional<int> spawn_local_ranks(int ranks, int argc, char** argv);
+
+/// A rank for each device of this node: as many as there are visible GPUs, or without GPUs as many as this process may use
+/// cores. What `phalanx launch --nproc-per-node auto` starts. `root` is the folder above /dev and /proc; tests replace it.
+int ranks_for_devices(const std::filesystem::path& root = "/");
 
 }  // namespace phalanx

@@ -130,6 +130,14 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   sim_backend().memory.record_stream(self.storage().data(), {stream.device_index(), stream.id()});
 }
 
+// libtorch's own asks a list of devices on which this one is not. set_data() needs it: Module::to() moves parameters by it.
+bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
+  const auto is_dense = [](const at::Tensor& tensor) {
+    return tensor.layout() == at::kStrided && (tensor.is_cpu() || is_on_sim(tensor));
+  };
+  return is_dense(self) && is_dense(from);
+}
+
 }  // namespace
 
 void register_native_operators(torch::Library& library) {
@@ -143,6 +151,7 @@ void register_native_operators(torch::Library& library) {
   library.impl("set_.source_Tensor", &set_tensor);
   library.impl("set_.source_Storage_storage_offset", &set_view);
   library.impl("record_stream", &record_stream);
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }
 
 }  // namespace phalanx::sim_device
