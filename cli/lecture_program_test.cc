@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 
 #include "cli/testing/program_fixture.h"
@@ -13,6 +14,7 @@ namespace {
 using namespace program_testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 using LectureProgramTest = ProgramTest;
 
@@ -25,13 +27,23 @@ TEST_F(LectureProgramTest, ListsItsSections) {
 TEST_F(LectureProgramTest, RunsASectionInTheTerminalAndIntoAPage) {
   const Outcome shown = run({"lecture", "--section", "collectives", "--ranks", "2", "--device", "cpu"});
   EXPECT_EQ(shown.status, 0) << shown.err;
-  EXPECT_THAT(shown.out, AllOf(HasSubstr("    all_reduce\n      rank 0: [0,1]"),
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("    all_reduce      [0,1]>[1,3]"),
                                HasSubstr("holds: reduce_scatter, then all_gather, is all_reduce")));
   const std::string page = path("lecture.html");
   const Outcome written = run({"lecture", "--section", "collectives", "--device", "cpu", "--html", page});
   EXPECT_EQ(written.status, 0) << written.err;
   EXPECT_EQ(written.out, "");
   EXPECT_THAT(read_file(page), AllOf(HasSubstr("<section id=\"collectives\">"), HasSubstr("[6,10,14,18]")));
+}
+
+TEST_F(LectureProgramTest, WaitsAfterEachSection) {
+  const std::string out = path("out");
+  const std::string line =
+      "printf '\\nq\\n' | " + program() +
+      " lecture --step --device cpu --ranks 1 --section collectives --section jobs --section summary >" + out;
+  EXPECT_EQ(std::system(line.c_str()), 0);
+  EXPECT_THAT(contents(out), AllOf(HasSubstr("Collectives\n==="), HasSubstr("A job on a cluster\n==="),
+                                   HasSubstr("[Enter: the next section; q: the end]"), Not(HasSubstr("Summary"))));
 }
 
 TEST_F(LectureProgramTest, WrongValuesAreOneErrorEach) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the sources of the recipes: each file has fewer than 150 lines and names no device, because what a recipe uses
 is the device of its context. Each program has its row in README.md and the common command line; each program and script,
-job scripts too, has the output of a command in its first comment."""
+job scripts too, has the output of a command in its first comment. The lecture's table names the rows of README.md."""
 import pathlib
 import re
 import sys
@@ -32,7 +32,17 @@ def faults_of(name, text, readme):
         yield "has no command with its output in its first comment"
 
 
+def row_faults(readme, table):
+    """Rows of README.md that the lecture's table leaves out, and those that it alone has."""
+    rows = set(re.findall(r"^\| ([A-D]\d+) \|", readme, re.MULTILINE))
+    named = set(re.findall(r"\b[A-D]\d+\b", table))
+    for row in sorted(rows ^ named):
+        yield f"{row} is in {'README.md' if row in rows else 'the table of the lecture'} only"
+
+
 def self_test():
+    assert list(row_faults("| A1 | x |\n| B2 | y |\n", "|why|A1, B3|\n")) == [
+        "B2 is in README.md only", "B3 is in the table of the lecture only"]
     good = "//   $ a\n#include <a>\nrecipe::Program p;\n"
     assert not list(faults_of("a.cc", good, "[a](a.cc)"))
     for name, text in [("b.cc", good), ("a.cc", good.replace("$", "")), ("a.cc", good + "x(at::kCPU);"),
@@ -47,6 +57,7 @@ def main():
     files = sorted(file for ending in ("cc", "h", "sh", "py") for file in FOLDER.glob(f"*.{ending}"))
     files += sorted((FOLDER / "slurm").glob("*.sbatch"))
     faults = [f"{file.name} {fault}" for file in files for fault in faults_of(file.name, file.read_text(), readme)]
+    faults += row_faults(readme, (FOLDER.parent / "phalanx" / "lecture" / "text" / "table.txt").read_text())
     sys.exit("\n".join(faults) or None)
 
 

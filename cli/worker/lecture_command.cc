@@ -73,7 +73,7 @@ lecture::StageOptions stage_options(const LectureArguments& parsed) {
         "--device cuda with --ranks {}: expected a GPU for each rank, found {}; take --ranks {} or --device cpu", ranks,
         devices, most));
   }
-  return {.ranks = ranks, .cuda = cuda};
+  return {.ranks = ranks, .device = cuda ? at::kCUDA : at::kCPU};
 }
 
 /// False: no more sections are wanted.

@@ -11,6 +11,7 @@
 #include <cctype>
 #include <cmath>
 
+#include "phalanx/lecture/flow.h"
 #include "phalanx/lecture/ring.h"
 #include "phalanx/lecture/steps.h"
 #include "phalanx/lecture/tree.h"
@@ -129,26 +130,27 @@ void draw_collectives(Stage& stage) {
 
 void run_collectives(Stage& stage) {
   const int n = stage.ranks();
-  stage.on_ranks(n, [n](Rank& rank) {
+  Flow flow(n);
+  stage.on_ranks(n, [&](Rank& rank) {
     Communicator& comm = rank.comm();
     const bool is_root = rank.number() == 0;
     const auto mine = [&] { return at::arange(n, rank.floats()) + rank.number(); };
     const auto show = [&](const std::string& title, const at::Tensor& before, const at::Tensor& after) {
-      rank.say(title, fmt::format("{:-<13}>{}", tensor_text(before), tensor_text(after)));
+      flow.add(rank, title, fmt::format("{}>{}", tensor_text(before), tensor_text(after)));
     };
     at::Tensor x = mine();
     comm.broadcast(x, {.root = 0});
-    show("broadcast from rank 0", mine(), x);
+    show("broadcast", mine(), x);
     x = mine();
     comm.reduce(x, {.root = 0});
-    show("reduce to rank 0", mine(), x);
+    show("reduce", mine(), x);
     const at::Tensor one = at::full({1}, 10.0 * rank.number(), rank.floats());
     at::Tensor whole = is_root ? at::zeros({n}, rank.floats()) : at::Tensor();
     comm.gather(whole, one, {.root = 0});
-    show("gather to rank 0", one, whole);
+    show("gather", one, whole);
     at::Tensor part = at::zeros({1}, rank.floats());
     comm.scatter(part, whole, {.root = 0});
-    show("scatter of that from rank 0", whole, part);
+    show("scatter", whole, part);
     rank.check(at::equal(part, one), "scatter undoes gather");
     at::Tensor sum = mine();
     comm.all_reduce(sum);
@@ -157,7 +159,7 @@ void run_collectives(Stage& stage) {
     show("reduce_scatter", mine(), part);
     at::Tensor gathered = at::zeros({n}, rank.floats());
     comm.all_gather(gathered, part);
-    show("all_gather of those parts", part, gathered);
+    show("all_gather", part, gathered);
     rank.check(at::equal(gathered, sum), "reduce_scatter, then all_gather, is all_reduce");
     const at::Tensor closed_form = at::arange(n, rank.floats()) * n + n * (n - 1) / 2;
     rank.check(at::equal(sum, closed_form), fmt::format("all_reduce gives {}", tensor_text(closed_form)));
@@ -166,6 +168,7 @@ void run_collectives(Stage& stage) {
     comm.all_to_all(exchanged, letters);
     show("all_to_all", letters, exchanged);
   });
+  flow.show(stage, "before and after, on each rank");
 }
 
 namespace {
@@ -256,8 +259,7 @@ void ring_steps(Stage& stage) {
     });
     rank.comm().all_reduce(expected);
     rank.check(at::equal(x, expected), "the ring gives what all_reduce gives");
-    rank.check(sent == 2 * (n - 1),
-               fmt::format("every rank sent 2 (n - 1) / n times the array: {} elements for {}", 2 * (n - 1), n));
+    rank.check(sent == 2 * (n - 1), "each rank sent 2(n-1)/n of the array");
   });
   show_steps(stage, recording, transfers_of);
 }

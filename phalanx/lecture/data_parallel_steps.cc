@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "phalanx/lecture/flow.h"
 #include "phalanx/lecture/small_net.h"
 #include "phalanx/lecture/steps.h"
 #include "phalanx/mesh/device_mesh.h"
@@ -17,6 +18,7 @@
 #include "phalanx/parallel/ddp/data_parallel.h"
 #include "phalanx/parallel/ddp/ddp.h"
 #include "phalanx/parallel/fsdp/fully_shard.h"
+#include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx::lecture {
 namespace {
@@ -43,44 +45,25 @@ std::string losses_text(const std::vector<double>& losses) {
 
 }  // namespace
 
-void draw_data_parallel(Stage& stage) {
-  const std::vector<GridRow> rows = {{"batch", {"rows 0-7", "rows 8-15", "rows 16-23", "rows 24-31"}, "different"},
-                                     {"weights", {"W", "W", "W", "W"}, "equal", true},
-                                     {"forward", {"loss 0", "loss 1", "loss 2", "loss 3"}, "different"},
-                                     {"backward", {"g0", "g1", "g2", "g3"}, "different"},
-                                     {"", {"+------------+---- all_reduce ---------+"}},
-                                     {"gradient", {"mean g", "mean g", "mean g", "mean g"}, "equal", true},
-                                     {"optimizer", {"W - lr g", "W - lr g", "W - lr g", "W - lr g"}, "equal", true}};
-  const std::vector<std::string> ranks = {"rank 0", "rank 1", "rank 2", "rank 3"};
-  stage.print("            rank 0       rank 1       rank 2       rank 3");
-  for (const GridRow& row : rows) {
-    std::string line = fmt::format("{:<12}", row.label);
-    for (const std::string& cell : row.cells) line += fmt::format("{:<13}", cell);
-    line += row.remark.empty() ? "" : "  " + row.remark;
-    stage.print(line.substr(0, line.find_last_not_of(' ') + 1));
-  }
-  std::vector<GridRow> drawn = rows;
-  drawn[4].cells = {"all_reduce"};
-  stage.show({picture_of_grid("one step", ranks, drawn)});
-}
-
 void one_step_by_hand(Stage& stage) {
   const int n = stage.ranks();
-  stage.on_ranks(n, [n](Rank& rank) {
+  Flow flow(n);
+  stage.on_ranks(n, [&](Rank& rank) {
     // y = w x over 8 rows, of which this rank has its share; loss mean (y - target)^2, target 3 x.
     const std::int64_t rows = 8 / n;
     const at::Tensor x = at::arange(1, 9, rank.floats()).narrow(0, rank.number() * rows, rows) / 4;
     const at::Tensor w = at::full({1}, 1.0, rank.floats()).requires_grad_();
+    flow.add(rank, "batch: x", tensor_text(x));
+    flow.add(rank, "weight w", tensor_text(w));
     const at::Tensor loss = (w * x - 3 * x).square().mean();
+    flow.add(rank, "forward: loss", fmt::format("{:.5g}", loss.item<double>()));
     loss.backward();
-    rank.say("its rows", tensor_text(x));
-    rank.say("forward: loss", fmt::format("{:.5g}", loss.item<double>()));
-    rank.say("backward: its gradient", tensor_text(w.grad(), 5));
+    flow.add(rank, "backward: g", tensor_text(w.grad(), 5));
     rank.comm().all_reduce(w.grad());
     w.mutable_grad().div_(n);
-    rank.say("all_reduce, divided by the ranks: the mean gradient", tensor_text(w.grad(), 5));
+    flow.add(rank, "all_reduce: mean g", tensor_text(w.grad(), 5));
     const at::Tensor updated = w.detach() - 0.05 * w.grad();
-    rank.say("optimizer: w = 1 - 0.05 g", tensor_text(updated));
+    flow.add(rank, "optimizer: w - lr g", tensor_text(updated));
     const at::Tensor all = at::arange(1, 9, rank.floats()) / 4;
     const double whole = (-4 * all.square()).mean().item<double>();  // d/dw mean (w x - 3 x)^2 at w = 1
     rank.check(std::abs(w.grad().item<double>() - whole) < 1e-5 * std::abs(whole),
@@ -89,6 +72,7 @@ void one_step_by_hand(Stage& stage) {
     const bool differ = n == 1 || std::abs(mean_over(rank, loss.item<double>()) - loss.item<double>()) > 1e-3;
     rank.check(differ, n == 1 ? "with one rank there is nothing to average" : "losses differ");
   });
+  flow.show(stage, "one step of data parallelism", /*compares=*/true);
 }
 
 void three_ways(Stage& stage) {
@@ -134,10 +118,7 @@ void data_parallel_traffic(Stage& stage) {
   const auto net = std::make_shared<SmallNet>(stage.device());
   nn::initialise(*net, kSeed);
   std::vector<at::Device> devices;
-  for (int r = 0; r < n; ++r) {
-    devices.push_back(stage.device().is_cuda() ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(r))
-                                               : at::Device(at::kCPU));
-  }
+  for (int r = 0; r < n; ++r) devices.push_back(stage.device(r));
   DataParallel parallel(*net, devices, [&] { return std::make_shared<SmallNet>(stage.device()); });
   const at::Tensor y = parallel.forward(x);
   loss_of(y).backward();
@@ -152,7 +133,7 @@ void data_parallel_traffic(Stage& stage) {
     bool same = true;
     for (std::size_t i = 0; i < gradients.size(); ++i)
       same = same && are_close(mine.parameters()[i].grad(), gradients[i].grad());
-    rank.check(same, "DataParallel in one process and DDP have the same gradients");
+    rank.check(same, "DataParallel and DDP have the same gradients");
   });
   const std::int64_t others = n - 1, batch = static_cast<std::int64_t>(x.nbytes());
   stage.print(fmt::format("{} devices; bytes of one step", n));
@@ -201,11 +182,8 @@ void print_kept(Stage& stage, const char* where, const KeptBytes& kept) {
 
 void data_parallel_memory(Stage& stage) {
   const int n = stage.ranks();
-  const auto device_of = [&](int r) {
-    return stage.device().is_cuda() ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(r)) : at::Device(at::kCPU);
-  };
   std::vector<at::Device> devices;
-  for (int r = 0; r < n; ++r) devices.push_back(device_of(r));
+  for (int r = 0; r < n; ++r) devices.push_back(stage.device(r));
   const auto net = std::make_shared<SmallNet>(stage.device());
   nn::initialise(*net, kSeed);
   std::vector<std::shared_ptr<SmallNet>> replicas;
@@ -250,91 +228,158 @@ void uneven_means(Stage& stage) {
   stage.print(fmt::format("losses of 5 rows {}, 3 on rank 0 and 2 on rank 1", tensor_text(losses)));
   stage.print(fmt::format("mean of the whole batch {:g}; mean of the ranks' means {:g}; weighted by rows {:g}", whole,
                           of_means, weighted));
-  stage.check(of_means != whole && weighted == whole,
-              "with uneven parts the mean of means is another number; weighted by rows it is not");
+  stage.check(of_means != whole && weighted == whole, "weighted by rows it is the mean of the batch");
 }
 
-void draw_zero(Stage& stage) {
-  const std::string title = "what rank 0 of 4 keeps, in quarters; the other ranks keep the other quarters";
-  std::vector<GridRow> rows;
-  stage.print(title);
-  stage.print(fmt::format("{:<8} {:>11} {:>11} {:>11}", "", "parameters", "gradients", "optimizer"));
-  for (int zero = 0; zero <= 3; ++zero) {
-    const auto cell = [](bool whole) { return whole ? "####" : "#..."; };
-    const std::string name = zero == 0 ? "DDP" : fmt::format("ZeRO-{}", zero);
-    rows.push_back({name, {cell(zero < 3), cell(zero < 2), cell(zero < 1)}});
-    stage.print(fmt::format("{:<8} {:>11} {:>11} {:>11}", name, rows.back().cells[0], rows.back().cells[1],
-                            rows.back().cells[2]));
+namespace {
+
+/// Which of n parts of its rows a rank keeps: "#..." is the first of four.
+std::string kept_parts(const NamedTensor& parameter, int n) {
+  std::string parts(static_cast<std::size_t>(n), '#');
+  if (!parameter.shard) return parts;
+  const std::int64_t rows = parameter.global_shape()[0];
+  const Box box = parameter.shard->box();
+  for (int i = 0; i < n; ++i) {
+    const bool is_kept = box.offsets[0] < rows * (i + 1) / n && box.offsets[0] + box.shape[0] > rows * i / n;
+    if (!is_kept) parts[static_cast<std::size_t>(i)] = '.';
   }
-  stage.show({picture_of_grid("what rank 0 of 4 keeps", {"parameters", "gradients", "optimizer"}, rows)});
+  return parts;
 }
+
+/// All of them if the rank has memory for all.
+std::string parts_of(const at::Tensor& whole, const std::string& kept) {
+  return whole.defined() && has_memory(whole) ? std::string(kept.size(), '#') : kept;
+}
+
+}  // namespace
 
 void zero3_moments(Stage& stage) {
-  constexpr int kMoments = 2 * kLayers;
-  std::vector<std::string> moments;
-  std::vector<GridRow> rows;
-  stage.print("one rank of four, layer by layer; ####: gathered and in use, #...: its own quarter");
-  std::string head = "           ";
-  for (int moment = 0; moment < kMoments; ++moment) {
-    moments.push_back(
-        fmt::format("{}{}", moment < kLayers ? 'F' : 'B', moment < kLayers ? moment : kMoments - 1 - moment));
-    head += fmt::format("   {}", moments.back());
-  }
-  stage.print(head);
-  for (int layer = 0; layer < kLayers; ++layer) {
-    rows.push_back({fmt::format("layer {}", layer), {}});
-    for (int moment = 0; moment < kMoments; ++moment) {
-      rows.back().cells.emplace_back(moment == layer || moment == kMoments - 1 - layer ? "####" : "#...");
+  const int n = stage.ranks();
+  std::vector<std::string> moments;                  // of rank 0
+  std::vector<std::vector<std::string>> at_moments;  // each layer
+  stage.on_ranks(n, [&](Rank& rank) {
+    SmallNet net(rank.device());
+    FullyShardedDataParallel sharded(net, mesh_of(rank, {{"dp_shard", n}}));
+    sharded.initialise(kSeed);
+    std::vector<std::string> names;
+    std::vector<std::vector<std::string>> states;
+    const auto note = [&](char pass, std::size_t used) {
+      names.push_back(fmt::format("{}{}", pass, used));
+      states.emplace_back();
+      std::size_t whole = 0;
+      for (std::size_t i = 0; i < net.layers.size(); ++i) {
+        const at::Tensor& weight = net.layers[i]->weight;
+        states.back().push_back(parts_of(weight, kept_parts(sharded.parameters()[i], n)));
+        whole += has_memory(weight) ? 1 : 0;
+      }
+      rank.check(has_memory(net.layers[used]->weight), "a layer is whole when it is used");
+      rank.check(n == 1 || whole <= 2, "never more than two are");
+    };
+    for (std::size_t i = 0; i < net.layers.size(); ++i) {
+      net.layers[i]->add_pre_forward_hook([&note, i](nn::Module&) { note('F', i); });
     }
-    stage.print(fmt::format("{}     {}", rows.back().label, fmt::join(rows.back().cells, " ")));
+    net.with_output = [&](std::size_t layer, const at::Tensor& output) {
+      output.register_hook([&note, layer](const at::Tensor&) { note('B', layer); });
+    };
+    loss_of(nn::call(net, batch_rows(rank.device(), rank.number() * kBatch / n, kBatch / n))).backward();
+    rank.check(names.size() == 2 * static_cast<std::size_t>(kLayers), "all layers are used twice");
+    if (rank.number() == 0) moments = names, at_moments = states;
+  });
+  const std::string title = fmt::format("ZeRO-3 on rank 0 of {}: what it has of each layer", n);
+  stage.print(title);
+  std::string head = "           ";
+  std::vector<GridRow> rows(static_cast<std::size_t>(kLayers));
+  for (const std::string& moment : moments) head += fmt::format("{:<{}}", moment, n + 1);
+  stage.print(head.substr(0, head.find_last_not_of(' ') + 1));
+  for (std::size_t layer = 0; layer < rows.size(); ++layer) {
+    rows[layer].label = fmt::format("layer {}", layer);
+    for (const auto& state : at_moments) rows[layer].cells.push_back(state[layer]);
+    stage.print(fmt::format("{}    {}", rows[layer].label, fmt::join(rows[layer].cells, " ")));
   }
-  stage.show({picture_of_grid("ZeRO-3 on one rank of four: gathered layers are whole", moments, rows)});
-  stage.print("before F and B of a layer: all-gather; after B: reduce-scatter of its gradient");
+  stage.show({picture_of_grid(title, moments, rows)});
 }
+
+namespace {
+
+/// Bytes that a rank keeps between the backward pass and the optimizer, and what it has at two moments: "#...|#...|#..."
+/// are its parts of parameters, gradients and moments.
+struct ZeroStage {
+  std::int64_t parameters = 0, gradients = 0, optimizer = 0;
+  std::string in_backward, kept;
+};
+
+ZeroStage train_sharded(Rank& rank, int zero, std::vector<double>& losses) {
+  const int n = rank.ranks();
+  const at::Tensor x = batch_rows(rank.device(), rank.number() * kBatch / n, kBatch / n);
+  const std::int64_t size = kLayers * kDim * kDim * 4;
+  SmallNet net(rank.device());
+  std::unique_ptr<DistributedDataParallel> ddp;
+  std::unique_ptr<FullyShardedDataParallel> sharded;
+  if (zero == 0) {
+    nn::initialise(net, kSeed);
+    ddp = std::make_unique<DistributedDataParallel>(net, rank.world());
+  } else {
+    sharded = std::make_unique<FullyShardedDataParallel>(net, mesh_of(rank, {{"dp_shard", n}}),
+                                                         FullyShardOptions{.stage = zero});
+    sharded->initialise(kSeed);
+  }
+  const auto& parameters = sharded ? sharded->parameters() : ddp->parameters();
+  const std::string own = kept_parts(parameters.front(), n), all(own.size(), '#');
+  ZeroStage found;
+  net.with_output = [&](std::size_t layer, const at::Tensor& output) {
+    if (layer != 0) return;
+    output.register_hook([&](const at::Tensor&) {  // the gradient of the last layer is long complete
+      found.in_backward = fmt::format("{}|{}|{}", parts_of(net.layers.front()->weight, own),
+                                      parts_of(net.layers.back()->weight.grad(), own), own);
+    });
+  };
+  losses = train(parameters, [&] { return loss_of(nn::call(net, x)); });
+  std::int64_t rows = 0;  // of which the optimizer has the moments
+  for (const NamedTensor& parameter : parameters) rows += static_cast<std::int64_t>(parameter.tensor.nbytes());
+  found.parameters = found.gradients = size;
+  found.optimizer = 2 * rows;
+  if (sharded) {
+    const FullyShardStatistics kept_here = sharded->statistics();
+    found.parameters = kept_here.shard_bytes;
+    found.gradients = zero == 1 ? kept_here.gradient_bytes : kept_here.sharded_grad_bytes;
+    if (n == 1) found.gradients = size;  // they stay where autograd puts them
+  }
+  found.kept = fmt::format("{}|{}|{}", found.parameters == size ? all : own, found.gradients == size ? all : own, own);
+  return found;
+}
+
+}  // namespace
 
 void zero_stages(Stage& stage) {
   const int n = stage.ranks();
   const std::vector<double> alone = losses_of_one_rank(stage.device());
+  Flow flow(n);
+  std::vector<ZeroStage> of_rank_0;
+  const auto name_of = [](std::size_t zero) { return zero == 0 ? "DDP" : fmt::format("ZeRO-{}", zero); };
   for (int zero = 0; zero <= 3; ++zero) {
-    const std::string name = zero == 0 ? "DDP" : fmt::format("ZeRO-{}", zero);
+    const std::string name = name_of(static_cast<std::size_t>(zero));
     stage.on_ranks(n, [&](Rank& rank) {
-      const at::Tensor x = batch_rows(rank.device(), rank.number() * kBatch / n, kBatch / n);
-      SmallNet net(rank.device());
-      const auto loss = [&] { return loss_of(nn::call(net, x)); };
       std::vector<double> losses;
-      std::string kept;
-      const auto describe = [&](std::int64_t parameters, std::int64_t gradients, std::int64_t optimizer) {
-        kept = fmt::format("parameters {:>5}, gradients {:>5}, optimizer {:>6}", parameters, gradients, optimizer);
-        return parameters + gradients + optimizer;
-      };
-      std::int64_t total = 0;
-      const std::int64_t size = kLayers * kDim * kDim * 4;
-      if (zero == 0) {
-        nn::initialise(net, kSeed);
-        const DistributedDataParallel ddp(net, rank.world());
-        losses = train(ddp.parameters(), loss);
-        total = describe(size, size, 2 * size);
-      } else {
-        const DeviceMesh mesh(rank.world(), {{"dp_shard", n}}, rank.device().is_cuda() ? "cuda" : "cpu");
-        FullyShardedDataParallel sharded(net, mesh, {.stage = zero});
-        sharded.initialise(kSeed);
-        losses = train(sharded.parameters(), loss);
-        std::int64_t rows = 0;  // of which the optimizer has the moments
-        for (const NamedTensor& parameter : sharded.parameters())
-          rows += static_cast<std::int64_t>(parameter.tensor.nbytes());
-        const FullyShardStatistics kept_here = sharded.statistics();
-        std::int64_t gradients = zero == 1 ? kept_here.gradient_bytes : kept_here.sharded_grad_bytes;
-        if (n == 1) gradients = size;  // they stay where autograd puts them
-        total = describe(kept_here.shard_bytes, gradients, 2 * rows);
-      }
-      const std::int64_t shared_out = zero == 0 ? 0 : 4 * (zero + 1);  // of 16 bytes a parameter
-      rank.check(total == size / 4 * (16 - shared_out) + size / 4 * shared_out / n,
-                 "bytes are 16 P, 8 P + 8 P / n, 4 P + 12 P / n and 16 P / n");
-      rank.say(name, kept);
+      const ZeroStage found = train_sharded(rank, zero, losses);
+      flow.add(rank, name + " in B0", found.in_backward);
+      flow.add(rank, name + " kept", found.kept);
+      if (rank.number() == 0) of_rank_0.push_back(found);
+      const std::int64_t size = kLayers * kDim * kDim, shared_out = zero == 0 ? 0 : 4 * (zero + 1);  // of 16 bytes each
+      rank.check(
+          found.parameters + found.gradients + found.optimizer == size * (16 - shared_out) + size * shared_out / n,
+          "bytes are 16P, 8P + 8P/n, 4P + 12P/n and 16P/n");
       for (double& value : losses) value = mean_over(rank, value);
       rank.check(same_losses(losses, alone), "every stage has the losses of one rank");
     });
   }
+  stage.print(fmt::format("{:<8}{:>12}{:>12}{:>12}", "bytes", "parameters", "gradients", "optimizer"));
+  for (std::size_t zero = 0; zero < of_rank_0.size(); ++zero) {
+    const ZeroStage& found = of_rank_0[zero];
+    stage.print(
+        fmt::format("{:<8}{:>12}{:>12}{:>12}", name_of(zero), found.parameters, found.gradients, found.optimizer));
+  }
+  stage.show({});
+  flow.show(stage, "parameters, gradients, moments: what each rank has in the backward pass of layer 0, and keeps");
 }
 
 }  // namespace phalanx::lecture

@@ -5,13 +5,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <set>
 #include <sstream>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/lecture/excerpt.h"
+#include "phalanx/lecture/flow.h"
 #include "phalanx/lecture/html_page.h"
+#include "phalanx/lecture/timeline.h"
 #include "phalanx/lecture/tree.h"
 
 namespace phalanx::lecture {
@@ -58,6 +61,12 @@ TEST(Lecture, EveryCheckHoldsWithOneRankAndWithTwo) {
       const WrittenSection written = write_section(section, {.ranks = ranks});
       EXPECT_TRUE(written.all_hold) << written.markdown;
       EXPECT_THAT(written.markdown, Not(HasSubstr("\n@"))) << section.id;
+      if (ranks == 1 || section.id == "summary") continue;
+      EXPECT_THAT(written.pictures, Not(::testing::IsEmpty())) << section.id;
+      EXPECT_THAT(written.markdown, AllOf(HasSubstr("```cpp\n"), HasSubstr("\nholds: "), HasSubstr("### Notice\n"),
+                                          ::testing::AnyOf(HasSubstr("\n  rank 0: "), HasSubstr("\n  ranks 0-1: "),
+                                                           HasSubstr(" rank 0 "))))
+          << section.id;
     }
   }
 }
@@ -109,6 +118,38 @@ TEST(Stage, WhatWasPrintedBeforeAPictureIsItsText) {
   EXPECT_EQ(blocks[0].pictures.size(), 1U);
   EXPECT_EQ(blocks[1].text, "after\nholds: it is drawn\n");
   EXPECT_TRUE(blocks[1].pictures.empty());
+}
+
+TEST(Flow, SaysWhatEachRankHoldsAndWhetherItIsTheSame) {
+  Stage stage({.ranks = 2});
+  Flow flow(2);
+  stage.on_ranks(2, [&](Rank& rank) {
+    flow.add(rank, "before", std::to_string(rank.number()));
+    flow.add(rank, "sum", "1");
+    rank.check(part_text(rank, at::full({4, 8}, 1), 8, 8) == (rank.number() == 0 ? "[0-3,all]" : "[4-7,all]"), "parts");
+  });
+  flow.show(stage, "a sum", /*compares=*/true);
+  const std::vector<Block> blocks = stage.take_blocks();
+  EXPECT_EQ(blocks.front().text,
+            "        rank 0  rank 1\nbefore  0       1       different\nsum     1       1       equal\n");
+  ASSERT_EQ(blocks.front().pictures.size(), 1U);
+  EXPECT_THAT(blocks.front().pictures[0].svg(),
+              AllOf(HasSubstr("a sum"), HasSubstr("different"), HasSubstr("\"sum\"")));
+  EXPECT_TRUE(stage.all_hold());
+}
+
+TEST(Timeline, DrawsWhatHappenedOnEachLane) {
+  Stage stage({.ranks = 1});
+  Timeline timeline({"one", "two"});
+  const Timeline::Clock::time_point begin{};
+  timeline.add(0, "call", "t0", begin, begin + std::chrono::milliseconds(24));
+  timeline.add(1, "wait", "t1", begin + std::chrono::milliseconds(24), begin + std::chrono::milliseconds(48));
+  timeline.show(stage, "both");
+  EXPECT_EQ(timeline.run(1, "x", "t2", [] { return 3; }), 3);
+  const std::vector<Block> blocks = stage.take_blocks();
+  EXPECT_EQ(blocks.front().text, "both\n  one ~ |" + std::string(24, 'c') + std::string(24, '.') + "|\n  two ~ |" +
+                                     std::string(24, '.') + std::string(24, 'w') + "|\n");
+  EXPECT_THAT(blocks.front().pictures.at(0).svg(), AllOf(HasSubstr(">call</text>"), HasSubstr("both; 48 ms in all")));
 }
 
 TEST(Stage, ACheckThatFailsOnOneRankDoesNotHold) {
@@ -206,6 +247,12 @@ TEST(Picture, IsAnSvgWithEscapedText) {
 TEST(Picture, AStateWithoutZerosIsComplete) {
   const std::string svg = picture_of_state("step", {{"01", "11"}, {"11", "10"}}, {{0, 1, 0}, {1, 0, 1}}).svg();
   EXPECT_THAT(svg, AllOf(HasSubstr("class=\"sum\""), HasSubstr("class=\"plain\""), HasSubstr("marker-end")));
+}
+
+TEST(Picture, BarsAreAsLongAsTheirShare) {
+  const std::string svg = picture_of_bars("speeds", {{"a", 1, "9 GB/s"}, {"b", 0.5, "3 GB/s", "t1"}}).svg();
+  EXPECT_THAT(svg, AllOf(HasSubstr("width=\"320.0\""), HasSubstr("class=\"t1\""), HasSubstr("width=\"160.0\""),
+                         HasSubstr("9 GB/s")));
 }
 
 TEST(Tree, NoRankOfAnEvenNumberHasChildrenInBothTrees) {

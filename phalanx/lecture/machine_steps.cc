@@ -2,9 +2,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
@@ -12,11 +14,14 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 
 #include "phalanx/base/human.h"
 #include "phalanx/launch/process_context.h"
+#include "phalanx/lecture/flow.h"
 #include "phalanx/lecture/steps.h"
+#include "phalanx/lecture/timeline.h"
 #include "phalanx/measure/bandwidth.h"
 #include "phalanx/measure/collectives/comm_bench.h"
 #include "phalanx/measure/comm_bench_options.h"
@@ -35,7 +40,7 @@ constexpr std::int64_t kElements = 1024 * 1024, kBenchCalls = 40;
 
 /// A GPU returns from a call before it has done the work.
 void synchronise(at::Device device) {
-  if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
 }  // namespace
@@ -92,25 +97,43 @@ void machine_facts(Stage& stage) {
   row("GPUs", text_of_gpus());
 }
 
+namespace {
+
+/// "~####": the logarithm of a rate, 0.1 GB/s and 10 TB/s being the ends of the scale.
+double logarithmic(double bytes_per_second) { return std::log10(std::max(bytes_per_second, 1e8) / 1e8) / 5; }
+std::string bar_text(double length) { return "~" + std::string(static_cast<std::size_t>(1 + 30 * length), '#'); }
+
+}  // namespace
+
 void measure_levels(Stage& stage) {
   const measure::Topology machine = measure::read_topology();
   const auto levels = measure::measure_memory(machine, std::chrono::milliseconds(20));
-  stage.print(fmt::format("{:<16} {:>18}", "copies by one CPU", "GB/s"));
+  std::vector<Bar> bars;
+  const auto row = [&](const char* name, double rate, const std::string& latency) {
+    bars.push_back({name, logarithmic(rate), fmt::format("{:.3g} GB/s{}", rate / 1e9, latency), "t0"});
+    stage.print(
+        fmt::format("{:<16} {:>8} GB/s{} {}", name, measured(rate / 1e9), latency, bar_text(bars.back().length)));
+  };
+  stage.print("copies by one CPU, messages of 64 MiB; bars are logarithms");
   double first = 0, last = 0;
   for (const char* name : {"L1", "L2", "L3", "memory"}) {
     const auto level = std::find_if(levels.begin(), levels.end(), [&](const auto& l) { return l.name == name; });
-    const bool found = level != levels.end();
-    stage.print(fmt::format("{:<16} {:>18}", name, found ? measured(level->one_cpu / 1e9) : "~-"));
-    if (!found) continue;
+    if (level == levels.end()) {
+      stage.print(fmt::format("{:<16} {:>8}", name, "~-"));
+      continue;
+    }
+    row(name, level->one_cpu, "");
     first = first == 0 ? level->one_cpu : first;
     last = level->one_cpu;
   }
+  const auto with_latency = [](const auto& link) {
+    return fmt::format(", {} us", measured(link.latency_seconds * 1e6));
+  };
   const auto shared = measure::measure_shared_memory(std::uint64_t{64} << 20);
   const auto loopback = measure::measure_loopback(std::uint64_t{64} << 20);
-  stage.print(fmt::format("{:<16} {:>18} {:>12} us", "shared memory", measured(shared.bytes_per_second / 1e9),
-                          measured(shared.latency_seconds * 1e6)));
-  stage.print(fmt::format("{:<16} {:>18} {:>12} us", "loopback TCP", measured(loopback.bytes_per_second / 1e9),
-                          measured(loopback.latency_seconds * 1e6)));
+  row("shared memory", shared.bytes_per_second, with_latency(shared));
+  row("loopback TCP", loopback.bytes_per_second, with_latency(loopback));
+  stage.show({picture_of_bars("measured on this machine, by logarithms", bars)});
   stage.check(levels.size() < 2 || first > last, "the nearest cache is faster than memory");
 }
 
@@ -155,25 +178,30 @@ void send_and_receive(Stage& stage) {
 
 void async_and_barrier(Stage& stage) {
   if (stage.ranks() < 2) return stage.print("(needs two ranks)");
-  stage.on_ranks(2, [](Rank& rank) {
+  Timeline timeline = Timeline::of_ranks(2);
+  stage.on_ranks(2, [&](Rank& rank) {
     const auto other = rank.comm().split(0, rank.number(), "barriers");
     at::Tensor x = at::full({1}, rank.number() + 1.0, rank.floats());
-    const std::string title = "all_reduce with the async flag; rank 1 calls it after a barrier on another communicator";
+    const std::string title = "all_reduce, async; rank 1 calls it after a barrier on another communicator";
+    const auto meet = [&] { other->barrier(); };
     if (rank.number() == 0) {
-      const Work work = rank.comm().all_reduce(x, {.async = true});
-      const bool before = !rank.device().is_cuda() && work.is_done();
+      Work work;
+      timeline.run(0, "call", "t0", [&] { work = rank.comm().all_reduce(x, {.async = true}); });
+      const bool before = rank.device().is_cpu() && work.is_done();
       rank.say(title, fmt::format("called; done: {}", before ? "yes" : "no"));
-      rank.check(!before, "it cannot be done before rank 1 has called it");
-      other->barrier();
-      work.wait();
+      rank.check(!before, "it is not done before rank 1 has called it");
+      timeline.run(0, "barrier", "plain", meet);
+      timeline.run(0, "wait", "t0", [&] { work.wait(); });
       rank.say(title, fmt::format("waited; x = {}", tensor_text(x)));
     } else {
-      other->barrier();
-      rank.comm().all_reduce(x);
+      timeline.run(1, "barrier", "plain", meet);
+      timeline.run(1, "all_reduce", "t1", [&] { rank.comm().all_reduce(x); });
       rank.say(title, fmt::format("called and waited; x = {}", tensor_text(x)));
     }
     rank.check(x.item<double>() == 3, "after wait() both have the sum");
   });
+  stage.show({});
+  timeline.show(stage, "c: call, b: barrier, w: wait, a: all_reduce and wait");
 }
 
 namespace {
@@ -202,26 +230,50 @@ std::string bandwidths(measure::BenchVerb verb, int ranks, double seconds) {
 }  // namespace
 
 void benchmark(Stage& stage) {
+  struct Run {
+    std::string label, figures;
+    double seconds = 0;
+  };
+  std::map<std::string, std::vector<Run>> runs;  // by title, then rank
   for (const int n : {2, 4}) {
     if (n > stage.ranks()) continue;
-    stage.on_ranks(n, [n](Rank& rank) {
-      const auto say = [&](measure::BenchVerb verb, double seconds) {
-        rank.say(fmt::format("{}, world size {}: us; GB/s as estimate, algbw, busbw", measure::name_of(verb), n),
-                 bandwidths(verb, n, seconds));
+    std::vector<Run> of_all_reduce(static_cast<std::size_t>(n)), of_reduce_scatter(static_cast<std::size_t>(n));
+    const auto title = [n](measure::BenchVerb verb) {
+      return fmt::format("{}, {} ranks: us; GB/s: estimate, algbw, busbw", measure::name_of(verb), n);
+    };
+    stage.on_ranks(n, [&](Rank& rank) {
+      const auto say = [&](measure::BenchVerb verb, std::vector<Run>& of_ranks, double seconds) {
+        const std::string figures = bandwidths(verb, n, seconds);
+        rank.say(title(verb), figures);
+        of_ranks[static_cast<std::size_t>(rank.number())] = {fmt::format("rank {}", rank.number()), figures, seconds};
       };
       at::Tensor x = at::full({kElements}, 1.0, rank.floats());
-      say(measure::BenchVerb::all_reduce, time_of(rank, [&] { rank.comm().all_reduce(x); }));
+      say(measure::BenchVerb::all_reduce, of_all_reduce, time_of(rank, [&] { rank.comm().all_reduce(x); }));
       const at::Tensor parts = at::full({n * kElements}, 1.0, rank.floats()),
                        part = at::zeros({kElements}, rank.floats());
-      say(measure::BenchVerb::reduce_scatter, time_of(rank, [&] { rank.comm().reduce_scatter(part, parts); }));
+      say(measure::BenchVerb::reduce_scatter, of_reduce_scatter,
+          time_of(rank, [&] { rank.comm().reduce_scatter(part, parts); }));
       rank.check(x[0].item<double>() == std::pow(n, 4) && part[0].item<double>() == n, "the results are right");
     });
+    runs[title(measure::BenchVerb::all_reduce)] = of_all_reduce;
+    runs[title(measure::BenchVerb::reduce_scatter)] = of_reduce_scatter;
     const double sent = 2.0 * (n - 1) / n;  // of the array, by each rank
     stage.check(std::abs(sent - measure::bus_factor(measure::BenchVerb::all_reduce, n)) < 1e-9,
                 "all_reduce: the estimate is busbw");
     stage.check(std::abs(sent / 2 - measure::bus_factor(measure::BenchVerb::reduce_scatter, n)) < 1e-9,
-                "reduce_scatter: the estimate is busbw over the number of ranks");
+                "reduce_scatter: the estimate is busbw / n");
   }
+  double longest = 1e-9;
+  for (const auto& [title, of_ranks] : runs) {
+    for (const Run& run : of_ranks) longest = std::max(longest, run.seconds);
+  }
+  std::vector<Picture> pictures;
+  for (const auto& [title, of_ranks] : runs) {
+    std::vector<Bar> bars;
+    for (const Run& run : of_ranks) bars.push_back({run.label, run.seconds / longest, run.figures});
+    pictures.push_back(picture_of_bars(title, bars));
+  }
+  stage.show(std::move(pictures));
 }
 
 namespace {
@@ -279,7 +331,9 @@ void benchmark_command(Stage& stage) {
 void overlap(Stage& stage) {
   if (stage.ranks() < 2) return stage.print("(needs two ranks)");
   constexpr int kTrials = 7;
-  stage.on_ranks(2, [](Rank& rank) {
+  Flow flow(2);
+  Timeline timeline({"one after the other", "both at once: matmul", "both at once: all_reduce"});
+  stage.on_ranks(2, [&](Rank& rank) {
     const at::Tensor a = at::full({256, 256}, 0.5, rank.floats());
     const at::Tensor message = at::full({std::int64_t{1} << 20}, 0.0, rank.floats());
     at::Tensor product;
@@ -292,13 +346,16 @@ void overlap(Stage& stage) {
       multiply();
       work.wait();
     };
+    const auto begin_together = [&] {
+      synchronise(rank.device());
+      rank.comm().barrier();
+      return Clock::now();
+    };
     const auto median = [&](const std::function<void()>& what) {
       std::vector<double> trials;
       what();
       for (int i = 0; i < kTrials; ++i) {
-        synchronise(rank.device());
-        rank.comm().barrier();
-        const auto begin = Clock::now();
+        const auto begin = begin_together();
         what();
         synchronise(rank.device());
         trials.push_back(seconds_since(begin) * 1e3);
@@ -312,12 +369,65 @@ void overlap(Stage& stage) {
     // The mean of two orders: neither gets the warmer caches.
     const double one = median([&] { multiply(), transfer(); }), other = median([&] { transfer(), multiply(); });
     const double serial = (one + other) / 2, together = median(both);
-    rank.say(
-        "medians of 7 sorted trials, in ms",
-        fmt::format("matmul {}  all_reduce {}  one after the other {}  both at once {}  speed-up {}", measured(compute),
-                    measured(send), measured(serial), measured(together), measured(serial / together)));
-    rank.check(at::equal(product, alone), "the product is the same, whatever is in flight beside it");
+    flow.add(rank, "matmul", measured(compute));
+    flow.add(rank, "all_reduce", measured(send));
+    flow.add(rank, "one after the other", measured(serial));
+    flow.add(rank, "both at once", measured(together));
+    flow.add(rank, "speed-up", measured(serial / together));
+    rank.check(at::equal(product, alone), "the product is the same");
+    // Each once more, for the picture; that of both as if it had begun when the other ended.
+    const auto serial_begin = begin_together();
+    multiply();
+    synchronise(rank.device());
+    const auto multiplied = Clock::now();
+    transfer();
+    synchronise(rank.device());
+    const auto serial_end = Clock::now(), begin = begin_together();
+    const Work work = rank.comm().all_reduce(message, {.async = true});
+    multiply();
+    synchronise(rank.device());
+    const auto computed = Clock::now();
+    work.wait();
+    synchronise(rank.device());
+    if (rank.number() != 0) return;
+    const auto moved = [&](Clock::time_point time) { return time - (begin - serial_begin); };
+    timeline.add(0, "matmul", "t0", serial_begin, multiplied);
+    timeline.add(0, "all_reduce", "t1", multiplied, serial_end);
+    timeline.add(1, "matmul", "t0", serial_begin, moved(computed));
+    timeline.add(2, "all_reduce", "t1", serial_begin, moved(Clock::now()));
   });
+  stage.print(fmt::format("medians of {} sorted trials, in ms", kTrials));
+  flow.print(stage);
+  stage.show({});
+  timeline.show(stage, "a trial of rank 0");
+}
+
+void local_or_sent(Stage& stage) {
+  std::vector<std::vector<Bar>> bars(static_cast<std::size_t>(stage.ranks()));
+  stage.on_ranks(stage.ranks(), [&](Rank& rank) {
+    const int n = rank.ranks(), next = (rank.number() + 1) % n, previous = (rank.number() + n - 1) % n;
+    const at::Tensor mine = at::full({kElements}, rank.number(), rank.floats());
+    const at::Tensor copy = at::zeros_like(mine), arrived = at::full_like(mine, -1);
+    const auto text = [&] { return fmt::format("{} {}", copy[0].item<float>(), arrived[0].item<float>()); };
+    rank.say("before: copied, arrived", text());
+    const double copying = time_of(rank, [&] { copy.copy_(mine); });
+    const double sending = time_of(rank, [&] {
+      if (n == 1) return void(arrived.copy_(mine));
+      rank.comm().batch_isend_irecv(
+          {{.is_send = true, .tensor = mine, .peer = next}, {.is_send = false, .tensor = arrived, .peer = previous}});
+    });
+    const auto rate = [&](double seconds) { return static_cast<double>(mine.nbytes()) / seconds / 1e9; };
+    rank.say("after; GB/s of both", fmt::format("{}; {} {}", text(), measured(rate(copying)), measured(rate(sending))));
+    rank.check(at::equal(arrived, at::full_like(mine, previous)), "each rank has what the one before it sent");
+    const auto bar = [&](const char* what, double seconds, const char* style) {
+      return Bar{fmt::format("rank {} {}", rank.number(), what), logarithmic(rate(seconds) * 1e9),
+                 fmt::format("{:.3g} GB/s", rate(seconds)), style};
+    };
+    bars[static_cast<std::size_t>(rank.number())] = {bar("copied", copying, "t0"), bar("sent", sending, "t1")};
+  });
+  std::vector<Bar> all;
+  for (const auto& of_rank : bars) all.insert(all.end(), of_rank.begin(), of_rank.end());
+  stage.show({picture_of_bars("within a rank's memory, and to the next rank, by logarithms", all)});
 }
 
 }  // namespace phalanx::lecture

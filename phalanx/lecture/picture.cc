@@ -94,13 +94,21 @@ Picture picture_of_state(const std::string& title, const std::vector<std::vector
 
 namespace {
 
-bool is_parts(const std::string& cell) { return !cell.empty() && cell.find_first_not_of("#.") == std::string::npos; }
+bool is_parts(const std::string& cell) {
+  return cell.find_first_not_of("#.|") == std::string::npos && cell.find_first_of("#.") != std::string::npos;
+}
 
 void draw_parts(Picture& picture, const Area& area, const std::string& parts) {
   const double width = area.width / static_cast<double>(parts.size());
+  std::size_t place = 0;  // within its group
   for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i] == '|') {
+      place = 0;
+      continue;
+    }
     picture.box({area.x + static_cast<double>(i) * width, area.y, width - 1, area.height}, "",
-                parts[i] == '#' ? tone(i) : "wait");
+                parts[i] == '#' ? tone(place) : "wait");
+    ++place;
   }
 }
 
@@ -133,6 +141,47 @@ Picture picture_of_grid(const std::string& title, const std::vector<std::string>
       }
     }
     picture.text(left + all, y + 15, row.remark);
+    y += kRowHeight;
+  }
+  return picture;
+}
+
+Picture picture_of_spans(const std::string& title, const std::vector<Lane>& lanes, double scale) {
+  std::vector<std::string> labels, remarks;
+  double end = 0;
+  for (const Lane& lane : lanes) {
+    labels.push_back(lane.label), remarks.push_back(lane.remark);
+    for (const Span& span : lane.spans) end = std::max(end, span.end);
+  }
+  const double left = widest(labels) + 12, right = left + scale * end;
+  Picture picture(right + widest(remarks) + 12, kRowHeight * static_cast<double>(lanes.size()), title);
+  double y = 0;
+  for (const Lane& lane : lanes) {
+    picture.text(0, y + 15, lane.label);
+    picture.box({left, y, scale * end, kBoxHeight}, "", "wait");
+    for (const Span& span : lane.spans) {
+      const double width = scale * (span.end - span.begin);
+      picture.box({left + scale * span.begin, y, width, kBoxHeight}, width_of(span.text) > width ? "" : span.text,
+                  span.style);
+    }
+    picture.text(right + 8, y + 15, lane.remark);
+    y += kRowHeight;
+  }
+  return picture;
+}
+
+Picture picture_of_bars(const std::string& title, const std::vector<Bar>& bars) {
+  constexpr double kLongest = 320;
+  std::vector<std::string> labels, remarks;
+  for (const Bar& bar : bars) labels.push_back(bar.label), remarks.push_back(bar.remark);
+  const double left = widest(labels) + 12;
+  Picture picture(left + kLongest + widest(remarks) + 12, kRowHeight * static_cast<double>(bars.size()), title);
+  double y = 0;
+  for (const Bar& bar : bars) {
+    const double length = std::max(2.0, kLongest * std::min(bar.length, 1.0));
+    picture.text(0, y + 15, bar.label);
+    picture.box({left, y, length, kBoxHeight}, "", bar.style);
+    picture.text(left + length + 6, y + 15, bar.remark);
     y += kRowHeight;
   }
   return picture;

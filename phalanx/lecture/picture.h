@@ -48,13 +48,35 @@ Picture picture_of_state(const std::string& title, const std::vector<std::vector
 
 struct GridRow {
   std::string label;
-  std::vector<std::string>
-      cells;  // one alone is as wide as all columns; one of # and . is drawn as parts that are kept
+  /// One alone is as wide as all columns. One of # and . is drawn as parts that are kept, with | between groups of them.
+  std::vector<std::string> cells;
   std::string remark = {};
   bool is_equal = false;  // the cells hold the same
 };
 /// A table of boxes under its heads: one colour a column.
 Picture picture_of_grid(const std::string& title, const std::vector<std::string>& heads,
                         const std::vector<GridRow>& rows);
+
+/// What happens on a line, from one time to another.
+struct Span {
+  double begin = 0, end = 0;
+  std::string text;
+  std::string style = "t0";
+};
+struct Lane {
+  std::string label;
+  std::vector<Span> spans;
+  std::string remark = {};
+};
+/// Lanes below each other, `scale` pixels a unit of time. Where nothing happens it is dashed.
+Picture picture_of_spans(const std::string& title, const std::vector<Lane>& lanes, double scale);
+
+struct Bar {
+  std::string label;
+  double length = 0;  // between 0 and 1
+  std::string remark;
+  std::string style = "t0";
+};
+Picture picture_of_bars(const std::string& title, const std::vector<Bar>& bars);
 
 }  // namespace phalanx::lecture

@@ -6,13 +6,17 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
+#include <c10/core/DeviceType.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "phalanx/lecture/stage.h"
+#include "phalanx/mesh/device_mesh.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/optim/adamw.h"
@@ -34,9 +38,14 @@ struct SmallNet : nn::Module {
     }
   }
   at::Tensor forward(at::Tensor x) {
-    for (const auto& layer : layers) x = at::gelu(nn::call(layer, x));
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      x = nn::call(layers[i], x);
+      if (with_output) with_output(i, x);
+      x = at::gelu(x);
+    }
     return x;
   }
+  std::function<void(std::size_t layer, const at::Tensor& output)> with_output;  // to hook it
   std::vector<std::shared_ptr<nn::Linear>> layers;
 };
 
@@ -48,6 +57,11 @@ inline at::Tensor batch_rows(at::Device device, std::int64_t first = 0, std::int
 }
 
 inline at::Tensor loss_of(const at::Tensor& y) { return y.square().mean(); }
+
+/// Over all ranks.
+inline DeviceMesh mesh_of(const Rank& rank, std::vector<MeshAxis> axes) {
+  return {rank.world(), std::move(axes), c10::DeviceTypeName(rank.device().type(), /*lower_case=*/true)};
+}
 
 /// Some steps of AdamW. `loss` computes this rank's loss; its result is backpropagated.
 inline std::vector<double> train(const std::vector<NamedTensor>& parameters, const std::function<at::Tensor()>& loss) {

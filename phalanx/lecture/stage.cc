@@ -17,13 +17,15 @@ void Rank::say(const std::string& title, std::string line) { lines_.emplace_back
 
 void Rank::check(bool holds, const std::string& what) { stage_.check(holds, what); }
 
-Stage::Stage(StageOptions options) : options_(options) {
-  if (options.ranks != 1 && options.ranks != 2 && options.ranks != 4) {
-    throw UsageError(fmt::format("--ranks has {}: expected 1, 2 or 4", options.ranks));
+Stage::Stage(StageOptions options) : options_(std::move(options)) {
+  if (options_.ranks != 1 && options_.ranks != 2 && options_.ranks != 4) {
+    throw UsageError(fmt::format("--ranks has {}: expected 1, 2 or 4", options_.ranks));
   }
 }
 
-at::Device Stage::device() const { return options_.cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU); }
+at::Device Stage::device(int rank) const {
+  return options_.device == at::kCPU ? at::kCPU : at::Device(options_.device, static_cast<at::DeviceIndex>(rank));
+}
 
 std::vector<int> Stage::worlds() const {
   std::vector<int> worlds;
@@ -35,9 +37,9 @@ void Stage::on_ranks(int ranks, const std::function<void(Rank&)>& body) {
   std::vector<std::vector<std::pair<std::string, std::string>>> said(static_cast<std::size_t>(ranks));
   run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& host) {
     const int number = host->rank();
-    const at::Device device =
-        options_.cuda ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(number)) : at::Device(at::kCPU);
-    Rank rank(*this, make_device_communicator(host, device), device);
+    const at::Device device = this->device(number);
+    Rank rank(*this, options_.make_world ? options_.make_world(host, device) : make_device_communicator(host, device),
+              device);
     body(rank);
     rank.comm().barrier();
     said[static_cast<std::size_t>(number)] = std::move(rank.lines_);

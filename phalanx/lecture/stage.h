@@ -31,8 +31,10 @@
 namespace phalanx::lecture {
 
 struct StageOptions {
-  int ranks = 4;      // 1, 2 or 4: of a section that runs one number of ranks, and the most of one that runs several
-  bool cuda = false;  // rank r computes on cuda:r
+  int ranks = 4;  // 1, 2 or 4: of a section that runs one number of ranks, and the most of one that runs several
+  at::DeviceType device = at::kCPU;  // another than the CPU: rank r computes on number r of it
+  /// From the communicator of host memory that a rank has. Unset: make_device_communicator(). Tests set it.
+  std::function<std::shared_ptr<Communicator>(std::shared_ptr<Communicator> host, at::Device device)> make_world = {};
 };
 
 class Stage;
@@ -73,8 +75,8 @@ class Stage {
   explicit Stage(StageOptions options);
 
   int ranks() const { return options_.ranks; }
-  /// The first device.
-  at::Device device() const;
+  /// That of a rank.
+  at::Device device(int rank = 0) const;
   /// 1, 2 and 4, up to ranks().
   std::vector<int> worlds() const;
 
