@@ -1,17 +1,27 @@
 #include "phalanx/lecture/flow.h"
 
+#include <ATen/ops/equal.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace phalanx::lecture {
 
+std::string range_text(std::int64_t first, std::int64_t count) {
+  return count == 1 ? std::to_string(first) : fmt::format("{}-{}", first, first + count - 1);
+}
+
 std::string part_text(const Rank& rank, const at::Tensor& part, std::int64_t rows, std::int64_t columns) {
   const auto range = [&](std::int64_t size, std::int64_t whole) {
-    const std::int64_t first = rank.number() * size;
-    return size == whole ? std::string("all") : fmt::format("{}-{}", first, first + size - 1);
+    return size == whole ? std::string("all") : range_text(rank.number() * size, size);
   };
   return fmt::format("[{},{}]", range(part.size(0), rows), range(part.size(1), columns));
+}
+
+void Flow::add(const Rank& rank, const std::string& moment, std::string cell, const at::Tensor& held) {
+  of_rank_[static_cast<std::size_t>(rank.number())].push_back(
+      {moment, std::move(cell), held.defined() ? held.detach().cpu().clone() : held});
 }
 
 std::vector<std::string> Flow::heads() const {
@@ -24,9 +34,15 @@ std::vector<GridRow> Flow::rows(bool compares) const {
   const bool several = of_rank_.size() > 1;
   std::vector<GridRow> rows;
   for (std::size_t moment = 0; moment < of_rank_.front().size(); ++moment) {
-    GridRow row{of_rank_.front()[moment].first, {}};
-    for (const auto& cells : of_rank_) row.cells.push_back(cells.at(moment).second);
-    row.is_equal = several && std::ranges::all_of(row.cells, [&](const auto& cell) { return cell == row.cells[0]; });
+    const Held& first = of_rank_.front()[moment];
+    GridRow row{first.moment, {}};
+    row.is_equal = several;
+    for (const auto& of_rank : of_rank_) {
+      const Held& held = of_rank.at(moment);
+      row.cells.push_back(held.cell);
+      row.is_equal =
+          row.is_equal && held.cell == first.cell && (!held.tensor.defined() || at::equal(held.tensor, first.tensor));
+    }
     if (compares && several) row.remark = row.is_equal ? "equal" : "different";
     rows.push_back(std::move(row));
   }

@@ -13,14 +13,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "phalanx/lecture/picture.h"
 #include "phalanx/lecture/stage.h"
 
 namespace phalanx::lecture {
+
+/// "0-7", or "0" of one.
+std::string range_text(std::int64_t first, std::int64_t count);
 
 /// "[0-7,all]": which rows and columns of a whole [rows, columns] a rank has, whose parts lie in the order of the ranks.
 std::string part_text(const Rank& rank, const at::Tensor& part, std::int64_t rows, std::int64_t columns);
@@ -29,10 +32,9 @@ class Flow {
  public:
   explicit Flow(int ranks) : of_rank_(static_cast<std::size_t>(ranks)) {}
 
-  /// REQUIRES: all ranks add the same moments in the same order. Each rank writes its own column, without a lock.
-  void add(const Rank& rank, const std::string& moment, std::string cell) {
-    of_rank_[static_cast<std::size_t>(rank.number())].emplace_back(moment, std::move(cell));
-  }
+  /// REQUIRES: all ranks add the same moments in the same order. Each rank writes its own column, without a lock. Ranks
+  /// hold the same if their cells are the same, and the elements of `held`, if it is defined.
+  void add(const Rank& rank, const std::string& moment, std::string cell, const at::Tensor& held = {});
   /// Prints the table.
   void print(Stage& stage, bool compares = false) const { print_rows(stage, rows(compares)); }
   /// Prints the table and ends the block with its picture. With several ranks each line says in the end whether all hold the
@@ -44,7 +46,11 @@ class Flow {
   std::vector<std::string> heads() const;
   void print_rows(Stage& stage, const std::vector<GridRow>& rows) const;
 
-  std::vector<std::vector<std::pair<std::string, std::string>>> of_rank_;
+  struct Held {
+    std::string moment, cell;
+    at::Tensor tensor;  // on the host
+  };
+  std::vector<std::vector<Held>> of_rank_;
 };
 
 }  // namespace phalanx::lecture

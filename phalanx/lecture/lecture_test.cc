@@ -126,12 +126,15 @@ TEST(Flow, SaysWhatEachRankHoldsAndWhetherItIsTheSame) {
   stage.on_ranks(2, [&](Rank& rank) {
     flow.add(rank, "before", std::to_string(rank.number()));
     flow.add(rank, "sum", "1");
+    flow.add(rank, "part", "a", at::full({1}, rank.number()));
+    flow.add(rank, "whole", "a", at::full({1}, 5));
     rank.check(part_text(rank, at::full({4, 8}, 1), 8, 8) == (rank.number() == 0 ? "[0-3,all]" : "[4-7,all]"), "parts");
   });
   flow.show(stage, "a sum", /*compares=*/true);
   const std::vector<Block> blocks = stage.take_blocks();
   EXPECT_EQ(blocks.front().text,
-            "        rank 0  rank 1\nbefore  0       1       different\nsum     1       1       equal\n");
+            "        rank 0  rank 1\nbefore  0       1       different\nsum     1       1       equal\n"
+            "part    a       a       different\nwhole   a       a       equal\n");
   ASSERT_EQ(blocks.front().pictures.size(), 1U);
   EXPECT_THAT(blocks.front().pictures[0].svg(),
               AllOf(HasSubstr("a sum"), HasSubstr("different"), HasSubstr("\"sum\"")));
@@ -149,7 +152,8 @@ TEST(Timeline, DrawsWhatHappenedOnEachLane) {
   const std::vector<Block> blocks = stage.take_blocks();
   EXPECT_EQ(blocks.front().text, "both\n  one ~ |" + std::string(24, 'c') + std::string(24, '.') + "|\n  two ~ |" +
                                      std::string(24, '.') + std::string(24, 'w') + "|\n");
-  EXPECT_THAT(blocks.front().pictures.at(0).svg(), AllOf(HasSubstr(">call</text>"), HasSubstr("both; 48 ms in all")));
+  EXPECT_THAT(blocks.front().pictures.at(0).svg(),
+              AllOf(HasSubstr(">call</text>"), HasSubstr("both; ~48.0 ms in all")));
 }
 
 TEST(Stage, ACheckThatFailsOnOneRankDoesNotHold) {

@@ -97,7 +97,7 @@ void pair_moments(Stage& stage, const char* title, bool by_rows) {
     const at::Tensor a = net.layers[0]->weight.detach().narrow(0, first, columns).t();  // columns of A
     const at::Tensor b = net.layers[1]->weight.detach().narrow(1, first, columns).t();  // rows of B
     const auto note = [&](const std::string& moment, const at::Tensor& tensor) {
-      flow.add(rank, moment, part_text(rank, tensor, kBatch, kDim));
+      flow.add(rank, moment, part_text(rank, tensor, kBatch, kDim), tensor);
       return tensor;
     };
     const auto enter = [&](const std::string& name, const at::Tensor& part) {
@@ -364,7 +364,7 @@ void split_inference(Stage& stage) {
           return x;
         },
         prompts);
-    flow.add(rank, "pipeline: layers", fmt::format("{}-{}", rank.number() * each, (rank.number() + 1) * each - 1));
+    flow.add(rank, "pipeline: layers", range_text(rank.number() * each, each));
     rank.check(at::equal(by_layers.cpu(), alone), "pipeline: the tokens of one rank");
   });
   flow.show(stage, "what each rank has: the copies' prompts, columns of a matrix, layers");

@@ -67,7 +67,7 @@ Picture Timeline::picture(const std::string& title) const {
       lanes.back().spans.push_back({begin, std::max(end, begin + kNarrowest), event.what, event.style});
     }
   }
-  return picture_of_spans(fmt::format("{}; {:.2g} ms in all", title, seconds * 1e3), lanes, 1);
+  return picture_of_spans(fmt::format("{}; {} ms in all", title, measured(seconds * 1e3)), lanes, 1);
 }
 
 }  // namespace phalanx::lecture
