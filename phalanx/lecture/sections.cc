@@ -74,6 +74,7 @@ const std::vector<Source>& sources() {
       {"recipes/pipeline_by_hand.h", &kPipelineByHand},
       {"recipes/tensor_parallel_by_hand.cc", &kTensorParallelByHand},
       {"recipes/tensor_parallel_toy.cc", &kTensorParallelToy},
+      {"recipes/traced_stream.h", &kTracedStream},
       {"recipes/zero3_by_hand.cc", &kZero3ByHand},
       {"phalanx/lecture/job_steps.cc", &kJobSteps},
       {"phalanx/lecture/machine_steps.cc", &kMachineSteps},
