@@ -171,6 +171,9 @@ TEST(HfConfig, WhatGptOssCannotDoIsRefusedByName) {
   EXPECT_THAT(error_with({{"swiglu_alpha", 1.5}}), HasSubstr("\"swiglu_alpha\": 1.5 is not supported; expected 1.702"));
   EXPECT_THAT(error_with({{"swiglu_limit", -1.0}}), HasSubstr("activation_limit = -1: expected above 0"));
   EXPECT_THAT(error_with({{"sliding_window", nullptr}}), HasSubstr("\"sliding_window\": null"));
+  EXPECT_THAT(error_with({{"sliding_window", 0}}), HasSubstr("\"sliding_window\": 0 is not supported"));
+  const std::vector<std::string> all_full(4, "full_attention");
+  EXPECT_EQ(error_with({{"sliding_window", nullptr}, {"layer_types", all_full}}), "");
   EXPECT_THAT(error_with({{"rope_scaling", nullptr}}), HasSubstr("has neither \"rope_scaling\" nor"));
   EXPECT_THAT(error_with({{"mlp_bias", true}}), HasSubstr("\"mlp_bias\": true is not supported"));
   EXPECT_THAT(error_of("mixtral", {{"num_local_experts", 4}, {"swiglu_limit", 7.0}}),
@@ -178,6 +181,8 @@ TEST(HfConfig, WhatGptOssCannotDoIsRefusedByName) {
 }
 
 TEST(HfConfig, WhatLaterFamiliesCannotDoIsRefusedByName) {
+  EXPECT_THAT(error_of("granite", {{"attention_multiplier", 0.0}}),
+              HasSubstr("\"attention_multiplier\": 0 is not supported; expected a number above 0"));
   EXPECT_THAT(error_of("qwen3_moe", {{"num_experts", 4}, {"decoder_sparse_step", 2}}),
               HasSubstr("\"decoder_sparse_step\": 2 is not supported"));
   EXPECT_THAT(error_of("qwen3_moe", {{"num_experts", 4}, {"mlp_only_layers", {0}}}),

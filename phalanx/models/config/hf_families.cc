@@ -310,10 +310,13 @@ void read_gpt_oss(const HfConfigFile& file, LlamaConfig& config) {
   } else {
     for (std::int64_t layer = 1; layer < config.n_layers; layer += 2) full.push_back(layer);
   }
+  if (std::ssize(full) == config.n_layers) return;
   if (file.json.contains("sliding_window") && !file.has("sliding_window")) {
     file.refuse("\"sliding_window\": null in a model with sliding layers", "a number of positions");
   }
-  set_window(config, file.read.get_or<std::int64_t>("sliding_window", 128), std::move(full));
+  const auto window = file.read.get_or<std::int64_t>("sliding_window", 128);
+  if (window < 1) file.refuse(fmt::format("\"sliding_window\": {}", window), "a number of positions");
+  set_window(config, window, std::move(full));
 }
 
 void write_gpt_oss(nlohmann::json& description, const LlamaConfig& config) {
@@ -333,6 +336,9 @@ void read_granite(const HfConfigFile& file, LlamaConfig& config) {
   config.residual_multiplier = file.read.get_or<double>("residual_multiplier", 1.0);
   config.attention_multiplier = file.read.get_or<double>("attention_multiplier", 1.0);
   config.logits_scaling = file.read.get_or<double>("logits_scaling", 1.0);
+  if (!(config.attention_multiplier > 0)) {
+    file.refuse(fmt::format("\"attention_multiplier\": {}", config.attention_multiplier), "a number above 0");
+  }
 }
 
 void write_granite(nlohmann::json& description, const LlamaConfig& config) {

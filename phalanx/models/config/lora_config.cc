@@ -86,17 +86,17 @@ void check_nf4_cuts(const LlamaConfig& config, const LoraOptions& options, std::
        {std::pair{"attention.wo", config.n_heads * config.head_dim()}, {"feed_forward.w2", config.ffn_hidden}}) {
     const std::int64_t blocks = columns / kNf4Block;
     if (blocks % tensor_parallel_size == 0) continue;
-    throw ConfigError(fmt::format(
-        "[parallelism] tensor_parallel_degree {}: rows of layers.0.{} have {} elements, {} x {}, and a base in NF4 has "
-        "a "
-        "block of each {}, which ranks cannot share; expected a degree that divides {}, or [lora] base_dtype = "
-        "\"bfloat16\"",
-        tensor_parallel_size, layer, columns, blocks, kNf4Block, kNf4Block, blocks));
+    throw ConfigError(
+        fmt::format("[parallelism] tensor_parallel_degree {}: rows of layers.0.{} have {} elements, {} x {}, and ranks "
+                    "cannot share "
+                    "a block of {} in NF4; expected a degree that divides {}, or [lora] base_dtype = \"bfloat16\"",
+                    tensor_parallel_size, layer, columns, blocks, kNf4Block, kNf4Block, blocks));
   }
 }
 
 std::int64_t least_bytes(const LlamaConfig& config, const LoraOptions& options) {
-  return options.has_nf4_base() ? config.parameter_count() / 2 : config.parameter_count();
+  const bool may_be_in_4_bits = options.has_nf4_base() || config.family == LlamaFamily::gpt_oss;
+  return may_be_in_4_bits ? config.parameter_count() / 2 : config.parameter_count();
 }
 
 std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOptions& options, const std::string& what) {

@@ -51,7 +51,8 @@ std::vector<std::string> nf4_layers(const LlamaConfig& config, const LoraOptions
 /// base is another.
 void check_nf4_cuts(const LlamaConfig& config, const LoraOptions& options, std::int64_t tensor_parallel_size);
 
-/// At least so many bytes hold the weights of a model: one for each, or half of one in NF4.
+/// At least so many bytes hold the weights of a model: one for each; half of one in NF4, and of GPT-OSS, whose files are
+/// in MXFP4.
 std::int64_t least_bytes(const LlamaConfig& config, const LoraOptions& options);
 
 /// The names of the layers with adapters, in the model's order; none if the rank is 0. ConfigError that begins with

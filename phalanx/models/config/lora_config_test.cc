@@ -35,6 +35,18 @@ TEST(LoraLayers, AreNamedAsInPeftAsHereOrByPatterns) {
   EXPECT_THAT(error_text<ConfigError>([&] { layers({"w1"}, experts); }), HasSubstr("experts have no adapters"));
 }
 
+// A released file has experts in 4 bits, with a byte for each 32 numbers, and all else in 16 bits.
+TEST(LeastBytes, AreNoMoreThanThoseOfReleasedFiles) {
+  for (const std::string flavor : {"gpt_oss_20b", "gpt_oss_120b"}) {
+    const LlamaConfig config = llama_flavor(flavor, LlamaFamily::gpt_oss);
+    const std::int64_t in_experts = config.n_layers * config.experts * 3 * config.dim * config.ffn_hidden;
+    const std::int64_t bytes = in_experts / 32 * 17 + (config.parameter_count() - in_experts) * 2;
+    EXPECT_LT(bytes, config.parameter_count()) << flavor;
+    EXPECT_LE(least_bytes(config, {}), bytes) << flavor;
+  }
+  EXPECT_EQ(least_bytes(two_layers(), {}), two_layers().parameter_count());
+}
+
 TEST(LoraLayers, WrongOnesAreRefused) {
   EXPECT_THAT(error_text<ConfigError>([] {
                 layers({"q_proj", "qproj"});
