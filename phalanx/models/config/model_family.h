@@ -55,8 +55,8 @@ struct FamilyTraits {
   bool multipliers = false;         // of embeddings, layers' results, scores and logits
   bool latent_attention = false;    // nn/latent_attention.h; first layers may have no experts, others a net beside them
   RouterForm router = RouterForm::softmax;
-  int layer_period =
-      0;  // every so many layers one is without a rotary embedding if `some_unrotated`, else without the window
+  /// Every so many layers one is without a rotary embedding, if `some_unrotated`, or else without the window; 0: none.
+  int layer_period = 0;
 };
 
 const FamilyTraits& traits_of(LlamaFamily family) noexcept;
