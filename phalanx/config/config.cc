@@ -93,6 +93,10 @@ std::vector<int> stop_signals(const TrainConfig& config) {
   return numbers;
 }
 
+bool trains_on_chats(const TrainConfig& config) {
+  return !config.sft.conversations.empty() || !config.dpo.preferences.empty();
+}
+
 Datasets training_datasets(const TrainConfig& config) {
   if (!config.training.datasets.empty() || config.training.dataset_path.empty()) return config.training.datasets;
   return {Dataset{.path = config.training.dataset_path}};

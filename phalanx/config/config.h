@@ -225,6 +225,16 @@ struct TrainConfig {
     bool skip_malformed = false;
   } sft;
 
+  struct Dpo {
+    std::vector<std::string> preferences;             // empty: no preference tuning
+    std::vector<std::string> validation_preferences;  // empty: validation.fraction of the preferences
+    std::string chat_template;
+    bool skip_malformed = false;
+    double beta = 0.1;
+    std::string loss_type = "sigmoid";
+    double label_smoothing = 0;
+  } dpo;
+
   struct Memory {
     bool check = true;
   } memory;
@@ -251,6 +261,9 @@ std::vector<int> stop_signals(const TrainConfig& config);
 
 /// The token files of the run: [training] datasets, or dataset_path as one set without a name.
 Datasets training_datasets(const TrainConfig& config);
+
+/// Whether the run reads files of conversations or of preferences, of which it makes token files itself.
+bool trains_on_chats(const TrainConfig& config);
 
 /// The path of a key's value: relative paths are in job.dump_folder.
 std::string in_dump_folder(const TrainConfig& config, const std::string& path);

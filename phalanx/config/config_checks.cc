@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "phalanx/base/error.h"
 #include "phalanx/config/config_schema.h"
@@ -26,56 +28,102 @@ void take_token_budget(std::string_view tokens_name, std::int64_t& tokens, std::
   tokens = -1;
 }
 
-/// [sft] with the sections that it takes the place of.
+/// A section whose files of chats the run makes token files of.
+struct ChatSection {
+  std::string name, key, noun;
+  const std::vector<std::string>&files, &held_out;
+  const std::string& chat_template;
+  bool skip_malformed;
+};
+
+/// A section of chats with the sections that it takes the place of.
 template <class Check>
-void check_conversations(const TrainConfig& config, const Check& check) {
-  const auto& sft = config.sft;
-  if (sft.conversations.empty()) {
-    const char* set = !sft.validation_conversations.empty() ? "validation_conversations"
-                      : !sft.chat_template.empty()          ? "chat_template"
-                      : sft.skip_malformed                  ? "skip_malformed"
-                                                            : nullptr;
-    check({"sft.conversations"}, [&] {
+void check_chats(const TrainConfig& config, const ChatSection& chats, const Check& check) {
+  const std::string files_key = fmt::format("{}.{}", chats.name, chats.key);
+  const std::string label = fmt::format("[{}] {}", chats.name, chats.key);
+  const std::string held_out = fmt::format("validation_{}", chats.key);
+  if (chats.files.empty()) {
+    const char* set = !chats.held_out.empty()        ? held_out.c_str()
+                      : !chats.chat_template.empty() ? "chat_template"
+                      : chats.skip_malformed         ? "skip_malformed"
+                                                     : nullptr;
+    check({files_key.c_str()}, [&] {
       if (set == nullptr) return;
-      throw ConfigError(fmt::format("[sft] {} is set, but conversations, the files to train on, is not", set));
+      throw ConfigError(
+          fmt::format("[{}] {} is set, but {}, the files to train on, is not", chats.name, set, chats.key));
     });
     return;
   }
-  const auto replaced = [&](const char* key, const char* label, const std::string& path, const char* by) {
+  const auto replaced = [&](const char* key, const char* its_label, const std::string& path, const std::string& by) {
     check({key}, [&] {
       if (path.empty()) return;
-      throw ConfigError(fmt::format(
-          "{} is set beside [sft] conversations: expected one of them; the token files of conversations are made by "
-          "the run ({})",
-          label, by));
+      throw ConfigError(
+          fmt::format("{} is set beside {}: expected one of them; the token files of {} are made by the run ({})",
+                      its_label, label, chats.noun, by));
     });
   };
+  const std::string by_own = fmt::format("name held-out {} as [{}] {}", chats.noun, chats.name, held_out);
   replaced("training.dataset_path", "[training] dataset_path", config.training.dataset_path, "remove dataset_path");
-  replaced("validation.dataset_path", "[validation] dataset_path", config.validation.dataset_path,
-           "name held-out conversations as [sft] validation_conversations");
+  replaced("validation.dataset_path", "[validation] dataset_path", config.validation.dataset_path, by_own);
   const auto first_of = [](const Datasets& sets) { return sets.empty() ? "" : sets.front().path; };
   replaced("training.datasets", "[[training.datasets]]", first_of(config.training.datasets), "remove the data sets");
-  replaced("validation.datasets", "[[validation.datasets]]", first_of(config.validation.datasets),
-           "name held-out conversations as [sft] validation_conversations");
+  replaced("validation.datasets", "[[validation.datasets]]", first_of(config.validation.datasets), by_own);
   replaced("stream.paths", "[stream] paths", config.stream.paths.empty() ? "" : config.stream.paths.front(),
            "remove paths");
   check({"training.packing", "training.attn_mask_type"}, [&] {
     if (config.training.packing == "best_fit" && config.training.attn_mask_type == "block_causal") return;
     throw ConfigError(fmt::format(
-        "[training] packing is \"{}\" and attn_mask_type \"{}\", but [sft] trains on whole conversations that do not "
-        "see each other: expected \"best_fit\" and \"block_causal\", which are the defaults beside [sft]; remove the "
+        "[training] packing is \"{}\" and attn_mask_type \"{}\", but [{}] trains on whole conversations that do not "
+        "see each other: expected \"best_fit\" and \"block_causal\", which are the defaults beside [{}]; remove the "
         "two keys",
-        config.training.packing, config.training.attn_mask_type));
+        config.training.packing, config.training.attn_mask_type, chats.name, chats.name));
   });
   check({"model.hf_assets_path"}, [&] {
     if (!config.model.hf_assets_path.empty()) return;
-    throw ConfigError(
-        "[sft] conversations is set, but [model] hf_assets_path (the folder of the model's tokenizer and chat "
-        "template) is not");
+    throw ConfigError(fmt::format(
+        "{} is set, but [model] hf_assets_path (the folder of the model's tokenizer and chat template) is not", label));
   });
   check({"validation.enable"}, [&] {
-    if (sft.validation_conversations.empty() || config.validation.enable) return;
-    throw ConfigError("[sft] validation_conversations is set, but [validation] enable is not");
+    if (chats.held_out.empty() || config.validation.enable) return;
+    throw ConfigError(fmt::format("[{}] {} is set, but [validation] enable is not", chats.name, held_out));
+  });
+}
+
+/// [dpo] with what it has no meaning beside.
+template <class Check>
+void check_preferences(const TrainConfig& config, const Check& check) {
+  const auto& dpo = config.dpo;
+  if (dpo.preferences.empty()) return;
+  check({"sft.conversations", "dpo.preferences"}, [&] {
+    if (config.sft.conversations.empty()) return;
+    throw ConfigError("[dpo] preferences is set beside [sft] conversations: expected one of them; a run has one loss");
+  });
+  check({"dpo.beta"}, [&] {
+    if (dpo.beta == 0) throw ConfigError("[dpo] beta is 0: no answer would be preferred; expected a positive number");
+  });
+  check({"dpo.loss_type", "dpo.label_smoothing"}, [&] {
+    if (dpo.label_smoothing == 0 || dpo.loss_type == "sigmoid") return;
+    throw ConfigError(
+        fmt::format("[dpo] label_smoothing is {}, but loss_type is \"{}\": expected \"sigmoid\", or no label_smoothing",
+                    dpo.label_smoothing, dpo.loss_type));
+  });
+  check({"dpo.label_smoothing"}, [&] {
+    if (dpo.label_smoothing < 0.5) return;
+    throw ConfigError("[dpo] label_smoothing is 0.5: either answer would be the chosen one; expected less than that");
+  });
+  check({"training.z_loss_weight"}, [&] {
+    if (config.training.z_loss_weight == 0) return;
+    throw ConfigError(fmt::format(
+        "[training] z_loss_weight is {}, but the loss of [dpo] is one of whole answers: expected 0 beside it",
+        config.training.z_loss_weight));
+  });
+  const bool has_base = config.checkpoint.initial_load_in_hf || !config.checkpoint.initial_load_path.empty() ||
+                        config.checkpoint.initial_random_weights;
+  check({"checkpoint.initial_load_path", "checkpoint.initial_load_in_hf"}, [&] {
+    if (has_base) return;
+    throw ConfigError(
+        "[dpo] preferences is set, but nothing says where the weights come from that are the start and the reference: "
+        "expected [checkpoint] initial_load_in_hf or initial_load_path");
   });
 }
 
@@ -276,7 +324,17 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
         "see "
         "each other; set attn_mask_type = \"block_causal\"");
   });
-  check_conversations(config, check);
+  const auto& sft = config.sft;
+  check_chats(config,
+              {"sft", "conversations", "conversations", sft.conversations, sft.validation_conversations,
+               sft.chat_template, sft.skip_malformed},
+              check);
+  const auto& dpo = config.dpo;
+  check_chats(config,
+              {"dpo", "preferences", "preferences", dpo.preferences, dpo.validation_preferences, dpo.chat_template,
+               dpo.skip_malformed},
+              check);
+  check_preferences(config, check);
   check({"lora.rank", "lora.initial_adapter"}, [&] {
     const bool has_base = config.checkpoint.initial_load_in_hf || !config.checkpoint.initial_load_path.empty();
     if (config.lora.initial_adapter.empty() || (config.lora.rank > 0 && has_base)) return;
@@ -302,7 +360,8 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
   });
   check({"validation.dataset_path", "validation.datasets", "validation.fraction"}, [&] {
     if (!validation.enable || !validation.dataset_path.empty() || !validation.datasets.empty() ||
-        validation.fraction != 0 || !config.sft.validation_conversations.empty()) {
+        validation.fraction != 0 || !config.sft.validation_conversations.empty() ||
+        !config.dpo.validation_preferences.empty()) {
       return;
     }
     throw ConfigError("[validation] is enabled, but fraction is 0 and dataset_path is not set: nothing is held out");
@@ -364,10 +423,10 @@ void require_dump_folder(const TrainConfig& config) {
 }
 
 void require_dataset(const TrainConfig& config) {
-  if (!training_datasets(config).empty() || !config.stream.paths.empty() || !config.sft.conversations.empty()) return;
+  if (!training_datasets(config).empty() || !config.stream.paths.empty() || trains_on_chats(config)) return;
   throw ConfigError(
       "[training] dataset_path is not set: expected a token file; `phalanx tokenize` makes one; or [stream] paths, for "
-      "texts, or [sft] conversations");
+      "texts, or [sft] conversations, or [dpo] preferences");
 }
 
 }  // namespace phalanx::config

@@ -165,7 +165,7 @@ class Reader {
 
   /// Called after the flags. What is trained on conversations has other defaults.
   void take_defaults_of_conversations() {
-    if (config_.sft.conversations.empty()) return;
+    if (!trains_on_chats(config_)) return;
     if (!assigned_.contains("training.attn_mask_type")) config_.training.attn_mask_type = "block_causal";
     if (!assigned_.contains("training.packing")) config_.training.packing = "best_fit";
   }

@@ -626,6 +626,32 @@ const std::vector<Key>& known_keys() {
        "Leave out records that are malformed or that the chat template refuses; how many is said, and the first. Off: "
        "they are an error, with file, line and reason."},
 
+      {"dpo", "preferences", at<&C::dpo, &C::Dpo::preferences>,
+       "Files of preferences (JSON lines of a prompt, a chosen and a rejected answer) to tune on, in place of "
+       "training.dataset_path (docs/dpo.md). The loss is that of direct preference optimization. training.packing is "
+       "best_fit and attn_mask_type block_causal then. On the command line separated by commas."},
+      {"dpo", "validation_preferences", at<&C::dpo, &C::Dpo::validation_preferences>,
+       "With validation.enable: files of preferences to validate on. Empty: validation.fraction of dpo.preferences, "
+       "which "
+       "is then not trained on."},
+      {"dpo", "chat_template", at<&C::dpo, &C::Dpo::chat_template>,
+       "Which of the chat templates of model.hf_assets_path, where it has several by name, as sft.chat_template."},
+      {"dpo", "skip_malformed", at<&C::dpo, &C::Dpo::skip_malformed>,
+       "Leave out records that are malformed or that the chat template refuses; how many is said, and the first. Off: "
+       "they are an error, with file, line and reason."},
+      {"dpo", "beta", at<&C::dpo, &C::Dpo::beta>,
+       "How strongly the model is held to the reference: rewards are beta times the difference of log-likelihoods.", 0,
+       kAny},
+      {"dpo",
+       "loss_type",
+       at<&C::dpo, &C::Dpo::loss_type>,
+       "The loss of a pair whose answers' rewards differ by m: sigmoid is -log(sigmoid(m)), hinge is max(0, 1 - m).",
+       -kAny,
+       kAny,
+       {"sigmoid", "hinge"}},
+      {"dpo", "label_smoothing", at<&C::dpo, &C::Dpo::label_smoothing>,
+       "With the sigmoid loss: the probability that a pair's two answers are mixed up.", 0, 0.5},
+
       {"memory", "check", at<&C::memory, &C::Memory::check>,
        "Refuse a run whose predicted memory does not fit into what the limits of the process, its cgroup, the machine "
        "or the card leave, before anything is allocated."},

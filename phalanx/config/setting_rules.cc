@@ -184,6 +184,14 @@ const std::vector<SettingRule>& setting_rules() {
       {"sft", "too_long", said},
       {"sft", "skip_malformed", said},
 
+      {"dpo", "preferences", said, {}, AcrossRanks::free},  // data are compared by content, also the next one
+      {"dpo", "validation_preferences", said, {}, AcrossRanks::free},
+      {"dpo", "chat_template", said},
+      {"dpo", "skip_malformed", said},
+      {"dpo", "beta", said},
+      {"dpo", "loss_type", said},
+      {"dpo", "label_smoothing", said},
+
       {"memory", "check", silent, "refuses or does not; changes no number"},
 
       {"debug", "seed", elsewhere, "part of the data's description, where they are shuffled"},

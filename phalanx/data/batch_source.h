@@ -99,8 +99,12 @@ class BatchSource {
   /// are not separated.
   virtual std::vector<std::int32_t> fill(std::int64_t step, RowRange rows, std::span<std::int64_t> inputs,
                                          std::span<std::int64_t> labels) const = 0;
-  /// How many tokens of the global batch of `step` have a label.
+  /// How many terms the loss of the global batch of `step` has: tokens with a label, or pairs of documents.
   virtual std::int64_t label_count(std::int64_t step) const = 0;
+
+  /// Of each row the numbers of its pairs, in their order in it: pair i is documents 2 i and 2 i + 1 of the file. Empty where
+  /// documents are no pairs.
+  virtual std::vector<std::vector<std::int64_t>> pairs_of(std::int64_t /*step*/, RowRange /*rows*/) const { return {}; }
 
   /// What is read (stream_description.h), and how much of it before `step`.
   virtual nlohmann::json describe() const = 0;

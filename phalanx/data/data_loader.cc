@@ -33,9 +33,11 @@ DataLoader::DataLoader(TokenFile tokens, DataLoaderOptions options) : tokens_(st
   }
   if (options_.pack) {
     if (!options_.separate_documents) throw ConfigError("packed rows hold several documents: keep them separate");
-    packed_ = std::make_shared<const PackedRows>(
-        tokens_, PackedRowsOptions{
-                     .seq_len = options_.seq_len, .range = range_, .shuffle = options_.shuffle, .seed = options_.seed});
+    packed_ = std::make_shared<const PackedRows>(tokens_, PackedRowsOptions{.seq_len = options_.seq_len,
+                                                                            .range = range_,
+                                                                            .shuffle = options_.shuffle,
+                                                                            .seed = options_.seed,
+                                                                            .pairs = options_.pairs});
     sample_count_ = packed_->row_count();
     DataLoader::begin_at(0, {});
     return;
@@ -209,6 +211,37 @@ std::vector<std::int32_t> DataLoader::fill(std::int64_t step, RowRange rows, std
                                            std::span<std::int64_t> labels) const {
   check_request(step, rows, inputs.size(), labels.size());
   return fill_rows(rows.size(), inputs, labels, [&](std::int64_t i) { return place_of(step, rows.begin + i); });
+}
+
+std::vector<std::int64_t> DataLoader::pairs_of_row(StreamPosition place) const {
+  const auto first_at_or_behind = [&](std::int64_t token) {
+    std::int64_t low = 0, high = tokens_.document_count();
+    while (low < high) {
+      const std::int64_t middle = low + (high - low) / 2;
+      tokens_.document(middle).begin < token ? low = middle + 1 : high = middle;
+    }
+    return low;
+  };
+  const std::vector<PackedRows::Piece> pieces = packed_->row(place.epoch, place.token / options_.seq_len);
+  std::vector<std::int64_t> pairs;
+  for (std::size_t i = 0; i < pieces.size(); i += 2) pairs.push_back(first_at_or_behind(pieces[i].begin) / 2);
+  return pairs;
+}
+
+std::vector<std::vector<std::int64_t>> DataLoader::pairs_of(std::int64_t step, RowRange rows) const {
+  std::vector<std::vector<std::int64_t>> all;
+  for (std::int64_t row = rows.begin; options_.pairs && row < rows.end; ++row) {
+    all.push_back(pairs_of_row(place_of(step, row)));
+  }
+  return all;
+}
+
+std::vector<std::vector<std::int64_t>> DataLoader::pairs_of_samples(std::int64_t first, std::int64_t count) const {
+  std::vector<std::vector<std::int64_t>> all;
+  for (std::int64_t i = first; options_.pairs && i < first + count; ++i) {
+    all.push_back(pairs_of_row({.epoch = 0, .token = i * options_.seq_len}));
+  }
+  return all;
 }
 
 nlohmann::json DataLoader::describe() const { return describe_stream(*this); }

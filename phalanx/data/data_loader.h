@@ -43,6 +43,7 @@ struct DataLoaderOptions {
   std::optional<TokenRange> range;  // part of the file to use; unset: all of it
   bool separate_documents = false;  // the file must list its documents
   bool pack = false;                // rows of whole documents; REQUIRES: separate_documents
+  bool pairs = false;               // of whole pairs of documents; REQUIRES: pack, and no range
 };
 
 class DataLoader : public BatchSource {
@@ -73,6 +74,7 @@ class DataLoader : public BatchSource {
   std::vector<std::int32_t> fill(std::int64_t step, RowRange rows, std::span<std::int64_t> inputs,
                                  std::span<std::int64_t> labels) const override;
   std::int64_t label_count(std::int64_t step) const override;
+  std::vector<std::vector<std::int64_t>> pairs_of(std::int64_t step, RowRange rows) const override;
 
   nlohmann::json describe() const override;
   std::map<std::string, std::int64_t> saved_position(std::int64_t step) const override;
@@ -88,6 +90,9 @@ class DataLoader : public BatchSource {
   /// As fill(), for samples [first, first + count) of the first epoch, which are in the file's order without shuffling.
   std::vector<std::int32_t> fill_samples(std::int64_t first, std::int64_t count, std::span<std::int64_t> inputs,
                                          std::span<std::int64_t> labels) const;
+
+  /// As pairs_of(), for these samples.
+  std::vector<std::vector<std::int64_t>> pairs_of_samples(std::int64_t first, std::int64_t count) const;
 
   /// Null without packing.
   const PackedRows* packed_rows() const { return packed_.get(); }
@@ -108,6 +113,7 @@ class DataLoader : public BatchSource {
   void leave_out_untrained(std::int64_t first, std::span<std::int64_t> labels) const;
   void fill_row(StreamPosition place, const Row& row) const;
   void fill_packed_row(StreamPosition place, const Row& row) const;
+  std::vector<std::int64_t> pairs_of_row(StreamPosition place) const;
   std::vector<std::int64_t> document_starts(std::int64_t after, std::int64_t last) const;
 
   TokenFile tokens_;

@@ -48,12 +48,19 @@ PackedRows::PackedRows(TokenFile tokens, PackedRowsOptions options)
   };
   first_document_ = std::max<std::int64_t>(begins_before(options_.range.begin + 1) - 1, 0);
   document_count_ = begins_before(options_.range.end) - first_document_;
+  group_ = options_.pairs ? 2 : 1;
+  item_count_ = document_count_ / group_;
+  if (document_count_ % group_ != 0) {
+    throw DataError(fmt::format("{}: {} documents: expected pairs of them", tokens_.path(), document_count_));
+  }
   for (std::int64_t number = 0; number < windows(); ++number) {
     std::vector<std::int32_t>& labels = labels_.emplace_back();
     for (const auto& row : pack(number, &statistics_).rows) {
       labels.push_back(0);
-      for (const Piece& piece : row) labels.back() += static_cast<std::int32_t>(label_count(piece));
-      statistics_.labels += labels.back();
+      std::int32_t of_row = 0;
+      for (const Piece& piece : row) of_row += static_cast<std::int32_t>(label_count(piece));
+      labels.back() = options_.pairs ? static_cast<std::int32_t>(std::ssize(row) / group_) : of_row;
+      statistics_.labels += of_row;
     }
     statistics_.rows += std::ssize(labels);
   }
@@ -65,19 +72,34 @@ PackedRows::PackedRows(TokenFile tokens, PackedRowsOptions options)
 
 PackedRows::~PackedRows() = default;
 
-std::int64_t PackedRows::windows() const { return (document_count_ + options_.window - 1) / options_.window; }
+std::int64_t PackedRows::windows() const { return (item_count_ + options_.window - 1) / options_.window; }
+
+void PackedRows::require_whole_pair(std::int64_t item, std::span<const Piece> pair) const {
+  std::int64_t places = 0;
+  bool are_trained = pair.size() == 2;
+  for (const Piece& piece : pair) {
+    places += piece.count;
+    are_trained = are_trained && label_count(piece) > 0;
+  }
+  if (are_trained && places <= options_.seq_len) return;
+  throw DataError(
+      fmt::format("{}: the pair of documents {} and {} {}", tokens_.path(), 2 * item, 2 * item + 1,
+                  are_trained ? fmt::format("takes {} places: expected at most seq_len {}", places, options_.seq_len)
+                              : std::string("has one without a trained label, or one that is too long")));
+}
 
 std::int64_t PackedRows::label_count(const Piece& piece) const {
   return tokens_.trained_count({piece.begin + 1, piece.begin + piece.count + 1});
 }
 
 PackedRows::Window PackedRows::pack(std::int64_t window, Statistics* statistics) const {
-  const Permutation order(document_count_, {options_.seed, kOrderOfDocuments});
-  const std::int64_t first = window * options_.window, end = std::min(first + options_.window, document_count_);
+  const Permutation order(item_count_, {options_.seed, kOrderOfDocuments});
+  const std::int64_t first = window * options_.window, end = std::min(first + options_.window, item_count_);
   const bool is_masked = !tokens_.mask().empty();
   std::vector<Piece> pieces;
-  for (std::int64_t i = first; i < end; ++i) {
-    const TokenRange whole = tokens_.document(first_document_ + (options_.shuffle ? order(i) : i));
+  for (std::int64_t i = first * group_; i < end * group_; ++i) {
+    const std::int64_t item = options_.shuffle ? order(i / group_) : i / group_;
+    const TokenRange whole = tokens_.document(first_document_ + item * group_ + i % group_);
     const TokenRange used{std::max(whole.begin, options_.range.begin), std::min(whole.end, options_.range.end)};
     const std::int64_t places = used.size() - 1;
     Statistics seen{.skipped = places < 1 ? 1 : 0, .cut = places > options_.seq_len ? 1 : 0};
@@ -91,6 +113,10 @@ PackedRows::Window PackedRows::pack(std::int64_t window, Statistics* statistics)
       seen.documents = 1;
       seen.places += piece.count;
     }
+    if (options_.pairs && i % group_ == 1) {
+      const auto expected = static_cast<std::size_t>(2 * (i / group_ - first + 1));
+      require_whole_pair(item, pieces.size() == expected ? std::span(pieces).last(2) : std::span<Piece>());
+    }
     if (statistics == nullptr) continue;
     statistics->documents += seen.documents;
     statistics->skipped += seen.skipped;
@@ -99,13 +125,19 @@ PackedRows::Window PackedRows::pack(std::int64_t window, Statistics* statistics)
     statistics->places += seen.places;
   }
 
+  const auto group = static_cast<std::size_t>(group_);
   std::vector<std::int64_t> sizes;
   sizes.reserve(pieces.size());
-  for (const Piece& piece : pieces) sizes.push_back(piece.count);
+  for (std::size_t i = 0; i < pieces.size(); i += group) {
+    sizes.push_back(0);
+    for (std::size_t k = i; k < i + group; ++k) sizes.back() += pieces[k].count;
+  }
   Window result;
   for (const auto& row : best_fit(sizes, options_.seq_len)) {
     auto& of_row = result.rows.emplace_back();
-    for (const std::size_t piece : row) of_row.push_back(pieces[piece]);
+    for (const std::size_t item : row) {
+      for (std::size_t k = item * group; k < (item + 1) * group; ++k) of_row.push_back(pieces[k]);
+    }
   }
   return result;
 }

@@ -13,6 +13,8 @@
 // window, in an order drawn from (seed, epoch). Otherwise rows are in the order of their first documents. Which
 // documents share a row depends on nothing else: not on epochs, ranks or steps.
 //
+// With `pairs` two consecutive documents are placed as one. None of them is cut or left out.
+//
 //   const PackedRows rows(tokens, {.seq_len = 2048, .shuffle = true, .seed = 1});
 //   for (const PackedRows::Piece& piece : rows.row(/*epoch=*/0, 17)) tokens.read(piece.begin, ...);   // count + 1 tokens
 //
@@ -22,6 +24,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "phalanx/data/token_file.h"
@@ -33,7 +36,8 @@ struct PackedRowsOptions {
   TokenRange range;  // of the file; a document that crosses its ends is cut there
   bool shuffle = true;
   std::uint64_t seed = 0;
-  std::int64_t window = 65536;  // documents
+  std::int64_t window = 65536;  // documents, or pairs of them
+  bool pairs = false;           // documents 2 i and 2 i + 1 of the file share a row, one behind the other
 };
 
 class PackedRows {
@@ -54,7 +58,9 @@ class PackedRows {
     std::int64_t rows = 0;
   };
 
-  /// Throws DataError if the range has no document of two tokens, or none with a trained label.
+  /// Throws DataError if the range has no document of two tokens, or none with a trained label. With pairs also if their
+  /// number is odd, or if one does not fit into a row or has a document without a trained label.
+  /// REQUIRES: of pairs the range is the whole file.
   PackedRows(TokenFile tokens, PackedRowsOptions options);
   ~PackedRows();
 
@@ -62,7 +68,7 @@ class PackedRows {
   const Statistics& statistics() const { return statistics_; }
   /// The pieces of a row, in their order in it. REQUIRES: 0 <= row < row_count().
   std::vector<Piece> row(std::int64_t epoch, std::int64_t row) const;
-  /// The places of a row that are no padding and whose label is trained.
+  /// The places of a row that are no padding and whose label is trained; with pairs: their number.
   std::int64_t label_count(std::int64_t epoch, std::int64_t row) const;
 
  private:
@@ -71,6 +77,7 @@ class PackedRows {
     std::int64_t window, row;
   };
   std::int64_t windows() const;
+  void require_whole_pair(std::int64_t item, std::span<const Piece> pair) const;
   std::int64_t label_count(const Piece& piece) const;
   Window pack(std::int64_t window, Statistics* statistics) const;
   std::shared_ptr<const Window> window(std::int64_t number) const;
@@ -79,6 +86,8 @@ class PackedRows {
   TokenFile tokens_;
   PackedRowsOptions options_;
   std::int64_t first_document_ = 0, document_count_ = 0;  // that the range touches
+  std::int64_t group_ = 1;                                // documents that share a row: a document, or a pair
+  std::int64_t item_count_ = 0;                           // groups
   std::vector<std::vector<std::int32_t>> labels_;         // of each row of each window
   Statistics statistics_;
   struct Cache;

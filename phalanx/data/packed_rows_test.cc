@@ -402,6 +402,65 @@ TEST_F(MaskedFileTest, AFileOfThatNameThatNothingNamesIsLeftAlone) {
   EXPECT_FALSE(std::filesystem::exists(file("masked.bin")));
 }
 
+TEST_F(PackedRowsTest, PairsShareARowOneBehindTheOther) {
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t i = 0; i < 200; ++i) lengths.push_back(2 + i * i * 7 % 15);
+  const TokenFile tokens = documents(lengths);
+  for (const bool shuffle : {false, true}) {
+    const DataLoader loader(tokens, {.seq_len = 40,
+                                     .global_batch_size = 3,
+                                     .shuffle = shuffle,
+                                     .seed = 3,
+                                     .separate_documents = true,
+                                     .pack = true,
+                                     .pairs = true});
+    std::map<std::int64_t, int> seen;
+    std::int64_t counted = 0;
+    for (std::int64_t row = 0; row < loader.sample_count(); ++row) {
+      const std::vector<PackedRows::Piece> pieces = loader.packed_rows()->row(0, row);
+      const std::vector<std::int64_t> pairs = loader.pairs_of_samples(row, 1).at(0);
+      ASSERT_EQ(pieces.size(), 2 * pairs.size());
+      EXPECT_EQ(loader.packed_rows()->label_count(0, row), std::ssize(pairs));
+      counted += std::ssize(pairs);
+      std::int64_t places = 0;
+      for (std::size_t i = 0; i < pieces.size(); ++i) {
+        const TokenRange document = tokens.document(2 * pairs[i / 2] + static_cast<std::int64_t>(i % 2));
+        EXPECT_EQ(pieces[i], (Piece{document.begin, document.size() - 1}));
+        places += pieces[i].count;
+      }
+      EXPECT_LE(places, 40);
+      for (const std::int64_t pair : pairs) ++seen[pair];
+    }
+    EXPECT_EQ(counted, 100);
+    EXPECT_EQ(seen.size(), 100U);
+    EXPECT_TRUE(std::ranges::all_of(seen, [](const auto& one) { return one.second == 1; }));
+    // Of a step.
+    const auto of_step = loader.pairs_of(1, {0, 3});
+    EXPECT_EQ(loader.label_count(1), std::ssize(of_step[0]) + std::ssize(of_step[1]) + std::ssize(of_step[2]));
+    EXPECT_EQ(describe_stream(loader)["packing"]["pairs"], true);
+    const DataLoader single(tokens, {.seq_len = 40,
+                                     .global_batch_size = 3,
+                                     .shuffle = shuffle,
+                                     .seed = 3,
+                                     .separate_documents = true,
+                                     .pack = true});
+    EXPECT_TRUE(single.pairs_of(0, {0, 3}).empty());
+    EXPECT_THAT(resume_stream(describe_stream(loader), 0, single).differences,
+                ElementsAre(AllOf(HasSubstr("[training] packing"), HasSubstr("pairs of documents"))));
+  }
+  const auto refusal = [&](const std::vector<std::int64_t>& sizes) {
+    return error_text<DataError>([&] {
+      DataLoader(documents(sizes),
+                 {.seq_len = 10, .global_batch_size = 1, .separate_documents = true, .pack = true, .pairs = true});
+    });
+  };
+  EXPECT_THAT(refusal({3, 3, 4}), HasSubstr("3 documents: expected pairs of them"));
+  EXPECT_THAT(refusal({3, 3, 7, 6}),
+              HasSubstr("the pair of documents 2 and 3 takes 11 places: expected at most seq_len 10"));
+  EXPECT_THAT(refusal({3, 3, 14, 2}), HasSubstr("the pair of documents 2 and 3 has one without a trained label, or"));
+  EXPECT_THAT(refusal({1, 3}), HasSubstr("the pair of documents 0 and 1 has one"));
+}
+
 TEST_F(MaskedFileTest, AnotherMaskIsAnotherStream) {
   const DataLoaderOptions options{.seq_len = 4, .global_batch_size = 1, .separate_documents = true, .pack = true};
   const DataLoader first(masked({"..xx", "x.x.", ".x.x"}), options);

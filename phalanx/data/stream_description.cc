@@ -24,6 +24,7 @@ struct StreamValues {
   bool shuffle = false;
   std::uint64_t seed = 0;
   std::int64_t packed_rows = 0;  // of an epoch; 0: not packed
+  bool pairs = false;            // documents are
 };
 
 StreamValues values_of(const json& saved) {
@@ -45,6 +46,7 @@ StreamValues values_of(const json& saved) {
       if (packing->at("kind") != "best_fit") fail(fmt::format("has an unknown packing {}", packing->at("kind").dump()));
       values.packed_rows = packing->at("rows");
       if (values.packed_rows < 1) fail("is of no packed row");
+      values.pairs = packing->value("pairs", false);
     }
     const bool is_too_short = values.packed_rows == 0 && values.range.size() <= values.seq_len;
     if (values.seq_len < 1 || values.range.begin < 0 || is_too_short) fail("is of no stream");
@@ -89,9 +91,11 @@ std::vector<std::string> differences_of(const StreamValues& saved, const StreamV
     add("[validation] enable, fraction or dataset_path, or a range of a data set", text(saved.range), text(now.range));
   }
   const auto packing = [](const StreamValues& values) {
-    return values.packed_rows > 0 ? "whole documents, packed by best fit" : "consecutive tokens";
+    return values.pairs             ? "pairs of documents, packed by best fit"
+           : values.packed_rows > 0 ? "whole documents, packed by best fit"
+                                    : "consecutive tokens";
   };
-  if ((saved.packed_rows > 0) != (now.packed_rows > 0)) {
+  if ((saved.packed_rows > 0) != (now.packed_rows > 0) || saved.pairs != now.pairs) {
     add("[training] packing", packing(saved), packing(now));
   } else if (same_file && saved.range == now.range && saved.seq_len == now.seq_len &&
              saved.packed_rows != now.packed_rows) {
@@ -159,6 +163,7 @@ json describe_stream(const DataLoader& dataloader) {
                       {"seed", dataloader.options().seed}};
   if (!tokens.mask_hash().empty()) description["mask"] = tokens.mask_hash();
   if (packed != nullptr) description["packing"] = {{"kind", "best_fit"}, {"rows", packed->row_count()}};
+  if (dataloader.options().pairs) description["packing"]["pairs"] = true;
   return description;
 }
 

@@ -225,6 +225,21 @@ TEST_P(GpuFunction, LinearCrossEntropy) {
                 kWeight * at::logsumexp(logits, 1).square().mean().to(at::kFloat)};
       },
       {at::randn({3, 7, 12}), at::randn({37, 12})});
+  const at::Tensor weights = at::randn({3, 7});
+  const auto losses_of = [&](const at::Tensor& logits) {
+    return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), labels.flatten(), {}, at::Reduction::None);
+  };
+  expect_equal(
+      [&](const Tensors& in) -> Tensors {
+        // The sum of both: the second has no gradient.
+        return {kernels::linear_cross_entropy(in[0], in[1], labels, 3.0, 0, weights) +
+                kernels::linear_token_losses(in[0], in[1], labels).sum()};
+      },
+      [&](const Tensors& in) -> Tensors {
+        const at::Tensor losses = losses_of(at::linear(in[0], in[1]));
+        return {(losses * weights.flatten()).sum() / 3.0 + losses.detach().sum()};
+      },
+      {at::randn({3, 7, 12}), at::randn({37, 12})});
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, GpuFunction, testing::ValuesIn(kPrecisions),

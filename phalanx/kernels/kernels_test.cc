@@ -194,6 +194,36 @@ TEST(CrossEntropyKernel, TheZLossIsThatOfTheFormula) {
   }
 }
 
+/// Weights of tokens, negative and zero ones among them, beside autograd's gradient of the same formula.
+TEST(CrossEntropyKernel, WeightsOfTokensAreThoseOfTheFormula) {
+  for (const std::int64_t rows : {6, 700}) {
+    at::manual_seed(1);
+    at::Tensor labels = at::randint(77, {rows}, at::TensorOptions(at::kLong)), weights = at::randn({rows});
+    labels[2] = phalanx::kIgnoredLabel;
+    weights[3] = 0;
+    const auto losses_of = [&](const at::Tensor& logits) {
+      return at::cross_entropy_loss(logits, labels, {}, at::Reduction::None, phalanx::kIgnoredLabel);
+    };
+    const Tensors inputs = {at::randn({rows, 9}), at::randn({77, 9})};
+    for (const double divisor : {1.0, 12.0}) {
+      const Function expected = [&](const Tensors& in) {
+        return (losses_of(at::linear(in[0], in[1])) * weights).sum() / divisor;
+      };
+      expect_equal_to_reference(
+          [&](const Tensors& in) { return kernels::linear_cross_entropy(in[0], in[1], labels, divisor, 0, weights); },
+          expected, inputs);
+      expect_equal_to_reference(
+          [&](const Tensors& in) {
+            return kernels::cross_entropy(at::linear(in[0], in[1]), labels, divisor, 0, weights);
+          },
+          expected, inputs);
+    }
+    const at::Tensor each = losses_of(at::linear(inputs[0], inputs[1]));
+    EXPECT_TRUE(at::allclose(kernels::linear_token_losses(inputs[0], inputs[1], labels), each, 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(kernels::token_losses(at::linear(inputs[0], inputs[1]), labels), each, 1e-5, 1e-5));
+  }
+}
+
 TEST(CrossEntropyKernel, LargeLogitsDoNotOverflowAndTheLossNeedsNoGradients) {
   const at::Tensor x = at::full({2, 1}, 1000.0), labels = at::zeros({2}, at::TensorOptions(at::kLong));
   const at::Tensor weight = at::tensor({1.0f, -1.0f, 0.5f}).view({3, 1});

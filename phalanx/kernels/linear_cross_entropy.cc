@@ -1,6 +1,7 @@
 #include "phalanx/kernels/linear_cross_entropy.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -95,7 +96,7 @@ at::Tensor write_or_defer(const torch::autograd::AutogradContext& ctx, const at:
 struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
                             const at::Tensor& labels_in, std::optional<double> given, double z_loss_weight,
-                            bool record) {
+                            const std::optional<at::Tensor>& token_weights, bool record) {
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = std::min(rows, kLogitsChunk);
     check_labels(labels, vocab);
@@ -107,6 +108,8 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
     if (record && weight.requires_grad() && !later.queue) gradients->dweight.emplace(weight);
     const float scale = record ? static_cast<float>(1.0 / divisor) : 0.0f;
+    const at::Tensor weights_of_rows = token_weights ? token_weights->contiguous() : at::Tensor();
+    const float* const weighs = weights_of_rows.defined() ? weights_of_rows.const_data_ptr<float>() : nullptr;
     for (std::int64_t from = 0; from < rows; from += chunk) {
       const std::int64_t n = std::min(chunk, rows - from);
       at::Tensor logits = buffer.narrow(0, later.queue ? from : 0, n);
@@ -117,6 +120,9 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
       at::parallel_for(0, n, 16, [&](std::int64_t begin, std::int64_t end) {
         row_kernels().cross_entropy(end - begin, vocab, values + begin * vocab, label + begin, scale,
                                     static_cast<float>(z_loss_weight), loss + begin);
+        if (record && weighs != nullptr) {
+          row_kernels().scale_rows(end - begin, vocab, weighs + from + begin, values + begin * vocab);
+        }
       });
       if (gradients->dx.defined()) {
         at::Tensor dx_rows = gradients->dx.narrow(0, from, n);
@@ -129,7 +135,9 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
     double sum = 0.0;
     const float* loss = losses.const_data_ptr<float>();
-    for (std::int64_t r = 0; r < rows; ++r) sum += static_cast<double>(loss[r]);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      sum += static_cast<double>(loss[r]) * (weighs != nullptr ? static_cast<double>(weighs[r]) : 1.0);
+    }
     return at::full({}, sum / divisor, x.options());
   }
 
@@ -146,7 +154,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
                           factor](const WeightGradient& out) { head_weight_gradient(dlogits, x, factor, out); };
       dweight = write_or_defer(*ctx, gradients.weight, write);
     }
-    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -156,13 +164,14 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
 struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
                             const at::Tensor& labels_in, std::optional<double> divisor, double z_loss_weight,
-                            bool record) {
+                            const std::optional<at::Tensor>& token_weights, bool record) {
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const at::Tensor used = weight.to(x.scalar_type());
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = gpu::rows_of_logits(rows, vocab);
     const auto later = queue_of_head(weight, rows, record);
     const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kFloat));
+    const at::Tensor weights_of_rows = token_weights ? token_weights->reshape({rows, 1}) : at::Tensor();
     auto gradients = c10::make_intrusive<HeadGradients>();
     if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
     if (record && weight.requires_grad() && !later.queue) {
@@ -184,6 +193,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
                         launch->stream(), n, vocab, vocab, gpu_type(logits.scalar_type()), logits.mutable_data_ptr(),
                         labels.const_data_ptr<std::int64_t>() + from, record ? 1.0f : 0.0f,
                         static_cast<float>(z_loss_weight), losses.mutable_data_ptr<float>() + from));
+      if (record && weights_of_rows.defined()) logits.mul_(weights_of_rows.narrow(0, from, n));
       if (gradients->dx.defined()) {
         at::Tensor dx_rows = gradients->dx.narrow(0, from, n);
         at::mm_out(dx_rows, logits, used);
@@ -195,6 +205,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
     if (gradients->dx.defined()) gradients->dx = gradients->dx.view(x_in.sizes());
     if (later.queue) keep_for_later(*ctx, *gradients, buffer, x, weight);
     if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
+    if (weights_of_rows.defined()) losses.mul_(weights_of_rows.squeeze(1));
     if (divisor) {
       ctx->saved_data["divisor"] = *divisor;
       return losses.sum().div(*divisor);
@@ -233,11 +244,65 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       };
       dweight = write_or_defer(*ctx, gradients.weight, write);
     }
-    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 static_assert(kIgnoredLabel == gpu::kIgnoredLabel);
+
+void check_gpu_labels(const at::Tensor& x, const at::Tensor& labels) {
+  if (labels.device() == x.device() && labels.scalar_type() == at::kLong && labels.numel() == x.numel() / x.size(-1)) {
+    return;
+  }
+  throw Error(
+      fmt::format("linear_cross_entropy: labels are {} [{}] on {}; expected int64, one for each row of [{}], on {}",
+                  c10::toString(labels.scalar_type()), fmt::join(labels.sizes(), ", "), labels.device().str(),
+                  fmt::join(x.sizes(), ", "), x.device().str()));
+}
+
+/// The losses of the tokens, fp32 [rows]: `of_chunk` writes those of some rows of x, whose logits it may put in the buffer.
+template <class OfChunk>
+at::Tensor losses_by_chunks(const at::Tensor& x, std::int64_t vocab, std::int64_t chunk, const OfChunk& of_chunk) {
+  const std::int64_t rows = x.size(0);
+  const at::Tensor buffer = at::empty({chunk, vocab}, x.options());
+  at::Tensor losses = at::empty({rows}, x.options().dtype(at::kFloat));
+  for (std::int64_t from = 0; from < rows; from += chunk) {
+    const std::int64_t n = std::min(chunk, rows - from);
+    at::Tensor logits = buffer.narrow(0, 0, n);
+    of_chunk(logits, x.narrow(0, from, n), from, losses.mutable_data_ptr<float>() + from);
+  }
+  return losses;
+}
+
+at::Tensor gpu_token_losses(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels) {
+  const at::Tensor used = weight.to(x.scalar_type());
+  const std::int64_t vocab = weight.size(0);
+  return losses_by_chunks(
+      x, vocab, gpu::rows_of_logits(x.size(0), vocab),
+      [&](at::Tensor& logits, const at::Tensor& rows, std::int64_t from, float* losses) {
+        at::mm_out(logits, rows, used.t());
+        const auto launch = gpu_launch(logits);
+        launch->check("cross_entropy",
+                      launch->kernels().cross_entropy(
+                          launch->stream(), rows.size(0), vocab, vocab, gpu_type(logits.scalar_type()),
+                          logits.mutable_data_ptr(), labels.const_data_ptr<std::int64_t>() + from, 0.0f, 0.0f, losses));
+      });
+}
+
+at::Tensor cpu_token_losses(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels) {
+  const std::int64_t vocab = weight.size(0);
+  check_labels(labels, vocab);
+  return losses_by_chunks(x, vocab, std::min(x.size(0), kLogitsChunk),
+                          [&](at::Tensor& logits, const at::Tensor& rows, std::int64_t from, float* losses) {
+                            product_out(logits, rows, weight);
+                            float* const values = logits.mutable_data_ptr<float>();
+                            const std::int64_t* label = labels.const_data_ptr<std::int64_t>() + from;
+                            at::parallel_for(0, rows.size(0), 16, [&](std::int64_t begin, std::int64_t end) {
+                              row_kernels().cross_entropy(end - begin, vocab, values + begin * vocab, label + begin,
+                                                          0.0f, 0.0f, losses + begin);
+                            });
+                          });
+}
 
 }  // namespace
 
@@ -264,10 +329,25 @@ void check_labels(const at::Tensor& labels, std::int64_t vocab) {
   }
 }
 
+at::Tensor token_losses(const at::Tensor& logits, const at::Tensor& labels) {
+  const at::Tensor rows = logits.to(at::kFloat).flatten(0, -2);
+  return at::cross_entropy_loss(rows, labels.flatten(), /*weight=*/{}, at::Reduction::None, kIgnoredLabel)
+      .view(labels.sizes());
+}
+
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, std::optional<double> divisor,
-                         double z_loss_weight) {
+                         double z_loss_weight, const at::Tensor& token_weights) {
   require_divisor(divisor);
   const at::Tensor rows = logits.to(at::kFloat).flatten(0, -2);
+  if (token_weights.defined()) {
+    const at::Tensor counts = labels.flatten().ne(kIgnoredLabel);
+    at::Tensor losses = token_losses(rows, labels.flatten());
+    if (z_loss_weight != 0) {
+      losses = losses + at::logsumexp(rows, 1).square().masked_fill(counts.logical_not(), 0) * z_loss_weight;
+    }
+    const at::Tensor sum = (losses * token_weights.flatten()).sum();
+    return divisor ? sum / *divisor : sum / counts.sum();
+  }
   const auto reduced = [&](at::Reduction::Reduction reduction) {
     return at::cross_entropy_loss(rows, labels.flatten(), /*weight=*/{}, reduction, kIgnoredLabel);
   };
@@ -279,29 +359,43 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, std
 }
 
 at::Tensor linear_cross_entropy(const at::Tensor& x_in, const at::Tensor& weight, const at::Tensor& labels,
-                                std::optional<double> divisor, double z_loss_weight) {
+                                std::optional<double> divisor, double z_loss_weight, const at::Tensor& token_weights) {
   require_divisor(divisor);
   const bool record = at::GradMode::is_enabled() && (x_in.requires_grad() || weight.requires_grad());
+  const auto weights = token_weights.defined() ? std::optional(token_weights) : std::nullopt;
   at::Tensor x = x_in;
   if (gpu_launch(x, weight) && x.numel() > 0) {
-    if (labels.device() != x.device() || labels.scalar_type() != at::kLong ||
-        labels.numel() != x.numel() / x.size(-1)) {
-      throw Error(
-          fmt::format("linear_cross_entropy: labels are {} [{}] on {}; expected int64, one for each row of [{}], on {}",
-                      c10::toString(labels.scalar_type()), fmt::join(labels.sizes(), ", "), labels.device().str(),
-                      fmt::join(x.sizes(), ", "), x.device().str()));
-    }
+    check_gpu_labels(x, labels);
     x = in_autocast_type(x);
     const bool is_autocast = at::autocast::is_autocast_enabled(x.device().type());
     if (is_autocast || x.scalar_type() == weight.scalar_type()) {
-      return GpuLinearCrossEntropyFunction::apply(x, weight, labels, divisor, z_loss_weight, record);
+      return GpuLinearCrossEntropyFunction::apply(x, weight, labels, divisor, z_loss_weight, weights, record);
     }
   }
   if (!fusible_product(x, weight) || x.numel() == 0) {
     if (labels.device().is_cpu()) check_labels(labels.contiguous(), weight.size(0));
-    return cross_entropy(kernels::linear(x, weight), labels, divisor, z_loss_weight);
+    return cross_entropy(kernels::linear(x, weight), labels, divisor, z_loss_weight, token_weights);
   }
-  return LinearCrossEntropyFunction::apply(x, weight, labels, divisor, z_loss_weight, record);
+  return LinearCrossEntropyFunction::apply(x, weight, labels, divisor, z_loss_weight, weights, record);
+}
+
+at::Tensor linear_token_losses(const at::Tensor& x_in, const at::Tensor& weight, const at::Tensor& labels_in) {
+  const at::NoGradGuard no_grad;
+  at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous();
+  const at::Tensor labels = labels_in.reshape({-1}).contiguous();
+  if (gpu_launch(x, weight) && x.numel() > 0) {
+    check_gpu_labels(x, labels);
+    x = in_autocast_type(x);
+    const bool is_autocast = at::autocast::is_autocast_enabled(x.device().type());
+    if (is_autocast || x.scalar_type() == weight.scalar_type()) {
+      return gpu_token_losses(x, weight, labels).view(labels_in.sizes());
+    }
+  }
+  if (!fusible_product(x, weight) || x.numel() == 0) {
+    if (labels.device().is_cpu()) check_labels(labels, weight.size(0));
+    return token_losses(kernels::linear(x, weight), labels).view(labels_in.sizes());
+  }
+  return cpu_token_losses(x, weight, labels).view(labels_in.sizes());
 }
 
 }  // namespace phalanx::kernels

@@ -1,6 +1,7 @@
 #include "phalanx/models/llama.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -383,21 +384,58 @@ at::Tensor Llama::loss(const at::Tensor& input, const at::Tensor& labels, const 
     throw Error("Llama: labels must be int64 and of the tokens' shape: one next token for each token");
   }
   if (!options.divisor) require_no_context("a mean loss");
+  if (options.document_loss && !options.divisor) throw Error("Llama: a loss of documents needs a divisor");
   return around_use(
       [&] { return loss_of(hidden(input, options.documents), own_positions(labels, kIgnoredLabel), options); });
 }
 
 at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels, const LlamaLossOptions& options) {
   const auto fused = [&](const at::Tensor& weight) {
-    return head_.loss ? head_.loss(h, weight, labels, options.divisor, options.z_loss_weight)
-                      : kernels::linear_cross_entropy(h, weight, labels, options.divisor, options.z_loss_weight);
+    const auto weighted = [&](const at::Tensor& token_weights) {
+      return head_.loss ? head_.loss(h, weight, labels, options.divisor, options.z_loss_weight, token_weights)
+                        : kernels::linear_cross_entropy(h, weight, labels, options.divisor, options.z_loss_weight,
+                                                        token_weights);
+    };
+    if (options.document_loss == nullptr) return weighted({});
+    const auto token_losses = [&] {
+      const at::NoGradGuard no_grad;
+      return head_.token_losses ? head_.token_losses(h, weight, labels)
+                                : kernels::linear_token_losses(h, weight, labels);
+    };
+    return loss_of_documents(token_losses(), options, weighted);
   };
   if (!output) return fused(tok_embeddings->weight);
   // A hook on the output layer must see its call, so the layer is not fused with the loss then.
   if (output->has_forward_hooks()) {
-    return kernels::cross_entropy(logits(h), labels, options.divisor, options.z_loss_weight);
+    const at::Tensor whole = logits(h);
+    const auto weighted = [&](const at::Tensor& token_weights) {
+      return kernels::cross_entropy(whole, labels, options.divisor, options.z_loss_weight, token_weights);
+    };
+    if (options.document_loss == nullptr) return weighted({});
+    return loss_of_documents(kernels::token_losses(whole.detach(), labels), options, weighted);
   }
   return output->around_use([&] { return fused(output->weight); });
+}
+
+at::Tensor Llama::loss_of_documents(const at::Tensor& token_losses, const LlamaLossOptions& options,
+                                    const std::function<at::Tensor(const at::Tensor&)>& weighted) const {
+  const DocumentLoss& loss = *options.document_loss;
+  const at::Tensor documents = own_positions(loss.documents, 0).flatten();
+  DocumentLoss::Value value;
+  at::Tensor result;
+  {
+    const at::NoGradGuard no_grad;
+    const at::Tensor likelihoods = at::zeros({loss.count}, token_losses.options().dtype(at::kDouble));
+    likelihoods.index_add_(0, documents, token_losses.flatten().to(at::kDouble), -1);
+    if (context_.sum) context_.sum(likelihoods);
+    value = loss.of(likelihoods);
+    // The ranks' parts are summed, and all of them have the same documents.
+    result = value.loss.to(at::kFloat) * ((context_.cut.rank == 0 ? 1 : 0) / *options.divisor);
+  }
+  if (!at::GradMode::is_enabled()) return result;
+  const at::Tensor weights = value.gradient.neg().to(at::kFloat).index_select(0, documents).view(token_losses.sizes());
+  const at::Tensor sum = weighted(weights);  // has the gradient, and another value
+  return sum - sum.detach() + result;
 }
 
 at::Tensor Llama::log_likelihoods(const at::Tensor& input, const at::Tensor& labels) {

@@ -45,6 +45,7 @@
 #include "phalanx/layout/context_cut.h"
 #include "phalanx/models/config/llama_config.h"
 #include "phalanx/models/config/llama_part.h"
+#include "phalanx/models/document_loss.h"
 #include "phalanx/nn/context_attention.h"
 #include "phalanx/nn/embedding.h"
 #include "phalanx/nn/kv_cache.h"
@@ -58,8 +59,9 @@ namespace phalanx::models {
 struct LlamaHead {
   std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight)> logits;
   std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                           std::optional<double> divisor, double z_loss_weight)>
+                           std::optional<double> divisor, double z_loss_weight, const at::Tensor& token_weights)>
       loss;
+  std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels)> token_losses;
   // The activations between the layers are one of `parts` parts along `parts_dim`: 0 (sequences) or 1 (positions).
   // Labels are those of all parts.
   std::int64_t parts = 1;
@@ -71,6 +73,7 @@ struct LlamaHead {
 struct LlamaContext {
   ContextCut cut;
   std::shared_ptr<const nn::ContextAttention> attention;
+  std::function<void(const at::Tensor&)> sum;  // over the group, in place
 };
 
 struct LlamaLossOptions {
@@ -79,6 +82,8 @@ struct LlamaLossOptions {
   /// The loss is the sum over the tokens that count, divided by this; unset: by their number.
   std::optional<double> divisor = {};
   double z_loss_weight = 0;  // as of kernels::linear_cross_entropy()
+  /// Takes the place of the tokens' cross entropy. It needs a divisor. Null: none.
+  const DocumentLoss* document_loss = nullptr;
 };
 
 class Llama : public nn::Module {
@@ -151,6 +156,9 @@ class Llama : public nn::Module {
   at::Tensor learnt_positions(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) const;
   at::Tensor logits(const at::Tensor& hidden);
   at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels, const LlamaLossOptions& options);
+  /// `weighted`: the sum of the tokens' losses times weights, over the divisor.
+  at::Tensor loss_of_documents(const at::Tensor& token_losses, const LlamaLossOptions& options,
+                               const std::function<at::Tensor(const at::Tensor& token_weights)>& weighted) const;
   at::Tensor forward_cached(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts,
                             std::int64_t first_row);
   /// The rotary tables of the two kinds of layers: with and without a window. Most families have one for both.

@@ -142,8 +142,11 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
     const auto whole = [=](const at::Tensor& h) { return convert(h, between, ActivationLayout::replicated(), group); };
     head.logits = [=](const at::Tensor& h, const at::Tensor& weight) { return kernels::linear(whole(h), weight); };
     head.loss = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
-                    std::optional<double> divisor, double z_loss_weight) {
-      return kernels::linear_cross_entropy(whole(h), weight, labels, divisor, z_loss_weight);
+                    std::optional<double> divisor, double z_loss_weight, const at::Tensor& token_weights) {
+      return kernels::linear_cross_entropy(whole(h), weight, labels, divisor, z_loss_weight, token_weights);
+    };
+    head.token_losses = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
+      return kernels::linear_token_losses(whole(h), weight, labels);
     };
     model.set_head(std::move(head));
     return;
@@ -155,9 +158,13 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
     return gather_from_group(kernels::linear(shared, weight), -1, group);
   };
   head.loss = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
-                  std::optional<double> divisor, double z_loss_weight) {
+                  std::optional<double> divisor, double z_loss_weight, const at::Tensor& token_weights) {
     const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
-    return vocab_parallel_cross_entropy(shared, weight, labels, part, group, divisor, z_loss_weight);
+    return vocab_parallel_cross_entropy(shared, weight, labels, part, group, divisor, z_loss_weight, token_weights);
+  };
+  head.token_losses = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
+    const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
+    return vocab_parallel_token_losses(shared, weight, labels, part, group);
   };
   model.set_head(std::move(head));
 }

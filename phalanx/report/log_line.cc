@@ -10,6 +10,10 @@
 namespace phalanx::report {
 namespace {
 
+std::string preferences_text(const std::optional<StepReport::Preferences>& of) {
+  return of ? fmt::format("  rewards/margins: {:.4f}  rewards/accuracies: {:.3f}", of->margin, of->accuracy) : "";
+}
+
 std::string tokens_per_second(double value) { return with_commas(std::llround(std::max(0.0, value))); }
 
 }  // namespace
@@ -26,12 +30,13 @@ std::string step_line(const StepReport& r) {
   }
   if (r.loss_scale) line += fmt::format("  loss_scale: {}", *r.loss_scale);
   if (r.expert_load) line += fmt::format("  expert_load: {:.2f}", *r.expert_load);
-  return line;
+  return line + preferences_text(r.preferences);
 }
 
 std::string validation_line(const StepReport& r) {
   return fmt::format("validate step: {:2}  loss: {:8.5f}  memory: {:5.2f}GiB({:.2f}%)  tps: {}", r.step, r.loss,
-                     r.memory_gib, r.memory_percent, tokens_per_second(r.tokens_per_second));
+                     r.memory_gib, r.memory_percent, tokens_per_second(r.tokens_per_second)) +
+         preferences_text(r.preferences);
 }
 
 std::optional<double> gpu_peak_tflops(std::string_view name) {

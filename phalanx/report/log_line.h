@@ -28,14 +28,19 @@ struct StepReport {
     double of_step = 0;  // percent
     double of_communication = 0;
   };
-  std::optional<Exposed> exposed;     // communication that computation did not hide; unset if there is no communication
+  std::optional<Exposed> exposed;  // communication that computation did not hide; unset if there is no communication
+  struct Preferences {
+    double margin = 0, accuracy = 0;  // accuracy: from 0 to 1
+  };
+  std::optional<Preferences> preferences;
   std::optional<double> expert_load;  // tokens of the fullest expert by the mean, in the most uneven layer
 };
 
-/// Ends with "  exposed: 3.20%(25.00% of comm)", "  loss_scale: 65536" and "  expert_load: 1.31" if these are set.
+/// Ends with "  exposed: 3.20%(25.00% of comm)", "  loss_scale: 65536", "  expert_load: 1.31" and "  rewards/margins: 0.4121
+/// rewards/accuracies: 0.875" if these are set.
 std::string step_line(const StepReport& report);
 
-/// "validate step: 10  loss:  4.02113  memory:  1.21GiB(5.00%)  tps: 12,034"
+/// "validate step: 10  loss:  4.02113  memory:  1.21GiB(5.00%)  tps: 12,034", and the same of preferences.
 std::string validation_line(const StepReport& report);
 
 /// Dense bf16 peak of a GPU in TFLOP/s, by its product name ("NVIDIA H100 80GB HBM3"); nothing for an unknown GPU.

@@ -1,4 +1,4 @@
-// The data of a run that trains on conversations ([sft]): token files, which rank 0 makes for all ranks
+// The data of a run that trains on conversations ([sft]) or preferences ([dpo]): token files, which rank 0 makes for all ranks
 // (inputs/conversation_data.h).
 //
 //   const config::TrainConfig reads = config_of_data(config, world, {.log_info = log_info});  // collective
@@ -19,7 +19,7 @@ struct ConversationFilesOptions {
   bool quiet = false;                                          // no progress
 };
 
-/// Collective. `config`, with token files in place of [sft] conversations; unchanged without them. The other ranks wait as
+/// Collective. `config`, with token files in place of conversations or preferences; unchanged without them. The other ranks wait as
 /// long as rank 0 works. An error of rank 0 is the same error on all ranks.
 config::TrainConfig config_of_data(const config::TrainConfig& config, const std::shared_ptr<Communicator>& world,
                                    const ConversationFilesOptions& options = {});

@@ -22,7 +22,11 @@ GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicato
                            mine.save_ended ? 1.0 : 0.0,
                            mine.mean_loss,
                            static_cast<double>(mine.label_count),
-                           mine.pairs};
+                           mine.pairs,
+                           mine.preferences[0],
+                           mine.preferences[1],
+                           mine.preferences[2],
+                           mine.preferences[3]};
   constexpr std::int64_t kFields = std::ssize(fields);
   const int size = world.size();
   // On the host, even if the device is a GPU. So an error between the ranks in this step is thrown here, before
@@ -36,6 +40,7 @@ GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicato
     totals.loss += values[0] * static_cast<double>(data_ranks) / size;
     labels += values[10] * static_cast<double>(data_ranks) / size;
     totals.pairs += values[11] * static_cast<double>(data_ranks) / size;
+    for (std::size_t i = 0; i < totals.preferences.size(); ++i) totals.preferences[i] += values[12 + i];
     if (values[9] > totals.max_loss) totals.max_loss = values[9];  // not NaN
     totals.stop = totals.stop || values[1] != 0;
     totals.data_seconds = std::max(totals.data_seconds, values[2]);

@@ -6,6 +6,7 @@
 // Collective.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -18,7 +19,8 @@ struct RankStepMetrics {
   double loss = 0;       // its part of the loss of the global batch
   double mean_loss = 0;  // over its own tokens; NaN: it has none
   std::int64_t label_count = 0;
-  double pairs = 0;  // of its tokens that share a document
+  double pairs = 0;                        // of its tokens that share a document
+  std::array<double, 4> preferences = {};  // PreferenceLoss::take_sums(), zeros where there are none
   bool should_stop = false;
   bool save_ended = false;  // this rank's part of an asynchronous checkpoint is written, or has failed
   double data_seconds = 0;
@@ -32,13 +34,14 @@ struct RankStepMetrics {
 
 /// The same on every rank.
 struct GlobalStepMetrics {
-  double loss = 0;                                                                           // of the global batch
-  double max_loss = 0;                                                                       // largest mean of a rank
-  std::int64_t label_count = 0;                                                              // of the global batch
-  double pairs = 0;                                                                          // of the global batch
-  bool stop = false;                                                                         // some rank wants to stop
-  bool save_ended = true;                                                                    // on all ranks
-  double data_seconds = 0;                                                                   // of the slowest rank
+  double loss = 0;                         // of the global batch
+  double max_loss = 0;                     // largest mean of a rank
+  std::int64_t label_count = 0;            // of the global batch
+  double pairs = 0;                        // of the global batch
+  std::array<double, 4> preferences = {};  // the ranks' sums: as many ranks have each pair
+  bool stop = false;                       // some rank wants to stop
+  bool save_ended = true;                  // on all ranks
+  double data_seconds = 0;                 // of the slowest rank
   std::vector<double> memory_gib, cpu_seconds, comm_seconds, exposed_seconds, wall_seconds;  // by rank
 };
 

@@ -49,7 +49,7 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
                                             .ranks = parallel.data_parallel_size(),
                                             .micro_batch = part,
                                             .micro_batches = parts});
-      batch = load_batch(dataloader, step, rows, options.device, parallel.context_cut(options.rank));
+      batch = load_batch(dataloader, step, rows, options.device, parallel.context_cut(options.rank), options.reference);
       first_row = rows.begin;
       pass.data_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }
@@ -68,6 +68,7 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
     pass.pairs += (batch.documents ? batch.documents->pairs() : static_cast<double>(batch.inputs.size(0)) * seq * seq) /
                   static_cast<double>(parallel.cp);
   }
+  if (PreferenceLoss* const preferences = model.preferences()) pass.preference_sums = preferences->take_sums();
   return pass;
 }
 

@@ -30,14 +30,16 @@ struct ForwardBackwardOptions {
   at::Device device = at::kCPU;
   std::optional<at::ScalarType> autocast;
   Profiler* profiler = nullptr;
+  at::Tensor reference = {};  // of the file's pairs of preferences; undefined: there are none
 };
 
 struct ForwardBackwardResult {
   at::Tensor loss;               // 0-dim, this rank's part of the loss: the ranks' sum is that of the global batch
-  std::int64_t label_count = 0;  // tokens of this rank that have a label
+  std::int64_t label_count = 0;  // tokens of this rank that have a label, or pairs (TokenBatch::label_count)
   std::int64_t global_label_count = 0;  // of the global batch
   double pairs = 0;                     // of this rank's tokens that share a document: what attention computes
   double data_seconds = 0;
+  at::Tensor preference_sums;  // PreferenceLoss::take_sums()
 };
 
 /// `step` counts from 0.

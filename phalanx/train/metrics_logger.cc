@@ -9,6 +9,7 @@
 #include <numeric>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/log.h"
@@ -19,6 +20,14 @@ namespace phalanx::train {
 namespace {
 
 constexpr const char* kHistory = "history";
+
+/// By TRL's names.
+std::vector<std::pair<std::string, double>> named(const PreferenceMetrics& of) {
+  return {{"rewards/chosen", of.chosen},
+          {"rewards/rejected", of.rejected},
+          {"rewards/accuracies", of.accuracy},
+          {"rewards/margins", of.margin()}};
+}
 
 nlohmann::json parsed_run(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) return nlohmann::json::object();
@@ -222,6 +231,9 @@ void MetricsLogger::write_step(const StepMetrics& m, bool to_tensorboard) {
   for (const data::SetCount& set : m.sets) {
     line["sets"][set.name] = {{"sequences", set.sequences}, {"epochs", set.epochs}};
   }
+  if (m.preferences) {
+    for (const auto& [name, value] : named(*m.preferences)) line[name] = value;
+  }
   if (!m.expert_load.empty()) {
     line["expert_load"] = m.expert_load;
     line["expert_load_max"] = std::ranges::max(m.expert_load);
@@ -251,6 +263,9 @@ void MetricsLogger::write_step(const StepMetrics& m, bool to_tensorboard) {
   for (const data::SetCount& set : m.sets) {
     board.add_scalar("data/epochs/" + set.name, set.epochs, m.step);
   }
+  if (m.preferences) {
+    for (const auto& [name, value] : named(*m.preferences)) board.add_scalar(name, value, m.step);
+  }
   if (!m.expert_load.empty()) {
     board.add_scalar("moe/expert_load_max", std::ranges::max(m.expert_load), m.step);
     board.add_scalar("moe/expert_load_mean", mean_of(m.expert_load), m.step);
@@ -262,6 +277,9 @@ void MetricsLogger::write_step(const StepMetrics& m, bool to_tensorboard) {
 void MetricsLogger::write_validation(const ValidationMetrics& m) {
   nlohmann::ordered_json line = {
       {"step", m.step}, {"validation_loss", m.loss}, {"tokens", m.tokens}, {"seconds", m.seconds}};
+  if (m.preferences) {
+    for (const auto& [name, value] : named(*m.preferences)) line[name] = value;
+  }
   for (const ValidationMetrics::Set& set : m.sets) {
     line["sets"][set.name] = {{"loss", set.loss}, {"tokens", set.tokens}, {"labels", set.labels}};
   }
@@ -269,6 +287,11 @@ void MetricsLogger::write_validation(const ValidationMetrics& m) {
   impl_->metrics.write(line);
   if (!impl_->board) return;
   impl_->board->add_scalar("validation_metrics/global_avg_loss", m.loss, m.step);
+  if (m.preferences) {
+    for (const auto& [name, value] : named(*m.preferences)) {
+      impl_->board->add_scalar("validation_metrics/" + name, value, m.step);
+    }
+  }
   for (const ValidationMetrics::Set& set : m.sets) {
     impl_->board->add_scalar("validation_metrics/loss/" + set.name, set.loss, m.step);
   }

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "phalanx/data/batch_source.h"
+#include "phalanx/train/preference_metrics.h"
 
 namespace phalanx::train {
 
@@ -47,6 +48,7 @@ struct StepMetrics {
   double exposed_percent = 0;                         // of the ranks' time
   std::vector<double> cpu_seconds;                    // processor time of the step, per rank
   std::vector<data::SetCount> sets;                   // read so far of each data set of a blend, or of texts
+  std::optional<PreferenceMetrics> preferences;       // with [dpo]
   std::vector<double> expert_load;                    // of logged steps, by layer: fullest_by_mean() (expert_load.h)
 };
 
@@ -62,6 +64,7 @@ struct ValidationMetrics {
   std::int64_t tokens = 0;
   double seconds = 0;
   std::vector<Set> sets = {};  // empty if there is only one
+  std::optional<PreferenceMetrics> preferences = {};
 };
 
 struct MetricsLoggerOptions {

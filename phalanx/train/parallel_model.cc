@@ -86,6 +86,7 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
       frozen_(frozen_parameters(config, model_->config())),
       z_loss_weight_(config.training.z_loss_weight),
       expert_load_(ExpertLoad::make(config, plan.parallel, model_->config(), world_, device)),
+      preferences_(config.dpo.preferences.empty() ? nullptr : std::make_unique<PreferenceLoss>(config.dpo)),
       optimizer_copies_(config::optimizer_copies(config)),
       adamw_params_(config.muon.adamw_params),
       dropout_seed_(config.lora.rank > 0 && config.lora.dropout > 0 ? std::optional(config.debug.seed) : std::nullopt),
@@ -104,8 +105,12 @@ at::Tensor ParallelModel::run_whole_model(const TokenBatch& batch, const Forward
   {
     const TraceSpan span(tracing, "forward", "compute");
     const AutocastGuard autocast(device_.type(), pass.autocast);
+    const auto of_pairs = document_loss(batch.preferences.get());
     loss = model_->loss(batch.inputs, batch.labels,
-                        {.documents = batch.documents, .divisor = pass.divisor, .z_loss_weight = z_loss_weight_});
+                        {.documents = batch.documents,
+                         .divisor = pass.divisor,
+                         .z_loss_weight = z_loss_weight_,
+                         .document_loss = of_pairs ? &*of_pairs : nullptr});
   }
   {
     const TraceSpan span(tracing, "backward", "compute");
@@ -159,7 +164,13 @@ void ParallelModel::prepare_experts(models::Llama& model, const OptimizerStep& o
 
 at::Tensor ParallelModel::loss_sum_of_whole_model(const TokenBatch& batch) {
   const nn::EvaluationMode evaluating(modules());
-  return model_->loss(batch.inputs, batch.labels, {.documents = batch.documents, .divisor = 1.0});
+  const auto of_pairs = document_loss(batch.preferences.get());
+  return model_->loss(batch.inputs, batch.labels,
+                      {.documents = batch.documents, .divisor = 1.0, .document_loss = of_pairs ? &*of_pairs : nullptr});
+}
+
+std::optional<models::DocumentLoss> ParallelModel::document_loss(const PreferenceBatch* batch) const {
+  return batch == nullptr ? std::nullopt : std::optional(preferences_->of(*batch));
 }
 
 std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const {

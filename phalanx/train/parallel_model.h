@@ -34,6 +34,7 @@
 #include "phalanx/train/expert_load.h"
 #include "phalanx/train/expert_mesh.h"
 #include "phalanx/train/optimizer_step.h"
+#include "phalanx/train/preference_loss.h"
 #include "phalanx/train/profiler.h"
 #include "phalanx/train/token_batch.h"
 
@@ -42,7 +43,7 @@ namespace phalanx::train {
 /// How one batch of a step is run.
 struct ForwardBackwardPass {
   const OptimizerStep& optimizer_step;  // knows the loss scale
-  double divisor = 1;                   // of the sum of the tokens' losses: how many the global batch has
+  double divisor = 1;                   // of the sum of the losses: how many tokens or pairs the global batch has
   std::int64_t step = 0;                // counted from 0
   std::int64_t first_row = 0;           // of this batch in the global batch of the step
   bool is_last = true;                  // of the step
@@ -60,11 +61,13 @@ class ParallelModel {
   /// Collective. Call it before the first step, and whenever weights() have been written to since.
   virtual void values_were_loaded() = 0;
 
-  /// Forward and backward pass of this data rank's batch: the sum of its tokens' losses divided by the divisor, 0-dim,
+  /// Forward and backward pass of this data rank's batch: the sum of the losses of its tokens, or of its pairs of
+  /// preferences, divided by the divisor, 0-dim,
   /// on the device, detached. Gradients are accumulated; in the step's last pass they are summed over the data ranks, or
   /// in every pass where a sharded model reduces each.
   virtual at::Tensor forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) = 0;
-  /// The sum of the tokens' losses in a forward pass without gradients, 0-dim.
+  /// The sum of the losses of the tokens, or of the pairs, in a forward pass without gradients, 0-dim.
+  /// REQUIRES: gradients are off, at::NoGradGuard.
   virtual at::Tensor loss_sum(const TokenBatch& batch) = 0;
 
   /// Before the passes of a step.
@@ -78,6 +81,8 @@ class ParallelModel {
   void use_expert_biases(models::Llama& model) const;
   /// Null: the model has no experts.
   const std::shared_ptr<ExpertLoad>& expert_load() const noexcept { return expert_load_; }
+  /// What the losses of preferences are computed by; null: there are none.
+  PreferenceLoss* preferences() const noexcept { return preferences_.get(); }
   /// What this rank runs: the model, or its stages of a pipeline.
   virtual std::vector<nn::Module*> modules() const = 0;
   /// This rank's shards of the weights, to be filled.
@@ -128,6 +133,8 @@ class ParallelModel {
   /// Of a model that this rank has a whole forward pass of. `sync`: gradients are summed in this backward pass.
   at::Tensor run_whole_model(const TokenBatch& batch, const ForwardBackwardPass& pass, bool sync);
   at::Tensor loss_sum_of_whole_model(const TokenBatch& batch);
+  /// Of a batch, or of a micro-batch; nothing if it has no pairs.
+  std::optional<models::DocumentLoss> document_loss(const PreferenceBatch* batch) const;
 
   const std::shared_ptr<Communicator> world_;
   const DeviceMesh mesh_;
@@ -139,6 +146,7 @@ class ParallelModel {
   const std::vector<std::string> frozen_;
   const double z_loss_weight_;
   const std::shared_ptr<ExpertLoad> expert_load_;  // null: no experts
+  const std::unique_ptr<PreferenceLoss> preferences_;
 
  private:
   const config::OptimizerCopies optimizer_copies_;

@@ -17,7 +17,8 @@ namespace {
 int split_dim(const config::TrainConfig& config, const config::RunPlan& plan, at::Device device) {
   if (!config.parallelism.enable_async_tensor_parallel) return 1;
   const bool divides = plan.local_batch_size % plan.parallel.tp == 0 && plan.parallel.pp == 1;
-  return divides && !config.validation.enable && (device.is_cpu() || plan.parallel.tp == 2) ? 0 : 1;
+  const bool evaluates = config.validation.enable || !config.dpo.preferences.empty();
+  return divides && !evaluates && (device.is_cpu() || plan.parallel.tp == 2) ? 0 : 1;
 }
 
 std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const config::TrainConfig& config,
@@ -63,7 +64,9 @@ Parallelized parallelize(models::Llama& model, const config::TrainConfig& config
   if (meshes.context) {
     const ContextCut cut = plan.parallel.context_cut(meshes.ranks.world()->rank());
     const ContextExchange exchange = context_exchange_named(plan.exchange.name);
-    model.set_context({.cut = cut, .attention = make_context_attention(exchange, meshes.context, cut)});
+    model.set_context({.cut = cut,
+                       .attention = make_context_attention(exchange, meshes.context, cut),
+                       .sum = [group = meshes.context](const at::Tensor& x) { group->all_reduce(x); }});
   }
   const bool has_experts = meshes.experts != nullptr && apply_expert_parallelism(model, *meshes.experts);
   apply_float8(model, config, meshes.ranks, device);

@@ -102,12 +102,20 @@ std::vector<PipelineStage> PipelinedModel::stages() {
     stage.begin_micro_batch = [this, model](int micro_batch) {
       documents_ =
           micro_batch_documents_.empty() ? nullptr : micro_batch_documents_.at(static_cast<std::size_t>(micro_batch));
+      preferences_now_ = micro_batch_preferences_.empty()
+                             ? nullptr
+                             : micro_batch_preferences_.at(static_cast<std::size_t>(micro_batch));
       place_dropout(*model, step_, first_row_ + micro_batch * micro_batch_rows_);
     };
     stage.forward = [this, model](const at::Tensor& input) { return nn::call(*model, input, documents_); };
     if (has_loss) {
       stage.loss = [this, model](const at::Tensor& input, const at::Tensor& target) {
-        return model->loss(input, target, {.documents = documents_, .divisor = divisor_, .z_loss_weight = z_loss_now_});
+        const auto of_pairs = document_loss(preferences_now_.get());
+        return model->loss(input, target,
+                           {.documents = documents_,
+                            .divisor = divisor_,
+                            .z_loss_weight = z_loss_now_,
+                            .document_loss = of_pairs ? &*of_pairs : nullptr});
       };
     }
     if (!sharded_.empty()) stage.sharding = sharded_[i]->in_pipeline();
@@ -247,10 +255,12 @@ void PipelinedModel::describe_batch(const TokenBatch& batch, std::int64_t micro_
   divisor_ = divisor;
   micro_batch_rows_ = batch.labels.size(0) / micro_batches;
   micro_batch_documents_.clear();
+  micro_batch_preferences_.clear();
   if (!batch.documents) return;
   const std::int64_t rows = batch.documents->rows() / micro_batches;
   for (std::int64_t i = 0; i < micro_batches; ++i) {
     micro_batch_documents_.push_back(batch.documents->narrow(i * rows, rows));
+    if (batch.preferences) micro_batch_preferences_.push_back(batch.preferences->narrow(i * rows, rows));
   }
 }
 

@@ -74,6 +74,8 @@ class PipelinedModel final : public ParallelModel {
   // and what divides the sum of its losses.
   std::vector<std::shared_ptr<const DocumentBoundaries>> micro_batch_documents_;
   std::shared_ptr<const DocumentBoundaries> documents_;
+  std::vector<std::shared_ptr<const PreferenceBatch>> micro_batch_preferences_;  // likewise
+  std::shared_ptr<const PreferenceBatch> preferences_now_;
   double divisor_ = 1, z_loss_now_ = 0;
   std::int64_t step_ = 0, first_row_ = 0, micro_batch_rows_ = 0;  // where the batch is in the run, for dropout
   std::optional<at::ScalarType> autocast_;

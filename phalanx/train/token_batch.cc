@@ -29,12 +29,20 @@ std::int64_t labels_of(const at::Tensor& labels, const ContextCut& cut) {
   return sum;
 }
 
-TokenBatch moved(TokenBatch batch, std::vector<std::int32_t> document_ends, at::Device device, const ContextCut& cut) {
-  if (!document_ends.empty()) {
-    batch.documents =
-        std::make_shared<const DocumentBoundaries>(batch.inputs.size(1), std::move(document_ends), device);
+struct Documents {
+  std::vector<std::int32_t> ends;
+  std::vector<std::vector<std::int64_t>> pairs = {};  // by row
+};
+
+TokenBatch moved(TokenBatch batch, Documents of_rows, at::Device device, const ContextCut& cut,
+                 const at::Tensor& reference) {
+  if (!of_rows.ends.empty()) {
+    batch.documents = std::make_shared<const DocumentBoundaries>(batch.inputs.size(1), std::move(of_rows.ends), device);
+    batch.preferences = make_preference_batch(of_rows.pairs, *batch.documents, reference, device);
   }
-  batch.label_count = labels_of(batch.labels, cut);
+  batch.label_count = !batch.preferences ? labels_of(batch.labels, cut)
+                      : cut.rank == 0    ? batch.preferences->pairs()
+                                         : 0;
   if (device.is_cpu()) return batch;
   batch.inputs = batch.inputs.to(device, /*non_blocking=*/true);
   batch.labels = batch.labels.to(device, /*non_blocking=*/true);
@@ -48,17 +56,17 @@ std::span<std::int64_t> values(const at::Tensor& tensor) {
 }  // namespace
 
 TokenBatch load_batch(const data::BatchSource& dataloader, std::int64_t step, data::RowRange rows, at::Device device,
-                      const ContextCut& cut) {
+                      const ContextCut& cut, const at::Tensor& reference) {
   TokenBatch batch = on_host(rows.size(), dataloader.seq_len(), device);
   auto ends = dataloader.fill(step, rows, values(batch.inputs), values(batch.labels));
-  return moved(std::move(batch), std::move(ends), device, cut);
+  return moved(std::move(batch), {std::move(ends), dataloader.pairs_of(step, rows)}, device, cut, reference);
 }
 
 TokenBatch load_samples(const data::DataLoader& dataloader, std::int64_t first, std::int64_t rows, at::Device device,
-                        const ContextCut& cut) {
+                        const ContextCut& cut, const at::Tensor& reference) {
   TokenBatch batch = on_host(rows, dataloader.seq_len(), device);
   auto ends = dataloader.fill_samples(first, rows, values(batch.inputs), values(batch.labels));
-  return moved(std::move(batch), std::move(ends), device, cut);
+  return moved(std::move(batch), {std::move(ends), dataloader.pairs_of_samples(first, rows)}, device, cut, reference);
 }
 
 }  // namespace phalanx::train

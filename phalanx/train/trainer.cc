@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/human.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/process_stats.h"
 #include "phalanx/base/progress.h"
@@ -33,6 +35,7 @@
 #include "phalanx/train/inputs/initial_weights.h"
 #include "phalanx/train/nf4_base.h"
 #include "phalanx/train/precision.h"
+#include "phalanx/train/preference_reference.h"
 #include "phalanx/train/rank_agreement.h"
 #include "phalanx/train/run_description.h"
 #include "phalanx/train/trained_model.h"
@@ -55,6 +58,22 @@ config::RunPlan plan_on_every_rank(const config::TrainConfig& config, const std:
   std::optional<config::RunPlan> plan;
   on_every_rank(world, [&] { plan = config::plan_run(config, world->size()); });
   return *plan;
+}
+
+/// The checkpoint holds what the reference says of the held-out pairs, too. Other training data are refused anyway.
+void require_same_preferences(const nlohmann::json& saved, const nlohmann::json& now, const std::string& where) {
+  const auto held_out = [](const nlohmann::json& identity) {
+    nlohmann::json of = identity.value("validation", nlohmann::json::object());
+    of.erase("name");
+    return of;
+  };
+  if (held_out(saved) == held_out(now)) return;
+  throw CheckpointError(
+      fmt::format("{}: the held-out preferences are not those with which the checkpoint's run began, and of others it "
+                  "does not hold "
+                  "what the reference says: expected the same [validation] enable and fraction, and the same [dpo] "
+                  "validation_preferences; or start a new run in another [job] dump_folder",
+                  where));
 }
 
 }  // namespace
@@ -119,6 +138,7 @@ Trainer::Trainer(config::TrainConfig config, TrainerContext context)
   memory_->explain_failures([this] {
     make_model();
     load_state();
+    compute_references();
   });
   on_first_rank(*context_.world, [&] {
     metrics_logger_ = std::make_unique<MetricsLogger>(
@@ -170,6 +190,7 @@ void Trainer::compare_with_saved(const std::filesystem::path& step_directory, co
   if (!data::are_other_tokenizers(before.value("fingerprint", ""), tokenizer.value("fingerprint", ""))) {
     for (const auto& [key, value] : before.items()) tokenizer.emplace(key, value);
   }
+  if (!config_.dpo.preferences.empty()) require_same_preferences(saved, identity_, where);
   if (!comparison.refused.empty()) throw CheckpointError(config::refusal_text(comparison, step_directory.string()));
   DataResume data =
       resume_data(config_, *data_.dataloader, saved.value("data", nlohmann::json::object()), manifest.integers);
@@ -239,6 +260,10 @@ TrainState Trainer::collect_state() const {
   TrainState state;
   model_->collect_state(state);
   optimizer_step_->collect_state(state);
+  if (data_.reference.defined()) state.tensors.push_back({"preferences.reference", data_.reference});
+  if (data_.validation_reference.defined()) {
+    state.tensors.push_back({"preferences.validation_reference", data_.validation_reference});
+  }
   state.integers["step"] = step_;
   state.integers[kDataSeed] = config_.debug.seed;
   state.integers.merge(data_.dataloader->saved_position(step_));
@@ -263,6 +288,30 @@ void Trainer::load_state() {
   model_->values_were_loaded();
   data_.dataloader->begin_at(step_, resumed_->data.position);
   for (const std::string& line : resumed_->data.lines) log_info(line);
+}
+
+void Trainer::compute_references() {
+  if (!data_.reference.defined() || resumed_) return;
+  const auto begin = std::chrono::steady_clock::now();
+  const ReferenceOptions options{.local_batch_size = config_.training.local_batch_size,
+                                 .data_parallel_rank = plan_.parallel.data_parallel_rank(context_.world->rank()),
+                                 .data_parallel_size = plan_.parallel.data_parallel_size(),
+                                 .cut = plan_.parallel.context_cut(context_.world->rank()),
+                                 .autocast = autocast_dtype(config_, plan_),
+                                 .device = context_.device};
+  without_adapters(*model_, [&] {
+    data_.dataloader->each_file([&](const std::string&, const data::DataLoader& loader) {
+      compute_reference(*model_, *context_.world, loader, data_.reference, options);
+    });
+    if (!data_.validation_reference.defined()) return;
+    compute_reference(*model_, *context_.world, data_.validator->sets().front().dataloader, data_.validation_reference,
+                      options);
+  });
+  const std::int64_t held_out = data_.validation_reference.defined() ? data_.validation_reference.size(0) : 0;
+  log_info(fmt::format("reference: {}, with log-likelihoods of {} pairs, computed in {:.1f} s",
+                       config_.lora.rank > 0 ? "the initial weights without the adapters" : "the initial weights",
+                       with_commas(data_.reference.size(0) + held_out),
+                       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()));
 }
 
 void Trainer::save_checkpoint() {

@@ -115,10 +115,12 @@ class Trainer {
     double pairs = 0;
     DeviceReadback numbers;                            // of OptimizerStep::queue()
     std::optional<DeviceReadback> expert_counts = {};  // of a logged step
+    bool has_preferences = false;                      // the last numbers are PreferenceLoss::take_sums()
   };
   void run_steps();
   void make_model();
   void load_state();
+  void compute_references();  // of a new run with [dpo]
   std::vector<std::string> check_new_run() const;
   void compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest);
   void say_changes();

@@ -1,8 +1,10 @@
 // The steps of a run: one step, its numbers, and what is done with them.
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <utility>
@@ -31,6 +33,20 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 /// Of a rank with `labels` of the `global_labels` by which its part of the loss was divided; NaN without labels.
 double mean_loss(double part, std::int64_t labels, std::int64_t global_labels) {
   return part * static_cast<double>(global_labels) / static_cast<double>(labels);
+}
+
+using PreferenceSums = std::array<double, PreferenceLoss::kSums>;
+
+/// On the CPU.
+PreferenceSums preference_sums(const at::Tensor& sums) {
+  PreferenceSums all = {};
+  if (sums.defined()) std::copy_n(sums.const_data_ptr<double>(), all.size(), all.begin());
+  return all;
+}
+
+std::optional<report::StepReport::Preferences> shown(const std::optional<PreferenceMetrics>& metrics) {
+  if (!metrics) return std::nullopt;
+  return report::StepReport::Preferences{.margin = metrics->margin(), .accuracy = metrics->accuracy};
 }
 
 std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::format("{:.5g}", value); }
@@ -79,7 +95,8 @@ ForwardBackwardResult Trainer::compute_gradients(std::int64_t step) {
                                 .rank = context_.world->rank(),
                                 .device = context_.device,
                                 .autocast = autocast_dtype(config_, plan_),
-                                .profiler = &profiler_},
+                                .profiler = &profiler_,
+                                .reference = data_.reference},
                                step);
 }
 
@@ -109,6 +126,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
                              .mean_loss = mean_loss(loss, pass.label_count, pass.global_label_count),
                              .label_count = pass.label_count,
                              .pairs = pass.pairs,
+                             .preferences = preference_sums(pass.preference_sums),
                              .data_seconds = pass.data_seconds,
                              .wall_seconds = std::chrono::duration<double>(told - begin).count() + tail_seconds_},
                             comm, *context_.world);
@@ -131,12 +149,16 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
 Trainer::QueuedStep Trainer::queue_step(std::int64_t step) {
   const ForwardBackwardResult pass = compute_gradients(step);
   check_replicas_before(step);
+  at::Tensor numbers = optimizer_step_->queue(step, pass.loss, profiler_.recorder());
+  // In one copy, so that the host waits once.
+  if (pass.preference_sums.defined()) numbers = at::cat({numbers, pass.preference_sums});
   QueuedStep queued{.step = step,
                     .data_seconds = pass.data_seconds,
                     .label_count = pass.label_count,
                     .global_label_count = pass.global_label_count,
                     .pairs = pass.pairs,
-                    .numbers = DeviceReadback(optimizer_step_->queue(step, pass.loss, profiler_.recorder()))};
+                    .numbers = DeviceReadback(numbers),
+                    .has_preferences = pass.preference_sums.defined()};
   if (const ExpertLoad* const load = logged_expert_load(step + 1)) {
     queued.expert_counts.emplace(load->counts_for_readback());
   }
@@ -158,7 +180,12 @@ const ExpertLoad* Trainer::logged_expert_load(std::int64_t step) const {
 // lines together take the time between the lines.
 Trainer::StepOutcome Trainer::await_step(const QueuedStep& queued, bool is_last_queued) {
   StepOutcome outcome{.step = queued.step + 1};
-  const std::vector<double> numbers = queued.numbers.read();
+  std::vector<double> numbers = queued.numbers.read();
+  PreferenceSums preferences = {};
+  if (queued.has_preferences) {
+    std::copy(numbers.end() - std::ssize(preferences), numbers.end(), preferences.begin());
+    numbers.resize(numbers.size() - preferences.size());
+  }
   const auto now = Clock::now();
   outcome.seconds = std::chrono::duration<double>(now - std::exchange(timed_until_, now)).count();
   if (queued.expert_counts) {
@@ -169,6 +196,7 @@ Trainer::StepOutcome Trainer::await_step(const QueuedStep& queued, bool is_last_
                              .mean_loss = mean_loss(loss, queued.label_count, queued.global_label_count),
                              .label_count = queued.label_count,
                              .pairs = queued.pairs,
+                             .preferences = preferences,
                              .data_seconds = queued.data_seconds,
                              .wall_seconds = outcome.seconds},
                             comm_timer_->take(), metrics_group_ && !is_last_queued ? *metrics_group_ : *context_.world);
@@ -199,10 +227,10 @@ bool Trainer::end_step(const StepOutcome& outcome) {
 // The loss was divided by the number that every rank has computed for itself.
 void Trainer::require_label_count(const StepOutcome& outcome, std::int64_t expected) {
   if (outcome.totals.label_count == expected) return;
-  throw Error(
-      fmt::format("step {}: the ranks have read {} tokens with a label, and divided the loss by {}: their data "
-                  "are not what the step's number says; expected the same token files on all ranks",
-                  outcome.step, outcome.totals.label_count, expected));
+  throw Error(fmt::format(
+      "step {}: the ranks have read {} tokens with a label, or pairs, and divided the loss by {}: their data "
+      "are not what the step's number says; expected the same token files on all ranks",
+      outcome.step, outcome.totals.label_count, expected));
 }
 
 void Trainer::require_finite_loss(const StepOutcome& outcome) const {
@@ -275,6 +303,7 @@ void Trainer::log_step(const StepOutcome& outcome) {
     metrics.exposed_percent = 100.0 * mean_of(metrics.exposed_seconds) / mean_of(outcome.totals.wall_seconds);
   }
   metrics.sets = data_.dataloader->progress_at(step);
+  if (data_.reference.defined()) metrics.preferences = PreferenceLoss::metrics_of(outcome.totals.preferences.data());
   metrics.expert_load = outcome.expert_load;
   metrics.loss_scale = outcome.optimizer_step.loss_scale;
   metrics.skipped = !outcome.optimizer_step.stepped;
@@ -310,6 +339,7 @@ void Trainer::log_step(const StepOutcome& outcome) {
        .mfu_percent = peak_tflops_ ? std::optional(100.0 * tflops / *peak_tflops_) : std::nullopt,
        .loss_scale = outcome.optimizer_step.loss_scale,
        .exposed = exposed,
+       .preferences = shown(metrics.preferences),
        .expert_load =
            outcome.expert_load.empty() ? std::nullopt : std::optional(std::ranges::max(outcome.expert_load))}));
   interval_seconds_ = interval_wall_ = interval_comm_ = interval_exposed_ = 0;
@@ -347,7 +377,8 @@ bool Trainer::validate(bool is_asked_to_stop) {
        .loss = metrics.loss,
        .memory_gib = memory / kGiB,
        .memory_percent = device_.total_bytes ? 100.0 * memory / static_cast<double>(device_.total_bytes) : 0,
-       .tokens_per_second = static_cast<double>(metrics.tokens) / plan_.world_size / metrics.seconds}));
+       .tokens_per_second = static_cast<double>(metrics.tokens) / plan_.world_size / metrics.seconds,
+       .preferences = shown(metrics.preferences)}));
   for (const ValidationMetrics::Set& set : metrics.sets) {
     log_info(fmt::format("validate step: {}  '{}': loss: {:.5f}  tokens: {}", step_, set.name, set.loss,
                          with_commas(set.tokens)));

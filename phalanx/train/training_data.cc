@@ -12,6 +12,7 @@
 #include "phalanx/data/stream_description.h"
 #include "phalanx/train/inputs/training_files.h"
 #include "phalanx/train/precision.h"
+#include "phalanx/train/preference_reference.h"
 
 namespace phalanx::train {
 
@@ -70,6 +71,9 @@ TrainingData open_training_data(const config::TrainConfig& config, const config:
     if (rank == 0 && std::ranges::none_of(files.validation, has_mask)) {
       result.unigram_entropy = unigram_entropy(files.validation);
     }
+    if (!config.dpo.preferences.empty()) {
+      result.validation_reference = make_reference_table(files.validation.front().dataloader);
+    }
     std::vector<Validator::Set> sets;
     for (auto& [name, dataloader, range] : files.validation) sets.push_back({name, std::move(dataloader)});
     result.validator = std::make_unique<Validator>(
@@ -79,9 +83,14 @@ TrainingData open_training_data(const config::TrainConfig& config, const config:
                                           .data_parallel_size = plan.parallel.data_parallel_size(),
                                           .cut = plan.parallel.context_cut(rank),
                                           .autocast = autocast_dtype(config, plan),
-                                          .device = device});
+                                          .device = device,
+                                          .reference = result.validation_reference});
   }
   result.dataloader = std::move(files.train);
+  if (!config.dpo.preferences.empty()) {
+    result.dataloader->each_file(
+        [&](const std::string&, const data::DataLoader& loader) { result.reference = make_reference_table(loader); });
+  }
   result.identity = result.dataloader->describe();
   result.tokenizer = std::move(files.tokenizer.identity);
   result.lines = std::move(files.lines);

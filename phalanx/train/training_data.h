@@ -6,6 +6,7 @@
 // Throws ConfigError if a data set is not set, and DataError if files do not fit, before any step.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <memory>
@@ -22,7 +23,9 @@ namespace phalanx::train {
 
 struct TrainingData {
   std::unique_ptr<data::BatchSource> dataloader;
-  std::unique_ptr<Validator> validator;   // null without validation
+  std::unique_ptr<Validator> validator;  // null without validation
+  // Of [dpo], still zeros: what the reference says of pairs (preference_reference.h). Undefined: there are none.
+  at::Tensor reference, validation_reference;
   std::optional<double> unigram_entropy;  // of the held-out tokens; counted by rank 0
   // They identify the data by content, for run_identity.h: objects; empty if nothing is known.
   nlohmann::json identity = nlohmann::json::object();

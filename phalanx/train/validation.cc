@@ -35,6 +35,11 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
   const bool was_training = model.model().is_training();
   model.model().eval();
 
+  PreferenceLoss* const preferences = model.preferences();
+  if (preferences != nullptr) preferences->take_sums();
+  const auto load = [&](const Set& set, std::int64_t first, std::int64_t rows) {
+    return load_samples(set.dataloader, first, rows, options_.device, options_.cut, options_.reference);
+  };
   const std::int64_t round = options_.local_batch_size * options_.data_parallel_size;
   // Of each set [sum of losses, tokens that have one], in float64 on the device: nothing waits for it inside the loop.
   at::Tensor sums = at::zeros({set_count(), 2}, at::TensorOptions(at::kDouble).device(options_.device));
@@ -51,10 +56,17 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
       const std::int64_t rows = std::min(options_.local_batch_size, samples - mine);
       if (rows <= 0) {
         // This rank has no samples left, but other ranks still need its part of the model.
-        if (model.is_model_sharded()) model.loss_sum(load_samples(set.dataloader, 0, 1, options_.device, options_.cut));
+        if (!model.is_model_sharded()) continue;
+        const TokenBatch batch = load(set, 0, 1);
+        const auto run = [&] { model.loss_sum(batch); };
+        if (preferences == nullptr) {
+          run();
+        } else {
+          preferences->likelihoods_of(run);  // its rewards do not count
+        }
         continue;
       }
-      const TokenBatch batch = load_samples(set.dataloader, mine, rows, options_.device, options_.cut);
+      const TokenBatch batch = load(set, mine, rows);
       const AutocastGuard autocast(options_.device.type(), options_.autocast);
       of_set[0].add_(model.loss_sum(batch).to(at::kDouble));
       of_set[1].add_(static_cast<double>(batch.label_count));
@@ -91,6 +103,13 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
     }
   }
   result.loss = loss_sum / label_count;
+  if (preferences != nullptr) {
+    const at::Tensor mine = preferences->take_sums();
+    const at::Tensor all =
+        mine.defined() ? mine.to(at::kCPU) : at::zeros({PreferenceLoss::kSums}, at::TensorOptions(at::kDouble));
+    world.all_reduce(all);
+    result.preferences = PreferenceLoss::metrics_of(all.const_data_ptr<double>());
+  }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
 }

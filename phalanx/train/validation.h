@@ -1,4 +1,4 @@
-// Validator computes the loss on held-out tokens: the mean over all samples of one range, or of several data sets, and
+// Validator computes the loss on held-out tokens or pairs: the mean over all samples of one range, or of several data sets, and
 // then of each set, too. Each sample is visited once; the data-parallel ranks share them.
 //
 // The result is the same on every rank and, up to rounding, for every number of ranks. The samples go to the ranks in
@@ -30,6 +30,7 @@ struct ValidatorOptions {
   ContextCut cut;                          // the positions of this rank
   std::optional<at::ScalarType> autocast;  // unset: none
   at::Device device = at::kCPU;
+  at::Tensor reference = {};  // of pairs of preferences (preference_reference.h); undefined: there are none
 };
 
 class Validator {
@@ -47,6 +48,7 @@ class Validator {
                                        const std::function<bool()>& is_cut_short = {}) const;
   std::int64_t sample_count() const;  // of one run(), of all sets
   std::int64_t set_count() const { return std::ssize(sets_); }
+  const std::vector<Set>& sets() const noexcept { return sets_; }
 
  private:
   std::int64_t sample_count_of(const Set& set) const;

@@ -72,7 +72,8 @@ DocumentProbe probe_documents(LayoutSide& side) {
                                                              .ranks = parallel.data_parallel_size(),
                                                              .micro_batch = 0,
                                                              .micro_batches = side.plan.accumulation_steps});
-  const train::TokenBatch batch = train::load_batch(*side.data.dataloader, 0, rows, side.options.device);
+  train::TokenBatch batch = train::load_batch(*side.data.dataloader, 0, rows, side.options.device);
+  batch.preferences = nullptr;  // the losses are those of single tokens
   const std::vector<Place> places = places_of(batch);
   const double tolerance = tolerance_of(side, batch);
   const std::int64_t vocab = side.model->model().config().vocab_size;

@@ -26,7 +26,11 @@ LayoutSide::LayoutSide(const config::TrainConfig& config, const std::shared_ptr<
     : plan(config::plan_run(config, world->size())),
       data(train::open_training_data(config, plan, device, world->rank())),
       model(train::make_parallel_model(config, plan, world, device)),
-      options{.plan = plan, .rank = world->rank(), .device = device, .autocast = train::autocast_dtype(config, plan)} {
+      options{.plan = plan,
+              .rank = world->rank(),
+              .device = device,
+              .autocast = train::autocast_dtype(config, plan),
+              .reference = data.reference} {  // zeros: both sides have the same
   if (!train::has_initial_weights(config) || config.lora.rank > 0) {
     model->initialise(static_cast<std::uint64_t>(config.debug.seed));
     if (!train::has_initial_weights(config)) train::initialise_nf4_base(config, *model);
@@ -75,13 +79,18 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
   model->prepare_experts(*cast_, *optimizer_step);
   for (std::int64_t part = 0; part < parts; ++part) {
     const data::RowRange rows = data.dataloader->rows_of({.micro_batch = part, .micro_batches = parts});
-    const train::TokenBatch batch = train::load_batch(*data.dataloader, step, rows, options.device);
+    const train::TokenBatch batch =
+        train::load_batch(*data.dataloader, step, rows, options.device, {}, options.reference);
+    std::optional<models::DocumentLoss> of_pairs;
+    if (batch.preferences) of_pairs = model->preferences()->of(*batch.preferences);
     nn::set_dropout_rng_state(*cast_, {.seed = dropout_seed_, .step = step, .first_row = rows.begin});
-    const at::Tensor loss =
-        cast_
-            ->loss(batch.inputs, batch.labels,
-                   {.documents = batch.documents, .divisor = divisor, .z_loss_weight = z_loss_weight_})
-            .to(at::kFloat);
+    const at::Tensor loss = cast_
+                                ->loss(batch.inputs, batch.labels,
+                                       {.documents = batch.documents,
+                                        .divisor = divisor,
+                                        .z_loss_weight = z_loss_weight_,
+                                        .document_loss = of_pairs ? &*of_pairs : nullptr})
+                                .to(at::kFloat);
     optimizer_step->scaled(loss).backward();
     loss_sum += loss.item<double>();
     for (const NamedTensor& copy : copies) {

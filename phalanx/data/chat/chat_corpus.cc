@@ -32,8 +32,8 @@ constexpr std::size_t kBatchLines = 512, kBatchBytes = std::size_t{4} << 20;
 struct Record {
   std::string_view line;
   std::string where;
-  TokenizedConversation made = {};
-  std::string refusal = {};  // why it could not be tokenized
+  std::vector<TokenizedConversation> made = {};  // one, or a pair
+  std::string refusal = {};                      // why it could not be tokenized
   std::exception_ptr failure = {};
 };
 
@@ -53,6 +53,7 @@ class ChatEncoder {
                                            .set_aside = options.set_aside,
                                            .has_mask = true});
     summary_.path = writer_->bin_path();
+    summary_.of_pairs = options.pairs;
   }
 
   void read(const std::string& path) {
@@ -70,7 +71,7 @@ class ChatEncoder {
       if (options_.bytes_done) options_.bytes_done(line.size() + 1);
     });
     encode_batch();
-    if (lines == 0) throw DataError(no_line_left(path, "conversations", {}));
+    if (lines == 0) throw DataError(no_line_left(path, noun(), {}));
   }
 
   ChatSummary finish() {
@@ -103,7 +104,12 @@ class ChatEncoder {
 
   void encode(Record& record) const noexcept {
     try {
-      record.made = tokenize_(parse_conversation(record.line, record.where));
+      if (options_.pairs) {
+        const Preference preference = parse_preference(record.line, record.where);
+        record.made = {tokenize_(preference.chosen), tokenize_(preference.rejected)};
+      } else {
+        record.made = {tokenize_(parse_conversation(record.line, record.where))};
+      }
     } catch (const DataError& error) {
       record.refusal = error.what();
     } catch (...) {
@@ -118,31 +124,43 @@ class ChatEncoder {
       if (++summary_.skipped == 1) summary_.first_skipped = record.refusal;
       return;
     }
-    TokenizedConversation& made = record.made;
-    const auto longest = static_cast<std::size_t>(options_.longest);
-    const bool is_too_long = longest > 0 && made.tokens.size() > longest;
-    if (is_too_long && options_.too_long == TooLong::leave_out) {
+    const bool is_too_long = options_.longest > 0 && length_of(record.made) > options_.longest;
+    if (is_too_long && (options_.pairs || options_.too_long == TooLong::leave_out)) {
       ++summary_.too_long;
       return;
     }
-    if (is_too_long) {
-      made.tokens.resize(longest);
-      made.is_trained.resize(longest);
+    bool are_trained = true;
+    for (TokenizedConversation& made : record.made) {
+      if (is_too_long) {
+        made.tokens.resize(static_cast<std::size_t>(options_.longest));
+        made.is_trained.resize(static_cast<std::size_t>(options_.longest));
+      }
+      // Nothing precedes the first token, so it is no label.
+      if (!made.is_trained.empty()) made.is_trained.front() = 0;
+      are_trained = are_trained && made.trained_count() > 0;
     }
-    // Nothing precedes the first token, so it is no label.
-    if (!made.is_trained.empty()) made.is_trained.front() = 0;
-    const std::int64_t trained = made.trained_count();
-    if (trained == 0) {
+    if (!are_trained) {
       if (++summary_.untrained == 1) summary_.first_untrained = record.where;
       return;
     }
     if (is_too_long) ++summary_.cut;
-    writer_->add_document(made.tokens, made.is_trained);
     ++summary_.conversations;
-    summary_.trained += trained;
-    summary_.answers_without_end += made.answers_without_end;
-    summary_.answers_inside_token += made.answers_inside_token;
+    for (const TokenizedConversation& made : record.made) {
+      writer_->add_document(made.tokens, made.is_trained);
+      summary_.trained += made.trained_count();
+      summary_.answers_without_end += made.answers_without_end;
+      summary_.answers_inside_token += made.answers_inside_token;
+    }
   }
+
+  /// Of a conversation the number of its tokens, of a pair that of the places that it takes in a row.
+  std::int64_t length_of(const std::vector<TokenizedConversation>& made) const {
+    std::int64_t length = 0;
+    for (const TokenizedConversation& one : made) length += std::ssize(one.tokens) - (options_.pairs ? 1 : 0);
+    return length;
+  }
+
+  const char* noun() const { return options_.pairs ? "preferences" : "conversations"; }
 
   std::string nothing_left() const {
     std::vector<std::string> causes;
@@ -152,7 +170,7 @@ class ChatEncoder {
     add(summary_.untrained, fmt::format("without a trained token, such as {} (has it an assistant's message that the "
                                         "chat template shows{}?)",
                                         summary_.first_untrained,
-                                        options_.longest > 0 && options_.too_long == TooLong::cut
+                                        options_.longest > 0 && options_.too_long == TooLong::cut && !options_.pairs
                                             ? fmt::format(", within its first {} tokens", options_.longest)
                                             : ""));
     add(summary_.too_long, fmt::format("longer than {} tokens", options_.longest));
@@ -160,12 +178,11 @@ class ChatEncoder {
     const std::string files = fmt::format("{}", fmt::join(files_, ", "));
     if (causes.empty()) {
       return fmt::format(
-          "{}: none of its conversations is {} by the validation fraction of {}; use another fraction, or more "
-          "conversations",
-          files, options_.is_held_out ? "held out" : "trained", options_.held_out_fraction);
+          "{0}: none of its {3} is {1} by the validation fraction of {2}; use another fraction, or more {3}", files,
+          options_.is_held_out ? "held out" : "trained", options_.held_out_fraction, noun());
     }
-    return fmt::format("{}: 0 % of the tokens are trained: {}; expected conversations with answers to learn from",
-                       files, fmt::join(causes, "; "));
+    return fmt::format("{}: 0 % of the tokens are trained: {}; expected {} with answers to learn from", files,
+                       fmt::join(causes, "; "), noun());
   }
 
   const ConversationTokenizer& tokenize_;
@@ -199,15 +216,16 @@ void append_printable(std::string_view bytes, std::string& out) {
 }  // namespace
 
 std::string ChatSummary::text() const {
-  std::string made =
-      fmt::format("{} conversation{}, {} tokens, of which {} ({:.1f} %) are trained", with_commas(conversations),
-                  conversations == 1 ? "" : "s", with_commas(tokens), with_commas(trained), percent(trained, tokens));
+  std::string made = fmt::format("{} {}{}, {} tokens, of which {} ({:.1f} %) are trained", with_commas(conversations),
+                                 of_pairs ? "pair" : "conversation", conversations == 1 ? "" : "s", with_commas(tokens),
+                                 with_commas(trained), percent(trained, tokens));
   const auto add = [&](std::int64_t count, std::string_view one, std::string_view many) {
     if (count > 0) made += fmt::format("; {} {}", with_commas(count), count == 1 ? one : many);
   };
   add(cut, "that was too long is cut", "that were too long are cut");
   add(too_long, "that was too long is left out", "that were too long are left out");
-  add(untrained, "without a trained token is left out", "without a trained token are left out");
+  const std::string_view lacking = of_pairs ? "of which an answer has no trained token" : "without a trained token";
+  add(untrained, fmt::format("{} is left out", lacking), fmt::format("{} are left out", lacking));
   add(answers_without_end, "answer ends by no special token: the model does not learn to stop there",
       "answers end by no special token: the model does not learn to stop there");
   add(answers_inside_token, "answer begins inside a token", "answers begin inside a token");

@@ -29,13 +29,17 @@ struct ChatEncodingOptions {
   double held_out_fraction = 0;  // the share of the conversations, by their bytes, that is set aside
   bool is_held_out = false;      // true: takes those; false: the others
   std::string set_aside = {};    // TokenSidecar::set_aside
-  int threads = 0;               // 0: as many as this process may use
-  Advance bytes_done = {};       // called by the caller's thread
+  /// Whether records are preferences (parse_preference()). Each becomes two documents, of the chosen and of the rejected
+  /// answer. `longest` is that of both together, counted without their last tokens; longer pairs are left out.
+  bool pairs = false;
+  int threads = 0;          // 0: as many as this process may use
+  Advance bytes_done = {};  // called by the caller's thread
 };
 
 struct ChatSummary {
   std::string path;  // of the ids
-  std::int64_t conversations = 0, tokens = 0, trained = 0;
+  bool of_pairs = false;
+  std::int64_t conversations = 0, tokens = 0, trained = 0;         // conversations, or pairs
   std::int64_t cut = 0, too_long = 0;                              // of more than `longest` tokens: cut, left out
   std::int64_t untrained = 0;                                      // left out: without a trained token
   std::int64_t answers_without_end = 0, answers_inside_token = 0;  // tokenized_conversation.h

@@ -175,5 +175,25 @@ TEST_F(ChatCorpusTest, ASampleShowsNoControlCharacters) {
             "<|im_start|>user\n\\x1B[2J<|im_end|>\n<|im_start|>assistant\n\x1b[32m[[é\\x07<|im_end|>]]\x1b[0m\n");
 }
 
+TEST_F(ChatCorpusTest, APreferenceIsTwoDocuments) {
+  const auto pair = [](const std::string& chosen, const std::string& rejected) {
+    return R"({"prompt": "Hi", "chosen": ")" + chosen + R"(", "rejected": ")" + rejected + "\"}\n";
+  };
+  write("chats.jsonl", pair("Hello", "No") + pair("Hello again, user.", "Never") + pair("Yes", "x") + "{}\n");
+  EXPECT_EQ(refusal({.pairs = true}), path("chats.jsonl") + ", line 4: it has no \"chosen\"");
+  const ChatSummary made = encode({.longest = 50, .skips_malformed = true, .pairs = true});
+  const std::string head = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+  EXPECT_THAT(marked(), ::testing::ElementsAre(head + "[[Hello<|im_end|>]]\n", head + "[[No<|im_end|>]]\n",
+                                               head + "[[Yes<|im_end|>]]\n", head + "[[x<|im_end|>]]\n"));
+  EXPECT_EQ(made.conversations, 2);
+  EXPECT_EQ(made.too_long, 1);
+  EXPECT_THAT(made.text(), AllOf(HasSubstr("2 pairs, "), HasSubstr("; 1 that was too long is left out"),
+                                 HasSubstr("; 1 skipped, the first because of ")));
+  write("chats.jsonl", pair("", "No"));
+  EXPECT_EQ(encode({.pairs = true}).trained, 4);  // the ends of the turns, and two letters
+  EXPECT_THAT(refusal({.longest = 5, .pairs = true}),
+              AllOf(HasSubstr("1 longer than 5 tokens"), HasSubstr("expected preferences with answers to learn from")));
+}
+
 }  // namespace
 }  // namespace phalanx::data::chat_corpus_test

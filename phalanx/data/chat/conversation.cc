@@ -43,15 +43,67 @@ class RecordReader {
     if (const Value* id = fields.named("id")) made.id = jinja::to_json(*id, {});
     if (messages != nullptr) add_messages(made, *messages, "messages");
     if (conversations != nullptr) read_sharegpt(made, *conversations, fields.named("system"));
-    if (prompt != nullptr) read_prompt(made, *prompt, fields.named("completion"));
-    if (made.messages.empty()) fail("it has no messages");
-    read_tools(made, fields.named("tools"));
-    read_variables(made, fields.named("chat_template_kwargs"));
+    if (prompt != nullptr) {
+      const Value* completion = fields.named("completion");
+      if (completion == nullptr) fail("it has a \"prompt\" but no \"completion\"");
+      read_prompt(made, *prompt, *completion, "completion");
+    }
+    finish(made, fields);
+    return made;
+  }
+
+  Preference read_preference(const Value& record) {
+    if (!record.is_dict()) fail("expected a JSON object, found " + shown(record));
+    const Dict& fields = record.dict();
+    const Value *chosen = fields.named("chosen"), *rejected = fields.named("rejected"),
+                *prompt = fields.named("prompt");
+    for (const auto& [key, value] : {std::pair("chosen", chosen), std::pair("rejected", rejected)}) {
+      if (value == nullptr) fail(fmt::format("it has no \"{}\"", key));
+    }
+    Preference made;
+    for (Conversation* one : {&made.chosen, &made.rejected}) {
+      one->where = where_;
+      if (const Value* id = fields.named("id")) one->id = jinja::to_json(*id, {});
+    }
+    const bool are_lists = chosen->is_list() && rejected->is_list();
+    if (prompt != nullptr && !(prompt->is_text() && are_lists)) {
+      read_prompt(made.chosen, *prompt, *chosen, "chosen");
+      read_prompt(made.rejected, *prompt, *rejected, "rejected");
+    } else {
+      if (!are_lists) fail("\"chosen\" and \"rejected\" without a \"prompt\": expected two lists of messages");
+      add_messages(made.chosen, *chosen, "chosen");
+      add_messages(made.rejected, *rejected, "rejected");
+      take_common_prompt(made);
+    }
+    finish(made.chosen, fields);
+    finish(made.rejected, fields);
     return made;
   }
 
  private:
   [[noreturn]] void fail(const std::string& reason) const { throw DataError(fmt::format("{}: {}", where_, reason)); }
+
+  void finish(Conversation& made, const Dict& fields) const {
+    if (made.messages.empty()) fail("it has no messages");
+    read_tools(made, fields.named("tools"));
+    read_variables(made, fields.named("chat_template_kwargs"));
+  }
+
+  void take_common_prompt(Preference& made) const {
+    const auto &chosen = made.chosen.messages, &rejected = made.rejected.messages;
+    std::size_t same = 0;
+    while (same < std::min(chosen.size(), rejected.size()) && jinja::equal(chosen[same], rejected[same])) {
+      ++same;
+    }
+    if (same == 0) fail("\"chosen\" and \"rejected\" begin with different messages: expected the same prompt");
+    if (same == chosen.size() || same == rejected.size()) {
+      fail(same == chosen.size() && same == rejected.size()
+               ? "\"chosen\" and \"rejected\" are the same messages: expected two answers"
+               : fmt::format("\"{}\" has no answer of its own: all its messages begin the other one, too",
+                             same == chosen.size() ? "chosen" : "rejected"));
+    }
+    made.chosen.first_trained = made.rejected.first_trained = same;
+  }
 
   void require_one_form(const Dict& fields, std::initializer_list<const char*> forms) const {
     std::vector<std::string> found, known(forms.begin(), forms.end());
@@ -164,17 +216,16 @@ class RecordReader {
                      did_you_mean(from, known)));
   }
 
-  void read_prompt(Conversation& made, const Value& prompt, const Value* completion) const {
-    if (completion == nullptr) fail("it has a \"prompt\" but no \"completion\"");
-    if (prompt.is_text() && completion->is_text()) {
-      made.messages = {make_message("user", prompt.text()), make_message("assistant", completion->text())};
-    } else if (prompt.is_list() && completion->is_list()) {
+  void read_prompt(Conversation& made, const Value& prompt, const Value& completion, const char* key) const {
+    if (prompt.is_text() && completion.is_text()) {
+      made.messages = {make_message("user", prompt.text()), make_message("assistant", completion.text())};
+    } else if (prompt.is_list() && completion.is_list()) {
       add_messages(made, prompt, "prompt");
       made.first_trained = made.messages.size();
-      add_messages(made, *completion, "completion");
-      if (made.first_trained == made.messages.size()) fail("its \"completion\" has no messages");
+      add_messages(made, completion, key);
+      if (made.first_trained == made.messages.size()) fail(fmt::format("its \"{}\" has no messages", key));
     } else {
-      fail("\"prompt\" and \"completion\": expected two texts, or two lists of messages");
+      fail(fmt::format("\"prompt\" and \"{}\": expected two texts, or two lists of messages", key));
     }
   }
 
@@ -207,6 +258,10 @@ Value make_message(const std::string& role, const std::string& content) {
 
 Conversation parse_conversation(std::string_view json, const std::string& where) {
   return RecordReader(where).read(jinja::read_json(json, where));
+}
+
+Preference parse_preference(std::string_view json, const std::string& where) {
+  return RecordReader(where).read_preference(jinja::read_json(json, where));
 }
 
 Conversations parse_conversations(std::string_view text, const std::string& name, const ConversationFormat& format) {

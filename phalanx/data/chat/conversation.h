@@ -53,4 +53,18 @@ Conversations parse_conversations(std::string_view text, const std::string& name
 /// One record. Throws DataError whose message begins with `where`.
 Conversation parse_conversation(std::string_view json, const std::string& where);
 
+/// A prompt and two answers to it, as conversations of which the answers alone are trained.
+struct Preference {
+  Conversation chosen, rejected;
+};
+
+/// One record of preferences, in TRL's forms:
+///
+///   {"prompt": "Hi", "chosen": "Hello", "rejected": "What?"}        all texts, or all lists of messages
+///   {"chosen": [...], "rejected": [...]}                             lists of messages; what both begin with is the prompt
+///
+/// Beside the lists of the second form a "prompt" that is text is ignored. Other keys are those of a conversation. Throws
+/// DataError whose message begins with `where`.
+Preference parse_preference(std::string_view json, const std::string& where);
+
 }  // namespace phalanx::data

@@ -120,5 +120,57 @@ TEST(Conversation, SkipsMalformedRecordsOnlyWhereAsked) {
   EXPECT_EQ(error_text<DataError>([&] { parse_conversations("\n", "c.jsonl"); }), "c.jsonl holds no conversations");
 }
 
+TEST(Preference, FormsOfTrlBecomeTwoConversations) {
+  const auto both = [](const std::string& json) {
+    const Preference made = parse_preference(json, "p.jsonl, line 2");
+    std::string text;
+    for (const Conversation* one : {&made.chosen, &made.rejected}) {
+      for (const auto& message : one->messages) {
+        text += role_of(message) + "=" + message.dict().named("content")->text() + " ";
+      }
+      text += "trained from " + std::to_string(one->first_trained) + "; ";
+    }
+    return text;
+  };
+  EXPECT_EQ(both(R"({"prompt": "Q", "chosen": "A", "rejected": "B"})"),
+            "user=Q assistant=A trained from 0; user=Q assistant=B trained from 0; ");
+  const std::string expected =
+      "user=Q assistant=A user=R assistant=C trained from 3; "
+      "user=Q assistant=A user=R assistant=D trained from 3; ";
+  const std::string prompt =
+      R"({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "R"})";
+  const std::string c = R"({"role": "assistant", "content": "C"})", d = R"({"content": "D", "role": "assistant"})";
+  EXPECT_EQ(both("{\"prompt\": [" + prompt + "], \"chosen\": [" + c + "], \"rejected\": [" + d + "]}"), expected);
+  // What both begin with is the prompt, also where the prompt is there as a text, too.
+  const std::string implicit = "\"chosen\": [" + prompt + "," + c + "], \"rejected\": [" + prompt + "," + d + "]}";
+  EXPECT_EQ(both("{" + implicit), expected);
+  EXPECT_EQ(both("{\"prompt\": \"R\"," + implicit), expected);
+}
+
+TEST(Preference, NamesWhatIsWrong) {
+  const auto fault = [](const std::string& json) {
+    return error_text<DataError>([&] { parse_preference(json, "p.jsonl, line 2"); });
+  };
+  const std::string at = "p.jsonl, line 2: ";
+  EXPECT_EQ(fault(R"([1])"), at + "expected a JSON object, found [1]");
+  EXPECT_EQ(fault(R"({"prompt": "Q", "chosen": "A"})"), at + R"(it has no "rejected")");
+  EXPECT_EQ(fault(R"({"prompt": "Q", "rejected": "A"})"), at + R"(it has no "chosen")");
+  EXPECT_EQ(fault(R"({"chosen": "A", "rejected": "B"})"),
+            at + R"("chosen" and "rejected" without a "prompt": expected two lists of messages)");
+  EXPECT_EQ(fault(R"({"prompt": "Q", "chosen": "A", "rejected": 1})"),
+            at + R"("prompt" and "rejected": expected two texts, or two lists of messages)");
+  const std::string q = R"({"role": "user", "content": "Q"})", a = R"({"role": "assistant", "content": "A"})";
+  const auto lists = [](const std::string& chosen, const std::string& rejected) {
+    return "{\"chosen\": [" + chosen + "], \"rejected\": [" + rejected + "]}";
+  };
+  EXPECT_EQ(fault(lists(q + "," + a, a)),
+            at + R"("chosen" and "rejected" begin with different messages: expected the same prompt)");
+  EXPECT_EQ(fault(lists(q + "," + a, q + "," + a)),
+            at + R"("chosen" and "rejected" are the same messages: expected two answers)");
+  EXPECT_EQ(fault(lists(q + "," + a, q)),
+            at + R"("rejected" has no answer of its own: all its messages begin the other one, too)");
+  EXPECT_EQ(fault(lists(q + "," + a, q + R"(, {"role": "assistant"})")), at + R"(message 2 has no "content")");
+}
+
 }  // namespace
 }  // namespace phalanx::data

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -46,7 +47,8 @@ struct Block {
 class Head {
  public:
   Head(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels, const VocabShard& part,
-       Communicator& comm, HeadParts& gradients, const at::Tensor& scale, double z_loss_weight)
+       Communicator& comm, HeadParts& gradients, const at::Tensor& scale, double z_loss_weight,
+       const at::Tensor& token_weights)
       : h_(h),
         weight_(weight),
         labels_(labels),
@@ -56,6 +58,7 @@ class Head {
         scale_(scale),
         gradient_scale_(scale.to(at::kFloat)),
         z_loss_weight_(z_loss_weight),
+        token_weights_(token_weights.defined() ? token_weights.reshape({-1}) : token_weights),
         narrow_(kernels::is_narrow_weight(h, weight)),
         fused_(kernels::fusible_product(h, weight)),
         losses_(at::empty({h.size(0)}, h.options().dtype(at::kFloat))) {
@@ -64,7 +67,8 @@ class Head {
     for (int i = 0; fused_ && i < blocks; ++i) room_[i] = at::empty({tokens, weight.size(0)}, h.options());
   }
 
-  at::Tensor run() {
+  /// The losses of the tokens, fp32, before weights and scale.
+  at::Tensor token_losses() {
     std::optional<Block> before;
     int number = 0;
     for (std::int64_t from = 0; from < h_.size(0); from += kTokens, ++number) {
@@ -73,7 +77,12 @@ class Head {
       before = std::move(block);
     }
     if (before) finish(*before);
-    return losses_.to(at::kDouble).sum().mul_(scale_).to(at::kFloat);
+    return losses_;
+  }
+  at::Tensor run() {
+    at::Tensor losses = token_losses().to(at::kDouble);
+    if (token_weights_.defined()) losses = losses.mul(token_weights_);
+    return losses.sum().mul_(scale_).to(at::kFloat);
   }
 
  private:
@@ -132,8 +141,14 @@ class Head {
     if (!gradients_.dh.defined() && !gradients_.dweight) return;
     at::Tensor factor = shares[comm_.rank()].div(sum).mul_(gradient_scale_);
     if (z.defined()) factor.mul_(z.mul(2 * z_loss_weight_).add_(1));
+    at::Tensor own = block.owned.to(at::kFloat).mul_(gradient_scale_).neg_();
+    if (token_weights_.defined()) {
+      const at::Tensor weights = token_weights_.narrow(0, block.from, block.count);
+      factor.mul_(weights);
+      own.mul_(weights);
+    }
     factor = factor.masked_fill_(block.ignored, 0.0).contiguous();
-    to_gradients(block, factor);
+    to_gradients(block, factor, own);
     const at::Tensor dlogits = fused_ || narrow_ ? block.logits : block.logits.to(weight_.scalar_type());
     if (gradients_.dh.defined()) {
       kernels::input_gradient_out(gradients_.dh.narrow(0, block.from, block.count), dlogits, weight_);
@@ -143,7 +158,7 @@ class Head {
     }
   }
 
-  void to_gradients(Block& block, const at::Tensor& factor) const {
+  void to_gradients(Block& block, const at::Tensor& factor, const at::Tensor& own) const {
     if (!fused_) {
       block.logits.mul_(factor.unsqueeze(1));
     } else {
@@ -154,8 +169,7 @@ class Head {
         kernels::row_kernels().scale_rows(last - first, width, factors + first, values + first * width);
       });
     }
-    block.logits.scatter_add_(1, block.column.unsqueeze(1),
-                              block.owned.to(at::kFloat).mul_(gradient_scale_).neg_().unsqueeze(1));
+    block.logits.scatter_add_(1, block.column.unsqueeze(1), own.unsqueeze(1));
   }
 
   const at::Tensor &h_, &weight_, &labels_;
@@ -164,6 +178,7 @@ class Head {
   HeadParts& gradients_;
   at::Tensor scale_, gradient_scale_;  // 0-dim, float64 and fp32: 1 / divisor
   double z_loss_weight_;
+  at::Tensor token_weights_;  // fp32 [tokens]; undefined: 1
   bool narrow_, fused_;
   at::Tensor losses_;
   std::array<at::Tensor, 2> room_;
@@ -175,17 +190,26 @@ at::Tensor inverse(const std::optional<double>& divisor, const at::Tensor& label
   return divisor ? at::full({}, 1.0 / *divisor, options) : labels.ne(kIgnoredLabel).sum().to(at::kDouble).reciprocal_();
 }
 
+/// Under autocast a norm's output may have 16 bits.
+at::Tensor checked(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels, const VocabShard& part) {
+  if (labels.device().is_cpu()) kernels::check_labels(labels.contiguous(), part.count);
+  if (h.numel() == 0) throw Error("vocabulary_parallel_cross_entropy: no tokens");
+  return kernels::is_narrow_weight(h, weight) ? h : h.to(weight.scalar_type());
+}
+
 struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& h_in, const at::Tensor& weight,
                             const at::Tensor& labels, const VocabShard& part, const std::shared_ptr<Communicator>& comm,
-                            std::optional<double> divisor, double z_loss_weight, bool record) {
+                            std::optional<double> divisor, double z_loss_weight,
+                            const std::optional<at::Tensor>& token_weights, bool record) {
     const at::Tensor h = h_in.reshape({-1, h_in.size(-1)}).contiguous();
     auto gradients = c10::make_intrusive<HeadParts>();
     if (record && h_in.requires_grad()) gradients->dh = at::empty_like(h);
     if (record && weight.requires_grad()) gradients->dweight.emplace(weight);
     const at::Tensor flat_labels = labels.reshape({-1}).contiguous();
-    at::Tensor loss =
-        Head(h, weight, flat_labels, part, *comm, *gradients, inverse(divisor, flat_labels), z_loss_weight).run();
+    at::Tensor loss = Head(h, weight, flat_labels, part, *comm, *gradients, inverse(divisor, flat_labels),
+                           z_loss_weight, token_weights.value_or(at::Tensor()))
+                          .run();
     if (gradients->dh.defined()) gradients->dh = gradients->dh.view(h_in.sizes());
     if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
     return loss;
@@ -211,7 +235,7 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
       if (gradients.dweight) dweight = gradients.dweight->deliver(grads[0]);
     }
     at::Tensor none;
-    return {std::move(dh), std::move(dweight), none, none, none, none, none, none};
+    return {std::move(dh), std::move(dweight), none, none, none, none, none, none, none};
   }
 };
 
@@ -219,14 +243,23 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h_in, const at::Tensor& weight, const at::Tensor& labels,
                                         const VocabShard& part, const std::shared_ptr<Communicator>& group,
-                                        std::optional<double> divisor, double z_loss_weight) {
-  // Under autocast a norm's output may have 16 bits.
-  const at::Tensor h = kernels::is_narrow_weight(h_in, weight) ? h_in : h_in.to(weight.scalar_type());
-  if (labels.device().is_cpu()) kernels::check_labels(labels.contiguous(), part.count);
-  if (h.numel() == 0) throw Error("vocabulary_parallel_cross_entropy: no tokens");
+                                        std::optional<double> divisor, double z_loss_weight,
+                                        const at::Tensor& token_weights) {
+  const at::Tensor h = checked(h_in, weight, labels, part);
   kernels::require_divisor(divisor);
   const bool record = at::GradMode::is_enabled() && (h.requires_grad() || weight.requires_grad());
-  return VocabParallelCrossEntropy::apply(h, weight, labels, part, group, divisor, z_loss_weight, record);
+  const auto weights = token_weights.defined() ? std::optional(token_weights) : std::nullopt;
+  return VocabParallelCrossEntropy::apply(h, weight, labels, part, group, divisor, z_loss_weight, weights, record);
+}
+
+at::Tensor vocab_parallel_token_losses(const at::Tensor& h_in, const at::Tensor& weight, const at::Tensor& labels,
+                                       const VocabShard& part, const std::shared_ptr<Communicator>& group) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor h = checked(h_in, weight, labels, part).reshape({-1, h_in.size(-1)}).contiguous();
+  const at::Tensor flat_labels = labels.reshape({-1}).contiguous();
+  HeadParts no_gradients;
+  const at::Tensor scale = at::ones({}, at::TensorOptions(at::kDouble).device(labels.device()));
+  return Head(h, weight, flat_labels, part, *group, no_gradients, scale, 0, {}).token_losses().view(labels.sizes());
 }
 
 }  // namespace phalanx

@@ -6,8 +6,8 @@
 //
 // Contract
 // - h [..., dim] and labels int64 [...] are the same on all ranks. So is the loss, an fp32 scalar: the sum over all
-//   tokens whose label is not kIgnoredLabel, divided by `divisor`; unset: by their number. Each rank's gradient of h is
-//   an addend: h has the layout `shared` of layout.h (convert() it first).
+//   tokens whose label is not kIgnoredLabel, each times its token weight (the same on all ranks), divided by `divisor`;
+//   unset: by their number. Each rank's gradient of h is an addend: h has the layout `shared` of layout.h (convert() it first).
 // - Collective in the forward pass: it gathers three floats per token and rank (the largest logit, the sum of their
 //   exponentials, the label's logit). Nothing is sent in the backward pass.
 // - As in kernels::linear_cross_entropy, logits exist for 512 tokens at a time (twice: one block is computed while the
@@ -34,6 +34,11 @@ struct VocabShard {
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
                                         const VocabShard& part, const std::shared_ptr<Communicator>& group,
-                                        std::optional<double> divisor = std::nullopt, double z_loss_weight = 0);
+                                        std::optional<double> divisor = std::nullopt, double z_loss_weight = 0,
+                                        const at::Tensor& token_weights = {});
+
+/// As kernels::linear_token_losses(), with the contract above. The same on all ranks; records no gradient.
+at::Tensor vocab_parallel_token_losses(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
+                                       const VocabShard& part, const std::shared_ptr<Communicator>& group);
 
 }  // namespace phalanx

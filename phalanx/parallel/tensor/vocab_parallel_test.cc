@@ -81,8 +81,11 @@ INSTANTIATE_TEST_SUITE_P(Worlds, VocabParallel, ::testing::Values(1, 2, 4));
 
 TEST(VocabParallelLabels, IgnoredOnesHaveNoLossAndADivisorIsTheCallers) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
-    for (const auto& [divisor, z_loss_weight] :
-         {std::pair(std::optional<double>(), 0.0), {std::optional<double>(17.0), 0.0}, {std::nullopt, 0.05}}) {
+    const at::Tensor some = at::cos(at::arange(1300, at::kFloat)).view({650, 2}), none;
+    for (const auto& [divisor, z_loss_weight, weights] : {std::tuple(std::optional<double>(), 0.0, none),
+                                                          {std::optional<double>(17.0), 0.0, none},
+                                                          {std::nullopt, 0.05, none},
+                                                          {std::optional<double>(3.0), 0.0, some}}) {
       const auto make = [&] {
         HeadCase made = head_case(1300, dtype);
         made.labels.masked_fill_(at::arange(1300, at::kLong).view({650, 2}).remainder(3) == 1, kIgnoredLabel);
@@ -91,20 +94,27 @@ TEST(VocabParallelLabels, IgnoredOnesHaveNoLossAndADivisorIsTheCallers) {
         return made;
       };
       const HeadCase one = make();
-      const at::Tensor expected = kernels::linear_cross_entropy(one.h, one.weight, one.labels, divisor, z_loss_weight);
+      const at::Tensor expected =
+          kernels::linear_cross_entropy(one.h, one.weight, one.labels, divisor, z_loss_weight, weights);
+      const at::Tensor each = kernels::linear_token_losses(one.h, one.weight, one.labels);
       expected.backward();
-      run_local_ranks(2, [&, &divisor = divisor, &z_loss_weight = z_loss_weight](const Ranks& comm) {
-        const HeadCase all = make();
-        const std::int64_t first = comm->rank() * kIds / 2;
-        const at::Tensor weight = all.weight.detach().narrow(0, first, kIds / 2).clone().requires_grad_();
-        const at::Tensor loss =
-            vocab_parallel_cross_entropy(copy_to_group(all.h, comm), weight, all.labels,
-                                         {.first = first, .count = kIds}, comm, divisor, z_loss_weight);
-        EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 2e-6 * expected.item<double>());
-        loss.backward();
-        EXPECT_LT(relative_distance(all.h.grad(), one.h.grad()), 2e-6);
-        EXPECT_LT(relative_distance(weight.grad(), one.weight.grad().narrow(0, first, kIds / 2)), 2e-6);
-      });
+      run_local_ranks(
+          2, [&, &divisor = divisor, &z_loss_weight = z_loss_weight, &weights = weights](const Ranks& comm) {
+            const HeadCase all = make();
+            const std::int64_t first = comm->rank() * kIds / 2;
+            const at::Tensor weight = all.weight.detach().narrow(0, first, kIds / 2).clone().requires_grad_();
+            const at::Tensor loss =
+                vocab_parallel_cross_entropy(copy_to_group(all.h, comm), weight, all.labels,
+                                             {.first = first, .count = kIds}, comm, divisor, z_loss_weight, weights);
+            EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 2e-6 * each.sum().item<double>());
+            EXPECT_LT(relative_distance(
+                          vocab_parallel_token_losses(all.h, weight, all.labels, {.first = first, .count = kIds}, comm),
+                          each),
+                      2e-6);
+            loss.backward();
+            EXPECT_LT(relative_distance(all.h.grad(), one.h.grad()), 2e-6);
+            EXPECT_LT(relative_distance(weight.grad(), one.weight.grad().narrow(0, first, kIds / 2)), 2e-6);
+          });
     }
   }
 }

@@ -33,6 +33,39 @@ constexpr const char* kMade = "made.txt";
 constexpr const char* kTrain = "train";
 constexpr const char* kValidation = "validation";
 
+/// What a run says of its conversations or preferences.
+struct ChatSettings {
+  std::string section, key, validation_key;
+  const std::vector<std::string>&files, &held_out;
+  std::string chat_template;
+  std::string too_long = "leave_out";
+  bool skip_malformed = false;
+  bool pairs = false;
+};
+
+ChatSettings settings_of(const config::TrainConfig& config) {
+  const auto& sft = config.sft;
+  const auto& dpo = config.dpo;
+  if (dpo.preferences.empty()) {
+    return {.section = "sft",
+            .key = "conversations",
+            .validation_key = "validation_conversations",
+            .files = sft.conversations,
+            .held_out = sft.validation_conversations,
+            .chat_template = sft.chat_template,
+            .too_long = sft.too_long,
+            .skip_malformed = sft.skip_malformed};
+  }
+  return {.section = "dpo",
+          .key = "preferences",
+          .validation_key = "validation_preferences",
+          .files = dpo.preferences,
+          .held_out = dpo.validation_preferences,
+          .chat_template = dpo.chat_template,
+          .skip_malformed = dpo.skip_malformed,
+          .pairs = true};
+}
+
 bool is_file(const fs::path& path) {
   std::error_code error;
   return fs::is_regular_file(path, error);
@@ -53,10 +86,11 @@ void add_file(ContentHash& hash, const fs::path& path, const std::function<void(
 /// A hash of everything that the token files depend on.
 std::string key_of(const config::TrainConfig& config, const data::ConversationTokenizer& tokenize,
                    const std::function<void()>& still_working) {
-  const auto& sft = config.sft;
+  const ChatSettings chats = settings_of(config);
   ContentHash hash;
-  hash.add(kVersion).add(data::tokenizer_fingerprint(tokenize.tokenizer())).add(sft.chat_template).add(sft.too_long);
-  hash.add(std::int64_t{sft.skip_malformed}).add(config.training.seq_len).add(std::int64_t{config.validation.enable});
+  hash.add(kVersion).add(data::tokenizer_fingerprint(tokenize.tokenizer()));
+  hash.add(chats.chat_template).add(chats.too_long);
+  hash.add(std::int64_t{chats.skip_malformed}).add(config.training.seq_len).add(std::int64_t{config.validation.enable});
   const fs::path model = folder_of(config.model.hf_assets_path);
   for (const char* name :
        {"chat_template.jinja", "chat_template.json", "tokenizer_config.json", "special_tokens_map.json"}) {
@@ -67,10 +101,10 @@ std::string key_of(const config::TrainConfig& config, const data::ConversationTo
     hash.add(std::int64_t{std::ssize(paths)});
     for (const std::string& path : paths) add_file(hash, path, still_working);
   };
-  add_files(sft.conversations);
+  add_files(chats.files);
   if (config.validation.enable) {
-    hash.add(fmt::format("{}", sft.validation_conversations.empty() ? config.validation.fraction : 0.0));
-    add_files(sft.validation_conversations);
+    hash.add(fmt::format("{}", chats.held_out.empty() ? config.validation.fraction : 0.0));
+    add_files(chats.held_out);
   }
   return hash.hex();
 }
@@ -85,8 +119,9 @@ std::int64_t bytes_of(const std::vector<std::string>& paths) {
 std::string encode(const char* name, const std::vector<std::string>& paths, const fs::path& folder,
                    const data::ConversationTokenizer& tokenize, data::ChatEncodingOptions encoding,
                    const ConversationDataOptions& options) {
+  const char* const noun = encoding.pairs ? "preferences" : "conversations";
   ProgressBar bar(
-      fmt::format("tokenizing conversations ({})", name), static_cast<std::uint64_t>(bytes_of(paths)),
+      fmt::format("tokenizing {} ({})", noun, name), static_cast<std::uint64_t>(bytes_of(paths)),
       {.unit = ProgressUnit::bytes, .style = options.quiet ? ProgressStyle::silent : ProgressStyle::automatic});
   encoding.bytes_done = [&](std::uint64_t amount) {
     bar.advance(amount);
@@ -94,28 +129,30 @@ std::string encode(const char* name, const std::vector<std::string>& paths, cons
   };
   const data::ChatSummary made = data::encode_conversations(paths, tokenize, (folder / name).string(), encoding);
   bar.finish();
-  return fmt::format("conversations, {}: {}", name, made.text());
+  return fmt::format("{}, {}: {}", noun, name, made.text());
 }
 
 std::vector<std::string> make_files(const config::TrainConfig& config, const data::ConversationTokenizer& tokenize,
                                     const fs::path& folder, const ConversationDataOptions& options) {
-  const auto& sft = config.sft;
-  data::ChatEncodingOptions encoding{.longest = config.training.seq_len + 1,
-                                     .too_long = sft.too_long == "cut" ? data::TooLong::cut : data::TooLong::leave_out,
-                                     .skips_malformed = sft.skip_malformed};
+  const ChatSettings chats = settings_of(config);
+  // A pair's length is that of the places which it takes in a row.
+  data::ChatEncodingOptions encoding{
+      .longest = config.training.seq_len + (chats.pairs ? 0 : 1),
+      .too_long = chats.too_long == "cut" ? data::TooLong::cut : data::TooLong::leave_out,
+      .skips_malformed = chats.skip_malformed,
+      .pairs = chats.pairs};
   std::vector<std::string> lines;
   if (config.validation.enable) {  // the smaller part first: an error in it comes sooner
     data::ChatEncodingOptions held_out = encoding;
-    const bool has_own = !sft.validation_conversations.empty();
+    const bool has_own = !chats.held_out.empty();
     if (!has_own) {
       encoding.held_out_fraction = held_out.held_out_fraction = config.validation.fraction;
       held_out.is_held_out = true;
     }
-    lines.push_back(encode(kValidation, has_own ? sft.validation_conversations : sft.conversations, folder, tokenize,
-                           held_out, options));
+    lines.push_back(encode(kValidation, has_own ? chats.held_out : chats.files, folder, tokenize, held_out, options));
     if (!has_own) encoding.set_aside = data::read_sidecar((folder / kValidation).string() + ".bin").value().content;
   }
-  lines.insert(lines.begin(), encode(kTrain, sft.conversations, folder, tokenize, encoding, options));
+  lines.insert(lines.begin(), encode(kTrain, chats.files, folder, tokenize, encoding, options));
   return lines;
 }
 
@@ -129,27 +166,27 @@ data::ConversationTokenizer load_conversation_tokenizer(const fs::path& model, c
 }
 
 void check_conversations(const config::TrainConfig& config) {
-  load_conversation_tokenizer(config.model.hf_assets_path, config.sft.chat_template);
-  const auto check = [](const char* key, const std::vector<std::string>& paths) {
+  const ChatSettings chats = settings_of(config);
+  load_conversation_tokenizer(config.model.hf_assets_path, chats.chat_template);
+  const auto check = [&](const std::string& key, const std::vector<std::string>& paths) {
     for (const std::string& path : paths) {
       std::error_code error;
       if (is_file(path)) continue;
-      throw FileError(fmt::format("[sft] {}: '{}' {}{}", key, path,
-                                  fs::exists(path, error) ? "is no file: expected one of conversations, as JSON lines"
-                                                          : "does not exist",
-                                  hub_hint(path)),
+      const std::string what = fmt::format("is no file: expected one of {}, as JSON lines", chats.key);
+      throw FileError(fmt::format("[{}] {}: '{}' {}{}", chats.section, key, path,
+                                  fs::exists(path, error) ? what : "does not exist", hub_hint(path)),
                       ENOENT);
     }
   };
-  check("conversations", config.sft.conversations);
-  check("validation_conversations", config.sft.validation_conversations);
+  check(chats.key, chats.files);
+  check(chats.validation_key, chats.held_out);
 }
 
 ConversationData make_conversation_data(const config::TrainConfig& config, const ConversationDataOptions& options) {
   check_conversations(config);
   const data::ConversationTokenizer tokenize =
-      load_conversation_tokenizer(config.model.hf_assets_path, config.sft.chat_template);
-  const fs::path all = config::in_dump_folder(config, "sft");
+      load_conversation_tokenizer(config.model.hf_assets_path, settings_of(config).chat_template);
+  const fs::path all = config::in_dump_folder(config, settings_of(config).section);
   ConversationData data{.folder = all / key_of(config, tokenize, options.still_working), .lines = {}};
   const auto read_lines = [&] {
     std::istringstream text(read_file(data.folder / kMade));
@@ -157,7 +194,8 @@ ConversationData make_conversation_data(const config::TrainConfig& config, const
   };
   if (is_file(data.folder / kMade)) {
     read_lines();
-    data.lines.push_back(fmt::format("conversations: their token files in {} are up to date", data.folder.string()));
+    data.lines.push_back(
+        fmt::format("{}: their token files in {} are up to date", settings_of(config).key, data.folder.string()));
     return data;
   }
   const FolderLock lock(all, {.advice = "choose another [job] dump_folder, or wait for it"});
@@ -186,21 +224,39 @@ config::TrainConfig with_conversation_data(config::TrainConfig config, const fs:
   return config;
 }
 
-std::string sample_conversation(const data::TokenFile& tokens, const data::BpeTokenizer& tokenizer, bool color) {
-  constexpr std::int64_t kLongest = 400, kLooked = 100;
-  std::int64_t chosen = 0;
-  while (chosen < std::min(tokens.document_count(), kLooked) && tokens.document(chosen).size() > kLongest) ++chosen;
-  if (chosen == std::min(tokens.document_count(), kLooked)) chosen = 0;
-  const data::TokenRange whole = tokens.document(chosen);
-  // Of a long one as much as reaches into what is trained.
+namespace {
+
+constexpr std::int64_t kLongestSample = 400;
+
+/// Of a long document as much as reaches into what is trained.
+std::string marked_sample(const data::TokenFile& tokens, std::int64_t document, const data::BpeTokenizer& tokenizer,
+                          bool color) {
+  const data::TokenRange whole = tokens.document(document);
   std::int64_t first_trained = whole.begin;
   while (tokens.trained_count({first_trained, first_trained + 1}) == 0) ++first_trained;
-  const data::TokenRange shown{std::max(whole.begin, std::min(first_trained - kLongest / 2, whole.end - kLongest)),
-                               whole.end};
-  const data::TokenRange range{shown.begin, std::min(shown.end, shown.begin + kLongest)};
-  return fmt::format("conversation {}, {} of {} tokens [[trained]]:\n{}{}{}", chosen + 1, tokens.trained_count(whole),
-                     whole.size(), range.begin > whole.begin ? "... " : "",
-                     data::marked_text(tokens, range, tokenizer, color), range.end < whole.end ? " ..." : "");
+  const data::TokenRange shown{
+      std::max(whole.begin, std::min(first_trained - kLongestSample / 2, whole.end - kLongestSample)), whole.end};
+  const data::TokenRange range{shown.begin, std::min(shown.end, shown.begin + kLongestSample)};
+  return fmt::format("{} of {} tokens [[trained]]:\n{}{}{}", tokens.trained_count(whole), whole.size(),
+                     range.begin > whole.begin ? "... " : "", data::marked_text(tokens, range, tokenizer, color),
+                     range.end < whole.end ? " ..." : "");
+}
+
+}  // namespace
+
+std::string sample_conversation(const data::TokenFile& tokens, const data::BpeTokenizer& tokenizer, bool color) {
+  constexpr std::int64_t kLooked = 100;
+  std::int64_t chosen = 0;
+  while (chosen < std::min(tokens.document_count(), kLooked) && tokens.document(chosen).size() > kLongestSample) {
+    ++chosen;
+  }
+  if (chosen == std::min(tokens.document_count(), kLooked)) chosen = 0;
+  return fmt::format("conversation {}, {}", chosen + 1, marked_sample(tokens, chosen, tokenizer, color));
+}
+
+std::string sample_preference(const data::TokenFile& tokens, const data::BpeTokenizer& tokenizer, bool color) {
+  return fmt::format("pair 1, chosen: {}\npair 1, rejected: {}", marked_sample(tokens, 0, tokenizer, color),
+                     marked_sample(tokens, 1, tokenizer, color));
 }
 
 }  // namespace phalanx::train

@@ -1,8 +1,10 @@
-// Makes the token files of a run's conversations ([sft]): once, into a folder below the run's that is named by what they
+// Makes the token files of a run's conversations ([sft]) or preferences ([dpo]): once, into a folder below the run's that is named by what they
 // are made from. So a run that goes on, and another rank, read the same files; other data or settings make others.
 //
 //   DUMP_FOLDER/sft/HASH/train.bin, .idx, .mask, .json     and validation.*, with [validation] enable
 //                       /made.txt                          what came of it, for the log
+//
+// Those of preferences are in DUMP_FOLDER/dpo. Pair i is documents 2 i, the chosen answer, and 2 i + 1, the rejected one.
 //
 //   const ConversationData made = make_conversation_data(config, {.still_working = tell_the_other_ranks});   // one process
 //   const config::TrainConfig reads = with_conversation_data(config, made.folder);
@@ -35,7 +37,7 @@ struct ConversationDataOptions {
 
 /// Throws DataError that names file, line and reason of a conversation that cannot be trained on, and where no token is
 /// trained. Files that exist already are not made again. Only one process makes files of a run at a time; another is refused.
-/// REQUIRES: config.sft.conversations is not empty.
+/// REQUIRES: config::trains_on_chats(config).
 ConversationData make_conversation_data(const config::TrainConfig& config, const ConversationDataOptions& options = {});
 
 /// `config`, with the token files of this folder as its data.
@@ -51,5 +53,7 @@ data::ConversationTokenizer load_conversation_tokenizer(const std::filesystem::p
 
 /// The first conversation that is not long, as text in which trained tokens are marked.
 std::string sample_conversation(const data::TokenFile& tokens, const data::BpeTokenizer& tokenizer, bool color);
+/// The first pair likewise.
+std::string sample_preference(const data::TokenFile& tokens, const data::BpeTokenizer& tokenizer, bool color);
 
 }  // namespace phalanx::train

@@ -59,9 +59,10 @@ void check_files(const config::ConfigReading& reading, const std::optional<confi
   if (config.validation.enable) {
     check_token_files("validation", config.validation.dataset_path, config.validation.datasets);
   }
-  if (!config.sft.conversations.empty() && !config.model.hf_assets_path.empty() &&
+  if (config::trains_on_chats(config) && !config.model.hf_assets_path.empty() &&
       !reading.wrong_keys.contains("model.hf_assets_path")) {
-    check("sft.conversations", [&] { check_conversations(config); });
+    check(config.dpo.preferences.empty() ? "sft.conversations" : "dpo.preferences",
+          [&] { check_conversations(config); });
   }
   check("model.hf_assets_path", [&] {
     const std::string& folder = config.model.hf_assets_path;

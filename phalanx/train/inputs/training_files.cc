@@ -194,7 +194,8 @@ TrainingFiles open_training_files(const config::TrainConfig& config, const confi
                                    .seed = data::seed_of_set(static_cast<std::uint64_t>(config.debug.seed), set),
                                    .range = range,
                                    .separate_documents = separate_documents,
-                                   .pack = pack});
+                                   .pack = pack,
+                                   .pairs = !config.dpo.preferences.empty()});
   };
   const std::int64_t local =
       validation.local_batch_size == -1 ? training.local_batch_size : validation.local_batch_size;
