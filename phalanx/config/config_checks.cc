@@ -111,6 +111,20 @@ void check_preferences(const TrainConfig& config, const Check& check) {
     if (dpo.label_smoothing < 0.5) return;
     throw ConfigError("[dpo] label_smoothing is 0.5: either answer would be the chosen one; expected less than that");
   });
+  check({"checkpoint.allow_data_mismatch"}, [&] {
+    if (!config.checkpoint.allow_data_mismatch) return;
+    throw ConfigError(
+        "[checkpoint] allow_data_mismatch is set beside [dpo] preferences: a checkpoint holds what the reference says "
+        "of "
+        "its own pairs alone; remove it, or start a new run in another [job] dump_folder");
+  });
+  check({"model.converters"}, [&] {
+    if (!uses_float8(config)) return;
+    throw ConfigError(
+        "[model] converters has float8 layers, whose scales are those of all rows of a pass, and the reference of "
+        "[dpo] "
+        "is of other passes than a step: remove the converter");
+  });
   check({"training.z_loss_weight"}, [&] {
     if (config.training.z_loss_weight == 0) return;
     throw ConfigError(fmt::format(

@@ -301,6 +301,23 @@ TEST(GpuFunctions, ASecondDerivativeIsAnError) {
               testing::HasSubstr("rms_norm on the GPU has no second derivative"));
 }
 
+// As of a pair of answers that a model already tells apart. A loss scale comes after they have been multiplied.
+TEST(GpuFunctions, SmallWeightsOfTokensAreNotLostIn16Bits) {
+  at::manual_seed(1);
+  const at::Tensor x = at::randn({6, 8}), weight = at::randn({300, 8}) * 0.1, of_tokens = at::rand({6}) * 1e-5;
+  const at::Tensor labels = at::randint(0, 300, {6}, at::TensorOptions(at::kLong));
+  const auto gradients = [&](at::ScalarType type) -> Tensors {
+    const at::Tensor in = x.to(type, false, true).requires_grad_(), w = weight.to(type, false, true).requires_grad_();
+    (kernels::linear_cross_entropy(in, w, labels, 1.0, 0, of_tokens) * 0x1p16).backward();
+    return {in.grad().to(at::kFloat), w.grad().to(at::kFloat)};
+  };
+  const Tensors expected = gradients(at::kFloat);
+  const kernels::HostGpuKernels kernels;
+  const Tensors found = gradients(at::kHalf);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_LT((found[i] - expected[i]).norm().item<double>(), 5e-3 * expected[i].norm().item<double>()) << i;
+  }
+}
 // Frozen weights get no gradient, and neither does an input that needs none.
 TEST(GpuFunctions, FrozenWeightsAndInputs) {
   at::manual_seed(1);

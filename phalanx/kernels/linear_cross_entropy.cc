@@ -8,6 +8,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -171,7 +173,15 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
     const auto later = queue_of_head(weight, rows, record);
     const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kFloat));
-    const at::Tensor weights_of_rows = token_weights ? token_weights->reshape({rows, 1}) : at::Tensor();
+    // Small weights would be lost in 16 bits: rows get their share of the largest, by which backward() multiplies.
+    at::Tensor weights_of_rows, shares;
+    if (token_weights) {
+      weights_of_rows = token_weights->reshape({rows, 1});
+      const at::Tensor largest = weights_of_rows.abs().amax();
+      const at::Tensor unit = at::where(largest.gt(0), largest, at::ones_like(largest));
+      shares = weights_of_rows / unit;
+      ctx->saved_data["unit"] = unit;
+    }
     auto gradients = c10::make_intrusive<HeadGradients>();
     if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
     if (record && weight.requires_grad() && !later.queue) {
@@ -193,7 +203,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
                         launch->stream(), n, vocab, vocab, gpu_type(logits.scalar_type()), logits.mutable_data_ptr(),
                         labels.const_data_ptr<std::int64_t>() + from, record ? 1.0f : 0.0f,
                         static_cast<float>(z_loss_weight), losses.mutable_data_ptr<float>() + from));
-      if (record && weights_of_rows.defined()) logits.mul_(weights_of_rows.narrow(0, from, n));
+      if (record && shares.defined()) logits.mul_(shares.narrow(0, from, n));
       if (gradients->dx.defined()) {
         at::Tensor dx_rows = gradients->dx.narrow(0, from, n);
         at::mm_out(dx_rows, logits, used);
@@ -221,8 +231,11 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
     const auto capsule = taken_gradients(*ctx);
     auto& gradients = static_cast<HeadGradients&>(*capsule);
     const auto counted = ctx->saved_data.find("counted");
-    const at::Tensor factor = counted == ctx->saved_data.end() ? grads[0] / ctx->saved_data["divisor"].toDouble()
-                                                               : grads[0] / counted->second.toTensor();
+    at::Tensor factor = counted == ctx->saved_data.end() ? grads[0] / ctx->saved_data["divisor"].toDouble()
+                                                         : grads[0] / counted->second.toTensor();
+    if (const auto unit = ctx->saved_data.find("unit"); unit != ctx->saved_data.end()) {
+      factor = factor * unit->second.toTensor();
+    }
     at::Tensor dx = std::move(gradients.dx), dweight;
     if (dx.defined()) dx.mul_(factor);
     if (gradients.dweight) dweight = gradients.dweight->deliver(factor);

@@ -144,7 +144,8 @@ void data_parallel_traffic(Stage& stage) {
   row("DataParallel  1 scatter the batch: sends", batch / n * others, 0);
   row("              2 copy the parameters out: sends", parameters * others, 0);
   row("              4 gather the outputs: receives", static_cast<std::int64_t>(y.nbytes()) / n * others, 0);
-  row("              5 gradients to device 0: receives", parameters * others, 0);
+  row("              5 scatter output gradients: sends", static_cast<std::int64_t>(y.nbytes()) / n * others, 0);
+  row("                gather the weights': receives", parameters * others, 0);
   const std::int64_t ring = 2 * parameters * others / n;
   row("DDP           2 all_reduce as a ring: sends", ring, ring);
 }

@@ -297,6 +297,10 @@ TEST_F(TrainerDpoTest, KeysThatContradictItAreRefused) {
   EXPECT_THAT(refused({"--dpo.loss_type=hinge", "--dpo.label_smoothing=0.1"}), HasSubstr("label_smoothing is 0.1"));
   EXPECT_THAT(refused({"--dpo.label_smoothing=0.5"}), HasSubstr("label_smoothing is 0.5"));
   EXPECT_THAT(refused({"--training.z_loss_weight=1e-4"}), HasSubstr("z_loss_weight is 0.0001"));
+  EXPECT_THAT(refused({"--checkpoint.allow_data_mismatch"}),
+              HasSubstr("what the reference says of its own pairs alone"));
+  EXPECT_THAT(refused({"--model.converters=quantize.linear.float8"}),
+              HasSubstr("[model] converters has float8 layers"));
   EXPECT_THAT(refused({"--sft.conversations=" + path("preferences.jsonl")}), HasSubstr("beside [sft] conversations"));
   EXPECT_THAT(refused({"--training.dataset_path=" + path("tokens.bin")}),
               HasSubstr("[training] dataset_path is set beside [dpo] preferences"));

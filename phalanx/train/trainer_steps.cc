@@ -227,10 +227,11 @@ bool Trainer::end_step(const StepOutcome& outcome) {
 // The loss was divided by the number that every rank has computed for itself.
 void Trainer::require_label_count(const StepOutcome& outcome, std::int64_t expected) {
   if (outcome.totals.label_count == expected) return;
-  throw Error(fmt::format(
-      "step {}: the ranks have read {} tokens with a label, or pairs, and divided the loss by {}: their data "
-      "are not what the step's number says; expected the same token files on all ranks",
-      outcome.step, outcome.totals.label_count, expected));
+  throw Error(
+      fmt::format("step {}: the ranks have read {} tokens with a label, or pairs, and divided the loss by {}: their "
+                  "data are not what the step's number says; "
+                  "expected the same files on all ranks",
+                  outcome.step, outcome.totals.label_count, expected));
 }
 
 void Trainer::require_finite_loss(const StepOutcome& outcome) const {

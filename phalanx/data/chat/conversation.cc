@@ -17,6 +17,8 @@
 namespace phalanx::data {
 namespace {
 
+constexpr const char* kSameAnswers = "\"chosen\" and \"rejected\" are the same messages: expected two answers";
+
 using jinja::Dict;
 using jinja::Value;
 
@@ -77,6 +79,8 @@ class RecordReader {
     }
     finish(made.chosen, fields);
     finish(made.rejected, fields);
+    const auto &better = made.chosen.messages, &worse = made.rejected.messages;
+    if (std::ranges::equal(better, worse, jinja::equal)) fail(kSameAnswers);
     return made;
   }
 
@@ -98,7 +102,7 @@ class RecordReader {
     if (same == 0) fail("\"chosen\" and \"rejected\" begin with different messages: expected the same prompt");
     if (same == chosen.size() || same == rejected.size()) {
       fail(same == chosen.size() && same == rejected.size()
-               ? "\"chosen\" and \"rejected\" are the same messages: expected two answers"
+               ? std::string(kSameAnswers)
                : fmt::format("\"{}\" has no answer of its own: all its messages begin the other one, too",
                              same == chosen.size() ? "chosen" : "rejected"));
     }

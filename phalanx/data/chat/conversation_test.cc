@@ -167,6 +167,8 @@ TEST(Preference, NamesWhatIsWrong) {
             at + R"("chosen" and "rejected" begin with different messages: expected the same prompt)");
   EXPECT_EQ(fault(lists(q + "," + a, q + "," + a)),
             at + R"("chosen" and "rejected" are the same messages: expected two answers)");
+  EXPECT_EQ(fault(R"({"prompt": "Q", "chosen": "A", "rejected": "A"})"),
+            at + R"("chosen" and "rejected" are the same messages: expected two answers)");
   EXPECT_EQ(fault(lists(q + "," + a, q)),
             at + R"("rejected" has no answer of its own: all its messages begin the other one, too)");
   EXPECT_EQ(fault(lists(q + "," + a, q + R"(, {"role": "assistant"})")), at + R"(message 2 has no "content")");
