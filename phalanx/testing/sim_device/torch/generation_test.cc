@@ -1,6 +1,8 @@
 // Generation on a simulated device: the tokens are those of the whole model run anew for each of them, for rows of equal
 // and unequal lengths, with and without a window; and what one step costs: launches, and times that the host waits.
+#include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -15,6 +17,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/infer/generator.h"
+#include "phalanx/kernels/attention_sinks.h"
+#include "phalanx/kernels/cached_attention.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_test.h"
@@ -89,6 +93,37 @@ TEST_P(SimGeneration, TokensAreThoseOfTheWholeModel) {
         different.insert(results[i].tokens.begin(), results[i].tokens.end());
       }
       EXPECT_GT(different.size(), 3u) << "the model repeats itself: a weak test";
+    }
+  }
+}
+
+// Rows of equal and of unequal lengths, with and without a window, beside plain operators in float32.
+TEST_P(SimGeneration, OneTokenSeesASink) {
+  if (GetParam() == at::kFloat) GTEST_SKIP() << "the kernel is one of 16 bits";
+  at::manual_seed(3);
+  constexpr std::int64_t kRows = 3, kMaxLen = 12, kLongest = 10;
+  const auto made = [](at::IntArrayRef sizes) { return at::randn(sizes).to(GetParam()); };
+  const at::Tensor q = made({kRows, 4, 1, 16}), sinks = made({4});
+  const at::Tensor k = made({kRows, kMaxLen, 2, 16}), v = made({kRows, kMaxLen, 2, 16});
+  const auto seen_of = [](const at::Tensor& all) { return all.narrow(1, 0, kLongest).transpose(1, 2); };
+  const auto integers = [&](const std::vector<std::int64_t>& of) { return at::tensor(of).to(at::kInt).to(device); };
+  for (const std::vector<std::int64_t>& seen : {std::vector<std::int64_t>{10, 10, 10}, {4, 10, 7}}) {
+    const bool are_equal = seen[0] == seen[2];
+    const kernels::CachedLengths lengths{.seen = integers(seen),
+                                         .first_keys = integers({0, kMaxLen, 2 * kMaxLen, 3 * kMaxLen}),
+                                         .first_query = integers({0, 1, 2, 3})};
+    for (const std::int64_t window : {0, 3}) {
+      const at::Tensor found = kernels::cached_attention(q.to(device), seen_of(k.to(device)), seen_of(v.to(device)),
+                                                         are_equal ? nullptr : &lengths, window, sinks.to(device))
+                                   .to(at::kCPU, at::kFloat);
+      const at::Tensor at = at::arange(kLongest), ends = at::tensor(seen).unsqueeze(1);
+      at::Tensor mask = at < ends;
+      if (window > 0) mask = mask & (at >= ends - window);
+      const at::Tensor expected =
+          kernels::masked_attention_with_sinks(q.to(at::kFloat), seen_of(k).to(at::kFloat), seen_of(v).to(at::kFloat),
+                                               mask.view({kRows, 1, 1, kLongest}), sinks.to(at::kFloat));
+      EXPECT_LT((found - expected).abs().max().item<double>(), 2e-2)
+          << "window " << window << (are_equal ? "" : ", unequal");
     }
   }
 }

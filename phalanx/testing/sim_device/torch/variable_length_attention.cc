@@ -219,7 +219,7 @@ struct CachedProblem {
       const Tensor query = q.select(0, row).unsqueeze(1).unsqueeze(0);
       const auto [out, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(query, keys(k), keys(v));
       y.select(0, row).copy_(out.squeeze(0).squeeze(1));
-      log_sums.select(0, row).copy_(log_sum.flatten());
+      log_sums.select(1, row).copy_(log_sum.flatten());
     }
   }
 };
@@ -238,7 +238,7 @@ void cached_forward(const Stack& a, Stack* stack) {
   const Tensor y =
       empty_on_sim(problem.q.sizes(), at::empty(problem.q.sizes(), at::kMeta).strides(), problem.q.scalar_type());
   const std::int64_t heads = problem.q.size(-2);
-  const Tensor log_sums = empty_on_sim({problem.rows(), heads}, {heads, 1}, at::kFloat);
+  const Tensor log_sums = empty_on_sim({heads, problem.rows()}, {problem.rows(), 1}, at::kFloat);
   std::vector<Access> accesses = problem.reads();
   for (const Tensor& t : {y, log_sums}) add_accesses(accesses, t, true);
   launch(problem.q.device().index(), "aten::_flash_attention_forward", std::move(accesses),
