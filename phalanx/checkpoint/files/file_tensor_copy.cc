@@ -153,7 +153,7 @@ std::uint64_t copy_from_view(const FileTensorView::Form& form, const std::vector
 }
 
 Box box_from_file(const FileTensorView::Form& form, const std::vector<std::int64_t>& shape, const Box& in_file) {
-  const Box nothing{std::vector<std::int64_t>(shape.size(), 0), std::vector<std::int64_t>(shape.size(), 0)};
+  Box nothing{std::vector<std::int64_t>(shape.size(), 0), std::vector<std::int64_t>(shape.size(), 0)};
   if (form.slices > 0) {
     return has_slice(form, in_file) ? box_from_file(of_slice(form), shape, without_first(in_file)) : nothing;
   }
