@@ -45,6 +45,7 @@
 #include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
+#include "phalanx/optim/lion.h"
 #include "phalanx/optim/loss_scaler.h"
 #include "phalanx/optim/lr_schedule.h"
 #include "phalanx/optim/muon.h"

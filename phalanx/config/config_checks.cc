@@ -181,9 +181,12 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
     if (config.ema.decay < 1) return;
     throw ConfigError("[ema] decay is 1: the average would never change; expected 0 <= decay < 1, such as 0.999");
   });
-  if (is_muon || (!wrong_keys.contains("optimizer.name") && optimizer.name == "AdamW")) {
+  const bool has_adamw = is_muon || (!wrong_keys.contains("optimizer.name") && optimizer.name == "AdamW");
+  if (has_adamw || optimizer.name == "Lion") {
     below_one("beta1", optimizer.beta1);
     below_one("beta2", optimizer.beta2);
+  }
+  if (has_adamw) {
     check({}, [&] {
       if (optimizer.eps == 0) throw ConfigError("[optimizer] eps is 0: expected a positive number");
     });

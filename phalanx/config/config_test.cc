@@ -153,7 +153,7 @@ TEST(Config, WrongTypesNamePlaceExpectedAndFound) {
   EXPECT_THAT(refusal("[job]\ndescription = 1\n"), HasSubstr("expected a string"));
   EXPECT_THAT(refusal("[optimizer]\nlr = nan\n"), HasSubstr("expected a number, 0 or more"));
   EXPECT_THAT(refusal("[optimizer]\nname = \"adam\"\n"),
-              HasSubstr("one of \"AdamW\", \"SGD\", \"Muon\" (did you mean"));
+              HasSubstr("one of \"AdamW\", \"Lion\", \"SGD\", \"Muon\" (did you mean"));
   EXPECT_THAT(refusal("", {"--training.steps", "3x"}), HasSubstr("--training.steps: [training] steps is 3x"));
   EXPECT_THAT(refusal("", {"--training.steps", "99999999999999999999"}), HasSubstr("expected an integer"));
 }

@@ -64,6 +64,7 @@ TEST(MuonKeys, TheStateIsCounted) {
   EXPECT_EQ(copies({}), std::pair(2L, 2L));
   EXPECT_EQ(copies({"--optimizer.name=Muon"}), std::pair(2L, 1L));
   EXPECT_EQ(copies({"--optimizer.name=Muon", "--ema.decay=0.9"}), std::pair(3L, 2L));
+  EXPECT_EQ(copies({"--optimizer.name=Lion"}), std::pair(1L, 1L));
   EXPECT_EQ(copies({"--optimizer.name=SGD"}), std::pair(0L, 0L));
   EXPECT_EQ(copies({"--optimizer.name=SGD", "--optimizer.momentum=0.9", "--ema.decay=0.9"}), std::pair(2L, 2L));
 }

@@ -160,8 +160,11 @@ bool is_without_effect(const JsonDifference& difference, const nlohmann::json& s
   if (key.starts_with("settings.muon.")) {
     return both("/settings/optimizer/name", [](const std::string& name) { return name != "Muon"; });
   }
-  if (key == "settings.optimizer.beta1" || key == "settings.optimizer.beta2" || key == "settings.optimizer.eps") {
+  if (key == "settings.optimizer.beta1" || key == "settings.optimizer.beta2") {
     return both("/settings/optimizer/name", [](const std::string& name) { return name == "SGD"; });
+  }
+  if (key == "settings.optimizer.eps") {
+    return both("/settings/optimizer/name", [](const std::string& name) { return name == "SGD" || name == "Lion"; });
   }
   return false;
 }

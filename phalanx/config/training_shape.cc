@@ -6,18 +6,30 @@
 #include "phalanx/models/config/frozen_parameters.h"
 
 namespace phalanx::config {
+namespace {
+
+/// Sequences of the largest forward pass that has no backward pass, as TrainingShape counts them.
+std::int64_t evaluated_batch(const TrainConfig& config) {
+  const std::int64_t held_out = config.validation.enable ? config.validation.local_batch_size : 0;
+  const bool has_reference = !config.dpo.preferences.empty();  // computed in batches as those of training
+  if (!has_reference || held_out == -1) return held_out;
+  return held_out > config.training.local_batch_size ? held_out : -1;
+}
+
+}  // namespace
 
 OptimizerCopies optimizer_copies(const TrainConfig& config) {
   const std::int64_t average = config.ema.decay > 0 ? 1 : 0;
   if (config.optimizer.name == "Muon") return {.others = 2 + average, .matrices = 1 + average};
-  const std::int64_t copies = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
+  const bool has_momentum = config.optimizer.name == "Lion" || config.optimizer.momentum > 0;
+  const std::int64_t copies = config.optimizer.name == "AdamW" ? 2 : has_momentum ? 1 : 0;
   return {.others = copies + average, .matrices = copies + average};
 }
 
 plan::TrainingShape shape_without_layout(const TrainConfig& config) {
   const auto bytes_of = [](const std::string& type) { return type == "float32" ? 4 : 2; };
   plan::TrainingShape shape{.model = model_config(config), .seq = config.training.seq_len};
-  shape.validation_batch = config.validation.enable ? config.validation.local_batch_size : 0;
+  shape.validation_batch = evaluated_batch(config);
   const OptimizerCopies copies = optimizer_copies(config);
   shape.optimizer_copies = copies.others;
   shape.matrix_copies = copies.matrices;

@@ -36,7 +36,7 @@ Timeline::Times Timeline::times() const {
 
 void Timeline::show(Stage& stage, const std::string& title) const {
   constexpr int kLength = 48;
-  const auto [first, seconds] = times();
+  const Times all = times();
   std::size_t width = 0;
   for (const std::string& lane : lanes_) width = std::max(width, lane.size());
   stage.print(title);
@@ -44,7 +44,7 @@ void Timeline::show(Stage& stage, const std::string& title) const {
     std::string line(kLength, '.');
     for (const Event& event : events_[lane]) {
       const auto place = [&](Clock::time_point time) {
-        return static_cast<std::size_t>(kLength * seconds_between(first, time) / seconds);
+        return static_cast<std::size_t>(kLength * seconds_between(all.begin, time) / all.seconds);
       };
       const std::size_t begin = std::min<std::size_t>(place(event.begin), kLength - 1);
       const std::size_t end = std::clamp<std::size_t>(place(event.end), begin + 1, kLength);

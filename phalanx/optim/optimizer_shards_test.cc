@@ -21,6 +21,7 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/adamw.h"
+#include "phalanx/optim/lion.h"
 #include "phalanx/optim/sgd.h"
 #include "phalanx/optim/step_kernels.h"
 
@@ -41,6 +42,7 @@ const std::vector<std::pair<std::string, Make>>& optimizers() {
       {"sgd", make_with<Sgd>(SgdOptions{.weight_decay = 0.01})},
       {"sgd with momentum", make_with<Sgd>(SgdOptions{.momentum = 0.9, .weight_decay = 0.05})},
       {"sgd with nesterov", make_with<Sgd>(SgdOptions{.momentum = 0.9, .nesterov = true})},
+      {"lion", make_with<Lion>(LionOptions{.weight_decay = 0.05})},
       {"adadelta", make_with<Adadelta>(AdadeltaOptions{.weight_decay = 0.05})},
   };
   return all;
@@ -167,6 +169,18 @@ TEST(OptimizerShards, EveryOperationIsRoundedByItself) {
     EXPECT_EQ(std::memcmp(b.data(), expected_b.data(), kCount * sizeof(float)), 0) << nesterov;
     EXPECT_EQ(std::memcmp(q.data(), expected_q.data(), kCount * sizeof(float)), 0) << nesterov;
   }
+
+  auto lion = start, mean = m, expected_lion = start, expected_mean = m;
+  const LionStep l{0.01F, 0.002F, 0.1F, 0.01F};
+  for (std::size_t i = 0; i < kCount; ++i) {
+    const float off = rounded(grad[i] - mean[i]), c = mean[i] + rounded(l.grad_weight * off);
+    const float kept = lion[i] - rounded(l.decay * lion[i]);
+    expected_lion[i] = kept - (c > 0 ? l.lr : c < 0 ? -l.lr : 0.0F);
+    expected_mean[i] = mean[i] + rounded(l.momentum_weight * off);
+  }
+  lion_step(l, kCount, grad.data(), lion.data(), mean.data());
+  EXPECT_EQ(std::memcmp(lion.data(), expected_lion.data(), kCount * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(mean.data(), expected_mean.data(), kCount * sizeof(float)), 0);
 
   auto q = start, squares = v, deltas = v, expected_q = q;
   const AdadeltaStep a{0.5F, 0.9F, 0.1F, 1e-6F, 0.05F};

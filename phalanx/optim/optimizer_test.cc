@@ -7,8 +7,10 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -19,6 +21,7 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/adamw.h"
+#include "phalanx/optim/lion.h"
 #include "phalanx/optim/sgd.h"
 
 namespace phalanx {
@@ -93,6 +96,51 @@ TEST(Optimizer, AdadeltaFollowsTorch) {
   }
 }
 
+// torch has no Lion: the paper's program (algorithm 2) in float64 is what it must follow.
+TEST(Optimizer, LionFollowsItsPaper) {
+  const LionOptions options{.beta1 = 0.95, .beta2 = 0.98, .weight_decay = 0.5};
+  for (const auto dtype : {at::kFloat, at::kDouble}) {  // our own kernel, libtorch's operators
+    std::vector<NamedTensor> parameters = golden_parameters();
+    std::vector<at::Tensor> p, m;
+    for (NamedTensor& one : parameters) {
+      one.tensor = one.tensor.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true).requires_grad_();
+      p.push_back(one.tensor.detach().to(at::kDouble, /*non_blocking=*/false, /*copy=*/true));
+      m.push_back(at::zeros_like(p.back()));
+    }
+    Lion optimizer(parameters, options);
+    for (std::size_t step = 0; step < 6; ++step) {
+      const double lr = 0.01 * static_cast<double>(step + 1);
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const auto& golden = optimizer_golden();
+        const at::Tensor g = golden_tensor(golden.at("gradients").at(step).at(parameters[i].name),
+                                           golden.at("shapes").at(parameters[i].name));
+        parameters[i].tensor.mutable_grad() = g.to(dtype);
+        const at::Tensor exact = g.to(at::kDouble), update = m[i] * 0.95 + exact * 0.05;
+        p[i].sub_((update.sign() + p[i] * 0.5) * lr);
+        m[i].mul_(0.98).add_(exact * 0.02);
+      }
+      optimizer.step(lr);
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_TRUE(at::allclose(parameters[i].tensor.detach().to(at::kDouble), p[i], 1e-6, 2e-7)) << parameters[i].name;
+    }
+  }
+  for (const auto& wrong : {LionOptions{.beta1 = 1.0}, LionOptions{.beta2 = -0.1}}) {
+    EXPECT_THROW(Lion(golden_parameters(), wrong), ConfigError);
+  }
+}
+
+TEST(Optimizer, LionHidesNothingThatIsNotANumber) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    const at::Tensor p = at::ones({3}, dtype).requires_grad_();
+    p.mutable_grad() = at::tensor({0.0, NAN, 2.0}).to(dtype);
+    Lion({{"p", p}}).step(0.25);
+    EXPECT_EQ(p[0].item<double>(), 1);
+    EXPECT_TRUE(std::isnan(p[1].item<double>()));
+    EXPECT_EQ(p[2].item<double>(), 0.75);
+  }
+}
+
 /// As in scripts/make_optim_golden.py.
 std::vector<ParameterGroup> golden_groups() {
   return {{.params = {"w*t"}, .lr_factor = 4, .weight_decay = 0.3}, {.params = {"bias"}, .weight_decay = 0.0}};
@@ -146,6 +194,7 @@ void expect_groups_are_optimizers(Options options) {
 TEST(Optimizer, AGroupHasItsOwnRateAndDecay) {
   expect_groups_are_optimizers<AdamW>(AdamWOptions{.weight_decay = 0.5});
   expect_groups_are_optimizers<Sgd>(SgdOptions{.momentum = 0.5, .weight_decay = 0.5});
+  expect_groups_are_optimizers<Lion>(LionOptions{.weight_decay = 0.5});
   expect_groups_are_optimizers<Adadelta>(AdadeltaOptions{.weight_decay = 0.5});
 }
 
@@ -187,6 +236,7 @@ TEST(Optimizer, StateRoundTripsBitwise) {
   expect_resumes_bitwise(maker<AdamW>(AdamWOptions{}), 3);
   expect_resumes_bitwise(maker<Sgd>(SgdOptions{.momentum = 0.9}), 1);
   expect_resumes_bitwise(maker<Sgd>(SgdOptions{}), 0);
+  expect_resumes_bitwise(maker<Lion>(LionOptions{}), 1);
   expect_resumes_bitwise(maker<Adadelta>(AdadeltaOptions{}), 2);
 }
 

@@ -78,6 +78,19 @@ void sgd_step(const SgdStep& step, std::size_t count, const float* __restrict gr
 }
 
 PHALANX_INSTRUCTION_SETS
+void lion_step(const LionStep& step, std::size_t count, const float* __restrict grad, float* __restrict parameter,
+               float* __restrict exp_avg) {
+  const LionStep s = step;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float g = grad[i], m = exp_avg[i];
+    const float mean = m + s.grad_weight * (g - m);
+    const float kept = parameter[i] - s.decay * parameter[i];
+    parameter[i] = kept - (mean > 0 ? s.lr : mean < 0 ? -s.lr : mean);  // 0 and NaN are their own signs
+    exp_avg[i] = m + s.momentum_weight * (g - m);
+  }
+}
+
+PHALANX_INSTRUCTION_SETS
 void adadelta_step(const AdadeltaStep& step, std::size_t count, const float* __restrict grad,
                    float* __restrict parameter, float* __restrict square_avg, float* __restrict acc_delta) {
   const AdadeltaStep s = step;

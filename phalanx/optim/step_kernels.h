@@ -1,4 +1,4 @@
-// The arithmetic of AdamW, SGD, Adadelta and Muon on plain float32 arrays: one pass over all values that belong to an
+// The arithmetic of AdamW, SGD, Lion, Adadelta and Muon on plain float32 arrays: one pass over all values that belong to an
 // element.
 //
 // An element's new values depend only on its old values, to the bit. They do not depend on where its array begins or
@@ -39,6 +39,13 @@ struct SgdStep {
 
 /// momentum_buffer: nullptr without momentum.
 void sgd_step(const SgdStep& step, std::size_t count, const float* grad, float* parameter, float* momentum_buffer);
+
+struct LionStep {
+  float lr, decay;                     // decay: lr * weight_decay
+  float grad_weight, momentum_weight;  // 1 - beta1, 1 - beta2
+};
+
+void lion_step(const LionStep& step, std::size_t count, const float* grad, float* parameter, float* exp_avg);
 
 struct AdadeltaStep {
   float lr, rho, square_weight, eps, weight_decay;  // square_weight: 1 - rho

@@ -48,16 +48,18 @@ std::string steps_text(std::int64_t done, std::optional<double> planned) {
 NamedValues key_figures(const RunFolder& run) {
   const MetricsFile& metrics = run.metrics;
   NamedValues figures;
+  const std::string unit = run.loss_unit();
   if (!metrics.steps.empty()) {
     const std::int64_t done = metrics.steps.back();
     figures.emplace_back("steps", steps_text(done, json_number(run.run, "steps")));
     const Curve& loss = metrics.curve("loss");
-    if (!loss.empty()) figures.emplace_back("training loss, nats per token", decimal_text(loss.values.back(), 4));
+    if (!loss.empty()) figures.emplace_back("training loss, " + unit, decimal_text(loss.values.back(), 4));
   }
   if (!metrics.validation_loss.empty()) {
     const double loss = metrics.validation_loss.values.back();
-    figures.emplace_back("validation loss, nats per token", decimal_text(loss, 4));
-    if (std::isfinite(loss)) {
+    figures.emplace_back("validation loss, " + unit, decimal_text(loss, 4));
+    // Only a loss of tokens has one.
+    if (std::isfinite(loss) && unit == kNatsPerToken) {
       figures.emplace_back("validation perplexity, no unit", decimal_text(std::exp(loss), 2));
     }
   }

@@ -25,6 +25,19 @@ TEST(KeyFigures, NumbersBeyondAllMeasureStayShort) {
   for (const auto& [name, value] : figures) EXPECT_LT(value.size(), 20U) << name;
 }
 
+TEST(KeyFigures, ALossOfPairsHasNoPerplexity) {
+  RunFolder run;
+  run.run = {{"loss_unit", kNatsPerPair}};
+  run.metrics.curves.resize(curve_keys().size());
+  run.metrics.steps = {1};
+  run.metrics.curves[0].add(1, 0.7);
+  run.metrics.validation_loss.add(1, 0.5);
+  const NamedValues figures = key_figures(run);
+  EXPECT_THAT(figures, Contains(Pair("training loss, nats per pair", "0.7000")));
+  EXPECT_THAT(figures, Contains(Pair("validation loss, nats per pair", "0.5000")));
+  for (const auto& [name, value] : figures) EXPECT_THAT(name, Not(HasSubstr("perplexity")));
+}
+
 TEST(KeyFigures, AreThoseThatTheFilesTell) {
   RunFolder run;
   run.run = nlohmann::json::object();

@@ -1,11 +1,13 @@
 #include "phalanx/report/page_charts.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "phalanx/base/human.h"
 #include "phalanx/base/svg.h"
@@ -110,8 +112,15 @@ PageChart step_chart(const StepChart& kind, const std::vector<RunFolder>& runs) 
   return chart;
 }
 
+/// Of all runs; where they differ, each of their units.
+std::string loss_unit_of(const std::vector<RunFolder>& runs) {
+  std::set<std::string> units;
+  for (const RunFolder& run : runs) units.insert(run.loss_unit());
+  return fmt::format("{}", fmt::join(units, " or "));
+}
+
 PageChart loss_chart(const std::vector<RunFolder>& runs) {
-  PageChart chart{.title = "Loss", .unit = "nats per token", .can_be_log = true, .wide = true};
+  PageChart chart{.title = "Loss", .unit = loss_unit_of(runs), .can_be_log = true, .wide = true};
   const bool is_alone = runs.size() == 1;
   if (!is_alone) chart.title = "Training loss";
   for (std::size_t run = 0; run < runs.size(); ++run) {
@@ -125,7 +134,7 @@ PageChart loss_chart(const std::vector<RunFolder>& runs) {
 }
 
 PageChart validation_chart(const std::vector<RunFolder>& runs) {
-  PageChart chart{.title = "Validation loss", .unit = "nats per token", .can_be_log = true, .wide = true};
+  PageChart chart{.title = "Validation loss", .unit = loss_unit_of(runs), .can_be_log = true, .wide = true};
   for (std::size_t run = 0; run < runs.size(); ++run) {
     add_series(chart, {.run = run, .color = run, .name = "validation"}, runs[run].metrics.validation_loss,
                /*smooth=*/false);

@@ -163,6 +163,12 @@ TEST_F(ReportTest, EveryFigureSaysItsUnit) {
   }
 }
 
+TEST_F(ReportTest, LossesOfPairsSaySo) {
+  write("run.json", R"({"steps": 2, "loss_unit": "nats per pair"})");
+  write("metrics.jsonl", "{\"step\":1,\"loss\":0.7}\n");
+  EXPECT_EQ(chart_of(render_report(folder()), "Loss")["unit"], "nats per pair");
+}
+
 TEST_F(ReportTest, ALongCurveIsThinnedAndThePageSaysSo) {
   write("run.json", kRun);
   std::string lines;

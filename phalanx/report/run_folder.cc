@@ -57,6 +57,11 @@ std::vector<std::string> parts_from_the_end(const std::string& folder) {
 
 }  // namespace
 
+std::string RunFolder::loss_unit() const {
+  const auto unit = run.find("loss_unit");
+  return unit != run.end() && unit->is_string() ? unit->get<std::string>() : kNatsPerToken;
+}
+
 std::vector<std::string> RunFolder::notes() const {
   std::vector<std::string> notes = metrics.notes;
   notes.insert(notes.end(), marks.notes.begin(), marks.notes.end());

@@ -12,6 +12,10 @@
 
 namespace phalanx::report {
 
+/// Units of a loss, in "loss_unit" of run.json.
+inline constexpr const char* kNatsPerToken = "nats per token";
+inline constexpr const char* kNatsPerPair = "nats per pair";  // of a chosen and a rejected answer ([dpo])
+
 struct RunFolder {
   std::string folder;
   std::string name;         // for legends
@@ -19,6 +23,9 @@ struct RunFolder {
   bool has_metrics = true;  // there is a metrics.jsonl
   MetricsFile metrics;
   RunMarks marks;
+
+  /// kNatsPerToken where run.json names none.
+  std::string loss_unit() const;
 
   /// What the page has to say about the files: what was left out, and that there are no steps.
   std::vector<std::string> notes() const;

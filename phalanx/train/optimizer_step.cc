@@ -17,6 +17,7 @@
 #include "phalanx/models/config/parameter_kinds.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
+#include "phalanx/optim/lion.h"
 #include "phalanx/optim/muon.h"
 #include "phalanx/optim/optimizer_set.h"
 #include "phalanx/optim/sgd.h"
@@ -92,6 +93,13 @@ std::unique_ptr<Optimizer> make_elementwise(const config::TrainConfig::Optimizer
         parameters,
         SgdOptions{
             .momentum = config.momentum, .weight_decay = config.weight_decay, .no_decay = no_decay, .groups = groups});
+  }
+  if (config.name == "Lion") {
+    return std::make_unique<Lion>(parameters, LionOptions{.beta1 = config.beta1,
+                                                          .beta2 = config.beta2,
+                                                          .weight_decay = config.weight_decay,
+                                                          .no_decay = no_decay,
+                                                          .groups = groups});
   }
   return std::make_unique<AdamW>(parameters, AdamWOptions{.beta1 = config.beta1,
                                                           .beta2 = config.beta2,

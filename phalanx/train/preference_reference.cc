@@ -36,6 +36,7 @@ void compute_reference(ParallelModel& model, Communicator& world, const data::Da
       const AutocastGuard autocast(options.device.type(), options.autocast);
       model.loss_sum(batch);
     });
+    if (options.on_rows) options.on_rows(std::min(round, samples - first));
     if (rows <= 0 || !found.defined()) continue;
     const at::Tensor host = found.to(at::kCPU).contiguous();
     for (std::int64_t i = 0; i < batch.preferences->pairs(); ++i) {

@@ -1,5 +1,5 @@
-// What the reference of a preference tuning ([dpo]) says of the answers: their log-likelihoods by the model with which a new run
-// begins, without its adapters if it has some. They are computed once, before the first step, in the run's own layout and
+// What the reference of a preference tuning ([dpo]) says of the answers: their log-likelihoods by the model with which a
+// new run begins, without its adapters if it has some. They are computed once, before the first step, in the run's own layout and
 // types, and saved in its checkpoints: a run that goes on has the same ones.
 //
 //   at::Tensor table = make_reference_table(loader);             // float64 [pairs, 2] on the host, of zeros
@@ -25,6 +25,7 @@ struct ReferenceOptions {
   ContextCut cut;  // the positions of this rank
   std::optional<at::ScalarType> autocast;
   at::Device device = at::kCPU;
+  std::function<void(std::int64_t rows)> on_rows;  // called after each forward pass, with the rows of all ranks in it
 };
 
 /// Row i is of pair i of the file: of the chosen and of the rejected answer.

@@ -16,6 +16,7 @@
 #include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/config/llama_json.h"
 #include "phalanx/models/config/training_flops.h"
+#include "phalanx/report/run_folder.h"
 #include "phalanx/train/float8_layers.h"
 #include "phalanx/train/precision.h"
 
@@ -111,6 +112,7 @@ nlohmann::json run_record(const RunParts& run, const DescriptionLines& lines) {
       {"world_size", run.plan.world_size},
       {"model", fmt::format("{} {}", models::family_name(run.model.model().config().family), run.config.model.flavor)},
       {"layout", run.model.layout()},
+      {"loss_unit", run.config.dpo.preferences.empty() ? report::kNatsPerToken : report::kNatsPerPair},
       {"config", config::print_config(config::with_model_numbers(run.config))},
       {"environment", environment}};
   if (run.data.unigram_entropy) record["unigram_entropy"] = *run.data.unigram_entropy;

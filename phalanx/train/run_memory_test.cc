@@ -23,6 +23,7 @@
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/config/training_shape.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
@@ -181,6 +182,18 @@ TEST_F(RunMemoryTest, TheConfigurationBecomesAShape) {
   EXPECT_EQ(plain.global_batch, plain.batch * 2);
   EXPECT_EQ(shape_of({"--validation.no-enable"}, 1).validation_batch, 0);
   EXPECT_EQ(shape_of({"--validation.enable", "--validation.local_batch_size=3"}, 1).validation_batch, 3);
+  // Pipelines evaluate the sequences of all micro-batches at once.
+  EXPECT_EQ(shape_of({"--validation.enable"}, 2).validation_batch, -1);
+  EXPECT_EQ(shape_of({"--validation.enable", "--parallelism.pipeline_parallel_degree=2"}, 2).validation_batch, 8);
+  // The reference of preferences is computed before the first step.
+  const auto beside_preferences = [&](const std::vector<std::string>& keys) {
+    config::TrainConfig one = config("run", keys);
+    one.dpo.preferences = "pairs.jsonl";
+    return config::shape_without_layout(one).validation_batch;
+  };
+  EXPECT_EQ(beside_preferences({"--validation.no-enable"}), -1);
+  EXPECT_EQ(beside_preferences({"--validation.enable", "--validation.local_batch_size=3"}), -1);
+  EXPECT_EQ(beside_preferences({"--validation.enable", "--validation.local_batch_size=5"}), 5);
   EXPECT_TRUE(plain.resumes);
   EXPECT_FALSE(plain.accumulates || plain.shares_memory || plain.autocast || plain.async_checkpoint || plain.on_device);
   EXPECT_TRUE(shape_of({}, 1).accumulates);

@@ -293,12 +293,21 @@ void Trainer::load_state() {
 void Trainer::compute_references() {
   if (!data_.reference.defined() || resumed_) return;
   const auto begin = std::chrono::steady_clock::now();
-  const ReferenceOptions options{.local_batch_size = config_.training.local_batch_size,
-                                 .data_parallel_rank = plan_.parallel.data_parallel_rank(context_.world->rank()),
-                                 .data_parallel_size = plan_.parallel.data_parallel_size(),
-                                 .cut = plan_.parallel.context_cut(context_.world->rank()),
-                                 .autocast = autocast_dtype(config_, plan_),
-                                 .device = context_.device};
+  std::int64_t rows = 0;
+  if (data_.validation_reference.defined()) rows = data_.validator->sets().front().dataloader.sample_count();
+  data_.dataloader->each_file(
+      [&](const std::string&, const data::DataLoader& loader) { rows += loader.sample_count(); });
+  const bool shows = is_first_rank() && !context_.quiet;
+  ProgressBar bar("reference", static_cast<std::uint64_t>(rows),
+                  {.style = shows ? ProgressStyle::automatic : ProgressStyle::silent});
+  const ReferenceOptions options{
+      .local_batch_size = config_.training.local_batch_size,
+      .data_parallel_rank = plan_.parallel.data_parallel_rank(context_.world->rank()),
+      .data_parallel_size = plan_.parallel.data_parallel_size(),
+      .cut = plan_.parallel.context_cut(context_.world->rank()),
+      .autocast = autocast_dtype(config_, plan_),
+      .device = context_.device,
+      .on_rows = [&](std::int64_t count) { bar.advance(static_cast<std::uint64_t>(count)); }};
   without_adapters(*model_, [&] {
     data_.dataloader->each_file([&](const std::string&, const data::DataLoader& loader) {
       compute_reference(*model_, *context_.world, loader, data_.reference, options);
@@ -307,6 +316,7 @@ void Trainer::compute_references() {
     compute_reference(*model_, *context_.world, data_.validator->sets().front().dataloader, data_.validation_reference,
                       options);
   });
+  bar.finish();
   const std::int64_t held_out = data_.validation_reference.defined() ? data_.validation_reference.size(0) : 0;
   log_info(fmt::format("reference: {}, with log-likelihoods of {} pairs, computed in {:.1f} s",
                        config_.lora.rank > 0 ? "the initial weights without the adapters" : "the initial weights",

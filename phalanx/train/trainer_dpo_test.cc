@@ -124,6 +124,8 @@ TEST_F(TrainerDpoTest, LossGradientAndRewardsAreThoseOfPlainTorch) {
   EXPECT_LT(plain.losses[3], plain.losses[0] - 1e-3);  // so there is something to compare
   expect_as_plain("sigmoid", plain);
 
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(path("sigmoid/run.json")))["loss_unit"], "nats per pair");
+
   train(tune("smooth", with({"--dpo.label_smoothing=0.2"})), 1);
   expect_as_plain("smooth", plain_steps(4, 0.5, [](const at::Tensor& margin) {
                     return -0.8 * at::log_sigmoid(margin) - 0.2 * at::log_sigmoid(-margin);
@@ -146,6 +148,7 @@ TEST_F(TrainerDpoTest, EveryLayoutTrainsAsOneRankDoes) {
       {.name = "accumulated", .keys = {"--training.local_batch_size=1"}},
       {.name = "recomputed", .keys = {"--activation_checkpoint.mode=full"}},
       {.name = "zero1", .ranks = 2, .keys = sharded(1)},
+      {.name = "zero2", .ranks = 2, .keys = sharded(2)},
       {.name = "zero3", .ranks = 2, .keys = sharded(3)},
       {.name = "zero3_accumulated",
        .ranks = 2,
@@ -173,6 +176,30 @@ TEST_F(TrainerDpoTest, EveryLayoutTrainsAsOneRankDoes) {
     }
     expect_same_accuracies(values_of(layout.name, "rewards/accuracies"), values_of("one", "rewards/accuracies"));
     EXPECT_EQ(values_of(layout.name, "tokens"), values_of("one", "tokens"));
+  }
+}
+
+// The reference of a token must not depend on which tokens its rank computes beside it.
+TEST_F(TrainerDpoTest, MixturesOfExpertsTrainAsOnOneRank) {
+  const std::vector<std::string> keys = {"--model.name=mixtral", "--training.steps=4"};
+  train(tune_in({.name = "one"}, "one", keys), 1);
+  const std::vector<Layout> layouts = {
+      {.name = "ddp2", .ranks = 2},
+      {.name = "accumulated", .keys = {"--training.local_batch_size=1"}},
+      {.name = "zero3", .ranks = 2, .keys = sharded(3)},
+      {.name = "ep2",
+       .ranks = 2,
+       .keys = {"--parallelism.data_parallel_shard_degree=2", "--parallelism.expert_parallel_degree=2"}},
+      {.name = "tp2", .ranks = 2, .tp = 2},
+      {.name = "pp2", .ranks = 2, .pp = 2},
+      {.name = "cp2", .ranks = 2, .cp = 2}};
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(layout.name);
+    train(tune_in(layout, layout.name, keys), layout.ranks);
+    expect_same_losses(losses(layout.name), losses("one"));
+    for (const char* key : {"grad_norm", "rewards/chosen", "rewards/rejected"}) {
+      expect_near(values_of(layout.name, key), values_of("one", key), 2e-4, key);
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/base/human.h"
 #include "phalanx/data/corpus/token_statistics.h"
 #include "phalanx/data/data_loader.h"
@@ -88,8 +89,10 @@ TrainingData open_training_data(const config::TrainConfig& config, const config:
   }
   result.dataloader = std::move(files.train);
   if (!config.dpo.preferences.empty()) {
-    result.dataloader->each_file(
-        [&](const std::string&, const data::DataLoader& loader) { result.reference = make_reference_table(loader); });
+    result.dataloader->each_file([&](const std::string&, const data::DataLoader& loader) {
+      PHALANX_ASSERT(!result.reference.defined(), "preferences are one file");
+      result.reference = make_reference_table(loader);
+    });
   }
   result.identity = result.dataloader->describe();
   result.tokenizer = std::move(files.tokenizer.identity);

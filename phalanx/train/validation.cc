@@ -58,6 +58,8 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
         // This rank has no samples left, but other ranks still need its part of the model.
         if (!model.is_model_sharded()) continue;
         const TokenBatch batch = load(set, 0, 1);
+        // In the types of a pass that counts: the ranks gather the parts of one model.
+        const AutocastGuard autocast(options_.device.type(), options_.autocast);
         const auto run = [&] { model.loss_sum(batch); };
         if (preferences == nullptr) {
           run();

@@ -3,7 +3,6 @@
 #include <ATen/ops/full_like.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -12,33 +11,31 @@
 namespace phalanx::verify {
 namespace {
 
-constexpr std::size_t kProbes = 4;
+constexpr std::size_t kProbes = 4;  // an even number
 constexpr double kExpertsTolerance = 1e-5, kNarrowExpertsTolerance = 1e-2;
 
 struct Place {
   std::int64_t row, changed, compared;
 };
 
-/// Neighbours in one row, both ways; padding, which has no labels, is no neighbour.
+/// Neighbours in one row, both ways: the last token of a document and the first of the next one, whether they have labels
+/// or not. Padding, a document without any label, is no neighbour.
 std::vector<Place> places_of(const train::TokenBatch& batch) {
   std::vector<Place> places;
   if (!batch.documents) return places;
-  const at::Tensor labels = batch.labels.cpu();
-  const std::int64_t seq = labels.size(1);
-  const auto has_label = [&](std::int64_t row, std::int64_t place) {
-    return labels[row][place].item<std::int64_t>() != kIgnoredLabel;
-  };
-  for (std::int64_t row = 0; row < labels.size(0) && places.size() < kProbes; ++row) {
+  const at::Tensor has_label = batch.labels.cpu().ne(kIgnoredLabel);
+  const std::int64_t seq = has_label.size(1);
+  for (std::int64_t row = 0; row < has_label.size(0) && places.size() < kProbes; ++row) {
     const auto ends = batch.documents->of_row(row);
+    const auto is_text = [&](std::size_t document) {
+      const std::int64_t begin = ends[document] - row * seq, count = ends[document + 1] - ends[document];
+      return has_label[row].narrow(0, begin, count).any().item<bool>();
+    };
     for (std::size_t i = 1; i + 1 < ends.size() && places.size() < kProbes; ++i) {
+      if (!is_text(i - 1) || !is_text(i)) continue;
       const std::int64_t begin = ends[i] - row * seq;  // of the later one
-      if (!has_label(row, begin)) continue;
       places.push_back({.row = row, .changed = begin - 1, .compared = begin});
-      // Its last token may have no label.
-      const std::int64_t last = has_label(row, begin - 1) ? begin - 1 : std::max<std::int64_t>(begin - 2, 0);
-      if (places.size() < kProbes && has_label(row, last) && last >= ends[i - 1] - row * seq) {
-        places.push_back({.row = row, .changed = begin, .compared = last});
-      }
+      places.push_back({.row = row, .changed = begin, .compared = begin - 1});
     }
   }
   return places;
@@ -83,7 +80,7 @@ DocumentProbe probe_documents(LayoutSide& side) {
     if (i < places.size()) {
       const auto [row, changed, compared] = places[i];
       probed.labels = at::full_like(batch.labels, kIgnoredLabel);
-      probed.labels[row][compared].copy_(batch.labels[row][compared]);
+      probed.labels[row][compared].copy_(batch.inputs[row][compared]);  // any label would do
     }
     const double before = loss_of(side, probed);
     if (i < places.size()) {

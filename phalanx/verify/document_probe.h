@@ -4,7 +4,7 @@
 //   const DocumentProbe probe = probe_documents(side);
 //   if (probe.leak) log::error(probe.leak->text());
 //
-// A pass of a layout gives no logits, but the loss of any chosen token, if all other labels are left out. It is that of a
+// A pass of a layout gives no logits, but the loss of any chosen token, if it alone has a label. It is that of a
 // forward and backward pass as a training step makes it, with its micro-batches. The gradients are dropped.
 #pragma once
 

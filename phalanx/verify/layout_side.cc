@@ -151,7 +151,10 @@ LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double
   cast_ = cast;
   Rounding result;
   if (routing_) {
-    for (const auto& [layer, difference] : routing_->differences()) result.routers[layer] = difference.relative();
+    for (const auto& [layer, difference] : routing_->differences()) {
+      // A value that is not finite says nothing about rounding.
+      result.routers[layer] = std::isfinite(difference.relative()) ? difference.relative() : 0;
+    }
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor& grad = parameters[i].tensor.mutable_grad();
@@ -162,7 +165,6 @@ LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double
       off = (rounded[i].to(at::kDouble) - exact).norm().item<double>();
     }
     grad = rounded[i];
-    // A value that is not finite says nothing about rounding.
     const bool is_measured = norm > 0 && std::isfinite(norm) && std::isfinite(off);
     result.gradients.push_back(is_measured ? off / norm : 0);
   }

@@ -36,6 +36,7 @@ TEST_F(PreferenceLayouts, AreVerified) {
     const LayoutCheck found = check(layout);
     EXPECT_EQ(found.finding ? found.finding->text() : "", "");
     EXPECT_EQ(found.steps.size(), 2U);
+    EXPECT_GT(found.documents_compared.value_or(0), 0);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "phalanx/models/expert_bias.h"
+#include "phalanx/verify/tensor_difference.h"
 
 namespace phalanx::verify {
 namespace {
@@ -17,7 +18,7 @@ constexpr const char* kChoosesOthers =
     "another";
 constexpr const char* kOtherLogits = "the gradients are right: look at what the router computes in the forward pass";
 
-LayoutFinding finding_of(const json& one, int rank, const LayoutSide& layout, double tolerance) {
+LayoutFinding finding_of(const json& one, double relative, int rank, const LayoutSide& layout, double tolerance) {
   const auto layer = one["layer"].get<std::int64_t>();
   const std::string gate = fmt::format("layers.{}.moe.gate.weight", layer);
   const auto wrong = one["wrong"].get<double>();
@@ -25,7 +26,7 @@ LayoutFinding finding_of(const json& one, int rank, const LayoutSide& layout, do
     return {.what = "router logits",
             .parameter = gate,
             .rank = rank,
-            .difference = {.relative = one["relative"]},
+            .difference = {.relative = relative},
             .tolerance = tolerance,
             .cause = kOtherLogits};
   }
@@ -46,7 +47,7 @@ RoutingCheck compare_routing(const LayoutSide& layout, Communicator& world,
   json mine = json::array();
   for (const auto& [layer, difference] : layout.routing()->differences()) {
     mine.push_back({{"layer", layer},
-                    {"relative", difference.relative()},
+                    {"difference", to_text(TensorDifference{.relative = difference.relative()})},
                     {"tokens", difference.tokens},
                     {"wrong", difference.wrong},
                     {"elsewhere", difference.elsewhere},
@@ -63,10 +64,11 @@ RoutingCheck compare_routing(const LayoutSide& layout, Communicator& world,
         result.elsewhere += one["elsewhere"].get<std::int64_t>();
       }
       const double allowed = tolerance(layer);
-      const bool is_wrong = one["wrong"].get<std::int64_t>() > 0 || !(one["relative"].get<double>() <= allowed);
+      const double relative = difference_from_text(one["difference"].get<std::string>()).relative;
+      const bool is_wrong = one["wrong"].get<std::int64_t>() > 0 || !(relative <= allowed);
       if (!is_wrong || (first >= 0 && layer >= first)) continue;
       first = layer;
-      result.finding = finding_of(one, rank, layout, allowed);
+      result.finding = finding_of(one, relative, rank, layout, allowed);
     }
     ++rank;
   }

@@ -149,7 +149,7 @@ at::Tensor RoutingReplay::replayed(Layer& layer, const nn::RouterChoice& choice)
   layer.next_row += rows;
 
   const at::Tensor is_token = experts.ge(0).all(-1);
-  const at::Tensor used = at::where(is_token.unsqueeze(-1), experts, choice.experts);
+  at::Tensor used = at::where(is_token.unsqueeze(-1), experts, choice.experts);
   const nn::RoutingOptions routing = layer.mixtures.front()->options().routing();
   const at::Tensor from_expected = nn::chosen_experts(nn::routing_scores(expected, routing.form), choice.bias, routing);
   const at::Tensor off = (choice.logits.to(at::kFloat) - expected).masked_fill(is_token.logical_not().unsqueeze(-1), 0);

@@ -19,6 +19,7 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/adamw.h"
+#include "phalanx/optim/lion.h"
 #include "phalanx/optim/loss_scaler.h"
 #include "phalanx/optim/muon.h"
 #include "phalanx/optim/sgd.h"
@@ -37,6 +38,7 @@ class SkippedSteps : public SimTest {
   static std::vector<Make> optimizers() {
     return {[](auto parameters) { return std::make_unique<AdamW>(std::move(parameters)); },
             [](auto parameters) { return std::make_unique<Sgd>(std::move(parameters), SgdOptions{.momentum = 0.9}); },
+            [](auto parameters) { return std::make_unique<Lion>(std::move(parameters)); },
             [](auto parameters) { return std::make_unique<Adadelta>(std::move(parameters)); },
             [](auto parameters) { return std::make_unique<Muon>(std::move(parameters)); }};
   }
