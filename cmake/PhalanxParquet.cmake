@@ -1,10 +1,10 @@
-# Parquet files, by Arrow C++. Sets PHALANX_PARQUET (whether it is there), PHALANX_PARQUET_LIBRARIES and
+# Parquet and Arrow files, by Arrow C++. Sets PHALANX_PARQUET (whether it is there), PHALANX_PARQUET_LIBRARIES and
 # PHALANX_PARQUET_INCLUDE.
 #
 # Looked for: where PHALANX_PYARROW says (the folder of the pyarrow wheel, which carries headers and libraries), then
 # where CMake finds the package Parquet (libarrow-dev and libparquet-dev).
 
-set(PHALANX_PYARROW "" CACHE PATH "folder of an installed pyarrow wheel, whose Arrow C++ reads Parquet")
+set(PHALANX_PYARROW "" CACHE PATH "folder of an installed pyarrow wheel, whose Arrow C++ reads Parquet and Arrow files")
 set(PHALANX_PARQUET OFF)
 set(PHALANX_PARQUET_INCLUDE)
 set(PHALANX_PARQUET_LIBRARIES)

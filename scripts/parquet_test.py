@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Parquet files as pyarrow writes them, against the same texts as JSON lines: `phalanx tokenize` must give the same ids.
+"""Parquet and Arrow files as pyarrow writes them, against the same texts as JSON lines: `phalanx tokenize` must give the
+same ids.
 
     python scripts/parquet_test.py --build build/parquet [--cache build/parquet/python]
 
@@ -135,7 +136,59 @@ def run(phalanx, folder):
     damaged[200:5000] = bytes(4800)
     cut.write_bytes(damaged)
     cases.refused("a damaged file", cut, ["cut.parquet"])
+    run_arrow(cases, folder)
     return cases.failures
+
+
+def write_arrow(path, table, rows_a_batch=1000, writer=None, **options):
+    import pyarrow as pa
+    with pa.OSFile(str(path), "wb") as file, (writer or pa.ipc.new_stream)(file, table.schema, **options) as out:
+        out.write_table(table, max_chunksize=rows_a_batch)
+    return path
+
+
+def run_arrow(cases, folder):
+    """Files of Arrow's own format, and the folders of them that save_to_disk() of the datasets package writes."""
+    import pyarrow as pa
+    rows = cases.rows
+
+    def same(name, column, **how):
+        cases.same("Arrow: " + name, write_arrow(folder / "same.arrow", pa.table({"text": column}), **how), rows)
+
+    same("a stream", pa.array(rows, pa.string()))
+    same("a file", pa.array(rows, pa.string()), writer=pa.ipc.new_file)
+    same("batches of 7 rows", pa.array(rows, pa.string()), rows_a_batch=7)
+    same("large strings", pa.array(rows, pa.large_string()))
+    same("a categorical column", pa.array(rows, pa.string()).dictionary_encode())
+    for codec in ("lz4", "zstd"):
+        same(f"compressed by {codec}", pa.array(rows, pa.string()), options=pa.ipc.IpcWriteOptions(compression=codec))
+    beside = pa.table({"id": pa.array(range(len(rows))), "meta": pa.array([{"a": 1, "b": [1, 2]}] * len(rows)),
+                       "body": pa.array(rows, pa.string())})
+    cases.same("Arrow: another column by --field", write_arrow(folder / "field.arrow", beside), rows, "--field", "body")
+
+    data = folder / "saved"
+    data.mkdir(exist_ok=True)
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    write_arrow(data / names[0], pa.table({"text": rows[:2000]}))
+    write_arrow(data / names[1], pa.table({"text": rows[2000:]}))
+    (data / "dataset_info.json").write_text("{}")
+    (data / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names], "_split": "train"}))
+    cases.same("a saved data set", data, rows)
+    (data / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in reversed(names)]}))
+    cases.same("a saved data set, in its own order", data, rows[2000:] + rows[:2000])
+
+    cases.refused("Arrow: no such column", folder / "field.arrow", ["\"text\"", "id, meta, body", "--field"])
+    cases.refused("Arrow: a column of numbers", write_arrow(folder / "numbers.arrow", pa.table({"text": [1, 2]})),
+                  ["expected strings", "int64"])
+    whole = write_arrow(folder / "whole.arrow", pa.table({"text": rows})).read_bytes()
+    cut = folder / "cut.arrow"
+    for name, size in (("without its end mark", len(whole) - 8), ("half a stream", len(whole) // 2)):
+        cut.write_bytes(whole[:size])
+        cases.refused(f"Arrow: {name}", cut, ["cut.arrow", "ends too soon"])
+    damaged = bytearray(whole)
+    damaged[2000:6000] = b"\xff" * 4000
+    cut.write_bytes(damaged)
+    cases.refused("Arrow: a damaged stream", cut, ["cut.arrow"])
 
 
 def main():

@@ -41,8 +41,8 @@ const std::string_view kTokenizeHelp =
 
 Trains a byte-level BPE tokenizer on texts, turns texts into token files for training, or both at once.
 INPUT is a file, a directory (all files below it but hidden ones), a quoted shell pattern, or - for standard input.
-A file of text (.txt, .md, sources) is one document; JSON lines (.jsonl, .ndjson) and Parquet hold one a record. All may
-be compressed by gzip or zstd. Binary files in directories are skipped. Every document is ended by the tokenizer's
+A file of text (.txt, .md, sources) is one document; JSON lines (.jsonl, .ndjson), Parquet and Arrow hold one a record.
+All may be compressed by gzip or zstd. Binary files in directories are skipped. Every document is ended by the tokenizer's
 end-of-text token.
 
   --tokenizer FILE           Hugging Face tokenizer.json: written with --vocab-size, else read (or a directory with one)

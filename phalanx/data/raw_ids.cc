@@ -99,15 +99,11 @@ std::string what_to_do(FileKind kind, std::string_view head, const std::string& 
                          tokenize, path);
     case FileKind::text:
     case FileKind::parquet:
+    case FileKind::arrow_file:
+    case FileKind::arrow_stream:
       return fmt::format("{}: {}", name_of(kind), tokenize);
     case FileKind::wide_text:
       return fmt::format("{}: convert it with `iconv -t UTF-8`, then {}", name_of(kind), tokenize);
-    case FileKind::arrow_file:
-    case FileKind::arrow_stream:
-      return fmt::format(
-          "{}: export its text by\n    python3 -c \"import datasets; datasets.Dataset.from_file('{}')"
-          ".to_json('data.jsonl')\"\n  and run `phalanx tokenize data.jsonl`",
-          name_of(kind), path);
     case FileKind::xz:
     case FileKind::bzip2:
     case FileKind::lz4:

@@ -25,6 +25,8 @@
 #include "phalanx/base/mapped_file.h"
 #include "phalanx/base/parse_text.h"
 #include "phalanx/base/utf8.h"
+#include "phalanx/data/corpus/column_texts.h"
+#include "phalanx/data/corpus/dataset_folder.h"
 #include "phalanx/data/corpus/encode_all.h"
 #include "phalanx/data/corpus/record_signs.h"
 #include "phalanx/data/corpus/token_statistics.h"
@@ -90,7 +92,7 @@ class CorpusLister {
     }
     if (error) throw DataError(fmt::format("{}: cannot list the directory: {}", directory.string(), error.message()));
     std::sort(entries.begin(), entries.end());
-    refuse_dataset(directory);
+    if (add_dataset(directory)) return;
     for (const fs::path& entry : entries) {
       if (entry.filename().string().starts_with('.') || excluded(entry)) continue;
       const auto status = fs::symlink_status(entry, error);
@@ -109,26 +111,19 @@ class CorpusLister {
                                [&](const std::string& wanted) { return lower_case(wanted) == extension; });
   }
 
-  /// Refuses a folder that the datasets package saved: neither its Arrow files nor anything else in it is text.
-  static void refuse_dataset(const fs::path& directory) {
-    std::error_code error;
-    const bool several = fs::exists(directory / "dataset_dict.json", error);
-    if (!several && !fs::exists(directory / "state.json", error) && !has_arrow_file(directory)) return;
-    throw DataError(
-        fmt::format("{0} is a folder of the datasets package, in Arrow files, which are not read here: write its text "
-                    "as JSON lines "
-                    "by\n    python3 -c \"import datasets; datasets.load_from_disk('{0}'){1}.to_json('data.jsonl')\"\n"
-                    "  and tokenize data.jsonl",
-                    directory.string(), several ? "['train']" : ""));
-  }
-
-  static bool has_arrow_file(const fs::path& directory) {
-    std::error_code error;
-    if (!fs::exists(directory / "dataset_info.json", error)) return false;
-    for (const auto& entry : fs::directory_iterator(directory, error)) {
-      if (entry.path().extension() == ".arrow") return true;
+  /// Whether it is a folder of the datasets package, whose files are added then.
+  bool add_dataset(const fs::path& directory) {
+    const auto files = dataset_files(directory);
+    if (!files) return false;
+    if (!reads_columns()) {
+      throw DataError(fmt::format(
+          "{0} is a folder of the datasets package, in Arrow files, and Phalanx was built without Arrow C++ (docs/"
+          "prepare_data.md says how to build with it): or write its text as JSON lines by\n    python3 -c \"import "
+          "datasets; datasets.load_from_disk('{0}').to_json('data.jsonl')\"\n  and tokenize data.jsonl",
+          directory.string()));
     }
-    return false;
+    for (const fs::path& file : *files) add_file(file, /*is_named=*/true);
+    return true;
   }
 
   void add_file(const fs::path& path, bool is_named) {
@@ -165,12 +160,6 @@ class CorpusLister {
     }
     const bool is_packed = document.compression != Compression::none;
     if (kind == FileKind::lfs_pointer) throw DataError(fmt::format("{}: {}", shown(path), kLfsHint));
-    if (kind == FileKind::arrow_file || kind == FileKind::arrow_stream) {
-      throw DataError(fmt::format(
-          "{0} is an Arrow file, which is not read here: write its text as JSON lines by\n    python3 -c \"import "
-          "datasets; datasets.Dataset.from_file('{0}').to_json('data.jsonl')\"\n  and tokenize data.jsonl",
-          path.string()));
-    }
     const bool is_text =
         kind == FileKind::text || (kind == FileKind::unknown && head.find('\0') == std::string_view::npos);
     if (kind == FileKind::unknown && is_named) {
@@ -178,8 +167,11 @@ class CorpusLister {
     }
     if (kind == FileKind::parquet && !is_packed) {
       document.format = TextFormat::parquet;
-    } else if (path.extension() == ".parquet") {
-      throw DataError(fmt::format("{} is no Parquet file, whatever its name says: it is {}", shown(path),
+    } else if ((kind == FileKind::arrow_file || kind == FileKind::arrow_stream) && !is_packed) {
+      document.format = TextFormat::arrow;
+    } else if (path.extension() == ".parquet" || path.extension() == ".arrow") {
+      throw DataError(fmt::format("{} is no {} file, whatever its name says: it is {}", shown(path),
+                                  path.extension() == ".arrow" ? "Arrow" : "Parquet",
                                   kind == FileKind::unknown ? "of no known kind" : name_of(kind)));
     } else if (is_text) {
       document.format = format_of(path, head, document.compression);
@@ -188,7 +180,8 @@ class CorpusLister {
       }
     } else if (is_named) {
       throw DataError(fmt::format(
-          "{} is {}{}: expected UTF-8 text, JSON lines or a Parquet file, plain or compressed by gzip or zstd{}",
+          "{} is {}{}: expected UTF-8 text, JSON lines, a Parquet or an Arrow file, plain or compressed by gzip or "
+          "zstd{}",
           shown(path), kind == FileKind::unknown ? "binary" : name_of(kind), is_packed ? " when unpacked" : "",
           kind == FileKind::wide_text ? "; convert it with `iconv -t UTF-8`" : ""));
     } else {

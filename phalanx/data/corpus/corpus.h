@@ -37,7 +37,8 @@ struct CorpusListing {
 /// `inputs` are files, directories (all files below, except hidden ones and linked directories) and shell patterns
 /// such as src/*.cc. The content decides what a file holds; for records the name decides too (.jsonl, .ndjson).
 /// Throws DataError for an input that does not exist or matches nothing, for a named file that is not text, for records
-/// that would be taken for text, for a folder of the datasets package, and if no text is left.
+/// that would be taken for text, for a folder of the datasets package that is not the rows of one split
+/// (dataset_folder.h), and if no text is left.
 CorpusListing list_corpus(const std::vector<std::string>& inputs, const CorpusOptions& options = {});
 
 /// Leaves out texts that are, byte for byte, that of an earlier document or record: a file of text leaves the list, of a

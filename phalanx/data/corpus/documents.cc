@@ -13,7 +13,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_text.h"
 #include "phalanx/base/mapped_file.h"
-#include "phalanx/data/corpus/parquet_texts.h"
+#include "phalanx/data/corpus/column_texts.h"
 
 namespace phalanx::data {
 namespace {
@@ -168,7 +168,8 @@ TextCount whole_text(const Document& source, const std::function<void(std::strin
 TextCount each_row(const Document& source, const FromRecord& from, const UseRecord& use, const Advance& bytes_done) {
   RecordTaker records(source, use);
   std::int64_t number = 0;
-  each_parquet_text(source.path, source.field, [&](std::optional<std::string_view> text) {
+  const auto each = source.format == TextFormat::arrow ? each_arrow_text : each_parquet_text;
+  each(source.path, source.field, [&](std::optional<std::string_view> text) {
     if (from.passes_over(number++)) return;
     if (text) {
       records.take(number - 1, *text);
@@ -188,7 +189,7 @@ TextCount each_record_from(const Document& source, const FromRecord& from, const
   TextCount count;
   if (source.format == TextFormat::json_lines) {
     count = each_json_line(source, from, use, bytes_done);
-  } else if (source.format == TextFormat::parquet) {
+  } else if (source.format == TextFormat::parquet || source.format == TextFormat::arrow) {
     count = each_row(source, from, use, bytes_done);
   } else if (from.first == 0) {
     count = whole_text(

@@ -29,7 +29,7 @@ struct FileState {
 /// Throws FileError for a file that is not there.
 FileState state_of(const std::string& path);
 
-enum class TextFormat : std::uint8_t { text, json_lines, parquet };
+enum class TextFormat : std::uint8_t { text, json_lines, parquet, arrow };
 
 /// Bytes [begin, end) of a text file, or a file of records. The range is the whole file, unless a single text file was
 /// cut for validation.

@@ -13,8 +13,9 @@
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/data/corpus/column_texts.h"
 #include "phalanx/data/corpus/corpus.h"
-#include "phalanx/data/corpus/parquet_texts.h"
+#include "phalanx/data/corpus/dataset_folder.h"
 #include "phalanx/data/token_file.h"
 
 namespace phalanx::data {
@@ -25,6 +26,9 @@ using std::string_literals::operator""s;
 const std::string kRecords =
     "{\"text\": \"first\\nof two lines\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"caf\\u00e9\"}\r\n"
     "{\"text\": null}\n{\"text\": \"\"}\n{\"text\": \"last\"}";
+
+/// The beginning of a stream, and nothing of its schema.
+const std::string kArrowStream = "\xff\xff\xff\xff\x78\0\0\0\x10\0\0\0"s + std::string(200, '\1');
 
 /// One frame that holds the text as it is.
 std::string zstd_frame(const std::string& text) {
@@ -121,13 +125,6 @@ TEST_F(DocumentsTest, RecordsChatsAndDataSetsAreNeverTakenForText) {
     EXPECT_THAT(refused({write("chat.jsonl", "{\""s + key + "\": [{\"role\": \"user\", \"content\": \"x\"}]}\n")}),
                 AllOf(HasSubstr("line 1: conversations"), HasSubstr("tokenize --chat")));
   }
-  for (const char* name : {"state.json", "dataset_dict.json", "dataset_info.json"}) {
-    const std::string folder = "set-"s + name;
-    write(folder + "/" + name, "{}");
-    write(folder + "/data-00000-of-00001.arrow", "\xff\xff\xff\xff\x78\0\0\0\x10\0\0\0"s + std::string(200, '\1'));
-    EXPECT_THAT(refused({path(folder)}), AllOf(HasSubstr("datasets package"), HasSubstr("to_json"))) << name;
-  }
-  EXPECT_THAT(refused({path("set-state.json/data-00000-of-00001.arrow")}), HasSubstr("is an Arrow file"));
   EXPECT_THAT(refused({write("e.json", "{\n  \"messages\": [{\"role\": \"user\", \"content\": \"x\"}]\n}\n")}),
               AllOf(HasSubstr("e.json looks like one record in JSON"), HasSubstr("jq -c .")));
   EXPECT_THAT(refused({write("state.json", "{\n  \"_data_files\": [{\"filename\": \"data-0.arrow\"}]\n}\n")}),
@@ -229,8 +226,51 @@ TEST_F(DocumentsTest, NamedFilesThatAreNoTextAreErrors) {
 TEST_F(DocumentsTest, ParquetIsReadOrItIsSaidWhatToInstall) {
   const std::string file = write("a.parquet", "PAR1" + std::string(200, '\1') + "PAR1");
   EXPECT_THAT(refused({file}), AllOf(HasSubstr("a.parquet"), HasSubstr("Parquet")));
-  if (reads_parquet()) return;
+  if (reads_columns()) return;
   EXPECT_THAT(refused({file}), AllOf(HasSubstr("libparquet-dev"), HasSubstr("to_json")));
+}
+
+// scripts/parquet_test.py reads files that the packages wrote.
+TEST_F(DocumentsTest, ArrowIsReadOrItIsSaidWhatToInstall) {
+  const std::string file = write("a.arrow", kArrowStream);
+  EXPECT_THAT(refused({file}), AllOf(HasSubstr("a.arrow"), HasSubstr("Arrow")));
+  EXPECT_THAT(refused({write("feather", "ARROW1\0\0"s + std::string(200, '\1'))}), HasSubstr("Arrow"));
+  EXPECT_THAT(refused({write("b.arrow", "Once upon a time there was a text\n")}),
+              HasSubstr("b.arrow is no Arrow file, whatever its name says: it is text"));
+  write("set/data-00000-of-00001.arrow", kArrowStream);
+  write("set/state.json", R"({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]})");
+  EXPECT_THAT(refused({path("set")}), HasSubstr("Arrow"));
+  if (reads_columns()) return;
+  EXPECT_THAT(refused({file}), AllOf(HasSubstr("libparquet-dev"), HasSubstr("from_file"), HasSubstr("to_json")));
+  EXPECT_THAT(refused({path("set")}),
+              AllOf(HasSubstr("a folder of the datasets package"), HasSubstr("load_from_disk")));
+}
+
+TEST_F(DocumentsTest, FoldersOfTheDatasetsPackageAreTheirFiles) {
+  const std::string folder = path("set");
+  const auto files = [&] { return dataset_files(folder); };
+  const auto refusal = [&] { return error_text<DataError>(files); };
+  write("set/b.arrow", kArrowStream), write("set/a.arrow", kArrowStream), write("set/c.arrow", kArrowStream);
+  EXPECT_FALSE(files());  // Arrow files of anybody's
+  write("set/dataset_info.json", "{}");
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("is a cache of the datasets package"), HasSubstr("*-train*.arrow")));
+  write("set/state.json", "{}");
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("state.json: expected \"_data_files\""), HasSubstr("save it again")));
+  write("set/state.json",
+        R"({"_data_files": [{"filename": "b.arrow"}, {"filename": "a.arrow"}], "_indices_files": []})");
+  EXPECT_EQ(files(), (std::vector<std::filesystem::path>{folder + "/b.arrow", folder + "/a.arrow"}));
+  for (const char* key : {"_indices_files", "_indices_data_files"}) {
+    write("set/state.json", R"({"_data_files": [{"filename": "b.arrow"}], ")"s + key + R"(": [{"filename": "i"}]})");
+    EXPECT_THAT(refusal(), AllOf(HasSubstr(key), HasSubstr("flatten_indices()")));
+  }
+  write("set/state.json", R"({"_data_files": [{"filename": "gone.arrow"}]})");
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("lists gone.arrow"), HasSubstr("copy the whole folder")));
+  write("set/dataset_dict.json", R"({"splits": ["test", "train"]})");
+  EXPECT_THAT(refusal(),
+              AllOf(HasSubstr("the splits of a data set, test, train"), HasSubstr("such as " + folder + "/test")));
+  EXPECT_THAT(refused({folder}), HasSubstr("the splits of a data set"));
+  write("notes/state.json", "{\"volume\": 11, \"of\": \"a program that is no data set\"}\n");
+  EXPECT_FALSE(dataset_files(path("notes")));
 }
 
 TEST_F(DocumentsTest, RecordsAreSetAsideForValidation) {
