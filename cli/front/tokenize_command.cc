@@ -30,6 +30,7 @@
 #include "phalanx/base/progress.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/data/corpus/corpus.h"
+#include "phalanx/data/corpus/unfinished_tokens.h"
 #include "phalanx/data/token_sidecar.h"
 
 namespace phalanx::cli {
@@ -311,6 +312,10 @@ void check_outputs(const TokenizeArguments& arguments) {
   }
   if (const auto before = set_aside_before(arguments)) look(*before + ".bin");
   if (there.empty() || arguments.force) return;
+  // What a stopped command has set aside is set aside again when it goes on.
+  const bool is_of_stopped = std::ranges::all_of(
+      there, [&](const std::string& path) { return path.starts_with(arguments.output + "-validation."); });
+  if (is_of_stopped && data::has_unfinished_tokens(arguments.output)) return;
   throw DataError(fmt::format("{} exist{} already: give --force to replace {}, or choose another name",
                               fmt::join(there, ", "), there.size() == 1 ? "s" : "", there.size() == 1 ? "it" : "them"));
 }
@@ -440,6 +445,10 @@ std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::Bpe
                                                              .set_aside = set_aside,
                                                              .threads = arguments.threads});
   bar.finish();
+  if (summary.taken_over > 0) {
+    fmt::print("{}: {} documents were there from a command that was stopped\n", summary.path,
+               with_commas(summary.taken_over));
+  }
   if (summary.not_utf8 > 0) {
     log::warn(fmt::format(
         "{}: {} of {} texts are not UTF-8 throughout, such as {}: their bytes are taken as they are; "

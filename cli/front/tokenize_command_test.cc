@@ -157,6 +157,24 @@ TEST_F(TokenizeCommandTest, WhatIsThereIsReplacedByForceOnly) {
   EXPECT_THAT(error_, HasSubstr("t.json is the tokenizer too"));
 }
 
+TEST_F(TokenizeCommandTest, AStoppedCommandGoesOnBesideWhatItHasSetAside) {
+  ASSERT_EQ(run({path("*.txt"), "--vocab-size", "270", "--tokenizer", path("t.json"), "-q"}), 0) << error_;
+  const Arguments command = {path("*.txt"), "--tokenizer",           path("t.json"), "-o",
+                             path("ids"),   "--validation-fraction", "0.2",          "-q"};
+  ASSERT_EQ(run(command), 0) << error_;
+  const std::string ids = read_file(path("ids.bin")), aside = read_file(path("ids-validation.bin"));
+  for (const char* ending : {".bin", ".idx", ".json"}) std::filesystem::remove(path(std::string("ids") + ending));
+  EXPECT_EQ(run(command), 1);
+  EXPECT_THAT(error_, HasSubstr("ids-validation.bin, "));
+  // As if it was stopped after it had set text aside.
+  std::ofstream(path("ids.unfinished")) << "of somebody";
+  std::ofstream(path("ids.bin.tmp")) << "ids";
+  ASSERT_EQ(run(command), 0) << error_;
+  EXPECT_EQ(read_file(path("ids.bin")), ids);
+  EXPECT_EQ(read_file(path("ids-validation.bin")), aside);
+  for (const char* left : {"ids.unfinished", "ids.bin.tmp"}) EXPECT_FALSE(std::filesystem::exists(path(left))) << left;
+}
+
 TEST_F(TokenizeCommandTest, WhatWasSetAsideBeforeIsNotKeptBesideItsText) {
   const Arguments whole = {path("*.txt"),  "--vocab-size", "270",       "--tokenizer",
                            path("t.json"), "-o",           path("ids"), "-q"};

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/mapped_file.h"
 #include "phalanx/data/token_sidecar.h"
@@ -32,6 +33,8 @@ void put(std::string& out, T value) {
 
 }  // namespace
 
+TokenType stored_type(std::int64_t vocab_size) { return vocab_size <= 65500 ? TokenType::u16 : TokenType::i32; }
+
 TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptions options)
     : prefix_(prefix),
       tokenizer_(std::move(options.tokenizer)),
@@ -51,15 +54,24 @@ TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptio
                     beside));
   }
   if (is_foreign_mask(bin_path())) throw DataError(foreign_mask_text(bin_path()));
-  type_ = vocab_size_ <= 65500 ? TokenType::u16 : TokenType::i32;
+  type_ = stored_type(vocab_size_);
   buffer_.reserve(kBufferBytes);
-  bin_ = file_system_.create(bin_path() + ".tmp");
+  lengths_ = std::move(options.kept);
+  if (lengths_.empty()) {
+    bin_ = file_system_.create(bin_path() + ".tmp");
+    return;
+  }
+  PHALANX_ASSERT(!has_mask_, "a stopped writer has no mask");
+  for (const std::int32_t length : lengths_) size_ += length;
+  std::filesystem::resize_file(bin_path() + ".tmp", static_cast<std::uintmax_t>(size_ * bytes_of(type_)));
+  bin_ = file_system_.append(bin_path() + ".tmp");
 }
 
 TokenFileWriter::~TokenFileWriter() {
   if (!bin_) return;
   bin_.reset();
   mask_.reset();
+  if (stays_) return;
   for (const std::string& path :
        {bin_path() + ".tmp", idx_path() + ".tmp", sidecar_path(bin_path()) + ".tmp", mask_path(bin_path()) + ".tmp"}) {
     try {
@@ -116,6 +128,12 @@ void TokenFileWriter::add_document(std::span<const std::int32_t> ids, std::span<
   if (!mask_) mask_ = file_system_.create(mask_path(bin_path()) + ".tmp");
   mask_->write(std::as_bytes(is_trained));
   end_document();
+}
+
+void TokenFileWriter::keep_unfinished() {
+  flush();
+  bin_->sync();
+  stays_ = true;
 }
 
 void TokenFileWriter::end_document() {

@@ -3,7 +3,8 @@
 //
 // Ids are stored as uint16 if vocab_size is at most 65,500 (Megatron's own limit), else as int32. All three files are
 // written as PREFIX.bin.tmp and so on, and renamed by finish(), .bin first. A writer destroyed before finish() leaves
-// nothing behind, so a run that fails never leaves a partial file under a final name. A crash between the renames
+// nothing behind (or PREFIX.bin.tmp, see keep_unfinished()), so a run that fails never leaves a partial file under a final
+// name. A crash between the renames
 // leaves files that do not match, which TokenFile refuses. A PREFIX.json that no TokenFileWriter made is not replaced:
 // DataError.
 // With `has_mask` it also writes PREFIX.mask, which says of each token whether it is trained. Without, it removes one that
@@ -28,6 +29,9 @@
 
 namespace phalanx::data {
 
+/// The type in which ids of a vocabulary are stored.
+TokenType stored_type(std::int64_t vocab_size);
+
 struct TokenFileWriterOptions {
   std::int64_t vocab_size = 0;                    // required
   std::string tokenizer;                          // fingerprint of the one that made the ids; empty: unknown
@@ -35,6 +39,9 @@ struct TokenFileWriterOptions {
   std::optional<std::int64_t> document_end = {};  // the id that ends each document, or kNoDocumentEnd; unset: unknown
   std::string set_aside = {};                     // TokenSidecar::set_aside
   bool has_mask = false;                          // documents come with which of their tokens are trained
+  /// Tokens of each document that PREFIX.bin.tmp begins with, of a writer that was stopped: the new ones come behind them.
+  /// Whatever else is there is dropped. Empty: it begins anew. REQUIRES: no mask.
+  std::vector<std::int32_t> kept = {};
 };
 
 class TokenFileWriter {
@@ -55,11 +62,16 @@ class TokenFileWriter {
   /// `is_trained`: one value a token, 0 if it is not trained. REQUIRES: has_mask, and no other function appends.
   void add_document(std::span<const std::int32_t> ids, std::span<const std::uint8_t> is_trained);
 
+  /// Whatever was appended is on the disk when it returns, in PREFIX.bin.tmp, which stays there from now on even if this
+  /// writer is destroyed before finish().
+  void keep_unfinished();
+
   /// Ends the current document if it has tokens, writes the rest and moves the files into place.
   void finish();
 
   std::int64_t size() const { return size_; }
   std::int64_t document_count() const { return static_cast<std::int64_t>(lengths_.size()); }
+  const std::vector<std::int32_t>& lengths() const { return lengths_; }  // of the documents, in tokens
   TokenType type() const { return type_; }
   std::string bin_path() const { return prefix_ + ".bin"; }
   std::string idx_path() const { return prefix_ + ".idx"; }
@@ -82,7 +94,7 @@ class TokenFileWriter {
   std::vector<std::int32_t> lengths_;         // one entry for each document
   std::int64_t open_document_ = 0;
   std::int64_t size_ = 0;
-  bool finished_ = false;
+  bool finished_ = false, stays_ = false;
 };
 
 }  // namespace phalanx::data

@@ -188,7 +188,7 @@ TEST_F(RunMemoryTest, TheConfigurationBecomesAShape) {
   // The reference of preferences is computed before the first step.
   const auto beside_preferences = [&](const std::vector<std::string>& keys) {
     config::TrainConfig one = config("run", keys);
-    one.dpo.preferences = "pairs.jsonl";
+    one.dpo.preferences = {"pairs.jsonl"};
     return config::shape_without_layout(one).validation_batch;
   };
   EXPECT_EQ(beside_preferences({"--validation.no-enable"}), -1);

@@ -65,11 +65,15 @@ struct EncodingOptions {
   Advance bytes_done;
   std::string set_aside = {};  // the content_hash() of the part of this text that was set aside, if any
   std::int64_t threads = 1;    // the files are the same for every number
+  /// What is encoded is kept whenever that many tokens more are there, and the same call goes on from what a stopped one
+  /// has left. 0: never.
+  std::int64_t tokens_kept_at_once = std::int64_t{1} << 24;
 };
 
 struct EncodingSummary {
   std::string path;  // of the ids: PREFIX.bin
   std::int64_t documents = 0;
+  std::int64_t taken_over = 0;        // of them, from a call that was stopped
   std::int64_t empty = 0;             // records without text
   std::vector<std::int64_t> lengths;  // documents of 2^i to 2^(i+1) - 1 tokens, by i
   std::int64_t not_utf8 = 0;          // texts with bytes that are not UTF-8; the bytes are encoded as they are
@@ -82,8 +86,8 @@ struct EncodingSummary {
 };
 
 /// Encodes documents into PREFIX.bin and PREFIX.idx, with a PREFIX.json that names the tokenizer. Memory is bounded (some
-/// 8 MiB of text and its ids for each thread) if the split pattern is GPT-2's. Added tokens that occur in the text, for example in a page about <|endoftext|>, are
-/// encoded as ordinary text.
+/// 8 MiB of text and its ids for each thread) if the split pattern is GPT-2's. Added tokens that occur in the text, for
+/// example in a page about <|endoftext|>, are encoded as ordinary text. What a stopped call leaves: unfinished_tokens.h.
 EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeTokenizer& tokenizer,
                               const std::string& prefix, const EncodingOptions& options = {});
 
