@@ -99,6 +99,7 @@ struct TrainConfig {
     std::int64_t seq_len = 2048;
     std::vector<std::string> frozen;
     double moe_aux_loss_coeff = 0.0;
+    std::string moe_aux_loss_unit = "sequence";
     double moe_z_loss_coeff = 0.0;
     bool moe_router_enable_expert_bias = false;
     double moe_router_bias_update_rate = 1e-3;

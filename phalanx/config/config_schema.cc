@@ -241,6 +241,15 @@ const std::vector<Key>& known_keys() {
        "loss "
        "is without it. 0: none.",
        0, kAny},
+      {"training",
+       "moe_aux_loss_unit",
+       at<&C::training, &C::Training::moe_aux_loss_unit>,
+       "Whose tokens that loss counts together. sequence: those of a sequence, the same in every layout. micro_batch: "
+       "those of a micro-batch of a data rank. global_batch: those of all data ranks in one forward pass; under "
+       "accumulation and in a pipeline that is one micro-batch of each.",
+       -kAny,
+       kAny,
+       {"sequence", "micro_batch", "global_batch"}},
       {"training", "moe_z_loss_coeff", at<&C::training, &C::Training::moe_z_loss_coeff>,
        "Weight of a loss that keeps the routers' logits small: for every layer the mean of log(sum(exp(logits)))^2 "
        "over "

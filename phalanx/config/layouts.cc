@@ -190,9 +190,11 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
     part("tp", degrees.tp);
     if (!more.empty()) parts.push_back(more);
     try {
-      layouts.push_back(with_layout(config, fmt::format("{}", fmt::join(parts, ",")), ranks));
+      NamedLayout layout = with_layout(config, fmt::format("{}", fmt::join(parts, ",")), ranks);
+      require_equivalent_on_one_rank(layout.config, plan_run(layout.config, layout.ranks));
+      layouts.push_back(std::move(layout));
     } catch (const ConfigError&) {
-      // A layout that does not divide the model or the batch is left out.
+      // A layout that does not divide the model or the batch, or has nothing to be compared with, is left out.
     }
   };
   // Recomputation and 16 bits: every combination on one rank, and some with every mix of degrees of 1 and 2.

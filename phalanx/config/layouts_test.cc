@@ -151,5 +151,24 @@ TEST(Layouts, AllOfThemAreThoseThatDivide) {
   }
 }
 
+// What no single rank computes has nothing to be compared with.
+TEST(Layouts, AllOfThemHaveTheSameRunOnOneRank) {
+  TrainConfig config = small_config(8);
+  config.model.name = "mixtral";
+  config.model.flavor = "debug";
+  config.training.local_batch_size = 2;
+  config.training.moe_aux_loss_coeff = 0.01;
+  const auto names = [&] {
+    std::vector<std::string> all;
+    for (const NamedLayout& layout : all_layouts(config, 4)) all.push_back(layout.name);
+    return all;
+  };
+  EXPECT_THAT(names(), AllOf(Contains("dp_replicate=2"), Contains("dp_replicate=4"), Contains("pp=2,dp_replicate=2")));
+  config.training.moe_aux_loss_unit = "global_batch";
+  // Two ranks have two passes of two sequences each; four have one.
+  EXPECT_THAT(names(), AllOf(Not(Contains("dp_replicate=2")), Contains("dp_replicate=4"), Contains("pp=2"),
+                             Not(Contains("pp=2,dp_replicate=2"))));
+}
+
 }  // namespace
 }  // namespace phalanx::config

@@ -69,6 +69,9 @@ TEST(RunIdentity, EveryComparedKeyIsFoundWhenItChanges) {
       config.lora.rank = other.lora.rank = 0;
       config.training.moe_router_enable_expert_bias = other.training.moe_router_enable_expert_bias = true;
     }
+    if (key.name == "moe_aux_loss_unit") {  // of a loss with a weight
+      config.training.moe_aux_loss_coeff = other.training.moe_aux_loss_coeff = 0.01;
+    }
     const Slot slot = key.slot(other);
     if (auto* const* value = std::get_if<bool*>(&slot)) **value = !**value;
     if (auto* const* value = std::get_if<std::int64_t*>(&slot)) **value = **value <= 0 ? 16 : **value * 2;

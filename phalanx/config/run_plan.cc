@@ -111,15 +111,13 @@ void check_router_keys(const TrainConfig& config, const models::LlamaConfig& mod
     throw ConfigError(
         fmt::format("[training] {} is for the experts of a mixture, and the model has none: remove it", given[0]));
   }
+  if (weight == 0 && training.moe_aux_loss_unit != TrainConfig::Training().moe_aux_loss_unit) {
+    throw ConfigError(fmt::format(
+        "[training] moe_aux_loss_unit = \"{}\" is of a loss that has no weight: set moe_aux_loss_coeff, or remove it",
+        training.moe_aux_loss_unit));
+  }
   check_expert_bias(config, model);
   if (plan.cp == 1 || given.empty()) return;
-  if (weight != 0) {
-    throw ConfigError(
-        fmt::format("[training] moe_aux_loss_coeff = {} is a loss of whole sequences, and context_parallel_degree = {} "
-                    "cuts them: set "
-                    "the former to 0 or the latter to 1",
-                    weight, plan.cp));
-  }
   const ContextCut cut = plan.context_cut(0);
   if (cut.padded(training.seq_len) == training.seq_len) return;
   throw ConfigError(
@@ -146,6 +144,21 @@ void plan_pipeline(const TrainConfig& config, const models::LlamaConfig& model, 
 }
 
 }  // namespace
+
+bool counts_load_over_data_ranks(const TrainConfig& config) {
+  return config.training.moe_aux_loss_coeff != 0 && config.training.moe_aux_loss_unit == "global_batch";
+}
+
+void require_equivalent_on_one_rank(const TrainConfig& config, const RunPlan& plan) {
+  const std::int64_t data_ranks = plan.parallel.data_parallel_size();
+  const std::int64_t passes = plan.accumulation_steps * plan.micro_batches;
+  if (!counts_load_over_data_ranks(config) || data_ranks == 1 || passes == 1) return;
+  throw ConfigError(fmt::format(
+      "verify: [training] moe_aux_loss_unit = \"global_batch\" counts the tokens of {} data ranks together in each of "
+      "their {} forward passes of a step, and one rank never has the sequences of such a pass at once: expected one "
+      "pass, with local_batch_size = {} and no pipeline, or another unit",
+      data_ranks, passes, plan.global_batch_size / data_ranks));
+}
 
 std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t world_size,
                                     const std::set<std::string>& wrong_keys, ConfigProblems& problems) {

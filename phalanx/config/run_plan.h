@@ -41,6 +41,12 @@ RunPlan plan_run(const TrainConfig& config, std::int64_t world_size);
 std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t world_size,
                                     const std::set<std::string>& wrong_keys, ConfigProblems& problems);
 
+/// Whether the loss that evens out the load of experts counts the tokens of all data ranks together.
+bool counts_load_over_data_ranks(const TrainConfig& config);
+
+/// Throws ConfigError if no run on one rank computes the same, with whatever batches.
+void require_equivalent_on_one_rank(const TrainConfig& config, const RunPlan& plan);
+
 /// The options of the pipeline schedule of such a run.
 schedule::ScheduleOptions schedule_options(const TrainConfig& config, const RunPlan& plan);
 

@@ -73,6 +73,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"training", "seq_len", said},
       {"training", "frozen", refused, "the optimizer's state is that of the parameters that were trained"},
       {"training", "moe_aux_loss_coeff", said},
+      {"training", "moe_aux_loss_unit", said},
       {"training", "moe_z_loss_coeff", said},
       {"training", "moe_router_enable_expert_bias", refused, "tokens would go to other experts"},
       {"training", "moe_router_bias_update_rate", said},

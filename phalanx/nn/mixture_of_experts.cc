@@ -6,15 +6,12 @@
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/diff.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/logsumexp.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <fmt/format.h>
 
 #include <string>
 #include <utility>
@@ -39,55 +36,11 @@ std::vector<std::int64_t> on_host(const at::Tensor& counts) {
   return {first, first + here.numel()};
 }
 
-/// Returns the logits; their gradient grows by that of the z-loss.
-struct AddZLossGradient : torch::autograd::Function<AddZLossGradient> {
-  /// `weight`: of each token's loss, 0-dim.
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& weight) {
-    ctx->save_for_backward({logits});
-    ctx->saved_data["weight"] = weight;
-    return logits.view_as(logits);
-  }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
-                                               const torch::autograd::tensor_list& grads) {
-    const at::Tensor logits = ctx->get_saved_variables()[0].to(at::kFloat);  // [tokens, experts]
-    const at::Tensor z = at::logsumexp(logits, -1, /*keepdim=*/true);
-    const at::Tensor own = at::exp(logits - z) * (z * (2 * ctx->saved_data["weight"].toTensor()));
-    return {grads[0] + own.to(grads[0].scalar_type()), at::Tensor()};
-  }
-};
-
-/// Returns the scores; their gradient grows by that of the loss.
-struct AddBalancingGradient : torch::autograd::Function<AddBalancingGradient> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& scores,
-                            const at::Tensor& gradient) {
-    ctx->saved_data["gradient"] = gradient;
-    return scores.view_as(scores);
-  }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
-                                               const torch::autograd::tensor_list& grads) {
-    const at::Tensor own = ctx->saved_data["gradient"].toTensor();
-    const at::Tensor& of_result = grads[0];  // [sequences * T, experts]
-    const at::Tensor sum = of_result.view({own.size(0), -1, own.size(2)}) + own;
-    return {sum.view(of_result.sizes()), at::Tensor()};
-  }
-};
-
-/// [sequences, 1, experts]: what each token's shares of all experts get. `chosen`: [sequences * T, k].
-at::Tensor balancing_gradient(const at::Tensor& chosen, std::int64_t sequences, std::int64_t experts, double weight) {
-  const at::Tensor of_sequence = chosen.reshape({sequences, -1});  // [sequences, T k]
-  const auto choices = static_cast<double>(of_sequence.size(1));
-  const auto tokens = choices / static_cast<double>(chosen.size(1));
-  const at::TensorOptions options = chosen.options().dtype(at::kFloat);
-  const at::Tensor counts = at::zeros({sequences, experts}, options)
-                                .scatter_add_(1, of_sequence, at::ones({}, options).expand_as(of_sequence));
-  return (counts * (weight * static_cast<double>(experts) / choices / tokens)).unsqueeze(1);
-}
-
-/// The gradient of scores [sequences * T, experts] from that of their shares of all experts: [sequences, T, experts].
-at::Tensor gradient_of_scores(const at::Tensor& of_shares, const at::Tensor& scores) {
-  const at::Tensor s = scores.view({of_shares.size(0), -1, of_shares.size(2)});
-  const at::Tensor sum = s.sum(-1, /*keepdim=*/true) + 1e-20;  // sigmoids may all be 0
-  return (of_shares - (of_shares * s).sum(-1, /*keepdim=*/true) / sum) / sum;
+/// Throws unless x is [sequences, positions, dim].
+void require_sequences(const at::Tensor& x, const char* what) {
+  if (x.dim() == 3) return;
+  throw Error(fmt::format("MixtureOfExperts: {}: expected an input [sequences, tokens, dim], found {} dimensions", what,
+                          x.dim()));
 }
 
 }  // namespace
@@ -141,11 +94,7 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   at::Tensor logits = call(gate, rows);
   // A block that will be computed again records no gradients the first time.
   const bool is_trained = is_training() && at::GradMode::is_enabled();
-  if (losses_.z_weight != 0 && is_trained && logits.requires_grad()) {
-    const at::Tensor one = at::ones({}, logits.options().dtype(at::kFloat));
-    const at::Tensor scale = losses_.loss_scale.defined() ? losses_.loss_scale : one;
-    logits = AddZLossGradient::apply(logits, scale * losses_.z_weight);
-  }
+  if (losses_.z_weight != 0 && is_trained && logits.requires_grad()) logits = with_z_loss(logits, losses_);
   const RoutingOptions routing = options_.routing();
   at::Tensor scores = routing_scores(logits, routing.form);
   at::Tensor chosen = chosen_experts(scores, tensors_.bias, routing);  // [tokens, k]
@@ -153,11 +102,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
     chosen = choose_({.shape = x.sizes(), .logits = logits.detach(), .bias = tensors_.bias, .experts = chosen});
   }
   if (losses_.load_weight != 0 && is_trained && scores.requires_grad()) {
-    if (x.dim() != 3) throw Error("MixtureOfExperts: load balancing: expected an input [sequences, tokens, dim]");
-    at::Tensor gradient = balancing_gradient(chosen, x.size(0), options_.experts, losses_.load_weight);
-    if (routing.form != RouterForm::softmax) gradient = gradient_of_scores(gradient, scores.detach());
-    if (losses_.loss_scale.defined()) gradient = gradient * losses_.loss_scale;
-    scores = AddBalancingGradient::apply(scores, gradient);
+    require_sequences(x, "load balancing");
+    scores = with_load_loss(scores, chosen, x.size(0), routing.form, losses_);
   }
   const at::Tensor weights = routing_weights(scores, chosen, routing);
   // A token's copies, sorted by expert: within an expert in the order of tokens.

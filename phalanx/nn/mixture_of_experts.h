@@ -10,18 +10,10 @@
 // parameters get a gradient in every step and on every rank, zeros if no token came: DistributedDataParallel and
 // FullyShardedDataParallel wait for all gradients. In inference mode an expert without tokens is skipped.
 //
-// A loss that evens out the experts' load (Fedus et al., "Switch Transformers", 2021, equation 4) can be added. Of each
-// sequence of T tokens it is
-//
-//   experts * sum over e of f_e P_e     f_e: share of the T k choices that went to e;  P_e: mean of p_e over the tokens
-//
-// and 1 if the load is even. Its gradient reaches p in the backward pass; f_e has none. As each sequence counts by
-// itself, it does not depend on how sequences are divided into batches. Sigmoids count as their shares of all experts.
+// In training, losses of the router can be added (router_losses.h).
 //
 // A bias for each expert can even out the load, too (DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2). It is added to p
 // where the experts of a token are chosen, and nowhere else. It has no gradient: whoever sets it moves it.
-//
-// The z-loss of a token (Zoph et al., "ST-MoE", 2022, equation 5) is log(sum over e of exp(logit_e))^2.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +24,7 @@
 #include <vector>
 
 #include "phalanx/nn/feed_forward.h"
+#include "phalanx/nn/router_losses.h"
 #include "phalanx/nn/routing.h"
 
 namespace phalanx::nn {
@@ -77,13 +70,6 @@ class Experts : public Module {
   std::map<std::int64_t, std::shared_ptr<FeedForward>> nets_;  // by number
 };
 
-/// What is added to the loss that is trained, by its gradient alone.
-struct RouterLosses {
-  double load_weight = 0;  // of the sum over the sequences of the loss that evens out the load; 0: no such loss
-  double z_weight = 0;     // of the sum over the tokens of the z-loss; 0: no such loss
-  at::Tensor loss_scale;   // 0-dim: what other gradients are multiplied by; undefined: 1
-};
-
 /// Of the experts of one layer. Both are read or changed in each forward pass; undefined: there is none.
 struct ExpertTensors {
   at::Tensor bias;  // [experts] in fp32, added where experts are chosen
@@ -116,6 +102,7 @@ class MixtureOfExperts : public Positionwise {
   bool has_exchange() const noexcept { return static_cast<bool>(exchange_); }
   /// From now on forward passes that are trained add these losses. With load_weight the input is [sequences, T, dim].
   void set_losses(RouterLosses losses) { losses_ = std::move(losses); }
+  const RouterLosses& losses() const noexcept { return losses_; }
   void set_tensors(ExpertTensors tensors) { tensors_ = std::move(tensors); }
   /// Called in each pass; tokens go to the experts that it returns, in the shape of RouterChoice::experts.
   using Choose = std::function<at::Tensor(const RouterChoice& choice)>;

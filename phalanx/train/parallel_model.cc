@@ -55,6 +55,22 @@ std::shared_ptr<Communicator> context_group(const ParallelPlan& plan, const std:
                       static_cast<int>(plan.context_parallel_rank(rank)), "cp");
 }
 
+/// The ranks whose tokens are counted together for the loss that evens out the load of experts. Those of tensor
+/// parallelism have the same tokens, so they are no part of it.
+std::shared_ptr<Communicator> load_group(const config::TrainConfig& config, const ParallelPlan& plan,
+                                         const std::shared_ptr<Communicator>& world,
+                                         const std::shared_ptr<Communicator>& context) {
+  if (!config::counts_load_over_data_ranks(config)) return context;
+  if (plan.loss_parts() == 1) return nullptr;
+  const std::int64_t rank = world->rank(), stage = rank / (plan.loss_parts() * plan.tp);
+  return world->split(static_cast<int>(stage * plan.tp + rank % plan.tp), static_cast<int>(rank), "expert_load");
+}
+
+std::function<void(const at::Tensor&)> sum_over(const std::shared_ptr<Communicator>& group) {
+  if (group == nullptr) return nullptr;
+  return [group](const at::Tensor& counts) { group->all_reduce(counts).wait(); };
+}
+
 }  // namespace
 
 std::unique_ptr<ParallelModel> make_parallel_model(const config::TrainConfig& config, const config::RunPlan& plan,
@@ -94,12 +110,14 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
       load_weight_(config.training.moe_aux_loss_coeff / static_cast<double>(plan.global_batch_size * plan.parallel.tp)),
       router_z_weight_(config.training.moe_z_loss_coeff /
                        static_cast<double>(plan.global_batch_size * config.training.seq_len * plan.parallel.tp)),
+      counts_sequences_(config.training.moe_aux_loss_unit == "sequence"),
+      load_group_(load_group(config, plan.parallel, world_, context_)),
       sharding_text_(sharding_text(config)),
       keeps_full_gradients_(config.parallelism.zero_stage == 1) {}
 
 at::Tensor ParallelModel::run_whole_model(const TokenBatch& batch, const ForwardBackwardPass& pass, bool sync) {
   observe::TraceRecorder* const tracing = pass.profiler ? pass.profiler->recorder() : nullptr;
-  place_dropout(*model_, pass.step, pass.first_row);
+  place_in_run(*model_, pass.step, pass.first_row);
   prepare_experts(*model_, pass.optimizer_step);
   at::Tensor loss;
   {
@@ -131,9 +149,8 @@ void ParallelModel::give_empty_gradients(const std::vector<NamedTensor>& trained
   }
 }
 
-void ParallelModel::place_dropout(models::Llama& model, std::int64_t step, std::int64_t first_row) const {
-  if (!dropout_seed_) return;
-  nn::set_dropout_rng_state(model, {.seed = *dropout_seed_, .step = step, .first_row = first_row});
+void ParallelModel::place_in_run(models::Llama& model, std::int64_t step, std::int64_t first_row) const {
+  if (dropout_seed_) nn::set_dropout_rng_state(model, {.seed = *dropout_seed_, .step = step, .first_row = first_row});
 }
 
 void ParallelModel::begin_step() const {
@@ -158,7 +175,12 @@ void ParallelModel::prepare_experts(models::Llama& model, const OptimizerStep& o
     scale = at::full({}, on_host, at::TensorOptions(device_).dtype(at::kFloat));
   }
   for (const models::MixtureOfLayer& one : models::mixtures_of(model)) {
-    one.mixture->set_losses({.load_weight = load_weight_, .z_weight = router_z_weight_, .loss_scale = scale});
+    one.mixture->set_losses({.load_weight = load_weight_,
+                             .z_weight = router_z_weight_,
+                             .loss_scale = scale,
+                             .load_unit = counts_sequences_ ? nn::LoadUnit::sequence : nn::LoadUnit::pass,
+                             .sequence_ranks = plan_.parallel.cp,
+                             .sum_counts = sum_over(load_group_)});
   }
 }
 
@@ -180,6 +202,7 @@ std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const 
   }
   if (experts_) all.insert(all.end(), {experts_->ep(), experts_->dp_shard()});
   if (context_) all.push_back(context_);
+  if (load_group_ && load_group_ != context_) all.push_back(load_group_);
   for (const auto* sharding : shardings()) {
     if (const auto post_forward_group = sharding->post_forward_group()) all.push_back(post_forward_group);
   }

@@ -75,6 +75,8 @@ class ParallelModel {
   /// Has the coming forward passes of `model` add to the loss what the run asks for of routers, and count tokens of
   /// experts. For a model of these ranks, or a copy of it.
   void prepare_experts(models::Llama& model, const OptimizerStep& optimizer_step) const;
+  /// Says where in the run the coming forward pass of `model` is, for its dropout.
+  void place_in_run(models::Llama& model, std::int64_t step, std::int64_t first_row) const;
   /// `weights`, and behind them the biases of experts, if the run has some.
   std::vector<NamedTensor> with_expert_biases(std::vector<NamedTensor> weights) const;
   /// Has `model`, or the part of it that a rank runs, use the biases of experts, if the run has some.
@@ -128,8 +130,6 @@ class ParallelModel {
   /// What shards the model, or this rank's stages.
   virtual std::vector<const FullyShardedDataParallel*> shardings() const { return {}; }
   virtual std::string pipeline_text() const { return ""; }
-  /// Says where in the run a forward pass of `model` is, for its dropout.
-  void place_dropout(models::Llama& model, std::int64_t step, std::int64_t first_row) const;
   /// Of a model that this rank has a whole forward pass of. `sync`: gradients are summed in this backward pass.
   at::Tensor run_whole_model(const TokenBatch& batch, const ForwardBackwardPass& pass, bool sync);
   at::Tensor loss_sum_of_whole_model(const TokenBatch& batch);
@@ -154,6 +154,8 @@ class ParallelModel {
   const std::optional<std::uint64_t> dropout_seed_;  // unset: no dropout
   const double load_weight_;                         // of each sequence on each rank
   const double router_z_weight_;                     // of each token on each rank
+  const bool counts_sequences_;                      // each by itself, for the loss that evens out the load
+  const std::shared_ptr<Communicator> load_group_;   // the ranks with other tokens of one unit of it; null: none
   const std::string sharding_text_;
   const bool keeps_full_gradients_;
 };

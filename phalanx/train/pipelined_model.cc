@@ -105,7 +105,7 @@ std::vector<PipelineStage> PipelinedModel::stages() {
       preferences_now_ = micro_batch_preferences_.empty()
                              ? nullptr
                              : micro_batch_preferences_.at(static_cast<std::size_t>(micro_batch));
-      place_dropout(*model, step_, first_row_ + micro_batch * micro_batch_rows_);
+      place_in_run(*model, step_, first_row_ + micro_batch * micro_batch_rows_);
     };
     stage.forward = [this, model](const at::Tensor& input) { return nn::call(*model, input, documents_); };
     if (has_loss) {

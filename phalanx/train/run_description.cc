@@ -21,6 +21,24 @@
 #include "phalanx/train/precision.h"
 
 namespace phalanx::train {
+namespace {
+
+/// What the loss of routers counts together.
+std::vector<std::string> experts_in_words(const config::TrainConfig& config, const config::RunPlan& plan) {
+  const auto& training = config.training;
+  std::vector<std::string> lines;
+  if (training.moe_aux_loss_coeff != 0 && training.moe_aux_loss_unit != "sequence") {
+    const bool is_global = training.moe_aux_loss_unit == "global_batch";
+    const std::int64_t sequences =
+        plan.local_batch_size / plan.micro_batches * (is_global ? plan.parallel.data_parallel_size() : 1);
+    lines.push_back(fmt::format("load evened out over {} of a step's {} sequences at a time: a micro-batch{}",
+                                sequences, plan.global_batch_size, is_global ? " of every data rank" : ""));
+  }
+  return lines;
+}
+
+}  // namespace
+
 DescriptionLines describe_run(const RunParts& run) {
   const models::LlamaConfig& model = run.model.model().config();
   const auto& training = run.config.training;
@@ -59,6 +77,7 @@ DescriptionLines describe_run(const RunParts& run) {
                                        : fmt::format("{}, by a cost model: {}", exchange.name, exchange.reason));
   }
   lines.emplace_back("memory", run.model.memory_text());
+  for (const std::string& text : experts_in_words(run.config, plan)) lines.emplace_back("experts", text);
   lines.emplace_back("precision", precision_text(run.config, plan));
   if (const std::string float8 = float8_text(run.model.model(), run.config, run.device); !float8.empty()) {
     lines.emplace_back("float8", float8);

@@ -29,9 +29,26 @@ class TrainerExpertsTest : public TrainerTest {
     more.insert(more.end(), cut.begin(), cut.end());
     return keys(ep, std::move(more));
   }
+  /// Trains in these layouts, which must have the losses and gradient norms of the run `one`, and its validation loss.
+  void expect_as(const std::string& one, const std::vector<Layout>& layouts, double norm_tolerance) {
+    const std::vector<double> expected = losses(one), norms = values_of(one, "grad_norm"),
+                              validation = values_of(one, "validation_loss");
+    for (const Layout& layout : layouts) {
+      SCOPED_TRACE(layout.name);
+      train(config_of(layout, layout.name), layout.ranks);
+      expect_same_losses(losses(layout.name), expected);
+      expect_near(values_of(layout.name, "validation_loss"), validation, kLossTolerance);
+      expect_near(values_of(layout.name, "grad_norm"), norms, norm_tolerance);
+    }
+  }
+  static void expect_near(const std::vector<double>& found, const std::vector<double>& expected, double tolerance) {
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], tolerance * expected[i]) << i;
+  }
   at::Tensor biases_of(const std::string& run) const { return expert_biases_of(path(run), {0, 1}); }
 };
 
+// A sequence is the same in every layout, however it is cut and wherever it is computed.
 TEST_F(TrainerExpertsTest, ALossThatEvensOutTheLoadIsTheSameInEveryLayout) {
   const std::vector<std::string> balanced = {"--training.moe_aux_loss_coeff=1"};
   train(config_of({.keys = keys(1)}, "unbalanced"), 1);
@@ -48,17 +65,79 @@ TEST_F(TrainerExpertsTest, ALossThatEvensOutTheLoadIsTheSameInEveryLayout) {
        .keys = sharded_keys(2, 1, 2, {"--training.moe_aux_loss_coeff=1", "--training.local_batch_size=1"})},
       {.name = "tp2", .ranks = 2, .tp = 2, .keys = keys(1, balanced)},
       {.name = "zero3_2_ep2_tp2", .ranks = 4, .tp = 2, .keys = sharded_keys(2, 3, 2, balanced)},
+      {.name = "cp2", .ranks = 2, .keys = keys(1, balanced), .cp = 2},
+      {.name = "zero3_2_cp2_ep4_tp2", .ranks = 8, .tp = 2, .keys = sharded_keys(4, 3, 2, balanced), .cp = 2},
       {.name = "pp2", .ranks = 2, .pp = 2, .keys = keys(1, balanced)}};
-  for (const Layout& layout : layouts) {
-    SCOPED_TRACE(layout.name);
-    train(config_of(layout, layout.name), layout.ranks);
-    expect_same_losses(losses(layout.name), expected);
-    const std::vector<double> found = values_of(layout.name, "grad_norm");
-    ASSERT_EQ(found.size(), norms.size());
-    for (std::size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(found[i], norms[i], 1e-4 * norms[i]) << i;
-  }
+  expect_as("one", layouts, 1e-4);
   EXPECT_THAT(refusal<ConfigError>(config_of({}, "dense", balanced)),
               AllOf(HasSubstr("[training] moe_aux_loss_coeff = 1"), HasSubstr("the model has none: remove it")));
+}
+
+// One rank that has the same micro-batches one after the other.
+TEST_F(TrainerExpertsTest, ALossOfMicroBatchesIsThatOfOneRankWithTheSameOnes) {
+  const std::vector<std::string> of_two = {"--training.moe_aux_loss_coeff=1",
+                                           "--training.moe_aux_loss_unit=micro_batch", "--training.local_batch_size=2",
+                                           "--parallelism.pipeline_parallel_microbatch_size=2"};
+  const auto with = [&](const char* more) {
+    std::vector<std::string> all = of_two;
+    all.emplace_back(more);
+    return all;
+  };
+  train(config_of({.keys = keys(1, {"--training.moe_aux_loss_coeff=1"})}, "of_sequences"), 1);
+  train(config_of({.keys = keys(1, of_two)}, "one"), 1);
+  const double norm = values_of("one", "grad_norm").back();
+  EXPECT_GT(std::abs(norm - values_of("of_sequences", "grad_norm").back()), 1e-3 * norm);
+  const std::vector<Layout> layouts = {
+      {.name = "ddp4", .ranks = 4, .keys = keys(1, of_two)},
+      {.name = "zero3_2_ep2_recomputed",
+       .ranks = 2,
+       .keys = sharded_keys(2, 3, 2, with("--activation_checkpoint.mode=full"))},
+      {.name = "tp2", .ranks = 2, .tp = 2, .keys = keys(1, of_two)},
+      {.name = "zero3_2_cp2_ep4_tp2", .ranks = 8, .tp = 2, .keys = sharded_keys(4, 3, 2, of_two), .cp = 2},
+      {.name = "pp2_zero3_2_ep2", .ranks = 4, .pp = 2, .keys = sharded_keys(2, 3, 2, of_two)}};
+  expect_as("one", layouts, 1e-4);
+}
+
+// One rank with the global batch in one pass. The data ranks sum what they count.
+TEST_F(TrainerExpertsTest, ALossOfTheGlobalBatchIsTheSameInEveryLayoutWithOnePassAStep) {
+  const std::vector<std::string> global = {"--training.moe_aux_loss_coeff=1",
+                                           "--training.moe_aux_loss_unit=global_batch"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), global.begin(), global.end());
+    return more;
+  };
+  train(config_of({.keys = keys(1, {"--training.moe_aux_loss_coeff=1"})}, "of_sequences"), 1);
+  train(config_of({.keys = keys(1, global)}, "one"), 1);
+  const double norm = values_of("one", "grad_norm").back();
+  EXPECT_GT(std::abs(norm - values_of("of_sequences", "grad_norm").back()), 1e-3 * norm);
+  const std::vector<Layout> layouts = {
+      {.name = "ddp2", .ranks = 2, .keys = keys(1, global)},
+      {.name = "zero3_4_ep2_recomputed",
+       .ranks = 4,
+       .keys = sharded_keys(2, 3, 4, with({"--activation_checkpoint.mode=full"}))},
+      {.name = "hsdp2x2_ep2",
+       .ranks = 4,
+       .keys = sharded_keys(2, 3, 2, with({"--parallelism.data_parallel_replicate_degree=2"}))},
+      {.name = "tp2", .ranks = 2, .tp = 2, .keys = keys(1, global)},
+      {.name = "cp2", .ranks = 2, .keys = keys(1, global), .cp = 2},
+      {.name = "zero3_2_cp2_ep4_tp2", .ranks = 8, .tp = 2, .keys = sharded_keys(4, 3, 2, global), .cp = 2},
+      {.name = "pp2_in_one_pass",
+       .ranks = 2,
+       .pp = 2,
+       .keys = keys(1, with({"--parallelism.pipeline_parallel_schedule=GPipe",
+                             "--parallelism.pipeline_parallel_microbatch_size=8"}))}};
+  expect_as("one", layouts, 1e-4);
+  // Of several passes each counts by itself: then it is the loss of a micro-batch, on one data rank.
+  const std::vector<std::string> in_parts = {"--training.local_batch_size=2", "--training.moe_aux_loss_coeff=1"};
+  std::vector<std::string> of_two = in_parts;
+  of_two.emplace_back("--training.moe_aux_loss_unit=micro_batch");
+  train(config_of({.keys = keys(1, of_two)}, "of_two"), 1);
+  std::vector<std::string> accumulated = in_parts;
+  accumulated.emplace_back("--training.moe_aux_loss_unit=global_batch");
+  expect_as("of_two", {{.name = "accumulated", .keys = keys(1, accumulated)}}, 1e-4);
+  EXPECT_THAT(
+      refusal<ConfigError>(config_of({.keys = keys(1, {"--training.moe_aux_loss_unit=global_batch"})}, "weightless")),
+      AllOf(HasSubstr("moe_aux_loss_unit"), HasSubstr("set moe_aux_loss_coeff")));
 }
 
 // The layouts that share a step's tokens in every way.

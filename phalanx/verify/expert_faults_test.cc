@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/base/error.h"
 #include "phalanx/models/config/parameter_kinds.h"
 #include "phalanx/nn/mixture_of_experts.h"
 #include "phalanx/train/testing/trainer_test_support.h"
@@ -30,11 +31,11 @@ class ExpertFaultsTest : public train::TrainerTest {
   /// Four ranks shard, two divide the experts.
   LayoutCheck check_side(const Keys& more, const std::function<void(LayoutSide&, int rank)>& spoil) const {
     std::vector<std::string> keys = mixture();
-    keys.insert(keys.end(), more.begin(), more.end());
     keys.insert(keys.end(), {"--training.dataset_path=" + path("tokens.bin"), "--training.seq_len=32",
                              "--training.local_batch_size=2", "--training.global_batch_size=8", "--training.steps=10",
                              "--lr_scheduler.warmup_steps=1", "--parallelism.data_parallel_shard_degree=4",
                              "--parallelism.expert_parallel_degree=2"});
+    keys.insert(keys.end(), more.begin(), more.end());
     const config::TrainConfig config = config::parse_config("", "test", keys);
     LayoutCheck result;
     run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
@@ -48,6 +49,26 @@ class ExpertFaultsTest : public train::TrainerTest {
   /// `spoil` gets layer 1's mixture in this layout, and the rank.
   LayoutCheck check(const std::function<void(nn::MixtureOfExperts&, int rank)>& spoil, const Keys& more = {}) const {
     return check_side(more, [&](LayoutSide& side, int rank) { spoil(mixture_of(side), rank); });
+  }
+  /// Layouts with these keys, in fp32 and in bfloat16, have one rank's numbers.
+  void expect_right(const Keys& keys) const {
+    const Keys two_ranks_cut = {"--parallelism.data_parallel_shard_degree=2", "--parallelism.context_parallel_degree=2",
+                                "--parallelism.expert_parallel_degree=4", "--training.local_batch_size=4"};
+    const Keys tensor = {"--parallelism.data_parallel_shard_degree=2", "--parallelism.tensor_parallel_degree=2",
+                         "--training.local_batch_size=4"};
+    for (const Keys& layout : {Keys{}, two_ranks_cut, tensor}) {
+      for (const char* type : {"float32", "bfloat16"}) {
+        for (const char* recomputed : {"none", "full"}) {
+          Keys all = keys;
+          all.insert(all.end(), layout.begin(), layout.end());
+          all.insert(all.end(), {"--training.mixed_precision_param=" + std::string(type),
+                                 "--activation_checkpoint.mode=" + std::string(recomputed)});
+          const LayoutCheck found = check([](nn::MixtureOfExperts&, int) {}, all);
+          EXPECT_FALSE(found.finding) << keys.back() << " " << found.layout << " " << type << " " << recomputed << ": "
+                                      << found.finding->text();
+        }
+      }
+    }
   }
   static nn::MixtureOfExperts& mixture_of(const LayoutSide& side) {
     const auto& layer = dynamic_cast<models::Llama&>(*side.model->modules().front()).layers.at(1);
@@ -77,6 +98,56 @@ TEST_F(ExpertFaultsTest, WithoutAFaultNothingIsFound) {
     EXPECT_FALSE(found.finding) << found.finding->text();
     EXPECT_EQ(found.steps.size(), 3U);
   }
+}
+
+TEST_F(ExpertFaultsTest, RoutersWithAnyUnitOfTheLossAreRight) {
+  for (const char* unit : {"sequence", "micro_batch", "global_batch"}) {
+    expect_right({"--training.moe_aux_loss_coeff=1", "--training.moe_aux_loss_unit=" + std::string(unit)});
+  }
+}
+
+// No rank ever has the sequences that are counted together in one of two passes of four data ranks.
+TEST_F(ExpertFaultsTest, WhatNoSingleRankComputesIsRefused) {
+  const Keys keys = {"--training.moe_aux_loss_coeff=1", "--training.moe_aux_loss_unit=global_batch",
+                     "--training.local_batch_size=1"};
+  try {
+    check([](nn::MixtureOfExperts&, int) {}, keys);
+    ADD_FAILURE() << "not refused";
+  } catch (const ConfigError& e) {
+    EXPECT_THAT(e.what(), HasSubstr("4 data ranks together in each of their 2 forward passes"));
+    EXPECT_THAT(e.what(), HasSubstr("local_batch_size = 2"));
+  }
+}
+
+TEST_F(ExpertFaultsTest, ALossOfEachUnitThatIsAddedTwiceIsFound) {
+  for (const char* unit : {"sequence", "micro_batch", "global_batch"}) {
+    expect_found(check(
+                     [](nn::MixtureOfExperts& mixture, int) {
+                       mixture.add_pre_forward_hook([](nn::Module& module) {
+                         auto& twice = dynamic_cast<nn::MixtureOfExperts&>(module);
+                         nn::RouterLosses losses = twice.losses();
+                         losses.load_weight = 2.0 / 8;
+                         twice.set_losses(std::move(losses));
+                       });
+                     },
+                     {"--training.moe_aux_loss_coeff=1", "--training.moe_aux_loss_unit=" + std::string(unit)}),
+                 "layers.1.moe.gate.weight");
+  }
+}
+
+// Each rank then evens out the load of its own tokens alone.
+TEST_F(ExpertFaultsTest, CountsOfTheGlobalBatchThatAreNotSummedAreFound) {
+  expect_found(check(
+                   [](nn::MixtureOfExperts& mixture, int) {
+                     mixture.add_pre_forward_hook([](nn::Module& module) {
+                       auto& alone = dynamic_cast<nn::MixtureOfExperts&>(module);
+                       nn::RouterLosses losses = alone.losses();
+                       losses.sum_counts = nullptr;
+                       alone.set_losses(std::move(losses));
+                     });
+                   },
+                   {"--training.moe_aux_loss_coeff=1", "--training.moe_aux_loss_unit=global_batch"}),
+               "layers.1.moe.gate.weight");
 }
 
 TEST_F(ExpertFaultsTest, ALossOfTheRouterThatIsAddedTwiceIsFound) {

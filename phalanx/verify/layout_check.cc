@@ -63,9 +63,10 @@ class Comparison {
         device_(context.device),
         observer_(context.observer),
         parallelized_(config, context.layout_world ? context.layout_world : world_, context.device) {
+    const config::TrainConfig on_one_rank = reference_config(config, world_->size());  // throws on every rank
     const auto alone = world_->split(world_->rank(), 0);
     if (world_->rank() == 0) {
-      reference_ = std::make_unique<LayoutSide>(reference_config(config), alone, context.device);
+      reference_ = std::make_unique<LayoutSide>(on_one_rank, alone, context.device);
       const auto narrow = train::sharded_param_dtype(config);
       if (narrow && config::plan_run(config, world_->size()).parallel.is_sharded())
         reference_->compute_in(config, *narrow);

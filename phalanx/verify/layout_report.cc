@@ -66,7 +66,9 @@ bool is_float32(const config::TrainConfig& config) {
 /// Every product of the layout is one of the reference's, with as many rows: only the order of sums differs.
 bool has_products_of_one_rank(const config::TrainConfig& config, std::int64_t ranks) {
   const ParallelPlan plan = config::plan_run(config, ranks).parallel;
-  return plan.tp == 1 && plan.cp == 1;
+  // One rank then has the rows of all ranks in one product (reference_config()).
+  const bool joins_rows = config::counts_load_over_data_ranks(config);
+  return plan.tp == 1 && plan.cp == 1 && (!joins_rows || plan.data_parallel_size() == 1);
 }
 
 bool rounds_to_float8(const config::TrainConfig& config, std::int64_t ranks) {

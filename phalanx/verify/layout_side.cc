@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "phalanx/config/model_config.h"
-#include "phalanx/nn/dropout.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/train/float8_layers.h"
 #include "phalanx/train/inputs/initial_weights.h"
@@ -49,7 +48,6 @@ void LayoutSide::compute_in(const config::TrainConfig& config, at::ScalarType dt
                              nn::TensorOptionsOfModule{.dtype = dtype, .device = options.device});
   train::apply_float8(*cast_, config, model->mesh(), options.device);
   options.autocast.reset();
-  dropout_seed_ = static_cast<std::uint64_t>(config.debug.seed);
   z_loss_weight_ = config.training.z_loss_weight;
 }
 
@@ -83,7 +81,7 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
         train::load_batch(*data.dataloader, step, rows, options.device, {}, options.reference);
     std::optional<models::DocumentLoss> of_pairs;
     if (batch.preferences) of_pairs = model->preferences()->of(*batch.preferences);
-    nn::set_dropout_rng_state(*cast_, {.seed = dropout_seed_, .step = step, .first_row = rows.begin});
+    model->place_in_run(*cast_, step, rows.begin);
     const at::Tensor loss = cast_
                                 ->loss(batch.inputs, batch.labels,
                                        {.documents = batch.documents,
@@ -172,10 +170,16 @@ LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double
   return result;
 }
 
-config::TrainConfig reference_config(config::TrainConfig config) {
+config::TrainConfig reference_config(config::TrainConfig config, std::int64_t ranks) {
+  const config::RunPlan plan = config::plan_run(config, ranks);
   // As many rows as in one product of the layout, so that sums over rows are rounded to 16 bits alike.
   if (config.parallelism.pipeline_parallel_degree > 1) {
     config.training.local_batch_size = config.parallelism.pipeline_parallel_microbatch_size;
+  }
+  // A forward pass of all data ranks is one of one rank, if each of them has one.
+  config::require_equivalent_on_one_rank(config, plan);
+  if (config::counts_load_over_data_ranks(config)) {
+    config.training.local_batch_size *= plan.parallel.data_parallel_size();
   }
   config.parallelism = {};
   config.activation_checkpoint = {.mode = "none"};

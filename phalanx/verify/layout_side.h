@@ -61,7 +61,6 @@ struct LayoutSide {
   double plain_forward_backward(std::int64_t step);
 
   std::shared_ptr<models::Llama> cast_;  // the model in another type; null: none
-  std::uint64_t dropout_seed_ = 0;       // of it
   double z_loss_weight_ = 0;
   std::unique_ptr<RoutingReplay> routing_;  // behind the models whose mixtures it knows
 };
