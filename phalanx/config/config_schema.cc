@@ -261,6 +261,10 @@ const std::vector<Key>& known_keys() {
        "it falls where an expert had more tokens than the mean, and rises where it had fewer. Checkpoints hold it."},
       {"training", "moe_router_bias_update_rate", at<&C::training, &C::Training::moe_router_bias_update_rate>,
        "By how much that bias moves in a step (torchtitan: load_balance_coeff). 0: it stays as it is.", 0, kAny},
+      {"training", "moe_input_jitter_eps", at<&C::training, &C::Training::moe_input_jitter_eps>,
+       "In training each number that a router sees is multiplied by one between 1 - eps and 1 + eps, drawn from "
+       "debug.seed; the same in every layout. Experts see it as it is. 0: none; 1e-2 is usual.",
+       0, 1},
       {"training", "max_norm", at<&C::training, &C::Training::max_norm>,
        "Gradients are scaled down to this global norm. 0: never.", 0, kAny},
       {"training", "z_loss_weight", at<&C::training, &C::Training::z_loss_weight>,

@@ -107,6 +107,9 @@ void check_router_keys(const TrainConfig& config, const models::LlamaConfig& mod
   if (weight != 0) given.push_back(fmt::format("moe_aux_loss_coeff = {}", weight));
   if (training.moe_z_loss_coeff != 0) given.push_back(fmt::format("moe_z_loss_coeff = {}", training.moe_z_loss_coeff));
   if (training.moe_router_enable_expert_bias) given.emplace_back("moe_router_enable_expert_bias");
+  if (const double eps = training.moe_input_jitter_eps; eps != 0) {
+    given.push_back(fmt::format("moe_input_jitter_eps = {}", eps));
+  }
   if (!given.empty() && !model.has_experts()) {
     throw ConfigError(
         fmt::format("[training] {} is for the experts of a mixture, and the model has none: remove it", given[0]));

@@ -91,7 +91,13 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   const std::int64_t k = options_.experts_per_token, dim = x.size(-1);
   const at::Tensor rows = x.reshape({-1, dim});
   const std::int64_t tokens = rows.size(0);
-  at::Tensor logits = call(gate, rows);
+  at::Tensor seen = rows;  // by the router
+  if (jitter_.eps != 0 && is_training()) {
+    require_sequences(x, "jitter");
+    seen = with_jitter(x, jitter_).view({-1, dim});
+    if (!options_.float32_router) seen = seen.to(rows.scalar_type());
+  }
+  at::Tensor logits = call(gate, seen);
   // A block that will be computed again records no gradients the first time.
   const bool is_trained = is_training() && at::GradMode::is_enabled();
   if (losses_.z_weight != 0 && is_trained && logits.requires_grad()) logits = with_z_loss(logits, losses_);

@@ -10,7 +10,8 @@
 // parameters get a gradient in every step and on every rank, zeros if no token came: DistributedDataParallel and
 // FullyShardedDataParallel wait for all gradients. In inference mode an expert without tokens is skipped.
 //
-// In training, losses of the router can be added (router_losses.h).
+// In training, losses of the router can be added (router_losses.h), and its input can have noise
+// (router_jitter.h).
 //
 // A bias for each expert can even out the load, too (DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2). It is added to p
 // where the experts of a token are chosen, and nowhere else. It has no gradient: whoever sets it moves it.
@@ -24,6 +25,7 @@
 #include <vector>
 
 #include "phalanx/nn/feed_forward.h"
+#include "phalanx/nn/router_jitter.h"
 #include "phalanx/nn/router_losses.h"
 #include "phalanx/nn/routing.h"
 
@@ -100,9 +102,12 @@ class MixtureOfExperts : public Positionwise {
   using Exchange = std::function<at::Tensor(const at::Tensor& rows, const std::vector<std::int64_t>& counts)>;
   void set_exchange(Exchange exchange) { exchange_ = std::move(exchange); }
   bool has_exchange() const noexcept { return static_cast<bool>(exchange_); }
-  /// From now on forward passes that are trained add these losses. With load_weight the input is [sequences, T, dim].
+  /// From now on forward passes that are trained add these losses, and those in training mode have this noise.
+  /// With load_weight or noise the input is [sequences, T, dim].
   void set_losses(RouterLosses losses) { losses_ = std::move(losses); }
   const RouterLosses& losses() const noexcept { return losses_; }
+  void set_jitter(RouterJitter jitter) { jitter_ = std::move(jitter); }
+  const RouterJitter& jitter() const noexcept { return jitter_; }
   void set_tensors(ExpertTensors tensors) { tensors_ = std::move(tensors); }
   /// Called in each pass; tokens go to the experts that it returns, in the shape of RouterChoice::experts.
   using Choose = std::function<at::Tensor(const RouterChoice& choice)>;
@@ -116,6 +121,7 @@ class MixtureOfExperts : public Positionwise {
   MixtureOptions options_;
   Exchange exchange_;
   RouterLosses losses_;
+  RouterJitter jitter_;
   ExpertTensors tensors_;
   Choose choose_;
 };

@@ -1,25 +1,34 @@
-// Losses of a router, against their formulas, and of parts of sequences against
+// Losses and noise of a router, against their formulas, and of parts of sequences against
 // whole ones.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <vector>
 
+#include "phalanx/base/error.h"
 #include "phalanx/nn/mixture_of_experts.h"
 
 namespace phalanx::nn::router_test {
 namespace {
 
 constexpr std::int64_t kExperts = 4, kEach = 2;
+
+void scramble(Module& module) {
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : module.parameters()) parameter.copy_(at::randn(parameter.sizes()));
+}
 
 /// The positions of a rank's pieces of whole sequences [sequences, T, ...].
 at::Tensor pieces_of(const at::Tensor& whole, const ContextCut& cut) {
@@ -101,6 +110,61 @@ TEST(RouterLosses, RanksThatSumTheirCountsHaveTheGradientOfOne) {
                        {.load_weight = 0.3, .load_unit = LoadUnit::pass, .sum_counts = sum});
   });
   EXPECT_TRUE(at::equal(at::cat(parts), whole));
+}
+
+TEST(RouterJitter, IsAFunctionOfThePlaceInTheRun) {
+  const at::Tensor ones = at::ones_like(at::zeros({4, 12, 5}));
+  const RouterJitter jitter{.eps = 0.1, .seed = 7, .layer = "layers.1.moe", .step = 3, .first_row = 2};
+  const at::Tensor whole = with_jitter(ones, jitter);
+  EXPECT_GE(whole.min().item<double>(), 0.9);
+  EXPECT_LT(whole.max().item<double>(), 1.1);
+  EXPECT_LT(whole.min().item<double>(), 0.91);
+  EXPECT_GT(whole.max().item<double>(), 1.09);
+  EXPECT_NEAR(whole.mean().item<double>(), 1, 0.02);
+  EXPECT_TRUE(at::equal(with_jitter(ones, jitter), whole));
+  const auto changed = [&](const std::function<void(RouterJitter&)>& change) {
+    RouterJitter other = jitter;
+    change(other);
+    return with_jitter(ones, other);
+  };
+  EXPECT_FALSE(at::equal(changed([](RouterJitter& one) { one.seed = 8; }), whole));
+  EXPECT_FALSE(at::equal(changed([](RouterJitter& one) { one.step = 4; }), whole));
+  EXPECT_FALSE(at::equal(changed([](RouterJitter& one) { one.layer = "layers.2.moe"; }), whole));
+  EXPECT_TRUE(at::equal(changed([](RouterJitter& one) { one.first_row = 3; }).narrow(0, 0, 3), whole.narrow(0, 1, 3)));
+  for (std::int64_t rank = 0; rank < 3; ++rank) {
+    const ContextCut cut{.ranks = 3, .rank = rank};
+    RouterJitter of_rank = jitter;
+    of_rank.cut = cut;
+    EXPECT_TRUE(at::equal(with_jitter(pieces_of(ones, cut), of_rank), pieces_of(whole, cut))) << rank;
+  }
+}
+
+TEST(RouterJitter, ChangesWhatTheRouterSeesInTrainingAlone) {
+  MixtureOfExperts mixture({.dim = 4, .hidden = 6, .experts = kExperts, .experts_per_token = kEach});
+  scramble(mixture);
+  const at::Tensor x = at::randn({2, 6, 4});
+  const at::Tensor without = call(mixture, x);
+  mixture.set_jitter({.eps = 0.3, .seed = 1, .layer = "layers.0.moe"});
+  at::Tensor seen;
+  mixture.set_choose([&](const RouterChoice& choice) {
+    seen = choice.logits;
+    return choice.experts;
+  });
+  EXPECT_FALSE(at::equal(call(mixture, x), without));
+  EXPECT_TRUE(
+      at::allclose(seen, at::linear(with_jitter(x, mixture.jitter()), mixture.gate->weight).flatten(0, 1), 1e-4, 1e-5));
+  EXPECT_THROW(call(mixture, x.flatten(0, 1)), Error);
+  mixture.eval();
+  EXPECT_TRUE(at::equal(call(mixture, x), without));
+  // A router that scores all experts alike does not see the noise, and the experts must not.
+  mixture.train();
+  {
+    const at::NoGradGuard no_grad;
+    mixture.gate->weight.zero_();
+  }
+  const at::Tensor noisy = call(mixture, x);
+  mixture.set_jitter({});
+  EXPECT_TRUE(at::equal(call(mixture, x), noisy));
 }
 
 }  // namespace

@@ -112,6 +112,8 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
                        static_cast<double>(plan.global_batch_size * config.training.seq_len * plan.parallel.tp)),
       counts_sequences_(config.training.moe_aux_loss_unit == "sequence"),
       load_group_(load_group(config, plan.parallel, world_, context_)),
+      jitter_eps_(config.training.moe_input_jitter_eps),
+      seed_(static_cast<std::uint64_t>(config.debug.seed)),
       sharding_text_(sharding_text(config)),
       keeps_full_gradients_(config.parallelism.zero_stage == 1) {}
 
@@ -151,6 +153,15 @@ void ParallelModel::give_empty_gradients(const std::vector<NamedTensor>& trained
 
 void ParallelModel::place_in_run(models::Llama& model, std::int64_t step, std::int64_t first_row) const {
   if (dropout_seed_) nn::set_dropout_rng_state(model, {.seed = *dropout_seed_, .step = step, .first_row = first_row});
+  if (jitter_eps_ == 0) return;
+  for (const models::MixtureOfLayer& one : models::mixtures_of(model)) {
+    one.mixture->set_jitter({.eps = jitter_eps_,
+                             .seed = seed_,
+                             .layer = fmt::format("layers.{}.moe", one.layer),
+                             .step = step,
+                             .first_row = first_row,
+                             .cut = plan_.parallel.context_cut(world_->rank())});
+  }
 }
 
 void ParallelModel::begin_step() const {

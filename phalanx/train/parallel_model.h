@@ -75,7 +75,7 @@ class ParallelModel {
   /// Has the coming forward passes of `model` add to the loss what the run asks for of routers, and count tokens of
   /// experts. For a model of these ranks, or a copy of it.
   void prepare_experts(models::Llama& model, const OptimizerStep& optimizer_step) const;
-  /// Says where in the run the coming forward pass of `model` is, for its dropout.
+  /// Says where in the run the coming forward pass of `model` is, for its dropout and the noise of its routers.
   void place_in_run(models::Llama& model, std::int64_t step, std::int64_t first_row) const;
   /// `weights`, and behind them the biases of experts, if the run has some.
   std::vector<NamedTensor> with_expert_biases(std::vector<NamedTensor> weights) const;
@@ -156,6 +156,8 @@ class ParallelModel {
   const double router_z_weight_;                     // of each token on each rank
   const bool counts_sequences_;                      // each by itself, for the loss that evens out the load
   const std::shared_ptr<Communicator> load_group_;   // the ranks with other tokens of one unit of it; null: none
+  const double jitter_eps_;                          // of routers
+  const std::uint64_t seed_;                         // of the noise
   const std::string sharding_text_;
   const bool keeps_full_gradients_;
 };

@@ -45,6 +45,25 @@ class TrainerExpertsTest : public TrainerTest {
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], tolerance * expected[i]) << i;
   }
+  /// Those that share a step's tokens in every way, with these keys.
+  std::vector<Layout> layouts_of_tokens(const std::vector<std::string>& settings) const {
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.end(), settings.begin(), settings.end());
+      return more;
+    };
+    return {{.name = "ddp2_accumulated", .ranks = 2, .keys = keys(1, with({"--training.local_batch_size=2"}))},
+            {.name = "zero3_4_ep2_recomputed",
+             .ranks = 4,
+             .keys = sharded_keys(2, 3, 4, with({"--activation_checkpoint.mode=full"}))},
+            {.name = "cp2", .ranks = 2, .keys = keys(1, settings), .cp = 2},
+            {.name = "zero3_2_cp2_ep4_tp2", .ranks = 8, .tp = 2, .keys = sharded_keys(4, 3, 2, settings), .cp = 2},
+            {.name = "tp2", .ranks = 2, .tp = 2, .keys = keys(1, settings)},
+            {.name = "pp2_zbv_recomputed",
+             .ranks = 2,
+             .pp = 2,
+             .keys = keys(1, with({"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble",
+                                   "--activation_checkpoint.mode=full"}))}};
+  }
   at::Tensor biases_of(const std::string& run) const { return expert_biases_of(path(run), {0, 1}); }
 };
 
@@ -138,6 +157,17 @@ TEST_F(TrainerExpertsTest, ALossOfTheGlobalBatchIsTheSameInEveryLayoutWithOnePas
   EXPECT_THAT(
       refusal<ConfigError>(config_of({.keys = keys(1, {"--training.moe_aux_loss_unit=global_batch"})}, "weightless")),
       AllOf(HasSubstr("moe_aux_loss_unit"), HasSubstr("set moe_aux_loss_coeff")));
+}
+
+// What the noise is multiplied with does not depend on who has a token, in which pass, and whether it is computed again.
+TEST_F(TrainerExpertsTest, TheNoiseOfRoutersIsTheSameInEveryLayout) {
+  const std::vector<std::string> noisy = {"--training.moe_input_jitter_eps=0.2"};
+  train(config_of({.keys = keys(1)}, "plain"), 1);
+  train(config_of({.keys = keys(1, noisy)}, "one"), 1);
+  const double norm = values_of("one", "grad_norm").front();
+  EXPECT_GT(std::abs(norm - values_of("plain", "grad_norm").front()), 1e-4 * norm);
+  expect_as("one", layouts_of_tokens(noisy), 1e-3);
+  EXPECT_THAT(refusal<ConfigError>(config_of({}, "dense", noisy)), HasSubstr("moe_input_jitter_eps = 0.2"));
 }
 
 // The layouts that share a step's tokens in every way.

@@ -100,10 +100,11 @@ TEST_F(ExpertFaultsTest, WithoutAFaultNothingIsFound) {
   }
 }
 
-TEST_F(ExpertFaultsTest, RoutersWithAnyUnitOfTheLossAreRight) {
+TEST_F(ExpertFaultsTest, RoutersWithNoiseAndAnyUnitOfTheLossAreRight) {
   for (const char* unit : {"sequence", "micro_batch", "global_batch"}) {
     expect_right({"--training.moe_aux_loss_coeff=1", "--training.moe_aux_loss_unit=" + std::string(unit)});
   }
+  expect_right({"--training.moe_input_jitter_eps=0.2"});
 }
 
 // No rank ever has the sequences that are counted together in one of two passes of four data ranks.
@@ -148,6 +149,22 @@ TEST_F(ExpertFaultsTest, CountsOfTheGlobalBatchThatAreNotSummedAreFound) {
                    },
                    {"--training.moe_aux_loss_coeff=1", "--training.moe_aux_loss_unit=global_batch"}),
                "layers.1.moe.gate.weight");
+}
+
+TEST_F(ExpertFaultsTest, NoiseOfOtherTokensIsFound) {
+  const LayoutCheck found = check(
+      [](nn::MixtureOfExperts& mixture, int rank) {
+        if (rank != 2) return;
+        mixture.add_pre_forward_hook([](nn::Module& module) {
+          auto& shifted = dynamic_cast<nn::MixtureOfExperts&>(module);
+          nn::RouterJitter jitter = shifted.jitter();
+          jitter.first_row = 0;  // as if each rank counted its rows from 0
+          shifted.set_jitter(std::move(jitter));
+        });
+      },
+      {"--training.moe_input_jitter_eps=0.2"});
+  expect_found(found, "layers.1.moe.gate.weight");
+  EXPECT_EQ(found.finding->rank, 2);
 }
 
 TEST_F(ExpertFaultsTest, ALossOfTheRouterThatIsAddedTwiceIsFound) {
