@@ -104,6 +104,7 @@ struct TrainConfig {
     bool moe_router_enable_expert_bias = false;
     double moe_router_bias_update_rate = 1e-3;
     double moe_input_jitter_eps = 0.0;
+    double moe_expert_capacity_factor = 0.0;
     double max_norm = 1.0;
     double z_loss_weight = 0.0;
     std::int64_t steps = 10000;

@@ -265,6 +265,11 @@ const std::vector<Key>& known_keys() {
        "In training each number that a router sees is multiplied by one between 1 - eps and 1 + eps, drawn from "
        "debug.seed; the same in every layout. Experts see it as it is. 0: none; 1e-2 is usual.",
        0, 1},
+      {"training", "moe_expert_capacity_factor", at<&C::training, &C::Training::moe_expert_capacity_factor>,
+       "In training an expert takes the first tokens of a sequence that choose it, this times the number of an even "
+       "load, "
+       "rounded up; of the others its result is zero. 0: it takes all of them.",
+       0, kAny},
       {"training", "max_norm", at<&C::training, &C::Training::max_norm>,
        "Gradients are scaled down to this global norm. 0: never.", 0, kAny},
       {"training", "z_loss_weight", at<&C::training, &C::Training::z_loss_weight>,

@@ -110,6 +110,9 @@ void check_router_keys(const TrainConfig& config, const models::LlamaConfig& mod
   if (const double eps = training.moe_input_jitter_eps; eps != 0) {
     given.push_back(fmt::format("moe_input_jitter_eps = {}", eps));
   }
+  if (const double factor = training.moe_expert_capacity_factor; factor != 0) {
+    given.push_back(fmt::format("moe_expert_capacity_factor = {}", factor));
+  }
   if (!given.empty() && !model.has_experts()) {
     throw ConfigError(
         fmt::format("[training] {} is for the experts of a mixture, and the model has none: remove it", given[0]));
@@ -118,6 +121,12 @@ void check_router_keys(const TrainConfig& config, const models::LlamaConfig& mod
     throw ConfigError(fmt::format(
         "[training] moe_aux_loss_unit = \"{}\" is of a loss that has no weight: set moe_aux_loss_coeff, or remove it",
         training.moe_aux_loss_unit));
+  }
+  if (training.moe_expert_capacity_factor != 0 && training.attn_mask_type == "block_causal") {
+    throw ConfigError(fmt::format(
+        "[training] moe_expert_capacity_factor = {} counts the tokens of a sequence, and with attn_mask_type = "
+        "\"block_causal\" that holds several documents, which would take each other's places: expected 0 beside it",
+        training.moe_expert_capacity_factor));
   }
   check_expert_bias(config, model);
   if (plan.cp == 1 || given.empty()) return;

@@ -78,6 +78,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"training", "moe_router_enable_expert_bias", refused, "tokens would go to other experts"},
       {"training", "moe_router_bias_update_rate", said},
       {"training", "moe_input_jitter_eps", said},
+      {"training", "moe_expert_capacity_factor", said},
       {"training", "max_norm", said},
       {"training", "z_loss_weight", said},
       {"training", "steps", said},

@@ -5,7 +5,9 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/diff.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
@@ -13,6 +15,7 @@
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -27,6 +30,12 @@ at::Tensor count_each(const at::Tensor& sorted, std::int64_t count) {
   const at::Tensor numbers = at::arange(count, sorted.options());
   const at::Tensor ends = at::searchsorted(sorted, numbers, /*out_int32=*/false, /*right=*/true);
   return at::diff(ends, /*n=*/1, /*dim=*/0, /*prepend=*/at::zeros({1}, ends.options()));
+}
+
+/// The same of a list in any order.
+at::Tensor count_choices(const at::Tensor& chosen, std::int64_t count) {
+  const at::Tensor list = chosen.flatten();
+  return at::zeros({count}, list.options()).scatter_add_(0, list, at::ones({}, list.options()).expand_as(list));
 }
 
 /// On a device the host waits for it.
@@ -112,16 +121,27 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
     scores = with_load_loss(scores, chosen, x.size(0), routing.form, losses_);
   }
   const at::Tensor weights = routing_weights(scores, chosen, routing);
+  at::Tensor expert_of = chosen.reshape({-1});
+  if (capacity_.factor != 0 && is_training()) {
+    require_sequences(x, "a capacity");
+    const at::Tensor dropped = within_capacity(chosen, x.size(0), options_.experts, capacity_).logical_not().flatten();
+    if (tensors_.dropped.defined() && is_trained) tensors_.dropped.add_(dropped.sum());
+    // Behind all experts, so that they come last when sorted.
+    expert_of = expert_of.masked_fill(dropped, options_.experts);
+  }
   // A token's copies, sorted by expert: within an expert in the order of tokens.
-  const at::Tensor expert_of = chosen.reshape({-1});
   const auto [sorted_experts, order] = at::sort(expert_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);
   const at::Tensor counted = count_each(sorted_experts, options_.experts);
-  if (tensors_.counts.defined() && is_trained) tensors_.counts.add_(counted);
+  if (tensors_.counts.defined() && is_trained) {
+    tensors_.counts.add_(capacity_.factor != 0 ? count_choices(chosen, options_.experts) : counted);
+  }
   const std::vector<std::int64_t> counts = on_host(counted);
+  const std::int64_t sent = std::reduce(counts.begin(), counts.end());
   // Each copy is moved once, so that gradients are added in the same order in every run.
   const at::Tensor sorted =
-      rows.unsqueeze(1).expand({tokens, k, dim}).reshape({tokens * k, dim}).index_select(0, order);
+      rows.unsqueeze(1).expand({tokens, k, dim}).reshape({tokens * k, dim}).index_select(0, order.narrow(0, 0, sent));
   at::Tensor made = exchange_ ? exchange_(sorted, counts) : call(experts, sorted, counts);
+  if (sent < tokens * k) made = at::constant_pad_nd(made, {0, 0, 0, tokens * k - sent});
   const at::Tensor returned = std::exchange(made, {}).index_select(0, at::argsort(order)).view({tokens, k, dim});
   // Under autocast rows may be narrower than what this sum is added to.
   const bool is_autocast = at::autocast::is_autocast_enabled(rows.device().type());

@@ -10,8 +10,8 @@
 // parameters get a gradient in every step and on every rank, zeros if no token came: DistributedDataParallel and
 // FullyShardedDataParallel wait for all gradients. In inference mode an expert without tokens is skipped.
 //
-// In training, losses of the router can be added (router_losses.h), and its input can have noise
-// (router_jitter.h).
+// In training, losses of the router can be added (router_losses.h), its input can have noise (router_jitter.h), and experts
+// a capacity (expert_capacity.h).
 //
 // A bias for each expert can even out the load, too (DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2). It is added to p
 // where the experts of a token are chosen, and nowhere else. It has no gradient: whoever sets it moves it.
@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/nn/expert_capacity.h"
 #include "phalanx/nn/feed_forward.h"
 #include "phalanx/nn/router_jitter.h"
 #include "phalanx/nn/router_losses.h"
@@ -72,12 +73,13 @@ class Experts : public Module {
   std::map<std::int64_t, std::shared_ptr<FeedForward>> nets_;  // by number
 };
 
-/// Of the experts of one layer. Both are read or changed in each forward pass; undefined: there is none.
+/// Of the experts of one layer. They are read or changed in each forward pass; undefined: there is none.
 struct ExpertTensors {
   at::Tensor bias;  // [experts] in fp32, added where experts are chosen
-  /// int64 [experts]: how many tokens went to each. A training pass adds its tokens once, also where it is computed
+  /// int64 [experts]: how many tokens chose each. A training pass adds its tokens once, also where it is computed
   /// again.
   at::Tensor counts;
+  at::Tensor dropped = {};  // int64, 0-dim: likewise, how many choices were beyond an expert's capacity
 };
 
 /// What a router made of the tokens of a pass.
@@ -102,12 +104,14 @@ class MixtureOfExperts : public Positionwise {
   using Exchange = std::function<at::Tensor(const at::Tensor& rows, const std::vector<std::int64_t>& counts)>;
   void set_exchange(Exchange exchange) { exchange_ = std::move(exchange); }
   bool has_exchange() const noexcept { return static_cast<bool>(exchange_); }
-  /// From now on forward passes that are trained add these losses, and those in training mode have this noise.
-  /// With load_weight or noise the input is [sequences, T, dim].
+  /// From now on forward passes that are trained add these losses, and those in training mode have this noise and this
+  /// capacity. With load_weight, noise or a capacity the input is [sequences, T, dim].
   void set_losses(RouterLosses losses) { losses_ = std::move(losses); }
   const RouterLosses& losses() const noexcept { return losses_; }
   void set_jitter(RouterJitter jitter) { jitter_ = std::move(jitter); }
   const RouterJitter& jitter() const noexcept { return jitter_; }
+  void set_capacity(ExpertCapacity capacity) { capacity_ = std::move(capacity); }
+  const ExpertCapacity& capacity() const noexcept { return capacity_; }
   void set_tensors(ExpertTensors tensors) { tensors_ = std::move(tensors); }
   /// Called in each pass; tokens go to the experts that it returns, in the shape of RouterChoice::experts.
   using Choose = std::function<at::Tensor(const RouterChoice& choice)>;
@@ -122,6 +126,7 @@ class MixtureOfExperts : public Positionwise {
   Exchange exchange_;
   RouterLosses losses_;
   RouterJitter jitter_;
+  ExpertCapacity capacity_;
   ExpertTensors tensors_;
   Choose choose_;
 };

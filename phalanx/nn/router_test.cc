@@ -1,4 +1,4 @@
-// Losses and noise of a router, against their formulas, and of parts of sequences against
+// Losses and noise of a router, and the capacity of experts, against their formulas, and of parts of sequences against
 // whole ones.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
@@ -7,6 +7,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
@@ -165,6 +166,85 @@ TEST(RouterJitter, ChangesWhatTheRouterSeesInTrainingAlone) {
   const at::Tensor noisy = call(mixture, x);
   mixture.set_jitter({});
   EXPECT_TRUE(at::equal(call(mixture, x), noisy));
+}
+
+/// A token at a time, by position.
+at::Tensor kept_one_by_one(const at::Tensor& chosen, std::int64_t most) {
+  const at::Tensor kept = at::zeros_like(chosen, at::kBool);
+  for (std::int64_t s = 0; s < chosen.size(0); ++s) {
+    std::vector<std::int64_t> taken(kExperts);
+    for (std::int64_t t = 0; t < chosen.size(1); ++t) {
+      for (std::int64_t i = 0; i < kEach; ++i) {
+        auto& of_expert = taken[static_cast<std::size_t>(chosen[s][t][i].item<std::int64_t>())];
+        kept[s][t][i].fill_(of_expert++ < most);
+      }
+    }
+  }
+  return kept;
+}
+
+TEST(ExpertCapacity, TheFirstTokensOfASequenceAreKept) {
+  const at::Tensor chosen = std::get<1>(at::topk(at::randn({3, 12, kExperts}), kEach, -1));
+  for (const double factor : {0.1, 0.5, 0.75, 1.0, 2.0}) {
+    const std::int64_t most = tokens_of_expert(factor, 12, kEach, kExperts);
+    EXPECT_EQ(most, factor == 0.1 ? 1 : static_cast<std::int64_t>(factor * 6 + 0.5)) << factor;
+    const at::Tensor whole = kept_one_by_one(chosen, most);
+    EXPECT_TRUE(at::equal(within_capacity(chosen.flatten(0, 1), 3, kExperts, {.factor = factor}), whole.flatten(0, 1)));
+    for (const std::int64_t ranks : {2, 3}) {
+      const auto parts = on_ranks(ranks, [&](const ContextCut& cut, const std::function<void(const at::Tensor&)>& sum) {
+        return within_capacity(pieces_of(chosen, cut).flatten(0, 1), 3, kExperts,
+                               {.factor = factor, .cut = cut, .sum_counts = sum});
+      });
+      for (std::int64_t rank = 0; rank < ranks; ++rank) {
+        const at::Tensor expected = pieces_of(whole, {.ranks = ranks, .rank = rank}).flatten(0, 1);
+        EXPECT_TRUE(at::equal(parts[static_cast<std::size_t>(rank)], expected)) << ranks << " " << rank;
+      }
+    }
+  }
+}
+
+// The results and gradients of what is kept, with the weights that tokens have without a capacity.
+TEST(ExpertCapacity, ADroppedTokenGetsZeroFromItsExpert) {
+  MixtureOfExperts mixture(
+      {.dim = 4, .hidden = 6, .experts = kExperts, .experts_per_token = kEach, .shared_hidden = 3});
+  scramble(mixture);
+  const at::Tensor x = at::randn({2, 8, 4}).requires_grad_();
+  const at::Tensor p = at::softmax(at::linear(x, mixture.gate->weight), -1);
+  const at::Tensor chosen = std::get<1>(at::topk(p.detach(), kEach, -1));
+  const at::Tensor kept = kept_one_by_one(chosen, 3);
+  const at::Tensor of_chosen = p.gather(-1, chosen);
+  const at::Tensor weights = of_chosen / of_chosen.sum(-1, /*keepdim=*/true) * kept;
+  at::Tensor expected = call(mixture.shared_experts, x);
+  for (std::int64_t e = 0; e < kExperts; ++e) {
+    const auto& net = *mixture.experts->nets().at(e);
+    const at::Tensor h = at::silu(at::linear(x, net.w1->weight)) * at::linear(x, net.w3->weight);
+    const at::Tensor weight = (weights * (chosen == e)).sum(-1, /*keepdim=*/true);
+    expected = expected + at::linear(h, net.w2->weight) * weight;
+  }
+  const auto gradients = [&](const at::Tensor& y) {
+    mixture.zero_grad();
+    x.mutable_grad().reset();
+    (y * y).sum().backward();
+    std::vector<at::Tensor> all = {x.grad().clone()};
+    for (const auto& parameter : mixture.parameters()) all.push_back(parameter.grad().clone());
+    return all;
+  };
+  const std::vector<at::Tensor> wanted = gradients(expected);
+  const at::Tensor counts = at::zeros({kExperts}, at::kLong), dropped = at::zeros({}, at::kLong);
+  mixture.set_tensors({.bias = {}, .counts = counts, .dropped = dropped});
+  mixture.set_capacity({.factor = 0.75});  // 3 of the 8 tokens of a sequence
+  const at::Tensor found = call(mixture, x);
+  EXPECT_TRUE(at::allclose(found, expected, 1e-4, 1e-4));
+  const std::vector<at::Tensor> made = gradients(found);
+  for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::allclose(made[i], wanted[i], 1e-4, 1e-3)) << i;
+  EXPECT_GT(dropped.item<std::int64_t>(), 0);
+  EXPECT_EQ(dropped.item<std::int64_t>(), kept.logical_not().sum().item<std::int64_t>());
+  EXPECT_EQ(counts.sum().item<std::int64_t>(), chosen.numel());  // of what routers choose
+  mixture.eval();
+  const at::Tensor evaluated = call(mixture, x);
+  mixture.set_capacity({});
+  EXPECT_TRUE(at::equal(call(mixture, x), evaluated));
+  EXPECT_FALSE(at::allclose(evaluated, expected, 1e-2, 1e-2));
 }
 
 }  // namespace

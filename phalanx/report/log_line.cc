@@ -30,6 +30,7 @@ std::string step_line(const StepReport& r) {
   }
   if (r.loss_scale) line += fmt::format("  loss_scale: {}", *r.loss_scale);
   if (r.expert_load) line += fmt::format("  expert_load: {:.2f}", *r.expert_load);
+  if (r.expert_dropped) line += fmt::format("  expert_dropped: {:.2f}%", 100 * *r.expert_dropped);
   return line + preferences_text(r.preferences);
 }
 

@@ -22,8 +22,11 @@ TEST(LogLine, SaysMoreWhereThereIsMore) {
   const std::string line = step_line({.step = 3,
                                       .loss_scale = 65536,
                                       .exposed = StepReport::Exposed{.of_step = 3.2, .of_communication = 25},
-                                      .expert_load = 1.314});
-  EXPECT_TRUE(line.ends_with("mfu: N/A  exposed: 3.20%(25.00% of comm)  loss_scale: 65536  expert_load: 1.31")) << line;
+                                      .expert_load = 1.314,
+                                      .expert_dropped = 0.0213});
+  EXPECT_TRUE(line.ends_with(
+      "mfu: N/A  exposed: 3.20%(25.00% of comm)  loss_scale: 65536  expert_load: 1.31  expert_dropped: 2.13%"))
+      << line;
 }
 
 TEST(LogLine, WidthsAndUnknownPeak) {

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
@@ -25,6 +26,12 @@
 #include "phalanx/tensor/named.h"
 
 namespace phalanx::train {
+
+/// What the log says of a step.
+struct ExpertLoadNumbers {
+  std::vector<double> fullest;    // fullest_by_mean(), by layer
+  std::optional<double> dropped;  // share of all choices beyond an expert's capacity; unset: there is no capacity
+};
 
 class ExpertLoad {
  public:
@@ -43,8 +50,11 @@ class ExpertLoad {
 
   /// int64 [layers, experts]: of this rank, and after sum() of all. A token counts for each of its experts.
   const at::Tensor& counts() const noexcept { return counts_; }
-  /// The same in float64.
+  /// int64 [layers]: choices beyond the capacity of an expert, likewise; undefined: there is no capacity.
+  const at::Tensor& dropped() const noexcept { return dropped_; }
+  /// Both in float64, for numbers_of().
   at::Tensor counts_for_readback() const;
+  ExpertLoadNumbers numbers_of(std::vector<double> read) const;
   /// fp32 [layers, experts]; undefined without biases.
   const at::Tensor& biases() const noexcept { return biases_; }
   /// The biases as "layers.N.moe.expert_bias"; none without.
@@ -53,7 +63,7 @@ class ExpertLoad {
  private:
   ExpertLoad() = default;
   std::shared_ptr<Communicator> world_;
-  at::Tensor counts_, biases_;
+  at::Tensor counts_, dropped_, biases_;
   double rate_ = 0;               // 0: the biases stay as they are
   std::int64_t first_layer_ = 0;  // with experts
   bool counts_here_ = true;       // ranks of tensor parallelism have the same tokens: the first one counts them

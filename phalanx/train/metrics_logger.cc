@@ -239,6 +239,7 @@ void MetricsLogger::write_step(const StepMetrics& m, bool to_tensorboard) {
     line["expert_load_max"] = std::ranges::max(m.expert_load);
     line["expert_load_mean"] = mean_of(m.expert_load);
   }
+  if (m.expert_dropped) line["expert_dropped"] = *m.expert_dropped;
   line["time"] = unix_time();
   impl_->metrics.write(line);
   if (!impl_->board || !to_tensorboard) return;
@@ -270,6 +271,7 @@ void MetricsLogger::write_step(const StepMetrics& m, bool to_tensorboard) {
     board.add_scalar("moe/expert_load_max", std::ranges::max(m.expert_load), m.step);
     board.add_scalar("moe/expert_load_mean", mean_of(m.expert_load), m.step);
   }
+  if (m.expert_dropped) board.add_scalar("moe/expert_dropped", *m.expert_dropped, m.step);
   board.add_scalar("memory/max_reserved(GiB)", m.memory_gib.at(0), m.step);
   board.flush();
 }

@@ -50,6 +50,7 @@ struct StepMetrics {
   std::vector<data::SetCount> sets;                   // read so far of each data set of a blend, or of texts
   std::optional<PreferenceMetrics> preferences;       // with [dpo]
   std::vector<double> expert_load;                    // of logged steps, by layer: fullest_by_mean() (expert_load.h)
+  std::optional<double> expert_dropped;               // of logged steps: ExpertLoadNumbers::dropped
 };
 
 struct ValidationMetrics {

@@ -113,6 +113,7 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
       counts_sequences_(config.training.moe_aux_loss_unit == "sequence"),
       load_group_(load_group(config, plan.parallel, world_, context_)),
       jitter_eps_(config.training.moe_input_jitter_eps),
+      capacity_factor_(config.training.moe_expert_capacity_factor),
       seed_(static_cast<std::uint64_t>(config.debug.seed)),
       sharding_text_(sharding_text(config)),
       keeps_full_gradients_(config.parallelism.zero_stage == 1) {}
@@ -180,12 +181,18 @@ void ParallelModel::use_expert_biases(models::Llama& model) const {
 void ParallelModel::prepare_experts(models::Llama& model, const OptimizerStep& optimizer_step) const {
   if (!expert_load_) return;
   expert_load_->attach(model, /*counts=*/true);
+  const std::vector<models::MixtureOfLayer> mixtures = models::mixtures_of(model);
+  for (const models::MixtureOfLayer& one : mixtures) {
+    one.mixture->set_capacity({.factor = capacity_factor_,
+                               .cut = plan_.parallel.context_cut(world_->rank()),
+                               .sum_counts = sum_over(context_)});
+  }
   if (load_weight_ == 0 && router_z_weight_ == 0) return;
   at::Tensor scale = optimizer_step.loss_scale_on_device();
   if (const double on_host = optimizer_step.loss_scale(); !scale.defined() && on_host != 1) {
     scale = at::full({}, on_host, at::TensorOptions(device_).dtype(at::kFloat));
   }
-  for (const models::MixtureOfLayer& one : models::mixtures_of(model)) {
+  for (const models::MixtureOfLayer& one : mixtures) {
     one.mixture->set_losses({.load_weight = load_weight_,
                              .z_weight = router_z_weight_,
                              .loss_scale = scale,

@@ -156,7 +156,7 @@ class ParallelModel {
   const double router_z_weight_;                     // of each token on each rank
   const bool counts_sequences_;                      // each by itself, for the loss that evens out the load
   const std::shared_ptr<Communicator> load_group_;   // the ranks with other tokens of one unit of it; null: none
-  const double jitter_eps_;                          // of routers
+  const double jitter_eps_, capacity_factor_;        // of routers and experts
   const std::uint64_t seed_;                         // of the noise
   const std::string sharding_text_;
   const bool keeps_full_gradients_;

@@ -16,6 +16,7 @@
 #include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/config/llama_json.h"
 #include "phalanx/models/config/training_flops.h"
+#include "phalanx/nn/expert_capacity.h"
 #include "phalanx/report/run_folder.h"
 #include "phalanx/train/float8_layers.h"
 #include "phalanx/train/precision.h"
@@ -23,8 +24,9 @@
 namespace phalanx::train {
 namespace {
 
-/// What the loss of routers counts together.
-std::vector<std::string> experts_in_words(const config::TrainConfig& config, const config::RunPlan& plan) {
+/// What the loss and the capacity of experts count together.
+std::vector<std::string> experts_in_words(const config::TrainConfig& config, const config::RunPlan& plan,
+                                          const models::LlamaConfig& model) {
   const auto& training = config.training;
   std::vector<std::string> lines;
   if (training.moe_aux_loss_coeff != 0 && training.moe_aux_loss_unit != "sequence") {
@@ -33,6 +35,11 @@ std::vector<std::string> experts_in_words(const config::TrainConfig& config, con
         plan.local_batch_size / plan.micro_batches * (is_global ? plan.parallel.data_parallel_size() : 1);
     lines.push_back(fmt::format("load evened out over {} of a step's {} sequences at a time: a micro-batch{}",
                                 sequences, plan.global_batch_size, is_global ? " of every data rank" : ""));
+  }
+  if (const double factor = training.moe_expert_capacity_factor; factor != 0) {
+    lines.push_back(
+        fmt::format("each takes the first {} tokens of a sequence that choose it",
+                    nn::tokens_of_expert(factor, training.seq_len, model.experts_per_token, model.experts)));
   }
   return lines;
 }
@@ -77,7 +84,7 @@ DescriptionLines describe_run(const RunParts& run) {
                                        : fmt::format("{}, by a cost model: {}", exchange.name, exchange.reason));
   }
   lines.emplace_back("memory", run.model.memory_text());
-  for (const std::string& text : experts_in_words(run.config, plan)) lines.emplace_back("experts", text);
+  for (const std::string& text : experts_in_words(run.config, plan, model)) lines.emplace_back("experts", text);
   lines.emplace_back("precision", precision_text(run.config, plan));
   if (const std::string float8 = float8_text(run.model.model(), run.config, run.device); !float8.empty()) {
     lines.emplace_back("float8", float8);

@@ -170,6 +170,30 @@ TEST_F(TrainerExpertsTest, TheNoiseOfRoutersIsTheSameInEveryLayout) {
   EXPECT_THAT(refusal<ConfigError>(config_of({}, "dense", noisy)), HasSubstr("moe_input_jitter_eps = 0.2"));
 }
 
+// Every layout drops the same tokens, and says how many.
+TEST_F(TrainerExpertsTest, ACapacityDropsTheSameTokensInEveryLayout) {
+  const std::vector<std::string> limited = {"--training.moe_expert_capacity_factor=0.75"};
+  train(config_of({.keys = keys(1)}, "dropless"), 1);
+  train(config_of({.keys = keys(1, limited)}, "one"), 1);
+  const double norm = values_of("one", "grad_norm").front();
+  EXPECT_GT(std::abs(norm - values_of("dropless", "grad_norm").front()), 1e-4 * norm);
+  EXPECT_TRUE(lines_with("dropless", "expert_dropped").empty());
+  const std::vector<double> dropped = values_of("one", "expert_dropped");
+  ASSERT_EQ(dropped.size(), 3U);  // of steps 1, 10 and 12, which are logged
+  for (const double share : dropped) {
+    EXPECT_GE(share, 0.25);  // experts take three quarters of what they would take of an even load
+    EXPECT_LT(share, 0.75);
+  }
+  const std::vector<Layout> layouts = layouts_of_tokens(limited);
+  expect_as("one", layouts, 1e-3);
+  for (const Layout& layout : layouts) EXPECT_EQ(values_of(layout.name, "expert_dropped"), dropped) << layout.name;
+  write_documents();
+  EXPECT_THAT(refusal<ConfigError>(config_of(
+                  {.keys = keys(1, limited)}, "documents",
+                  {"--training.dataset_path=" + path("documents"), "--training.attn_mask_type=block_causal"})),
+              AllOf(HasSubstr("moe_expert_capacity_factor = 0.75"), HasSubstr("expected 0")));
+}
+
 // The layouts that share a step's tokens in every way.
 TEST_F(TrainerExpertsTest, ABiasAndAZLossAreTheSameInEveryLayout) {
   const std::vector<std::string> settings = {"--training.moe_router_enable_expert_bias",

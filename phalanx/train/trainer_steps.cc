@@ -58,7 +58,7 @@ struct Trainer::StepOutcome {
   GlobalStepMetrics totals;
   OptimizerStep::Result optimizer_step;
   double seconds = 0;
-  std::vector<double> expert_load;  // of a logged step, by layer
+  ExpertLoadNumbers expert_load;  // of a logged step
 };
 
 void Trainer::begin_timing() {
@@ -136,8 +136,8 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   outcome.optimizer_step = optimizer_step_->apply(step, profiler_.recorder());
   if (const ExpertLoad* const load = logged_expert_load(outcome.step)) {
     const at::Tensor counts = load->counts_for_readback();
-    outcome.expert_load = fullest_by_mean(
-        {counts.const_data_ptr<double>(), counts.const_data_ptr<double>() + counts.numel()}, load->counts().size(1));
+    outcome.expert_load =
+        load->numbers_of({counts.const_data_ptr<double>(), counts.const_data_ptr<double>() + counts.numel()});
   }
   require_finite_norm(outcome);
   outcome.seconds = seconds_since(begin);
@@ -189,7 +189,7 @@ Trainer::StepOutcome Trainer::await_step(const QueuedStep& queued, bool is_last_
   const auto now = Clock::now();
   outcome.seconds = std::chrono::duration<double>(now - std::exchange(timed_until_, now)).count();
   if (queued.expert_counts) {
-    outcome.expert_load = fullest_by_mean(queued.expert_counts->read(), model_->model().config().experts);
+    outcome.expert_load = model_->expert_load()->numbers_of(queued.expert_counts->read());
   }
   const double loss = OptimizerStep::loss_of(numbers);
   outcome.totals = exchange({.loss = loss,
@@ -305,7 +305,8 @@ void Trainer::log_step(const StepOutcome& outcome) {
   }
   metrics.sets = data_.dataloader->progress_at(step);
   if (data_.reference.defined()) metrics.preferences = PreferenceLoss::metrics_of(outcome.totals.preferences.data());
-  metrics.expert_load = outcome.expert_load;
+  metrics.expert_load = outcome.expert_load.fullest;
+  metrics.expert_dropped = outcome.expert_load.dropped;
   metrics.loss_scale = outcome.optimizer_step.loss_scale;
   metrics.skipped = !outcome.optimizer_step.stepped;
   metrics.tflops = flops_of(outcome) / static_cast<double>(plan_.world_size) / outcome.seconds / 1e12;
@@ -341,8 +342,8 @@ void Trainer::log_step(const StepOutcome& outcome) {
        .loss_scale = outcome.optimizer_step.loss_scale,
        .exposed = exposed,
        .preferences = shown(metrics.preferences),
-       .expert_load =
-           outcome.expert_load.empty() ? std::nullopt : std::optional(std::ranges::max(outcome.expert_load))}));
+       .expert_load = metrics.expert_load.empty() ? std::nullopt : std::optional(std::ranges::max(metrics.expert_load)),
+       .expert_dropped = metrics.expert_dropped}));
   interval_seconds_ = interval_wall_ = interval_comm_ = interval_exposed_ = 0;
   interval_tokens_ = 0;
   interval_flops_ = 0;

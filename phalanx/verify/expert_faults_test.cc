@@ -100,11 +100,12 @@ TEST_F(ExpertFaultsTest, WithoutAFaultNothingIsFound) {
   }
 }
 
-TEST_F(ExpertFaultsTest, RoutersWithNoiseAndAnyUnitOfTheLossAreRight) {
+TEST_F(ExpertFaultsTest, RoutersWithNoiseACapacityAndAnyUnitOfTheLossAreRight) {
   for (const char* unit : {"sequence", "micro_batch", "global_batch"}) {
     expect_right({"--training.moe_aux_loss_coeff=1", "--training.moe_aux_loss_unit=" + std::string(unit)});
   }
   expect_right({"--training.moe_input_jitter_eps=0.2"});
+  expect_right({"--training.moe_expert_capacity_factor=0.75"});
 }
 
 // No rank ever has the sequences that are counted together in one of two passes of four data ranks.
@@ -165,6 +166,27 @@ TEST_F(ExpertFaultsTest, NoiseOfOtherTokensIsFound) {
       {"--training.moe_input_jitter_eps=0.2"});
   expect_found(found, "layers.1.moe.gate.weight");
   EXPECT_EQ(found.finding->rank, 2);
+}
+
+// A rank whose experts take fewer tokens, and a rank that counts its own positions of a sequence alone.
+TEST_F(ExpertFaultsTest, TokensThatAreLostAtCapacityAreFound) {
+  const Keys limited = {"--training.moe_expert_capacity_factor=1"};
+  Keys cut = limited;
+  cut.insert(cut.end(), {"--parallelism.data_parallel_shard_degree=2", "--parallelism.context_parallel_degree=2",
+                         "--training.local_batch_size=4"});
+  const auto with = [](const std::function<void(nn::ExpertCapacity&)>& change) {
+    return [change](nn::MixtureOfExperts& mixture, int rank) {
+      mixture.add_pre_forward_hook([change, rank](nn::Module& module) {
+        auto& other = dynamic_cast<nn::MixtureOfExperts&>(module);
+        nn::ExpertCapacity capacity = other.capacity();
+        if (rank == 3 || capacity.cut.ranks > 1) change(capacity);
+        other.set_capacity(std::move(capacity));
+      });
+    };
+  };
+  expect_found(check(with([](nn::ExpertCapacity& capacity) { capacity.factor = 0.5; }), limited), "layers.1.moe.");
+  expect_found(check(with([](nn::ExpertCapacity& capacity) { capacity.sum_counts = [](const at::Tensor&) {}; }), cut),
+               "layers.1.moe.");
 }
 
 TEST_F(ExpertFaultsTest, ALossOfTheRouterThatIsAddedTwiceIsFound) {
