@@ -29,7 +29,10 @@ class ExpertFaultsTest : public train::TrainerTest {
  protected:
   using Keys = std::vector<std::string>;
   /// Four ranks shard, two divide the experts.
-  LayoutCheck check_side(const Keys& more, const std::function<void(LayoutSide&, int rank)>& spoil) const {
+  /// `observer`: LayoutCheckContext::observer.
+  LayoutCheck check_side(
+      const Keys& more, const std::function<void(LayoutSide&, int rank)>& spoil,
+      const std::function<void(std::int64_t, const std::vector<NamedTensor>&)>& observer = nullptr) const {
     std::vector<std::string> keys = mixture();
     keys.insert(keys.end(), {"--training.dataset_path=" + path("tokens.bin"), "--training.seq_len=32",
                              "--training.local_batch_size=2", "--training.global_batch_size=8", "--training.steps=10",
@@ -39,7 +42,7 @@ class ExpertFaultsTest : public train::TrainerTest {
     const config::TrainConfig config = config::parse_config("", "test", keys);
     LayoutCheck result;
     run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
-      LayoutCheckContext context{.world = world};
+      LayoutCheckContext context{.world = world, .observer = observer};
       context.prepare = [&](LayoutSide& side) { spoil(side, world->rank()); };
       LayoutCheck mine = check_layout(config, context, {.steps = 3});
       if (world->rank() == 0) result = std::move(mine);
@@ -187,6 +190,25 @@ TEST_F(ExpertFaultsTest, TokensThatAreLostAtCapacityAreFound) {
   expect_found(check(with([](nn::ExpertCapacity& capacity) { capacity.factor = 0.5; }), limited), "layers.1.moe.");
   expect_found(check(with([](nn::ExpertCapacity& capacity) { capacity.sum_counts = [](const at::Tensor&) {}; }), cut),
                "layers.1.moe.");
+}
+
+// As where an expert without a token in a step is left out, and with it the step of its weights. All tokens are the same,
+// so they choose the same two of a layer's experts.
+TEST_F(ExpertFaultsTest, AnEmptyExpertThatIsSkippedIsFound) {
+  write_tokens("tokens.bin", std::vector<std::uint16_t>(6000, 7));
+  EXPECT_FALSE(check([](nn::MixtureOfExperts&, int) {}).finding);
+  const LayoutCheck found = check_side(
+      {}, [](LayoutSide&, int) {},
+      [](std::int64_t, const std::vector<NamedTensor>& parameters) {
+        for (const NamedTensor& one : parameters) {
+          at::Tensor& gradient = one.tensor.mutable_grad();
+          const bool is_of_expert = models::is_expert_parameter(one.name) && one.name.starts_with("layers.1.");
+          if (is_of_expert && gradient.defined() && gradient.count_nonzero().item<std::int64_t>() == 0)
+            gradient.reset();
+        }
+      });
+  expect_found(found, "layers.1.moe.experts.");
+  EXPECT_EQ(found.finding->what, "update");
 }
 
 TEST_F(ExpertFaultsTest, ALossOfTheRouterThatIsAddedTwiceIsFound) {
