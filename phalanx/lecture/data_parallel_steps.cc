@@ -8,7 +8,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <numeric>
+#include <string_view>
 
 #include "phalanx/lecture/flow.h"
 #include "phalanx/lecture/small_net.h"
@@ -77,7 +80,7 @@ void one_step_by_hand(Stage& stage) {
 
 void three_ways(Stage& stage) {
   const std::vector<double> alone = losses_of_one_rank(stage.device());
-  stage.print(fmt::format("{:<26}", "one rank, the whole batch:") + losses_text(alone));
+  stage.print(fmt::format("{:<28}", "one rank, the whole batch:") + losses_text(alone));
   for (const int n : stage.worlds()) {
     std::vector<double> by_hand, wrapped;
     stage.on_ranks(n, [&](Rank& rank) {
@@ -103,12 +106,16 @@ void three_ways(Stage& stage) {
           losses.push_back(mean_over(rank, loss.item<double>()));
         }
         rank.check(equal_on_all_ranks(rank, net.layers.back()->weight), "parameters are equal on all ranks");
-        rank.check(same_losses(losses, alone), "the mean of the ranks' losses is the loss of one rank");
+        rank.check(same_losses(losses, alone), "the mean loss is that of one rank");
         if (rank.number() == 0) (uses_ddp ? wrapped : by_hand) = losses;
       }
     });
-    stage.print(fmt::format("{:<26}", fmt::format("{} rank(s), by hand:", n)) + losses_text(by_hand));
-    stage.print(fmt::format("{:<26}", fmt::format("{} rank(s), DDP:", n)) + losses_text(wrapped));
+    const bool same = losses_text(by_hand) == losses_text(wrapped);
+    const auto print = [&](const char* how, const std::vector<double>& losses) {
+      stage.print(fmt::format("{:<28}", fmt::format("{} rank(s), {}:", n, how)) + losses_text(losses));
+    };
+    print(same ? "by hand and DDP" : "by hand", by_hand);
+    if (!same) print("DDP", wrapped);
   }
 }
 
@@ -141,11 +148,11 @@ void data_parallel_traffic(Stage& stage) {
   const auto row = [&](const char* what, std::int64_t first, std::int64_t other) {
     stage.print(fmt::format("{:<48} {:>12} {:>12}", what, first, other));
   };
-  row("DataParallel  1 scatter the batch: sends", batch / n * others, 0);
-  row("              2 copy the parameters out: sends", parameters * others, 0);
-  row("              4 gather the outputs: receives", static_cast<std::int64_t>(y.nbytes()) / n * others, 0);
+  row("DataParallel  1 scatter batch: sends", batch / n * others, 0);
+  row("              2 copy parameters: sends", parameters * others, 0);
+  row("              4 gather outputs: receives", static_cast<std::int64_t>(y.nbytes()) / n * others, 0);
   row("              5 scatter output gradients: sends", static_cast<std::int64_t>(y.nbytes()) / n * others, 0);
-  row("                gather the weights': receives", parameters * others, 0);
+  row("                gather weights': receives", parameters * others, 0);
   const std::int64_t ring = 2 * parameters * others / n;
   row("DDP           2 all_reduce as a ring: sends", ring, ring);
 }
@@ -205,7 +212,7 @@ void data_parallel_memory(Stage& stage) {
     loss_of(outputs).backward();
     own.step(1e-3);
     const KeptBytes kept = kept_by(mine, outputs, own);
-    rank.check(kept.total() <= first.total(), "no rank of DDP keeps more than DataParallel's device 0");
+    rank.check(kept.total() <= first.total(), "no rank of DDP keeps more");
     if (rank.number() == 0) ddp_rank = kept;
   });
   stage.print(fmt::format("{:<26} {:>10} {:>10} {:>10} {:>10} {:>10}", "bytes counted after a step", "parameters",
@@ -215,7 +222,7 @@ void data_parallel_memory(Stage& stage) {
     const KeptBytes other{.parameters = bytes_of(replicas.front()->parameters()),
                           .outputs = static_cast<std::int64_t>(y.nbytes()) / n};
     print_kept(stage, "DataParallel, each other", other);
-    stage.check(first.total() > 3 * other.total(), "device 0 keeps more than three times what another device keeps");
+    stage.check(first.total() > 3 * other.total(), "device 0 keeps three times what another keeps");
   }
   print_kept(stage, "DDP, each rank", ddp_rank);
 }
@@ -229,7 +236,7 @@ void uneven_means(Stage& stage) {
   stage.print(fmt::format("losses of 5 rows {}, 3 on rank 0 and 2 on rank 1", tensor_text(losses)));
   stage.print(fmt::format("mean of the whole batch {:g}; mean of the ranks' means {:g}; weighted by rows {:g}", whole,
                           of_means, weighted));
-  stage.check(of_means != whole && weighted == whole, "weighted by rows it is the mean of the batch");
+  stage.check(of_means != whole && weighted == whole, "weighted by rows it is that of the batch");
 }
 
 namespace {
@@ -302,51 +309,156 @@ void zero3_moments(Stage& stage) {
 
 namespace {
 
-/// Bytes that a rank keeps between the backward pass and the optimizer, and what it has at two moments: "#...|#...|#..."
-/// are its parts of parameters, gradients and moments.
-struct ZeroStage {
-  std::int64_t parameters = 0, gradients = 0, optimizer = 0;
-  std::string in_backward, kept;
-};
-
-ZeroStage train_sharded(Rank& rank, int zero, std::vector<double>& losses) {
-  const int n = rank.ranks();
-  const at::Tensor x = batch_rows(rank.device(), rank.number() * kBatch / n, kBatch / n);
-  const std::int64_t size = kLayers * kDim * kDim * 4;
-  SmallNet net(rank.device());
+/// A net under DDP (stage 0) or a stage of ZeRO.
+struct ZeroNet {
+  ZeroNet(Rank& rank, SmallNet& net, int zero) {
+    if (zero == 0) {
+      nn::initialise(net, kSeed);
+      ddp = std::make_unique<DistributedDataParallel>(net, rank.world());
+    } else {
+      sharded = std::make_unique<FullyShardedDataParallel>(net, mesh_of(rank, {{"dp_shard", rank.ranks()}}),
+                                                           FullyShardOptions{.stage = zero});
+      sharded->initialise(kSeed);
+    }
+  }
+  const std::vector<NamedTensor>& parameters() const { return sharded ? sharded->parameters() : ddp->parameters(); }
   std::unique_ptr<DistributedDataParallel> ddp;
   std::unique_ptr<FullyShardedDataParallel> sharded;
-  if (zero == 0) {
-    nn::initialise(net, kSeed);
-    ddp = std::make_unique<DistributedDataParallel>(net, rank.world());
-  } else {
-    sharded = std::make_unique<FullyShardedDataParallel>(net, mesh_of(rank, {{"dp_shard", n}}),
-                                                         FullyShardOptions{.stage = zero});
-    sharded->initialise(kSeed);
+};
+
+/// Between the backward pass and the optimizer.
+struct ZeroBytes {
+  std::int64_t parameters = 0, gradients = 0, optimizer = 0;
+};
+
+ZeroBytes train_sharded(Rank& rank, int zero, std::vector<double>& losses) {
+  const int n = rank.ranks();
+  const at::Tensor x = batch_rows(rank.device(), rank.number() * kBatch / n, kBatch / n);
+  SmallNet net(rank.device());
+  const ZeroNet wrapped(rank, net, zero);
+  losses = train(wrapped.parameters(), [&] { return loss_of(nn::call(net, x)); });
+  ZeroBytes found;
+  for (const NamedTensor& parameter : wrapped.parameters()) {  // two moments of the rows that it updates
+    found.optimizer += 2 * static_cast<std::int64_t>(parameter.tensor.nbytes());
   }
-  const auto& parameters = sharded ? sharded->parameters() : ddp->parameters();
-  const std::string own = kept_parts(parameters.front(), n), all(own.size(), '#');
-  ZeroStage found;
-  net.with_output = [&](std::size_t layer, const at::Tensor& output) {
-    if (layer != 0) return;
-    output.register_hook([&](const at::Tensor&) {  // the gradient of the last layer is long complete
-      found.in_backward = fmt::format("{}|{}|{}", parts_of(net.layers.front()->weight, own),
-                                      parts_of(net.layers.back()->weight.grad(), own), own);
-    });
-  };
-  losses = train(parameters, [&] { return loss_of(nn::call(net, x)); });
-  std::int64_t rows = 0;  // of which the optimizer has the moments
-  for (const NamedTensor& parameter : parameters) rows += static_cast<std::int64_t>(parameter.tensor.nbytes());
-  found.parameters = found.gradients = size;
-  found.optimizer = 2 * rows;
-  if (sharded) {
-    const FullyShardStatistics kept_here = sharded->statistics();
+  found.parameters = found.gradients = kLayers * kDim * kDim * 4;
+  if (wrapped.sharded) {
+    const FullyShardStatistics kept_here = wrapped.sharded->statistics();
     found.parameters = kept_here.shard_bytes;
-    found.gradients = zero == 1 ? kept_here.gradient_bytes : kept_here.sharded_grad_bytes;
-    if (n == 1) found.gradients = size;  // they stay where autograd puts them
+    if (n > 1) found.gradients = zero == 1 ? kept_here.gradient_bytes : kept_here.sharded_grad_bytes;
   }
-  found.kept = fmt::format("{}|{}|{}", found.parameters == size ? all : own, found.gradients == size ? all : own, own);
   return found;
+}
+
+/// Values of layer 0.
+struct LayerValues {
+  at::Tensor weight, gradient, moment;
+};
+
+at::Tensor first_moment_of(const AdamW& optimizer, const std::string& parameter) {
+  TrainState state;
+  optimizer.collect_state(state);
+  for (const auto& [name, tensor, shard] : state.tensors) {
+    if (name == fmt::format("optimizer.{}.exp_avg", parameter)) return tensor;
+  }
+  return {};
+}
+
+/// On one rank with the whole batch: before the second step's update, and after it. On the host.
+std::array<LayerValues, 2> second_step_of_one_rank(at::Device device) {
+  SmallNet net(device);
+  nn::initialise(net, kSeed);
+  const std::vector<NamedTensor> parameters = nn::named_parameters(net);
+  AdamW optimizer(parameters, {.weight_decay = 0.01});
+  const at::Tensor& weight = parameters.front().tensor;
+  std::array<LayerValues, 2> values;
+  for (LayerValues& after : values) {
+    loss_of(nn::call(net, batch_rows(device))).backward();
+    after.gradient = weight.grad().cpu().clone();
+    optimizer.step(1e-3);
+    after.weight = weight.detach().cpu().clone();
+    after.moment = first_moment_of(optimizer, parameters.front().name).cpu().clone();
+    optimizer.zero_grad();
+  }
+  values[0].gradient = values[1].gradient;
+  return values;
+}
+
+/// A mark for each of n parts of the rows, of which `held` has some, from row `first` on: # if their values are the
+/// expected ones, o if they are others, . if they are not there.
+std::string marks_of(const at::Tensor& held, std::int64_t first, const at::Tensor& expected, int n) {
+  std::string marks(static_cast<std::size_t>(n), '.');
+  if (!held.defined() || !has_memory(held)) return marks;
+  const std::int64_t rows = expected.size(0) / n;
+  for (int i = 0; i < n; ++i) {
+    const std::int64_t begin = i * rows - first;
+    if (begin < 0 || begin + rows > held.size(0)) continue;
+    const bool same = are_close(held.detach().narrow(0, begin, rows), expected.narrow(0, i * rows, rows), 1e-4);
+    marks[static_cast<std::size_t>(i)] = same ? '#' : 'o';
+  }
+  return marks;
+}
+
+/// What rank r of n has at a moment of a step, by the definition of the stages.
+std::string marks_by_definition(int zero, std::string_view moment, int r, int n) {
+  const auto size = static_cast<std::size_t>(n), own = static_cast<std::size_t>(r);
+  const std::string all(size, '#'), old(size, 'o'), none(size, '.');
+  std::string part = none, updated = old;
+  part[own] = updated[own] = '#';
+  const bool is_used = moment == "all-gather" || moment == "backward";
+  const bool is_reduced = moment != "before" && !is_used;
+  const std::string& weight = zero == 0 || is_used         ? all
+                              : zero == 3                  ? part
+                              : moment == "reduce-scatter" ? all
+                                                           : updated;
+  const std::string& reduced = zero == 0 ? all : zero == 1 ? updated : part;
+  const std::string& gradient = is_reduced ? reduced : zero <= 1 || moment == "backward" ? old : none;
+  return fmt::format("{}|{}|{}", weight, gradient, zero == 0 ? all : part);
+}
+
+/// Takes two steps of AdamW, and notes at the moments of the second one what this rank has of layer 0.
+void note_moments(Rank& rank, int zero, const std::string& name, const std::array<LayerValues, 2>& one_rank,
+                  Flow& flow) {
+  const int n = rank.ranks();
+  const at::Tensor x = batch_rows(rank.device(), rank.number() * kBatch / n, kBatch / n);
+  SmallNet net(rank.device());
+  const at::Tensor weight = net.layers.front()->weight;
+  std::function<void(const std::string&, const LayerValues&)> note;     // unset in the first step
+  const auto listener = on_grad_ready(weight, [&](const at::Tensor&) {  // before it is reduced
+    if (note) note("backward", one_rank[0]);
+  });
+  const ZeroNet wrapped(rank, net, zero);
+  if (zero > 0) {
+    net.layers.front()->add_pre_forward_hook([&](nn::Module&) {
+      if (note) note("all-gather", one_rank[0]);
+    });
+  }
+  AdamW optimizer(wrapped.parameters(), {.weight_decay = 0.01});
+  const auto step = [&] {
+    loss_of(nn::call(net, x)).backward();
+    if (note) note(zero == 0 ? "all-reduce" : "reduce-scatter", one_rank[0]);
+    optimizer.step(1e-3);
+    if (note) note("step", one_rank[1]);
+    optimizer.zero_grad();
+  };
+  step();
+  note = [&](const std::string& moment, const LayerValues& values) {
+    const NamedTensor& own = wrapped.parameters().front();
+    const std::int64_t first = own.shard ? own.shard->box().offsets[0] : 0;
+    const auto marks = [&](const at::Tensor& whole, const at::Tensor& rows, const at::Tensor& expected) {
+      return whole.defined() && has_memory(whole) ? marks_of(whole, 0, expected, n)
+                                                  : marks_of(rows, first, expected, n);
+    };
+    const at::Tensor gradient = weight.grad().defined() ? weight.grad() : grad_buffer(weight);
+    const std::string cell = fmt::format("{}|{}|{}", marks(weight, own.tensor, values.weight),
+                                         marks(gradient, own.tensor.grad(), values.gradient),
+                                         marks({}, first_moment_of(optimizer, own.name), values.moment));
+    flow.add(rank, fmt::format("{} {}", name, moment), cell);
+    rank.check(n == 1 || cell == marks_by_definition(zero, moment, rank.number(), n),
+               "each moment is as the stage says");
+  };
+  note("before", one_rank[0]);
+  step();
 }
 
 }  // namespace
@@ -354,33 +466,29 @@ ZeroStage train_sharded(Rank& rank, int zero, std::vector<double>& losses) {
 void zero_stages(Stage& stage) {
   const int n = stage.ranks();
   const std::vector<double> alone = losses_of_one_rank(stage.device());
+  const std::array<LayerValues, 2> one_rank = second_step_of_one_rank(stage.device());
   Flow flow(n);
-  std::vector<ZeroStage> of_rank_0;
-  const auto name_of = [](std::size_t zero) { return zero == 0 ? "DDP" : fmt::format("ZeRO-{}", zero); };
+  stage.print(fmt::format("{:<8}{:>12}{:>12}{:>12}", "bytes", "parameters", "gradients", "optimizer"));
   for (int zero = 0; zero <= 3; ++zero) {
-    const std::string name = name_of(static_cast<std::size_t>(zero));
+    const std::string name = zero == 0 ? "DDP" : fmt::format("ZeRO-{}", zero);
+    ZeroBytes of_rank_0;
     stage.on_ranks(n, [&](Rank& rank) {
       std::vector<double> losses;
-      const ZeroStage found = train_sharded(rank, zero, losses);
-      flow.add(rank, name + " in B0", found.in_backward);
-      flow.add(rank, name + " kept", found.kept);
-      if (rank.number() == 0) of_rank_0.push_back(found);
+      const ZeroBytes found = train_sharded(rank, zero, losses);
+      if (rank.number() == 0) of_rank_0 = found;
       const std::int64_t size = kLayers * kDim * kDim, shared_out = zero == 0 ? 0 : 4 * (zero + 1);  // of 16 bytes each
       rank.check(
           found.parameters + found.gradients + found.optimizer == size * (16 - shared_out) + size * shared_out / n,
           "bytes are 16P, 8P + 8P/n, 4P + 12P/n and 16P/n");
       for (double& value : losses) value = mean_over(rank, value);
       rank.check(same_losses(losses, alone), "every stage has the losses of one rank");
+      note_moments(rank, zero, name, one_rank, flow);
     });
-  }
-  stage.print(fmt::format("{:<8}{:>12}{:>12}{:>12}", "bytes", "parameters", "gradients", "optimizer"));
-  for (std::size_t zero = 0; zero < of_rank_0.size(); ++zero) {
-    const ZeroStage& found = of_rank_0[zero];
     stage.print(
-        fmt::format("{:<8}{:>12}{:>12}{:>12}", name_of(zero), found.parameters, found.gradients, found.optimizer));
+        fmt::format("{:<8}{:>12}{:>12}{:>12}", name, of_rank_0.parameters, of_rank_0.gradients, of_rank_0.optimizer));
   }
   stage.show({});
-  flow.show(stage, "parameters, gradients, moments: what each rank has in the backward pass of layer 0, and keeps");
+  flow.show(stage, "layer 0's weight, gradient and moments in a step: what each rank has");
 }
 
 }  // namespace phalanx::lecture

@@ -95,7 +95,7 @@ Picture picture_of_state(const std::string& title, const std::vector<std::vector
 namespace {
 
 bool is_parts(const std::string& cell) {
-  return cell.find_first_not_of("#.|") == std::string::npos && cell.find_first_of("#.") != std::string::npos;
+  return cell.find_first_not_of("#o.|") == std::string::npos && cell.find_first_of("#o.") != std::string::npos;
 }
 
 void draw_parts(Picture& picture, const Area& area, const std::string& parts) {
@@ -107,7 +107,9 @@ void draw_parts(Picture& picture, const Area& area, const std::string& parts) {
       continue;
     }
     picture.box({area.x + static_cast<double>(i) * width, area.y, width - 1, area.height}, "",
-                parts[i] == '#' ? tone(place) : "wait");
+                parts[i] == '#'   ? tone(place)
+                : parts[i] == 'o' ? "plain"
+                                  : "wait");
     ++place;
   }
 }
