@@ -20,6 +20,7 @@
 #include "phalanx/base/human.h"
 #include "phalanx/launch/process_context.h"
 #include "phalanx/lecture/flow.h"
+#include "phalanx/lecture/levels.h"
 #include "phalanx/lecture/steps.h"
 #include "phalanx/lecture/timeline.h"
 #include "phalanx/measure/bandwidth.h"
@@ -99,42 +100,39 @@ void machine_facts(Stage& stage) {
 
 namespace {
 
-/// "~####": the logarithm of a rate, 0.1 GB/s and 10 TB/s being the ends of the scale.
+/// "####": the logarithm of a rate, 0.1 GB/s and 10 TB/s being the ends of the scale.
 double logarithmic(double bytes_per_second) { return std::log10(std::max(bytes_per_second, 1e8) / 1e8) / 5; }
-std::string bar_text(double length) { return "~" + std::string(static_cast<std::size_t>(1 + 30 * length), '#'); }
+std::string bar_text(double length) { return std::string(static_cast<std::size_t>(1 + 30 * length), '#'); }
 
 }  // namespace
 
 void measure_levels(Stage& stage) {
   const measure::Topology machine = measure::read_topology();
-  const auto levels = measure::measure_memory(machine, std::chrono::milliseconds(20));
   std::vector<Bar> bars;
-  const auto row = [&](const char* name, double rate, const std::string& latency) {
+  const auto row = [&](const std::string& name, double rate, const std::string& latency) {
     bars.push_back({name, logarithmic(rate), fmt::format("{:.3g} GB/s{}", rate / 1e9, latency), "t0"});
-    stage.print(
-        fmt::format("{:<16} {:>8} GB/s{} {}", name, measured(rate / 1e9), latency, bar_text(bars.back().length)));
+    stage.print(fmt::format("{:<14} ~ {:>6.3g} GB/s {}{}", name, rate / 1e9, bar_text(bars.back().length), latency));
+  };
+  const auto link = [&](const char* name, const measure::LinkSpeed& speed) {
+    row(name, speed.bytes_per_second, fmt::format(", {:.3g} us", speed.latency_seconds * 1e6));
   };
   stage.print("copies by one CPU, messages of 64 MiB; bars are logarithms");
-  double first = 0, last = 0;
+  const std::vector<measure::MemoryLevel> levels = measure_levels_well(machine);
   for (const char* name : {"L1", "L2", "L3", "memory"}) {
     const auto level = std::find_if(levels.begin(), levels.end(), [&](const auto& l) { return l.name == name; });
     if (level == levels.end()) {
-      stage.print(fmt::format("{:<16} {:>8}", name, "~-"));
-      continue;
+      stage.print(fmt::format("{:<14} ~ not known", name));
+    } else if (!is_told_apart(levels, static_cast<std::size_t>(level - levels.begin()))) {
+      stage.print(fmt::format("{:<14} ~ not told apart from what lies behind it", name));
+    } else {
+      row(name, level->one_cpu, "");
     }
-    row(name, level->one_cpu, "");
-    first = first == 0 ? level->one_cpu : first;
-    last = level->one_cpu;
   }
-  const auto with_latency = [](const auto& link) {
-    return fmt::format(", {} us", measured(link.latency_seconds * 1e6));
-  };
-  const auto shared = measure::measure_shared_memory(std::uint64_t{64} << 20);
-  const auto loopback = measure::measure_loopback(std::uint64_t{64} << 20);
-  row("shared memory", shared.bytes_per_second, with_latency(shared));
-  row("loopback TCP", loopback.bytes_per_second, with_latency(loopback));
+  link("shared memory", measure::measure_shared_memory(std::uint64_t{64} << 20));
+  link("loopback TCP", measure::measure_loopback(std::uint64_t{64} << 20));
   stage.show({picture_of_bars("measured on this machine, by logarithms", bars)});
-  stage.check(levels.size() < 2 || first > last, "the nearest cache is faster than memory");
+  stage.check(levels.size() < 2 || levels.front().one_cpu > levels.back().one_cpu,
+              "the nearest cache is faster than memory");
 }
 
 void bytes_and_links(Stage& stage) {
@@ -145,17 +143,16 @@ void bytes_and_links(Stage& stage) {
   };
   constexpr double kRanks = 8, kTokens = 8192, kBytes = 2;
   const std::vector<Model> models = {{"1B", 1.2e9, 16, 2048}, {"8B", 8.0e9, 32, 4096}, {"70B", 70.6e9, 80, 8192}};
-  stage.print("sent by one GPU of 8 in a step, and the time of it in ms, if nothing is hidden");
+  stage.print("sent by one of 8 GPUs in a step, and its time in ms, if nothing is hidden");
   stage.print(fmt::format("{:<6} {:<18} {:>9} {:>13} {:>13} {:>13}", "model", "strategy", "GB", "NVLink 4",
                           "PCIe 5 x16", "400 Gbit/s"));
   double least = 1e9, most = 0;  // of tensor parallelism, by what a pipeline sends
   for (const Model& model : models) {
     const double share = (kRanks - 1) / kRanks, hidden = kTokens * model.dim * kBytes;
-    const std::vector<std::pair<const char*, double>> rows = {
-        {"DDP, ZeRO-1, -2", 2 * share * model.parameters * kBytes},
-        {"ZeRO-3, FSDP", 3 * share * model.parameters * kBytes},
-        {"tensor", 8 * model.layers * share * hidden},
-        {"pipeline", 2 * hidden}};
+    const std::vector<std::pair<const char*, double>> rows = {{"DDP, ZeRO-1/2", 2 * share * model.parameters * kBytes},
+                                                              {"ZeRO-3/FSDP", 3 * share * model.parameters * kBytes},
+                                                              {"tensor", 8 * model.layers * share * hidden},
+                                                              {"pipeline", 2 * hidden}};
     for (const auto& [name, bytes] : rows) {
       stage.print(fmt::format("{:<6} {:<18} {:>9.2f} {:>13.1f} {:>13.1f} {:>13.1f}", model.name, name, bytes / 1e9,
                               bytes / 450e9 * 1e3, bytes / 63e9 * 1e3, bytes / 50e9 * 1e3));
@@ -163,7 +160,7 @@ void bytes_and_links(Stage& stage) {
     const double ratio = rows[2].second / rows[3].second;
     least = std::min(least, ratio), most = std::max(most, ratio);
   }
-  stage.check(least > 50 && most < 300, "tensor parallelism sends 50 to 300 times what a pipeline sends");
+  stage.check(least > 50 && most < 300, "tensor sends 50 to 300 times what a pipeline sends");
 }
 
 void send_and_receive(Stage& stage) {
@@ -244,12 +241,11 @@ void benchmark(Stage& stage) {
     double seconds = 0;
   };
   std::map<std::string, std::vector<Run>> runs;  // by title, then rank
+  stage.print("us; GB/s as estimate, algbw, busbw");
   for (const int n : {2, 4}) {
     if (n > stage.ranks()) continue;
     std::vector<Run> of_all_reduce(static_cast<std::size_t>(n)), of_reduce_scatter(static_cast<std::size_t>(n));
-    const auto title = [n](measure::BenchVerb verb) {
-      return fmt::format("{}, {} ranks: us; GB/s: estimate, algbw, busbw", measure::name_of(verb), n);
-    };
+    const auto title = [n](measure::BenchVerb verb) { return fmt::format("{}, {} ranks", measure::name_of(verb), n); };
     stage.on_ranks(n, [&](Rank& rank) {
       const auto say = [&](measure::BenchVerb verb, std::vector<Run>& of_ranks, double seconds) {
         const std::string figures = figures_of(seconds, bandwidths(verb, n, seconds));
@@ -283,7 +279,7 @@ void benchmark(Stage& stage) {
   for (const auto& [title, of_ranks] : runs) {
     std::vector<Bar> bars;
     for (const Run& run : of_ranks) bars.push_back({run.label, run.seconds / longest, run.figures});
-    pictures.push_back(picture_of_bars(title, bars));
+    pictures.push_back(picture_of_bars(title + ": us; GB/s as estimate, algbw, busbw", bars));
   }
   stage.show(std::move(pictures));
 }
@@ -414,28 +410,48 @@ void overlap(Stage& stage) {
   timeline.show(stage, "a trial of rank 0");
 }
 
+namespace {
+
+struct CopyTimes {
+  double copying = 0, sending = 0;  // seconds
+};
+
+/// Copies 4 MiB within the rank's memory, and sends them to the next rank.
+CopyTimes copy_and_send(Rank& rank) {
+  const int n = rank.ranks();
+  const int next = (rank.number() + 1) % n;
+  const int previous = (rank.number() + n - 1) % n;
+  const at::Tensor mine = at::full({kElements}, rank.number(), rank.floats());
+  const at::Tensor copy = at::zeros_like(mine);
+  const at::Tensor arrived = at::full_like(mine, -1);
+  const auto text = [&] { return fmt::format("{} {}", copy[0].item<float>(), arrived[0].item<float>()); };
+  rank.say("before: copied, arrived", text());
+  CopyTimes times;
+  times.copying = time_of(rank, [&] { copy.copy_(mine); });
+  times.sending = time_of(rank, [&] {
+    if (n == 1) return void(arrived.copy_(mine));
+    rank.comm().batch_isend_irecv(
+        {{.is_send = true, .tensor = mine, .peer = next}, {.is_send = false, .tensor = arrived, .peer = previous}});
+  });
+  const auto rate = [](double seconds) { return measured(kElements * 4 / seconds / 1e9); };
+  rank.say("after; GB/s of both", fmt::format("{}; {} {}", text(), rate(times.copying), rate(times.sending)));
+  rank.check(at::equal(arrived, at::full_like(mine, previous)), "each rank has what the one before it sent");
+  return times;
+}
+
+}  // namespace
+
 void local_or_sent(Stage& stage) {
   std::vector<std::vector<Bar>> bars(static_cast<std::size_t>(stage.ranks()));
   stage.on_ranks(stage.ranks(), [&](Rank& rank) {
-    const int n = rank.ranks(), next = (rank.number() + 1) % n, previous = (rank.number() + n - 1) % n;
-    const at::Tensor mine = at::full({kElements}, rank.number(), rank.floats());
-    const at::Tensor copy = at::zeros_like(mine), arrived = at::full_like(mine, -1);
-    const auto text = [&] { return fmt::format("{} {}", copy[0].item<float>(), arrived[0].item<float>()); };
-    rank.say("before: copied, arrived", text());
-    const double copying = time_of(rank, [&] { copy.copy_(mine); });
-    const double sending = time_of(rank, [&] {
-      if (n == 1) return void(arrived.copy_(mine));
-      rank.comm().batch_isend_irecv(
-          {{.is_send = true, .tensor = mine, .peer = next}, {.is_send = false, .tensor = arrived, .peer = previous}});
-    });
-    const auto rate = [&](double seconds) { return static_cast<double>(mine.nbytes()) / seconds / 1e9; };
-    rank.say("after; GB/s of both", fmt::format("{}; {} {}", text(), measured(rate(copying)), measured(rate(sending))));
-    rank.check(at::equal(arrived, at::full_like(mine, previous)), "each rank has what the one before it sent");
+    const CopyTimes times = copy_and_send(rank);
     const auto bar = [&](const char* what, double seconds, const char* style) {
-      return Bar{fmt::format("rank {} {}", rank.number(), what), logarithmic(rate(seconds) * 1e9),
-                 fmt::format("{:.3g} GB/s", rate(seconds)), style};
+      const double rate = kElements * 4 / seconds;
+      return Bar{fmt::format("rank {} {}", rank.number(), what), logarithmic(rate),
+                 fmt::format("{:.3g} GB/s", rate / 1e9), style};
     };
-    bars[static_cast<std::size_t>(rank.number())] = {bar("copied", copying, "t0"), bar("sent", sending, "t1")};
+    bars[static_cast<std::size_t>(rank.number())] = {bar("copied", times.copying, "t0"),
+                                                     bar("sent", times.sending, "t1")};
   });
   std::vector<Bar> all;
   for (const auto& of_rank : bars) all.insert(all.end(), of_rank.begin(), of_rank.end());
