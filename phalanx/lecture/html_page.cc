@@ -150,8 +150,8 @@ std::string html_page(const std::vector<WrittenSection>& written) {
       "<title>Distributed training: a lecture that runs</title>\n<style>{}</style></head>\n<body><main>\n"
       "<svg class=defs width=0 height=0 aria-hidden=true><defs><marker id=head viewBox=\"0 0 8 8\" refX=7 refY=4 "
       "markerWidth=6 markerHeight=6 orient=auto><path d=\"M0 0L8 4L0 8z\"/></marker></defs></svg>\n"
-      "<h1>Distributed training: a lecture that runs</h1>\n<nav><ol>\n{}</ol></nav>\n{}</main></body></html>\n",
-      kStyle, contents, body);
+      "{}<nav><ol>\n{}</ol></nav>\n{}</main></body></html>\n",
+      kStyle, html_of_markdown(opening()), contents, body);
 }
 
 }  // namespace phalanx::lecture

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <ctime>
 #include <regex>
 #include <sstream>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/lecture/excerpt.h"
+#include "phalanx/measure/topology.h"
 
 namespace phalanx::lecture {
 namespace {
@@ -48,8 +51,18 @@ std::string_view source_of(const std::string& file) {
   throw Error(fmt::format("the lecture does not hold the source '{}'", file));
 }
 
+/// The first command that a recipe's first comment shows, in a block of its own; "" if there is none.
+std::string command_block(std::string_view source) {
+  constexpr std::string_view kBegin = "//   $ ";
+  const std::size_t begin = source.find(kBegin);
+  if (begin == std::string_view::npos) return "";
+  const std::string_view rest = source.substr(begin + kBegin.size());
+  return fmt::format("\n```sh\n{}\n```\n", rest.substr(0, rest.find('\n')));
+}
+
 std::string quote(const std::string& file, const std::string& code) {
-  return fmt::format("[{0}](../{0}):\n\n```cpp\n{1}```\n", file, code);
+  const char* language = file.ends_with(".sbatch") ? "bash" : "cpp";
+  return fmt::format("[{0}](../{0}):\n\n```{1}\n{2}```\n{3}", file, language, code, command_block(source_of(file)));
 }
 
 /// `text`: what the first line and the last one contain, with " ... " between them.
@@ -139,8 +152,21 @@ std::string terminal_text(const std::string& markdown) {
   return text;
 }
 
+std::string opening() {
+  constexpr std::string_view kPlace = "@when_and_where";
+  const measure::Topology machine = measure::read_topology();
+  const std::time_t now = std::time(nullptr);
+  std::tm day{};
+  gmtime_r(&now, &day);
+  std::array<char, 64> date{};
+  std::strftime(date.data(), date.size(), "%Y-%m-%d", &day);
+  std::string text(kOpeningText.text);
+  return text.replace(text.find(kPlace), kPlace.size(),
+                      fmt::format("~ {}, {}, {} CPUs", date.data(), machine.cpu_model, machine.cpus.size()));
+}
+
 std::string markdown_page(const std::vector<WrittenSection>& written) {
-  std::string page = std::string(kOpeningText.text);
+  std::string page = opening();
   int part = 0;
   for (const WrittenSection& section : written) {
     if (section.section->part != part) {

@@ -34,6 +34,9 @@ std::string list_of_sections();
 /// Markdown for a terminal: headings underlined, code and output indented, links and strong words as their text.
 std::string terminal_text(const std::string& markdown);
 
+/// How the page begins: what it is, and when and where its numbers were measured, which is now and here.
+std::string opening();
+
 /// All of docs/lecture.md.
 std::string markdown_page(const std::vector<WrittenSection>& written);
 

@@ -14,6 +14,7 @@
 #include "phalanx/lecture/excerpt.h"
 #include "phalanx/lecture/flow.h"
 #include "phalanx/lecture/html_page.h"
+#include "phalanx/lecture/levels.h"
 #include "phalanx/lecture/timeline.h"
 #include "phalanx/lecture/tree.h"
 
@@ -63,12 +64,77 @@ TEST(Lecture, EveryCheckHoldsWithOneRankAndWithTwo) {
       EXPECT_THAT(written.markdown, Not(HasSubstr("\n@"))) << section.id;
       if (ranks == 1 || section.id == "summary") continue;
       EXPECT_THAT(written.pictures, Not(::testing::IsEmpty())) << section.id;
-      EXPECT_THAT(written.markdown, AllOf(HasSubstr("```cpp\n"), HasSubstr("\nholds: "), HasSubstr("### Notice\n"),
+      EXPECT_THAT(written.markdown, AllOf(HasSubstr("\nholds: "), HasSubstr("### Notice\n"),
+                                          HasSubstr("### Exercise\n"), HasSubstr("### Answer\n"),
                                           ::testing::AnyOf(HasSubstr("\n  rank 0: "), HasSubstr("\n  ranks 0-1: "),
                                                            HasSubstr(" rank 0 "))))
           << section.id;
     }
   }
+}
+
+/// The lines between "```language" and the fence that closes it, of all such blocks.
+std::vector<std::string> lines_of_blocks(const std::string& markdown, const std::set<std::string>& fences) {
+  std::vector<std::string> lines;
+  std::istringstream in(markdown);
+  bool is_inside = false;
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("```")) {
+      is_inside = fences.contains(line);
+    } else if (is_inside) {
+      lines.push_back(line);
+    }
+  }
+  return lines;
+}
+
+TEST(Lecture, EverySectionShowsTwentyToFortyLinesOfCode) {
+  for (const Section& section : sections()) {
+    if (section.id == "summary") continue;
+    std::string without_steps = "## A\n";  // what they print needs no run here
+    std::istringstream in{std::string(section.text->text)};
+    for (std::string line; std::getline(in, line);) without_steps += line.starts_with("@run") ? "" : line + "\n";
+    const EmbeddedText text{without_steps, ""};
+    const WrittenSection written = write_section({section.id, section.part, &text}, {.ranks = 1});
+    const std::size_t lines = lines_of_blocks(written.markdown, {"```cpp", "```bash"}).size();
+    EXPECT_TRUE(lines >= 20 && lines <= 40) << section.id << " has " << lines;
+  }
+}
+
+TEST(Lecture, BehindTheCodeOfARecipeStandsItsCommand) {
+  const EmbeddedText text{
+      "## A\n@code recipes/ddp_by_hand.cc average_gradients\n@code phalanx/lecture/ring.cc ring_all_reduce\n", ""};
+  const WrittenSection written = write_section({"a", 1, &text}, {.ranks = 1});
+  EXPECT_THAT(lines_of_blocks(written.markdown, {"```sh"}),
+              ::testing::ElementsAre("phalanx launch --nproc-per-node 2 -- ddp_by_hand --per-rank"));
+}
+
+TEST(Lecture, SaysWhenAndWhereItsNumbersWereMeasured) {
+  EXPECT_THAT(opening(),
+              ::testing::ContainsRegex("\nMeasured on ~ 20[0-9][0-9]-[01][0-9]-[0-3][0-9], .*, [1-9][0-9]* CPUs\n"));
+  EXPECT_THAT(html_page({}), ::testing::ContainsRegex("Measured on ~ 20[0-9][0-9]-"));
+}
+
+TEST(Lecture, TheTableOfItsSourcesNamesSections) {
+  std::set<std::string> ids, named;
+  for (const Section& section : sections()) ids.emplace(section.id);
+  std::istringstream in{std::string(kTableText.text)};
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with("|") || line.starts_with("|---") || line.starts_with("|topic")) continue;
+    const std::size_t begin = line.find('|', 1) + 1;
+    std::istringstream cell(line.substr(begin, line.find('|', begin) - begin));
+    for (std::string id; std::getline(cell >> std::ws, id, ',');) named.insert(id);
+  }
+  EXPECT_EQ(named, ids);
+}
+
+TEST(Levels, OneThatIsNoFasterThanOneBehindItIsNotToldApart) {
+  const auto level = [](const char* name, double speed) {
+    return measure::MemoryLevel{.name = name, .one_cpu = speed};
+  };
+  const std::vector<measure::MemoryLevel> levels = {level("L1", 9), level("L2", 4), level("L3", 2), level("memory", 3)};
+  EXPECT_TRUE(is_told_apart(levels, 0) && is_told_apart(levels, 1) && is_told_apart(levels, 3));
+  EXPECT_FALSE(is_told_apart(levels, 2));
 }
 
 TEST(Lecture, AnUnknownSectionIsAnErrorThatNamesTheNearest) {
@@ -251,6 +317,12 @@ TEST(Picture, IsAnSvgWithEscapedText) {
 TEST(Picture, AStateWithoutZerosIsComplete) {
   const std::string svg = picture_of_state("step", {{"01", "11"}, {"11", "10"}}, {{0, 1, 0}, {1, 0, 1}}).svg();
   EXPECT_THAT(svg, AllOf(HasSubstr("class=\"sum\""), HasSubstr("class=\"plain\""), HasSubstr("marker-end")));
+}
+
+TEST(Picture, PartsThatAreThereButNotCurrentArePlain) {
+  const std::string svg = picture_of_grid("a step", {"rank 0"}, {{"before", {"#o.|oo."}}}).svg();
+  EXPECT_THAT(svg, AllOf(HasSubstr("class=\"t0\""), HasSubstr("class=\"plain\""), HasSubstr("class=\"wait\""),
+                         Not(HasSubstr("#o"))));
 }
 
 TEST(Picture, BarsAreAsLongAsTheirShare) {

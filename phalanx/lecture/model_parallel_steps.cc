@@ -52,7 +52,7 @@ void columns_and_rows(Stage& stage) {
     rank.comm().all_reduce(z);
     flow.add(rank, "all_reduce: Z", tensor_text(z[0]));
     const at::Tensor whole = at::mm(at::relu(at::mm(x, a)), b);
-    rank.check(at::equal(z, whole), "Z is what one rank computes from the whole matrices");
+    rank.check(at::equal(z, whole), "Z is that of one rank");
   });
   flow.show(stage, "columns, then rows");
 }
@@ -71,7 +71,7 @@ void tensor_parallel_training(Stage& stage) {
       const std::vector<double> losses = train(nn::named_parameters(net), [&] { return loss_of(nn::call(net, x)); });
       rank.say(fmt::format("world size {}", n), fmt::format("layer 0 {}, layer 1 {}; loss {:.5f}->{:.5f}", shape(0),
                                                             shape(1), losses.front(), losses.back()));
-      rank.check(same_losses(losses, alone), "the losses are those of one rank, forward and backward");
+      rank.check(same_losses(losses, alone), "the losses are those of one rank");
     });
   }
 }
@@ -344,13 +344,13 @@ void split_inference(Stage& stage) {
     for (int r = 0; r < n; ++r) counts.push_back(5 * (kPrompts * (r + 1) / n - kPrompts * r / n));
     const at::Tensor all = at::zeros({kPrompts, 5}, mine.options());
     rank.comm().all_gather_uneven(all, mine, counts);
-    rank.check(at::equal(all.cpu(), alone), "copies: the tokens of one rank");
+    rank.check(at::equal(all.cpu(), alone), "the tokens are those of one rank");
     SmallNet split(rank.device());
     parallelize_module(split, mesh_of(rank, {{"tp", n}}), kPairs);
     nn::initialise(split, kSeed);
     const at::Tensor prompts = batch_rows(rank.device(), 0, kPrompts);
     const at::Tensor tokens = generate([&](const at::Tensor& x) { return nn::call(split, x); }, prompts);
-    rank.check(at::equal(tokens.cpu(), alone), "tensor: the tokens of one rank");
+    rank.check(at::equal(tokens.cpu(), alone), "the tokens are those of one rank");
     flow.add(rank, "tensor: of layer 0", part_text(rank, split.layers[0]->weight.t(), kDim, kDim));
     const int each = kLayers / n;
     SmallNet part(rank.device(), rank.number() * each, (rank.number() + 1) * each);
@@ -365,7 +365,7 @@ void split_inference(Stage& stage) {
         },
         prompts);
     flow.add(rank, "pipeline: layers", range_text(rank.number() * each, each));
-    rank.check(at::equal(by_layers.cpu(), alone), "pipeline: the tokens of one rank");
+    rank.check(at::equal(by_layers.cpu(), alone), "the tokens are those of one rank");
   });
   flow.show(stage, "what each rank has: the copies' prompts, columns of a matrix, layers");
 }

@@ -6,6 +6,9 @@
 //   @code FILE NAME              a function of a source (excerpt.h)
 //   @code FILE NAME LAST         from one function to another
 //   @lines FILE FIRST ... LAST   lines of a source, from one that contains FIRST to one that contains LAST
+//
+// Behind the code of a recipe stands the first command of its first comment. A block fenced with sh holds commands, which
+// scripts/lecture_commands.py runs as they are.
 #pragma once
 
 #include <string_view>

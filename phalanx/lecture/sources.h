@@ -17,7 +17,7 @@ extern const EmbeddedText kWhyText, kHardwareText, kCollectivesText, kRingText, 
     kInferenceText, kSummaryText;
 
 extern const EmbeddedText kCollectivesTour, kDdpByHand, kLifecycle, kLlamaShardedTensorParallel, kOverlap,
-    kPipelineByHand, kRing, kTensorParallelByHand, kTensorParallelToy, kTracedStream, kZero3ByHand, kMachineSteps,
-    kJobSteps, kModelParallelSteps;
+    kPipelineByHand, kRing, kTensorParallelByHand, kTensorParallelToy, kTracedStream, kTwoNodesLauncher, kZero3ByHand,
+    kMachineSteps, kModelParallelSteps;
 
 }  // namespace phalanx::lecture

@@ -23,7 +23,7 @@ void spawn_ranks(Stage& stage) {
       rank.comm().all_reduce(sum);
       rank.say(fmt::format("world size {}", n),
                fmt::format("device {}, sum {:.0f}", rank.device().str(), sum.item<double>()));
-      rank.check(sum.item<double>() * 2 == n * (n - 1), "one program, and every rank has its own number");
+      rank.check(sum.item<double>() * 2 == n * (n - 1), "every rank has its own number");
     });
   }
 }
@@ -52,7 +52,7 @@ void model_sizes(Stage& stage) {
   stage.print(
       fmt::format("an embedding of 128,000 x 8,192: {} parameters, {} in 16 bits, {} with Adam in mixed precision",
                   human_count(embedding), gigabytes(2 * embedding), gigabytes(16 * embedding)));
-  stage.check(16 * 70e9 > kH100 && 2 * 70e9 > kH100, "70 B parameters fit on no 80 GB device");
+  stage.check(16 * 70e9 > kH100 && 2 * 70e9 > kH100, "70B fits on no 80 GB device");
 }
 
 void three_scenarios(Stage& stage) {
