@@ -12,8 +12,13 @@
 # Here a small model is trained first. The job is stopped in the middle (SIGKILL) and goes on; one prompt lacks its field.
 #
 #   $ recipes/batch_inference.sh
-#   ...
+#   stopped with <3> results
+#   skipped: <prompts.jsonl>, line 41: neither "input_prompt" (text) nor "ids" (token ids)
+#   <{"unique_id":"q-1","input_prompt":"...","generated_response":"...">
+#   <{"unique_id":"q-2","input_prompt":"...","generated_response":"...">
 #   40 prompts, each answered once, in order
+#
+# In < > stands any text: how far it came, and what the small model makes of the prompts.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/small_model.sh
@@ -30,13 +35,14 @@ job=(-n "$ranks" --checkpoint "$folder/run/hf" --prompts-file "$folder/prompts.j
      --max-new-tokens 50 --batch-size 4 --final-file merged.jsonl --allow-skipped)
 
 rm -rf "$folder/answers"
-setsid "$phalanx" generate "${job[@]}" --quiet & started=$!
+setsid "$phalanx" generate "${job[@]}" --quiet >> "$folder/log" 2>&1 & started=$!
 until [[ $(cat "$folder"/answers/part-*.jsonl 2>/dev/null | wc -l) -ge 3 ]] || ! kill -0 "$started" 2>/dev/null; do sleep 0.05; done
 kill -KILL -- "-$started" 2>/dev/null || true
-wait "$started" || true
+wait "$started" 2>/dev/null || true
 before=$(cat "$folder"/answers/part-*.jsonl | wc -l)
 echo "stopped with $before results"
-"$phalanx" generate "${job[@]}"
+quietly "$folder/log" "$phalanx" generate "${job[@]}"
+grep 'line 41' "$folder/log" | tail -n 1
 
 head -n 2 "$folder/answers/merged.jsonl" | cut -c 1-150
 lines=$(wc -l < "$folder/answers/merged.jsonl") parts=$(cat "$folder"/answers/part-*.jsonl | wc -l)

@@ -4,7 +4,8 @@
     check_output.py SOURCE --path FOLDER [--path FOLDER ...] [--append "ARGUMENTS"]
 
 In the comment a command begins with "$ "; its output follows, up to an empty line or the next command. Each of the
---path folders holds programs; recipes/SCRIPT is found in this repository. --append adds arguments to each command. A line "..." stands for any number of lines. Text and whole numbers must be equal, but
+--path folders holds programs; recipes/SCRIPT is found in this repository. --append adds arguments to each command. A
+line "..." stands for any number of lines, and what stands in < > for any text. Text and whole numbers must be equal, but
 for counts of right answers. A number with a point, and such a count, may differ by --tolerance of it (1 %), or by 2 in
 its last digit. What depends on the machine is any number: times, rates and their ratios (before a unit such as ms, after
 "speed-up"), and rounding errors (written with an exponent).
@@ -20,6 +21,7 @@ import tempfile
 
 SKIPPED = 77
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]\d+)?")
+ANY_TEXT = re.compile(r"<[^<>]+>")
 ANY_UNIT = re.compile(r" ?(ms|s|seconds|us|tokens/s|.?B/s|x the|times)\b")
 
 
@@ -48,6 +50,8 @@ def is_close(expected, found, tolerance):
 
 def line_matches(expected, found, tolerance):
     expected, found = " ".join(expected.split()), " ".join(found.split())
+    if ANY_TEXT.search(expected):
+        return re.fullmatch(".+".join(re.escape(part) for part in ANY_TEXT.split(expected)), found) is not None
     if NUMBER.sub("0", expected) != NUMBER.sub("0", found):
         return False
     for a, b in zip(NUMBER.finditer(expected), NUMBER.finditer(found)):
@@ -90,7 +94,7 @@ def main():
             # A script's lines are those of its programs, some of which go to standard error.
             errors = subprocess.STDOUT if arguments.source.suffix == ".sh" else None
             run = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
-                                 check=False)
+                                 errors="replace", check=False)
             found = [line for line in run.stdout.splitlines() if line.strip()]
             print(f"$ {command}\n{run.stdout}", flush=True)
             if run.returncode == SKIPPED:
@@ -108,6 +112,8 @@ def self_test():
     assert not output_matches(["a", "b"], ["a"]) and not output_matches(["the same"], ["NOT the same"])
     assert output_matches(["2.5 ms, 1.1 x the a, by 1.0e-07"], ["9.7 ms, 2.9 x the a, by 0.0e+00"])
     assert not output_matches(["loss 1.5, 2"], ["loss nan, 2"])
+    assert output_matches(["  <2> of <3 CPUs>, all"], ["4 of 8 CPUs (a quota), all"])
+    assert not output_matches(["<2> of <3>, all"], ["4 of 8"]) and not output_matches(["L1 <48 KiB>"], ["L2 48 KiB"])
     accuracy = ["Accuracy: 530/534 (99%)"]
     assert output_matches(accuracy, ["Accuracy: 526/534 (98%)"]) and not output_matches(accuracy, ["Accuracy: 500/534 (99%)"])
 

@@ -11,11 +11,12 @@ read_options() {  # <known options> -- <arguments>: sets them and phalanx
   require_program "$phalanx" --build
 }
 
-# As a Hugging Face directory in $folder/run/hf.
+# As a Hugging Face directory in $folder/run/hf; what the programs say is in $folder/log.
 make_small_model() {
   rm -rf "$folder"
   mkdir -p "$folder"
-  "$phalanx" tokenize docs --vocab-size 512 --tokenizer "$folder/tokenizer.json" --output "$folder/train"
-  "$phalanx" train recipes/pretrain.toml --job.dump_folder "$folder/run" --model.hf_assets_path "$folder" \
+  quietly "$folder/log" "$phalanx" tokenize docs --vocab-size 512 --tokenizer "$folder/tokenizer.json" \
+    --output "$folder/train"
+  quietly "$folder/log" "$phalanx" train recipes/pretrain.toml --job.dump_folder "$folder/run" --model.hf_assets_path "$folder" \
     --training.dataset_path "$folder/train.bin" --training.steps 30 --checkpoint.last_save_in_hf
 }

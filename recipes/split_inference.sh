@@ -5,14 +5,12 @@
 #   recipes/split_inference.sh [--build build/release] [--folder outputs/split_inference]
 #
 #   $ recipes/split_inference.sh
-#   ...
 #   -n 2 --pp 2: the same
-#   ...
 #   -n 2 --tp 2: the same
-#   ...
 #   -n 4 --pp 2 --tp 2: the same
-#   ...
+#   <{"id": 0, "prompt": "...", "completion": "...", ...>
 #
+# The last line is the first prompt with what the small model makes of it; < > stands for any text.
 # Cut by layers, each rank works on other prompts while their neighbours' are with the next one, so that none waits.
 # Each rank reads its part of the files alone.
 set -euo pipefail
@@ -25,7 +23,7 @@ awk 'NF && n < 8 { print substr($0, 1, 50); n++ }' docs/tensor_parallel.md > "$f
 answers() {  # <file> <options>
   local file=$1; shift
   "$phalanx" generate "$@" --checkpoint "$folder/run/hf" --prompts-file "$folder/prompts.txt" --max-new-tokens 40 \
-    --temperature 0.7 --seed 3 > "$folder/$file"
+    --temperature 0.7 --seed 3 > "$folder/$file" 2>> "$folder/log" || { tail -n 30 "$folder/log" >&2; exit 1; }
 }
 answers one.jsonl
 for layout in "-n 2 --pp 2" "-n 2 --tp 2" "-n 4 --pp 2 --tp 2"; do

@@ -4,6 +4,8 @@
 #   take_options build ranks -- "$@"           # --ranks 4 sets `ranks`; --help prints the comment at the head of the script
 #   require_program "$build/bin/phalanx" --build
 #
+#   quietly "$folder/log" "$phalanx" train ... # adds what it prints to that file, and shows the end of it if it fails
+#
 # What is no such option goes, in order, into `rest`; take_only_options refuses it.
 
 take_options() {  # <names> -- <the script's arguments>
@@ -39,4 +41,11 @@ take_only_options() {
 
 require_program() {  # <path> <the option that names it>
   [[ -x $1 ]] || { echo "$0: no program '$1'; build it, or give $2" >&2; exit 2; }
+}
+
+quietly() {  # <log file> <command>
+  local log=$1 status=0
+  shift
+  "$@" >>"$log" 2>&1 || status=$?
+  [[ $status == 0 ]] || { tail -n 30 "$log" >&2; exit "$status"; }
 }

@@ -70,7 +70,6 @@ void three_scenarios(Stage& stage) {
                                     .seq = one.seq,
                                     .gather_bytes = 2,
                                     .reduce_bytes = 4,
-                                    .autocast = true,
                                     .on_device = true};
     const plan::Devices devices = plan::parse_devices(one.devices, {});
     const plan::Scenario scenario = plan::find_scenario(shape, devices, kHeadroom);

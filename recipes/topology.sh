@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# What a machine has, how its devices are linked, and the measured speed of each level, from the nearest cache to TCP.
+#
+#   recipes/topology.sh [PHALANX]          # build/release/bin/phalanx
+#
+# In < > stands what differs from machine to machine, and every number does. "..." stands for more lines of the kind: of
+# other caches, NUMA nodes and network devices, and where there are GPUs of their links and copies.
+#
+#   $ recipes/topology.sh
+#   Processors
+#     <Intel(R) Xeon(R) Processor>
+#     <1 socket, 2 cores, 1 hardware thread each: 2 CPUs>
+#     <L1d   48.0 KiB  x 2, 1 CPU each>
+#   ...
+#   NUMA nodes
+#     <node 0   CPUs 0-1   23.5 GiB, 20.1 GiB free>
+#   ...
+#   Network
+#   ...
+#   This process
+#     may use <2> of <2 CPUs>
+#   GPUs
+#   ...
+#   Measured: copies by memcpy, each byte counted once
+#     level            buffer      one CPU        all <2>
+#   ...
+#     memory     <1.88 GiB>    <3.2 GiB/s>    <5.1 GiB/s>
+#   ...
+#   Measured: between two processes
+#     link                           speed      latency
+#     shared memory             <4.1 GiB/s> <0.3 us>
+#     loopback TCP              <1.9 GiB/s> <9.1 us>
+#   ...
+#   Between nodes: phalanx bench comm --ops pingpong,sendrecv, in a job with ranks on each of them
+set -euo pipefail
+# shellcheck source=scripts/options.bash
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/options.bash"
+if [[ ${1:-} == -* ]]; then take_only_options -- "$@"; fi
+phalanx=${1:-build/release/bin/phalanx}
+require_program "$phalanx" PHALANX
+exec "$phalanx" doctor --topology
