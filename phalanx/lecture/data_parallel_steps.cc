@@ -488,7 +488,7 @@ void zero_stages(Stage& stage) {
         fmt::format("{:<8}{:>12}{:>12}{:>12}", name, of_rank_0.parameters, of_rank_0.gradients, of_rank_0.optimizer));
   }
   stage.show({});
-  flow.show(stage, "layer 0's weight, gradient and moments in a step: what each rank has");
+  flow.show(stage, "weight, gradient, moments of layer 0: coloured what counts, plain other values, dashed nothing");
 }
 
 }  // namespace phalanx::lecture
