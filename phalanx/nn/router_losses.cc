@@ -71,9 +71,9 @@ at::Tensor with_z_loss(const at::Tensor& logits, const RouterLosses& losses) {
 at::Tensor with_load_loss(const at::Tensor& scores, const at::Tensor& chosen, std::int64_t sequences, RouterForm form,
                           const RouterLosses& losses) {
   const std::int64_t units = losses.load_unit == LoadUnit::sequence ? sequences : 1, experts = scores.size(1);
-  const auto tokens_of_sequence = static_cast<double>(scores.size(0) / sequences * losses.sequence_ranks);
+  const std::int64_t tokens_of_sequence = scores.size(0) / sequences * losses.sequence_ranks;
   at::Tensor gradient = shares_of_choices(chosen, units, experts, losses) *
-                        (losses.load_weight * static_cast<double>(experts) / tokens_of_sequence);
+                        (losses.load_weight * static_cast<double>(experts) / static_cast<double>(tokens_of_sequence));
   if (form != RouterForm::softmax) gradient = gradient_of_scores(gradient, scores.detach());
   if (losses.loss_scale.defined()) gradient = gradient * losses.loss_scale;
   return AddLoadLossGradient::apply(scores, gradient);

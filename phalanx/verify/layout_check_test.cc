@@ -337,13 +337,13 @@ TEST_F(LayoutCheckTest, AWrongUpdateThatIsSmallBesideItsWeightIsFound) {
     std::string optimizer, lr;
     std::string wrong;  // a key of the layout's optimizer alone
   };
-  for (const Case& one :
-       {Case{"AdamW", "1e-4", "--optimizer.weight_decay=0.05"},
-        Case{"AdamW", "1e-7", R"(--optimizer.groups=[{params = ["*.wo.*"], lr_factor = 1.01}])"},
-        Case{"SGD", "1e-6", "--optimizer.weight_decay=0.05"},
-        Case{"SGD", "1e-6", R"(--optimizer.groups=[{params = ["*.wo.*"], lr_factor = 2}])"},
-        Case{"Lion", "1e-6", "--optimizer.weight_decay=0.05"}, Case{"Lion", "1e-6", "--optimizer.beta1=0.5"},
-        Case{"Muon", "1e-6", "--muon.weight_decay=0.05"}}) {
+  for (const Case& one : {Case{"AdamW", "1e-4", "--optimizer.weight_decay=0.05"},
+                          Case{"AdamW", "1e-7", R"(--optimizer.groups=[{params = ["*.wo.*"], lr_factor = 1.01}])"},
+                          Case{"SGD", "1e-6", "--optimizer.weight_decay=0.05"},
+                          Case{"SGD", "1e-6", R"(--optimizer.groups=[{params = ["*.wo.*"], lr_factor = 2}])"},
+                          Case{"Lion", "1e-6", "--optimizer.weight_decay=0.05"},
+                          Case{"Lion", "1e-6", R"(--optimizer.groups=[{params = ["*.wo.*"], lr_factor = 1.01}])"},
+                          Case{"Muon", "1e-6", "--muon.weight_decay=0.05"}}) {
     for (const Layout& layout : {Layout{"ddp", 2}, Layout{"zero3", 2, degrees(1, 2)}, Layout{"pp", 2, pipeline(2)}}) {
       Layout typed = layout;
       typed.keys.insert(typed.keys.end(), {"--optimizer.name=" + one.optimizer, "--optimizer.lr=" + one.lr});
