@@ -15,18 +15,14 @@ import pathlib
 import subprocess
 import sys
 
-from released_tokenizers import pip
+import pypi_libraries
 
 PYARROW = "pyarrow==26.0.1"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def bring_pyarrow(cache):
-    done = cache / "done"
-    if not done.exists() or done.read_text() != PYARROW:
-        pip("install", "--upgrade", "--no-deps", "--target", cache, PYARROW)
-        done.write_text(PYARROW)
-    sys.path.insert(0, str(cache))
+    pypi_libraries.bring(cache, [PYARROW])
     return cache / "pyarrow"
 
 
