@@ -1,16 +1,19 @@
 // Generation on a simulated device: the tokens are those of the whole model run anew for each of them, for rows of equal
 // and unequal lengths, with and without a window; and what one step costs: launches, and times that the host waits.
+#include <ATen/ops/abs.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/argmax.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/topk.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -62,12 +65,17 @@ class SimGeneration : public SimTest, public ::testing::WithParamInterface<at::S
     for (std::size_t i = 0; i < length; ++i) prompt.push_back((first + 17 * static_cast<std::int64_t>(i)) % 61);
     return prompt;
   }
+  /// Up to the first token whose logit is so near to another one's that rounding to 16 bits decides.
   std::vector<std::int64_t> without_cache(models::Llama& llama, std::vector<std::int64_t> tokens, int count) const {
     const at::NoGradGuard no_grad;
     std::vector<std::int64_t> result;
     for (int i = 0; i < count; ++i) {
       const at::Tensor row = at::tensor(tokens, at::TensorOptions(at::kLong)).unsqueeze(0).to(device);
-      result.push_back(llama.forward(row).select(0, 0).select(0, -1).argmax().item<std::int64_t>());
+      const at::Tensor logits = llama.forward(row).select(0, 0).select(0, -1).to(at::kCPU, at::kFloat);
+      const auto [best, which] = logits.topk(2);
+      const double margin = (best[0] - best[1]).item<double>();
+      if (GetParam() != at::kFloat && margin < 0.02 * logits.abs().max().item<double>()) break;
+      result.push_back(which[0].item<std::int64_t>());
       tokens.push_back(result.back());
     }
     return result;
@@ -78,6 +86,7 @@ class SimGeneration : public SimTest, public ::testing::WithParamInterface<at::S
 };
 
 TEST_P(SimGeneration, TokensAreThoseOfTheWholeModel) {
+  std::size_t compared = 0;
   for (const auto& [window, has_sinks] : {std::pair(0, false), {6, false}, {6, true}}) {
     const auto llama = model(window, has_sinks);
     for (const std::vector<std::size_t>& lengths : {std::vector<std::size_t>{7}, {5, 5, 5}, {9, 3, 6, 4}}) {
@@ -88,13 +97,17 @@ TEST_P(SimGeneration, TokensAreThoseOfTheWholeModel) {
       const auto results = Generator(*llama, {.max_batch = 4}).generate(requests);
       std::set<std::int64_t> different;
       for (std::size_t i = 0; i < requests.size(); ++i) {
-        EXPECT_EQ(results[i].tokens, without_cache(*llama, requests[i].prompt, 12))
+        const std::vector<std::int64_t> expected = without_cache(*llama, requests[i].prompt, 12);
+        ASSERT_EQ(results[i].tokens.size(), 12U);
+        compared += expected.size();
+        EXPECT_TRUE(std::ranges::equal(expected, std::span(results[i].tokens).first(expected.size())))
             << "window " << window << (has_sinks ? ", sinks" : "") << ", row " << i << " of " << lengths.size();
         different.insert(results[i].tokens.begin(), results[i].tokens.end());
       }
       EXPECT_GT(different.size(), 3u) << "the model repeats itself: a weak test";
     }
   }
+  EXPECT_GE(compared, 40U) << "a weak test";
 }
 
 // Rows of equal and of unequal lengths, with and without a window, beside plain operators in float32.
@@ -140,9 +153,10 @@ TEST_P(SimGeneration, RowsThatMoveAndAreFilledAgainKeepTheirTokens) {
   }
   const auto results = Generator(*llama, {.max_batch = 3, .prefill_chunk = 4}).generate(requests);
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    EXPECT_EQ(results[i].tokens,
-              without_cache(*llama, requests[i].prompt, static_cast<int>(requests[i].max_new_tokens)))
-        << "request " << i;
+    const auto count = static_cast<std::size_t>(requests[i].max_new_tokens);
+    const std::vector<std::int64_t> expected = without_cache(*llama, requests[i].prompt, static_cast<int>(count));
+    ASSERT_EQ(results[i].tokens.size(), count);
+    EXPECT_TRUE(std::ranges::equal(expected, std::span(results[i].tokens).first(expected.size()))) << "request " << i;
   }
 }
 
