@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/train/autocast_guard.h"
@@ -14,7 +15,8 @@
 
 namespace phalanx::train {
 
-Validator::Validator(std::vector<Set> sets, ValidatorOptions options) : sets_(std::move(sets)), options_(options) {}
+Validator::Validator(std::vector<Set> sets, ValidatorOptions options)
+    : sets_(std::move(sets)), options_(std::move(options)) {}
 
 std::int64_t Validator::sample_count_of(const Set& set) const {
   const std::int64_t all = set.dataloader.sample_count();
