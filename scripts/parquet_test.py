@@ -181,6 +181,13 @@ def run_arrow(cases, folder):
     for name, size in (("without its end mark", len(whole) - 8), ("half a stream", len(whole) // 2)):
         cut.write_bytes(whole[:size])
         cases.refused(f"Arrow: {name}", cut, ["cut.arrow", "ends too soon"])
+    cut.write_bytes(whole + whole)
+    cases.refused("Arrow: two streams in a file", cut, ["cut.arrow", "is followed by something else"])
+    words = [pa.array(part).dictionary_encode() for part in (rows[:2000], rows[2000:])]  # another dictionary each, with nulls
+    cases.same("Arrow: categories that change", write_arrow(folder / "changing.arrow", pa.table(
+        {"text": pa.chunked_array(words)}), rows_a_batch=5000), rows)
+    cut.write_bytes(write_arrow(folder / "file.arrow", pa.table({"text": rows}), writer=pa.ipc.new_file).read_bytes()[:9000])
+    cases.refused("Arrow: half a file", cut, ["cut.arrow"])
     damaged = bytearray(whole)
     damaged[2000:6000] = b"\xff" * 4000
     cut.write_bytes(damaged)

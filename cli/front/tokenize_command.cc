@@ -32,6 +32,8 @@
 #include "phalanx/data/corpus/corpus.h"
 #include "phalanx/data/corpus/unfinished_tokens.h"
 #include "phalanx/data/token_sidecar.h"
+#include "phalanx/data/tokenizer/bpe_tokenizer.h"
+#include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
 
 namespace phalanx::cli {
 
@@ -43,7 +45,7 @@ const std::string_view kTokenizeHelp =
 Trains a byte-level BPE tokenizer on texts, turns texts into token files for training, or both at once.
 INPUT is a file, a directory (all files below it but hidden ones), a quoted shell pattern, or - for standard input.
 A file of text (.txt, .md, sources) is one document; JSON lines (.jsonl, .ndjson), Parquet and Arrow hold one a record.
-All may be compressed by gzip or zstd. Binary files in directories are skipped. Every document is ended by the tokenizer's
+Text and JSON lines may be compressed by gzip or zstd. Binary files in directories are skipped. Every document is ended by the tokenizer's
 end-of-text token.
 
   --tokenizer FILE           Hugging Face tokenizer.json: written with --vocab-size, else read (or a directory with one)
@@ -269,6 +271,25 @@ void drop_set_aside(const TokenizeArguments& arguments) {
                   *before, arguments.output, has_mask ? ", .mask" : ""));
 }
 
+/// Whether a file that is there was made by a command that was stopped, which makes it again when it goes on: a tokenizer
+/// that it trained, and the text that it set aside.
+bool is_of_stopped(const TokenizeArguments& arguments, const std::string& path) {
+  const std::string validation = arguments.output + "-validation";
+  try {
+    auto stopped = data::unfinished_tokens(arguments.output);
+    const bool is_validation = path.starts_with(validation + ".");
+    if (is_validation) {
+      const auto aside = data::read_sidecar(validation + ".bin");
+      return stopped && aside && !stopped->set_aside.empty() && aside->content == stopped->set_aside;
+    }
+    if (!stopped) stopped = data::unfinished_tokens(validation);
+    return stopped && path == arguments.tokenizer &&
+           data::tokenizer_fingerprint(data::BpeTokenizer::load(path)) == stopped->tokenizer;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 /// Checks the outputs before any work. Hours of encoding must not end with an error about an existing file, or destroy
 /// it.
 void check_outputs(const TokenizeArguments& arguments) {
@@ -312,10 +333,7 @@ void check_outputs(const TokenizeArguments& arguments) {
   }
   if (const auto before = set_aside_before(arguments)) look(*before + ".bin");
   if (there.empty() || arguments.force) return;
-  // What a stopped command has set aside is set aside again when it goes on.
-  const bool is_of_stopped = std::ranges::all_of(
-      there, [&](const std::string& path) { return path.starts_with(arguments.output + "-validation."); });
-  if (is_of_stopped && data::has_unfinished_tokens(arguments.output)) return;
+  if (std::ranges::all_of(there, [&](const std::string& path) { return is_of_stopped(arguments, path); })) return;
   throw DataError(fmt::format("{} exist{} already: give --force to replace {}, or choose another name",
                               fmt::join(there, ", "), there.size() == 1 ? "s" : "", there.size() == 1 ? "it" : "them"));
 }
@@ -437,13 +455,17 @@ std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::Bpe
                              const std::string& prefix, const std::vector<data::Document>& documents,
                              const std::string& set_aside = {}) {
   const Stopwatch watch;
+  // Standard input comes once.
+  const bool keeps = std::ranges::all_of(documents, [](const data::Document& one) { return one.name.empty(); });
   ProgressBar bar("tokenizing", static_cast<std::uint64_t>(data::total_bytes(documents)),
                   progress_options(ProgressUnit::bytes, arguments.quiet));
-  const data::EncodingSummary summary = data::encode_corpus(documents, tokenizer, prefix,
-                                                            {.end_of_text = !arguments.no_end_of_text,
-                                                             .bytes_done = [&](std::uint64_t n) { bar.advance(n); },
-                                                             .set_aside = set_aside,
-                                                             .threads = arguments.threads});
+  const data::EncodingSummary summary =
+      data::encode_corpus(documents, tokenizer, prefix,
+                          {.end_of_text = !arguments.no_end_of_text,
+                           .bytes_done = [&](std::uint64_t n) { bar.advance(n); },
+                           .set_aside = set_aside,
+                           .threads = arguments.threads,
+                           .tokens_kept_at_once = keeps ? data::EncodingOptions().tokens_kept_at_once : 0});
   bar.finish();
   if (summary.taken_over > 0) {
     fmt::print("{}: {} documents were there from a command that was stopped\n", summary.path,
@@ -466,7 +488,7 @@ std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::Bpe
   fmt::print("{}: {} tokens, {} documents, {:.2f} bytes/token, unigram entropy {:.4f} nats/token, {}\n", summary.path,
              with_commas(summary.tokens), with_commas(summary.documents),
              static_cast<double>(summary.bytes) / static_cast<double>(summary.tokens), summary.unigram_entropy,
-             human_bytes_per_second(static_cast<double>(summary.bytes) / seconds));
+             human_bytes_per_second(static_cast<double>(summary.bytes - summary.bytes_taken_over) / seconds));
   if (arguments.histogram) print_histogram(summary.lengths);
   return summary.empty;
 }

@@ -14,7 +14,9 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/data/corpus/unfinished_tokens.h"
 #include "phalanx/data/token_file.h"
+#include "phalanx/data/token_sidecar.h"
 #include "phalanx/data/tokenizer/bpe_tokenizer.h"
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
 
@@ -157,22 +159,36 @@ TEST_F(TokenizeCommandTest, WhatIsThereIsReplacedByForceOnly) {
   EXPECT_THAT(error_, HasSubstr("t.json is the tokenizer too"));
 }
 
-TEST_F(TokenizeCommandTest, AStoppedCommandGoesOnBesideWhatItHasSetAside) {
-  ASSERT_EQ(run({path("*.txt"), "--vocab-size", "270", "--tokenizer", path("t.json"), "-q"}), 0) << error_;
-  const Arguments command = {path("*.txt"), "--tokenizer",           path("t.json"), "-o",
-                             path("ids"),   "--validation-fraction", "0.2",          "-q"};
+TEST_F(TokenizeCommandTest, AStoppedCommandGoesOnBesideWhatItHasMade) {
+  const Arguments command = {path("*.txt"), "--vocab-size",          "270", "--tokenizer", path("t.json"), "-o",
+                             path("ids"),   "--validation-fraction", "0.2", "-q"};
   ASSERT_EQ(run(command), 0) << error_;
   const std::string ids = read_file(path("ids.bin")), aside = read_file(path("ids-validation.bin"));
-  for (const char* ending : {".bin", ".idx", ".json"}) std::filesystem::remove(path(std::string("ids") + ending));
-  EXPECT_EQ(run(command), 1);
-  EXPECT_THAT(error_, HasSubstr("ids-validation.bin, "));
-  // As if it was stopped after it had set text aside.
-  std::ofstream(path("ids.unfinished")) << "of somebody";
-  std::ofstream(path("ids.bin.tmp")) << "ids";
+  // As if it was stopped after it had trained the tokenizer and set text aside.
+  const auto stop = [&](const std::string& set_aside) {
+    for (const char* ending : {".bin", ".idx", ".json"}) std::filesystem::remove(path(std::string("ids") + ending));
+    write_file(path("ids.bin.tmp"), "ids");
+    data::UnfinishedTokens unfinished(
+        path("ids"),
+        {.identity = "of this command",
+         .tokenizer = data::tokenizer_fingerprint(data::BpeTokenizer::load(path("t.json"))),
+         .set_aside = set_aside},
+        posix_file_system());
+    unfinished.begin();
+    unfinished.add(std::vector<std::int32_t>{1}, data::TokenType::u16);
+  };
+  stop(data::read_sidecar(path("ids-validation.bin"))->content);
   ASSERT_EQ(run(command), 0) << error_;
   EXPECT_EQ(read_file(path("ids.bin")), ids);
   EXPECT_EQ(read_file(path("ids-validation.bin")), aside);
   for (const char* left : {"ids.unfinished", "ids.bin.tmp"}) EXPECT_FALSE(std::filesystem::exists(path(left))) << left;
+  // What was set aside of another text is somebody else's.
+  stop("of another text");
+  EXPECT_EQ(run(command), 1);
+  EXPECT_THAT(error_, AllOf(HasSubstr("ids-validation.bin"), HasSubstr("give --force")));
+  std::filesystem::remove(path("ids.unfinished"));
+  EXPECT_EQ(run(command), 1);
+  EXPECT_THAT(error_, AllOf(HasSubstr("t.json"), HasSubstr("ids-validation.bin")));
 }
 
 TEST_F(TokenizeCommandTest, WhatWasSetAsideBeforeIsNotKeptBesideItsText) {

@@ -64,7 +64,9 @@ plan::Layout layout_of(const TrainConfig& config, const RunPlan& plan) {
 }
 
 plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& plan) {
-  return plan::apply_layout(shape_without_layout(config), layout_of(config, plan));
+  plan::TrainingShape shape = plan::apply_layout(shape_without_layout(config), layout_of(config, plan));
+  if (shape.validation_batch == -1) shape.validation_batch = config.training.local_batch_size;
+  return shape;
 }
 
 }  // namespace phalanx::config

@@ -63,7 +63,10 @@ TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptio
   }
   PHALANX_ASSERT(!has_mask_, "a stopped writer has no mask");
   for (const std::int32_t length : lengths_) size_ += length;
-  std::filesystem::resize_file(bin_path() + ".tmp", static_cast<std::uintmax_t>(size_ * bytes_of(type_)));
+  stays_ = true;
+  std::error_code error;
+  std::filesystem::resize_file(bin_path() + ".tmp", static_cast<std::uintmax_t>(size_ * bytes_of(type_)), error);
+  if (error) throw FileError(fmt::format("cannot cut {}.tmp: {}", bin_path(), error.message()), error.value());
   bin_ = file_system_.append(bin_path() + ".tmp");
 }
 
@@ -71,9 +74,9 @@ TokenFileWriter::~TokenFileWriter() {
   if (!bin_) return;
   bin_.reset();
   mask_.reset();
-  if (stays_) return;
   for (const std::string& path :
        {bin_path() + ".tmp", idx_path() + ".tmp", sidecar_path(bin_path()) + ".tmp", mask_path(bin_path()) + ".tmp"}) {
+    if (stays_ && path == bin_path() + ".tmp") continue;
     try {
       file_system_.remove_all(path);
     } catch (const std::exception&) {

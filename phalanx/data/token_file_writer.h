@@ -2,13 +2,12 @@
 // PREFIX.json, which says how they were made (token_sidecar.h).
 //
 // Ids are stored as uint16 if vocab_size is at most 65,500 (Megatron's own limit), else as int32. All three files are
-// written as PREFIX.bin.tmp and so on, and renamed by finish(), .bin first. A writer destroyed before finish() leaves
-// nothing behind (or PREFIX.bin.tmp, see keep_unfinished()), so a run that fails never leaves a partial file under a final
-// name. A crash between the renames
-// leaves files that do not match, which TokenFile refuses. A PREFIX.json that no TokenFileWriter made is not replaced:
-// DataError.
-// With `has_mask` it also writes PREFIX.mask, which says of each token whether it is trained. Without, it removes one that
-// the old PREFIX.json names. A PREFIX.mask that no PREFIX.json names is not touched: DataError.
+// written as PREFIX.bin.tmp and so on, and renamed by finish(), .bin first. So a run that fails never leaves a partial
+// file under a final name. A writer destroyed before finish() removes them, but for what keep_unfinished() has kept. A
+// crash between the renames leaves files that do not match, which TokenFile refuses. A PREFIX.json that no
+// TokenFileWriter made is not replaced: DataError.
+// With `has_mask` it also writes PREFIX.mask, which says of each token whether it is trained. Without, it removes one
+// that the old PREFIX.json names. A PREFIX.mask that no PREFIX.json names is not touched: DataError.
 // An empty document is stored (Megatron allows it). A full disk, a missing permission and ids outside the vocabulary
 // are DataErrors.
 //
@@ -39,8 +38,8 @@ struct TokenFileWriterOptions {
   std::optional<std::int64_t> document_end = {};  // the id that ends each document, or kNoDocumentEnd; unset: unknown
   std::string set_aside = {};                     // TokenSidecar::set_aside
   bool has_mask = false;                          // documents come with which of their tokens are trained
-  /// Tokens of each document that PREFIX.bin.tmp begins with, of a writer that was stopped: the new ones come behind them.
-  /// Whatever else is there is dropped. Empty: it begins anew. REQUIRES: no mask.
+  /// Tokens of each document that PREFIX.bin.tmp begins with, of a writer that was stopped: the new ones come behind
+  /// them. Whatever else is there is dropped. Empty: it begins anew. REQUIRES: no mask.
   std::vector<std::int32_t> kept = {};
 };
 
@@ -62,7 +61,7 @@ class TokenFileWriter {
   /// `is_trained`: one value a token, 0 if it is not trained. REQUIRES: has_mask, and no other function appends.
   void add_document(std::span<const std::int32_t> ids, std::span<const std::uint8_t> is_trained);
 
-  /// Whatever was appended is on the disk when it returns, in PREFIX.bin.tmp, which stays there from now on even if this
+  /// Whatever was appended is on the disk when it returns, in PREFIX.bin.tmp. That file stays from now on, even if this
   /// writer is destroyed before finish().
   void keep_unfinished();
 

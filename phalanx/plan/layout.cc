@@ -50,7 +50,6 @@ TrainingShape apply_layout(const TrainingShape& base, const Layout& layout) {
     pipeline.parts = models::balance_llama(shape.model, pipeline.schedule.stages(), shape.seq);
     shape.pipeline = std::move(pipeline);
     shape.accumulates = false;
-    if (shape.validation_batch == -1) shape.validation_batch = layout.batch * layout.passes;  // one micro-batch
   }
   if (parallel.is_sharded()) {
     if (layout.reshard_group == 1) shape.reshard_after_forward = false;

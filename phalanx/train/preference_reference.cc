@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 #include <vector>
 
 #include "phalanx/base/error.h"
@@ -59,20 +58,6 @@ void compute_reference(ParallelModel& model, Communicator& world, const data::Da
                       pairs.tokens().path(), i == 0 ? "chosen" : "rejected", pair, result[2 * pair + i], of_pair[2]));
     }
   }
-}
-
-void without_adapters(ParallelModel& model, const std::function<void()>& body) {
-  const at::NoGradGuard no_grad;
-  std::vector<std::pair<at::Tensor, at::Tensor>> values;  // a weight and what it was
-  for (const NamedTensor& one : model.weights()) {
-    if (!one.name.ends_with("lora_B")) continue;
-    values.emplace_back(one.tensor, one.tensor.detach().clone());
-    values.back().first.zero_();
-  }
-  if (!values.empty()) model.values_were_loaded();
-  body();
-  for (const auto& [weight, value] : values) weight.copy_(value);
-  if (!values.empty()) model.values_were_loaded();
 }
 
 }  // namespace phalanx::train

@@ -1,9 +1,9 @@
 // What the reference of a preference tuning ([dpo]) says of the answers: their log-likelihoods by the model with which a
-// new run begins, without its adapters if it has some. They are computed once, before the first step, in the run's own layout and
-// types, and saved in its checkpoints: a run that goes on has the same ones.
+// new run begins, with its adapters if it has some. They are computed once, before the first step, in the run's own
+// layout and types, and saved in its checkpoints: a run that goes on has the same ones.
 //
-//   at::Tensor table = make_reference_table(loader);             // float64 [pairs, 2] on the host, of zeros
-//   without_adapters(*model, [&] { compute_reference(*model, *world, loader, table, options); });   // collective
+//   at::Tensor table = make_reference_table(loader);                 // float64 [pairs, 2] on the host, of zeros
+//   compute_reference(*model, *world, loader, table, options);       // collective
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,8 +34,5 @@ at::Tensor make_reference_table(const data::DataLoader& pairs);
 /// Collective. Fills the table, the same on all ranks. Throws Error on all ranks if a likelihood is not finite.
 void compute_reference(ParallelModel& model, Communicator& world, const data::DataLoader& pairs,
                        const at::Tensor& table, const ReferenceOptions& options);
-
-/// Runs `body` while adapters add nothing: their factors B are zeros. Collective. After an exception they stay so.
-void without_adapters(ParallelModel& model, const std::function<void()>& body);
 
 }  // namespace phalanx::train

@@ -182,9 +182,11 @@ TEST_F(RunMemoryTest, TheConfigurationBecomesAShape) {
   EXPECT_EQ(plain.global_batch, plain.batch * 2);
   EXPECT_EQ(shape_of({"--validation.no-enable"}, 1).validation_batch, 0);
   EXPECT_EQ(shape_of({"--validation.enable", "--validation.local_batch_size=3"}, 1).validation_batch, 3);
-  // Pipelines evaluate the sequences of all micro-batches at once.
-  EXPECT_EQ(shape_of({"--validation.enable"}, 2).validation_batch, -1);
-  EXPECT_EQ(shape_of({"--validation.enable", "--parallelism.pipeline_parallel_degree=2"}, 2).validation_batch, 8);
+  // Pipelines evaluate as many sequences at once as a rank that has the whole model.
+  EXPECT_EQ(shape_of({"--validation.enable"}, 2).validation_batch, 4);
+  const auto pipelined = shape_of({"--validation.enable", "--parallelism.pipeline_parallel_degree=2"}, 2);
+  EXPECT_EQ(pipelined.batch, 1);  // of a micro-batch
+  EXPECT_EQ(pipelined.validation_batch, 4);
   // The reference of preferences is computed before the first step.
   const auto beside_preferences = [&](const std::vector<std::string>& keys) {
     config::TrainConfig one = config("run", keys);

@@ -308,18 +308,16 @@ void Trainer::compute_references() {
       .autocast = autocast_dtype(config_, plan_),
       .device = context_.device,
       .on_rows = [&](std::int64_t count) { bar.advance(static_cast<std::uint64_t>(count)); }};
-  without_adapters(*model_, [&] {
-    data_.dataloader->each_file([&](const std::string&, const data::DataLoader& loader) {
-      compute_reference(*model_, *context_.world, loader, data_.reference, options);
-    });
-    if (!data_.validation_reference.defined()) return;
+  data_.dataloader->each_file([&](const std::string&, const data::DataLoader& loader) {
+    compute_reference(*model_, *context_.world, loader, data_.reference, options);
+  });
+  if (data_.validation_reference.defined()) {
     compute_reference(*model_, *context_.world, data_.validator->sets().front().dataloader, data_.validation_reference,
                       options);
-  });
+  }
   bar.finish();
   const std::int64_t held_out = data_.validation_reference.defined() ? data_.validation_reference.size(0) : 0;
-  log_info(fmt::format("reference: {}, with log-likelihoods of {} pairs, computed in {:.1f} s",
-                       config_.lora.rank > 0 ? "the initial weights without the adapters" : "the initial weights",
+  log_info(fmt::format("reference: the initial weights, with log-likelihoods of {} pairs, computed in {:.1f} s",
                        with_commas(data_.reference.size(0) + held_out),
                        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()));
 }

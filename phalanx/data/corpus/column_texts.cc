@@ -7,6 +7,7 @@
 #ifdef PHALANX_WITH_PARQUET
 #include <arrow/api.h>
 #include <arrow/io/file.h>
+#include <arrow/io/memory.h>
 #include <arrow/ipc/reader.h>
 #include <arrow/util/config.h>
 #include <fmt/ranges.h>
@@ -110,19 +111,15 @@ void each_text_of(const arrow::RecordBatch& batch, int index, const FileName& fi
   each_text(*column, use);
 }
 
-/// A reader takes the end of the file for the end of its stream, so half a stream would pass for a whole one.
-void require_end_of_stream(const FileName& file) {
-  const MappedFile whole(file.path);
-  constexpr std::string_view kEnd("\xff\xff\xff\xff\0\0\0\0", 8);
-  if (whole.text().ends_with(kEnd)) return;
-  throw DataError(fmt::format(
-      "{}: the stream of Arrow ends too soon, after {} bytes: expected its end mark; copy or save the file again",
-      file.path, whole.size()));
+DataError damaged_stream(const FileName& file, std::string_view how, std::int64_t bytes) {
+  return DataError(
+      fmt::format("{}: the stream of Arrow {} after {} bytes: copy or save the file again", file.path, how, bytes));
 }
 
-bool is_arrow_file(const std::string& path) {
-  const MappedFile whole(path);
-  return file_kind(whole.text().substr(0, kFileKindProbe), whole.size()) == FileKind::arrow_file;
+/// A reader takes the end of the file for the end of its stream, so half a stream would pass for a whole one.
+void require_end_of_stream(std::string_view whole, const FileName& file) {
+  constexpr std::string_view kEnd("\xff\xff\xff\xff\0\0\0\0", 8);
+  if (!whole.ends_with(kEnd)) throw damaged_stream(file, "ends too soon,", std::ssize(whole));
 }
 
 }  // namespace
@@ -148,24 +145,28 @@ void each_parquet_text(const std::string& path, const std::string& column, const
 
 void each_arrow_text(const std::string& path, const std::string& column, const UseColumnText& use) {
   const FileName name{path, "Arrow"};
-  const auto file = value_of(arrow::io::MemoryMappedFile::Open(path, arrow::io::FileMode::READ), name);
-  if (is_arrow_file(path)) {
-    const auto reader = value_of(arrow::ipc::RecordBatchFileReader::Open(file), name);
+  const MappedFile whole(path);
+  const auto bytes = std::make_shared<arrow::io::BufferReader>(
+      reinterpret_cast<const std::uint8_t*>(whole.text().data()), std::ssize(whole.text()));
+  if (file_kind(whole.text().substr(0, kFileKindProbe), whole.size()) == FileKind::arrow_file) {
+    const auto reader = value_of(arrow::ipc::RecordBatchFileReader::Open(bytes), name);
     const int index = index_of_texts(*reader->schema(), column, name);
     for (int batch = 0; batch < reader->num_record_batches(); ++batch) {
       each_text_of(*value_of(reader->ReadRecordBatch(batch), name), index, name, use);
     }
     return;
   }
-  require_end_of_stream(name);
-  const auto reader = value_of(arrow::ipc::RecordBatchStreamReader::Open(file), name);
+  require_end_of_stream(whole.text(), name);
+  const auto reader = value_of(arrow::ipc::RecordBatchStreamReader::Open(bytes), name);
   const int index = index_of_texts(*reader->schema(), column, name);
   for (;;) {
     std::shared_ptr<arrow::RecordBatch> batch;
     require_ok(reader->ReadNext(&batch), name);
-    if (!batch) return;
+    if (!batch) break;
     each_text_of(*batch, index, name, use);
   }
+  const std::int64_t end = value_of(bytes->Tell(), name);
+  if (end != std::ssize(whole.text())) throw damaged_stream(name, "is followed by something else,", end);
 }
 
 #else

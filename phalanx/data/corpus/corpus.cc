@@ -7,9 +7,7 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -28,21 +26,12 @@
 #include "phalanx/base/utf8.h"
 #include "phalanx/data/corpus/column_texts.h"
 #include "phalanx/data/corpus/dataset_folder.h"
-#include "phalanx/data/corpus/encode_all.h"
 #include "phalanx/data/corpus/record_signs.h"
-#include "phalanx/data/corpus/token_statistics.h"
-#include "phalanx/data/corpus/unfinished_tokens.h"
-#include "phalanx/data/token_file_writer.h"
-#include "phalanx/data/tokenizer/added_tokens.h"
-#include "phalanx/data/tokenizer/bpe_model.h"
-#include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
 
 namespace phalanx::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::size_t kChunkBytes = std::size_t{4} << 20;
 
 class CorpusLister {
  public:
@@ -124,7 +113,9 @@ class CorpusLister {
           "datasets; datasets.load_from_disk('{0}').to_json('data.jsonl')\"\n  and tokenize data.jsonl",
           directory.string()));
     }
-    for (const fs::path& file : *files) add_file(file, /*is_named=*/true);
+    for (const fs::path& file : *files) {
+      if (!excluded(file)) add_file(file, /*is_named=*/true);
+    }
     return true;
   }
 
@@ -275,45 +266,6 @@ class SeenTexts {
   std::unordered_set<std::array<std::uint64_t, 2>, Hash> seen_;
 };
 
-/// A hash of all that the ids of these documents depend on.
-std::string identity_of(const std::vector<Document>& documents, const std::string& tokenizer,
-                        const EncodingOptions& options) {
-  ContentHash hash;
-  hash.add(tokenizer).add(options.end_of_text ? 1 : 0).add(options.set_aside);
-  for (const Document& document : documents) {
-    const FileState state = document.listed ? *document.listed : state_of(document.path);
-    hash.add(document.path).add(state.bytes).add(state.modified).add(document.begin).add(document.end);
-    hash.add(static_cast<std::int64_t>(document.format)).add(static_cast<std::int64_t>(document.compression));
-    hash.add(document.field).add(fmt::format("{}", document.held_out_fraction)).add(document.is_held_out ? 1 : 0);
-    if (!document.left_out) continue;
-    for (const std::int64_t number : *document.left_out) hash.add(number);
-  }
-  return hash.hex();
-}
-
-/// Counts the ids of a file, and its documents by their length.
-void count_kept(const std::string& path, TokenType type, const std::vector<std::int32_t>& lengths,
-                std::vector<std::int64_t>& counts, const std::function<void(std::int64_t length)>& add_length) {
-  if (lengths.empty()) return;
-  const MappedFile file(path, MappedFile::Access::sequential);
-  const std::byte* at = file.bytes().data();
-  for (const std::int32_t length : lengths) {
-    for (std::int32_t i = 0; i < length; ++i, at += bytes_of(type)) {
-      std::uint16_t narrow = 0;
-      std::int32_t id = 0;
-      type == TokenType::u16 ? std::memcpy(&narrow, at, sizeof(narrow)) : std::memcpy(&id, at, sizeof(id));
-      ++counts.at(static_cast<std::size_t>(type == TokenType::u16 ? narrow : id));
-    }
-    add_length(length);
-  }
-}
-
-/// What follows a piece of text that is encoded.
-struct PieceEnd {
-  bool ends_document = false;
-  bool counts = false;  // for the progress
-};
-
 }  // namespace
 
 std::int64_t leave_out_duplicates(std::vector<Document>& documents, const Advance& bytes_read) {
@@ -413,127 +365,6 @@ BpeTokenizer train_tokenizer(const std::vector<Document>& documents, BpeTrainerO
         document, [&](std::string_view text) { trainer.add(text); }, bytes_read);
   }
   return trainer.train(merged);
-}
-
-EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeTokenizer& tokenizer,
-                              const std::string& prefix, const EncodingOptions& options) {
-  const std::optional<TokenId> end = tokenizer.end_of_text();
-  if (options.end_of_text && !end) {
-    throw DataError(
-        "the tokenizer has no end-of-text token (<|endoftext|>, <|end_of_text|>, </s> or <eos>), nor do the files "
-        "beside it name one: encode without one between documents (--no-end-of-text)");
-  }
-  const fs::path directory = fs::path(prefix).parent_path();
-  if (!directory.empty()) posix_file_system().make_directory(directory);
-  const std::string fingerprint = tokenizer_fingerprint(tokenizer);
-  UnfinishedTokens unfinished(prefix, identity_of(documents, fingerprint, options));
-  std::vector<std::int32_t> kept;
-  if (options.tokens_kept_at_once > 0) kept = unfinished.lengths(stored_type(tokenizer.vocab_size()));
-  TokenFileWriter writer(prefix, {.vocab_size = tokenizer.vocab_size(),
-                                  .tokenizer = fingerprint,
-                                  .document_end = options.end_of_text ? *end : kNoDocumentEnd,
-                                  .set_aside = options.set_aside,
-                                  .kept = kept});
-  EncodingSummary summary{.path = writer.bin_path(), .taken_over = std::ssize(kept)};
-  AddedTokenFinder specials;
-  for (const AddedToken& token : tokenizer.model().added_tokens) {
-    if (token.special) specials.add(token.content, token);
-  }
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(tokenizer.vocab_size()), 0);
-  std::vector<std::string> pieces;  // a text, or a part of a large one
-  std::vector<PieceEnd> ends;
-  std::size_t piece_bytes = 0;
-  std::int64_t length = 0;  // tokens of the document so far
-  const auto add_length = [&](std::int64_t tokens) {
-    const auto bin = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(tokens)));
-    summary.lengths.resize(std::max(summary.lengths.size(), bin));
-    if (tokens > 0) ++summary.lengths[bin - 1];
-  };
-  count_kept(writer.bin_path() + ".tmp", writer.type(), kept, counts, add_length);
-  std::int64_t kept_tokens = writer.size();
-  auto kept_documents = static_cast<std::size_t>(summary.taken_over);
-  if (!kept.empty()) {
-    writer.keep_unfinished();
-    unfinished.begin(kept);
-  }
-  const auto keep = [&] {
-    if (options.tokens_kept_at_once == 0 || writer.size() - kept_tokens < options.tokens_kept_at_once) return;
-    if (kept_documents == writer.lengths().size()) return;  // it is all one document
-    writer.keep_unfinished();
-    const auto news = std::span(writer.lengths()).subspan(kept_documents);
-    kept_documents == 0 ? unfinished.begin(news) : unfinished.add(news);
-    kept_documents = writer.lengths().size();
-    kept_tokens = writer.size();
-  };
-  const auto write_pieces = [&] {
-    std::vector<std::vector<TokenId>> ids = encode_all(tokenizer, pieces, {.threads = options.threads});
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (ends[i].ends_document && options.end_of_text) ids[i].push_back(*end);
-      for (const TokenId id : ids[i]) ++counts[static_cast<std::size_t>(id)];
-      writer.append(ids[i]);
-      length += std::ssize(ids[i]);
-      if (ends[i].ends_document) {
-        writer.end_document();
-        add_length(length);
-        length = 0;
-      }
-      if (ends[i].counts) options.bytes_done(pieces[i].size());
-    }
-    pieces.clear();
-    ends.clear();
-    piece_bytes = 0;
-    keep();
-  };
-  std::int64_t texts = 0;
-  std::size_t batch_bytes = 2 * kChunkBytes * static_cast<std::size_t>(options.threads);
-  // As what is kept is kept between batches, they must not be much larger.
-  constexpr std::int64_t kMostBytesAToken = 16;
-  if (options.tokens_kept_at_once > 0) {
-    batch_bytes = std::min(batch_bytes, static_cast<std::size_t>(kMostBytesAToken * options.tokens_kept_at_once));
-  }
-  const auto encode = [&](const Document& document, std::string_view text, bool counts_bytes) {
-    summary.bytes += static_cast<std::int64_t>(text.size());
-    if (document.format == TextFormat::text && !is_utf8(text) && ++summary.not_utf8 == 1) {
-      summary.first_not_utf8 = document.shown();
-    }
-    if (const auto special = specials.next(text, 0); special.length > 0 && ++summary.with_special == 1) {
-      summary.first_special = fmt::format("'{}' in {}", text.substr(special.begin, special.length), document.shown());
-    }
-    if (texts++ < summary.taken_over) {
-      if (counts_bytes) options.bytes_done(text.size());
-      return;
-    }
-    do {
-      std::size_t cut = text.size() > kChunkBytes ? tokenizer.safe_cut(text, kChunkBytes) : text.size();
-      if (cut == 0) cut = text.size();
-      pieces.emplace_back(text.substr(0, cut));
-      text.remove_prefix(cut);
-      ends.push_back({.ends_document = text.empty(), .counts = counts_bytes});
-      piece_bytes += cut;
-      if (piece_bytes >= batch_bytes) write_pieces();
-    } while (!text.empty());
-  };
-  for (const Document& document : documents) {
-    // Progress counts the encoding of a plain text; for other files it counts reading.
-    const bool is_plain = document.format == TextFormat::text && document.compression == Compression::none;
-    const TextCount count = each_text(
-        document, [&](std::string_view text) { encode(document, text, is_plain && options.bytes_done); },
-        is_plain ? Advance() : options.bytes_done);
-    summary.empty += count.empty;
-  }
-  write_pieces();
-  if (writer.document_count() == 0) {
-    throw DataError(
-        fmt::format("no text for {}.bin: {} records, all without text or set aside; use more text or "
-                    "another validation fraction",
-                    prefix, summary.empty));
-  }
-  writer.finish();
-  unfinished.remove();
-  summary.documents = writer.document_count();
-  summary.tokens = writer.size();
-  summary.unigram_entropy = unigram_entropy(counts);
-  return summary;
 }
 
 }  // namespace phalanx::data

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/file.h"
 #include "phalanx/data/corpus/documents.h"
 #include "phalanx/data/tokenizer/bpe_tokenizer.h"
 #include "phalanx/data/tokenizer/bpe_trainer.h"
@@ -41,8 +42,8 @@ struct CorpusListing {
 /// (dataset_folder.h), and if no text is left.
 CorpusListing list_corpus(const std::vector<std::string>& inputs, const CorpusOptions& options = {});
 
-/// Leaves out texts that are, byte for byte, that of an earlier document or record: a file of text leaves the list, of a
-/// file of records those records are left out from now on (Document::left_out). So what is set aside is set aside of
+/// Leaves out texts that are, byte for byte, that of an earlier document or record: a file of text leaves the list, of
+/// a file of records those records are left out from now on (Document::left_out). So what is set aside is set aside of
 /// different texts. Reads all texts; takes about 40 bytes of memory a text. Returns how many it found.
 std::int64_t leave_out_duplicates(std::vector<Document>& documents, const Advance& bytes_read = {});
 
@@ -65,9 +66,10 @@ struct EncodingOptions {
   Advance bytes_done;
   std::string set_aside = {};  // the content_hash() of the part of this text that was set aside, if any
   std::int64_t threads = 1;    // the files are the same for every number
-  /// What is encoded is kept whenever that many tokens more are there, and the same call goes on from what a stopped one
-  /// has left. 0: never.
+  /// What is encoded is kept whenever that many tokens more are there, and the same call goes on from what a stopped
+  /// one has left (unfinished_tokens.h). 0: never.
   std::int64_t tokens_kept_at_once = std::int64_t{1} << 24;
+  FileSystem* file_system = nullptr;  // of what is written; null: the real one
 };
 
 struct EncodingSummary {
@@ -80,14 +82,14 @@ struct EncodingSummary {
   std::string first_not_utf8 = {};    // the first of their files
   std::int64_t with_special = 0;      // texts that contain special tokens of the tokenizer, encoded as ordinary text
   std::string first_special = {};     // the first: "'<|im_start|>' in chats.txt"
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0, bytes_taken_over = 0;
   std::int64_t tokens = 0;
   double unigram_entropy = 0.0;  // nats per token
 };
 
-/// Encodes documents into PREFIX.bin and PREFIX.idx, with a PREFIX.json that names the tokenizer. Memory is bounded (some
-/// 8 MiB of text and its ids for each thread) if the split pattern is GPT-2's. Added tokens that occur in the text, for
-/// example in a page about <|endoftext|>, are encoded as ordinary text. What a stopped call leaves: unfinished_tokens.h.
+/// Encodes documents into PREFIX.bin and PREFIX.idx, with a PREFIX.json that names the tokenizer. Memory is bounded
+/// (some 8 MiB of text and its ids for each thread) if the split pattern is GPT-2's. Added tokens that occur in the text,
+/// for example in a page about <|endoftext|>, are encoded as ordinary text.
 EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeTokenizer& tokenizer,
                               const std::string& prefix, const EncodingOptions& options = {});
 

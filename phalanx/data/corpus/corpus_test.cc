@@ -9,7 +9,6 @@
 #include <fstream>
 #include <set>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "phalanx/base/error.h"
@@ -18,13 +17,10 @@
 #include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/corpus/token_statistics.h"
-#include "phalanx/data/corpus/unfinished_tokens.h"
 #include "phalanx/data/token_file.h"
 
 namespace phalanx::data {
 namespace {
-
-using std::string_literals::operator""s;
 
 class CorpusTest : public FolderTest {
  protected:
@@ -136,79 +132,6 @@ TEST_F(CorpusTest, EncodedCorpusDecodesToItsDocuments) {
   EXPECT_THAT(error_text([&] { encode_corpus(documents, without_end, path("x")); }),
               HasSubstr("nor do the files beside it name one"));
   EXPECT_EQ(encode_corpus({documents[1]}, without_end, path("x"), {.end_of_text = false}).tokens, 7);
-}
-
-// Records, of which some are set aside and some left out, and then texts: the call is stopped after some of these.
-TEST_F(CorpusTest, AStoppedCallGoesOnToTheSameFiles) {
-  std::vector<std::string> paths = {path("records.jsonl")};
-  std::string records;
-  for (int i = 0; i < 300; ++i) records += fmt::format("{{\"text\": \"record number {} of some\"}}\n", i % 250);
-  write("records.jsonl", records + "{\"text\": null}\n");
-  for (int i = 0; i < 40; ++i) {
-    std::string text;
-    for (int line = 0; line < 10; ++line) text += fmt::format("line {} of file {}\n", line, i);
-    paths.push_back(write(fmt::format("{}.txt", i), text));
-  }
-  std::vector<Document> all = list_corpus(paths).documents;
-  ASSERT_EQ(leave_out_duplicates(all), 50);
-  const std::vector<Document> documents = split_corpus(all, 0.2).train;
-  const BpeTokenizer tokenizer = train_tokenizer(documents, {.vocab_size = 270});
-  const auto files = [&](const std::string& prefix) {
-    return read_file(path(prefix + ".bin")) + read_file(path(prefix + ".idx")) + read_file(path(prefix + ".json"));
-  };
-  const EncodingSummary whole = encode_corpus(documents, tokenizer, path("whole"));
-  const auto stop_after = [&](std::int64_t calls, const std::vector<Document>& of) {
-    struct Stop {};
-    EXPECT_THROW(encode_corpus(of, tokenizer, path("again"),
-                               {.bytes_done =
-                                    [&](std::uint64_t) {
-                                      if (calls-- == 0) throw Stop();
-                                    },
-                                .tokens_kept_at_once = 60}),
-                 Stop);
-  };
-  std::int64_t before = 0;
-  for (const std::int64_t calls : {2, 9, 25}) {
-    stop_after(calls, documents);
-    EXPECT_TRUE(has_unfinished_tokens(path("again")));
-    const EncodingSummary again = encode_corpus(documents, tokenizer, path("again"), {.tokens_kept_at_once = 60});
-    EXPECT_GT(again.taken_over, before);
-    EXPECT_LT(again.taken_over, again.documents);
-    before = again.taken_over;
-    EXPECT_EQ(files("again"), files("whole"));
-    EXPECT_EQ(
-        std::tuple(again.documents, again.tokens, again.bytes, again.empty, again.lengths, again.unigram_entropy),
-        std::tuple(whole.documents, whole.tokens, whole.bytes, whole.empty, whole.lengths, whole.unigram_entropy));
-    for (const char* ending : {".bin.tmp", ".idx.tmp", ".json.tmp", ".unfinished"}) {
-      EXPECT_FALSE(std::filesystem::exists(path("again"s + ending))) << ending;
-    }
-  }
-  // A call that is stopped twice, whose last ids did not reach the disk.
-  stop_after(9, documents);
-  stop_after(25, documents);
-  std::filesystem::resize_file(path("again.bin.tmp"), std::filesystem::file_size(path("again.bin.tmp")) / 2);
-  const EncodingSummary damaged = encode_corpus(documents, tokenizer, path("again"));
-  EXPECT_GT(damaged.taken_over, 0);
-  EXPECT_LT(damaged.taken_over, before);
-  EXPECT_EQ(files("again"), files("whole"));
-  // Nothing is taken over of other inputs, and of none that have changed.
-  stop_after(25, documents);
-  write("39.txt", "another text in file 39");
-  const std::vector<Document> changed = split_corpus(list_corpus(paths).documents, 0.2).train;
-  EXPECT_EQ(encode_corpus(changed, tokenizer, path("again")).taken_over, 0);
-  stop_after(25, changed);
-  EXPECT_EQ(encode_corpus(changed, tokenizer, path("again"), {.end_of_text = false}).taken_over, 0);
-  // It is no text, whatever it lies beside.
-  stop_after(25, changed);
-  EXPECT_THAT(list_corpus({path("0.txt"), path("again.un*")}).skipped, ElementsAre(path("again.unfinished")));
-}
-
-TEST_F(CorpusTest, ACallThatHasKeptNothingLeavesNothing) {
-  const auto documents =
-      list_corpus({write("a.txt", "a text"), write("b.jsonl", "{\"text\": \"a\"}\nno record\n")}).documents;
-  const BpeTokenizer tokenizer = BpeTrainer({.vocab_size = 257}).train();
-  EXPECT_THROW(encode_corpus(documents, tokenizer, path("x")), DataError);
-  for (const char* ending : {".bin.tmp", ".unfinished"}) EXPECT_FALSE(std::filesystem::exists(path("x"s + ending)));
 }
 
 TEST_F(CorpusTest, TheFilesAreTheSameForEveryNumberOfThreads) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
@@ -25,8 +24,10 @@ bool has(const fs::path& folder, const char* name) {
 
 bool has_arrow_file(const fs::path& folder) {
   std::error_code error;
-  return std::ranges::any_of(fs::directory_iterator(folder, error),
-                             [](const fs::directory_entry& entry) { return entry.path().extension() == ".arrow"; });
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().extension() == ".arrow") return true;
+  }
+  return false;
 }
 
 /// An object; empty if the file is none.
@@ -59,22 +60,22 @@ std::vector<std::string> names_in(const json& object, const char* key) {
 
 std::optional<std::vector<fs::path>> dataset_files(const fs::path& folder) {
   if (has(folder, "dataset_dict.json")) refuse_splits(folder);
-  if (!has_arrow_file(folder)) return std::nullopt;
-  if (!has(folder, "state.json")) {
+  const fs::path state_path = folder / "state.json";
+  const json state = has(folder, "state.json") ? object_in(state_path) : json::object();
+  const std::vector<std::string> names = names_in(state, "_data_files");
+  if (names.empty()) {
+    if (!has_arrow_file(folder)) return std::nullopt;
+    if (has(folder, "state.json")) {
+      throw DataError(fmt::format(
+          "{}: expected \"_data_files\", which lists the Arrow files of this folder, as save_to_disk() of the datasets "
+          "package writes it; found none: save it again, or name the files",
+          state_path.string()));
+    }
     if (!has(folder, "dataset_info.json")) return std::nullopt;
     throw DataError(
         fmt::format("{0} is a cache of the datasets package, whose files may be of several splits: name those of one, "
                     "such as '{0}/*-train*.arrow'",
                     folder.string()));
-  }
-  const fs::path state_path = folder / "state.json";
-  const json state = object_in(state_path);
-  const std::vector<std::string> names = names_in(state, "_data_files");
-  if (names.empty()) {
-    throw DataError(fmt::format(
-        "{}: expected \"_data_files\", which lists the Arrow files of this folder, as save_to_disk() of the datasets "
-        "package writes it; found none: save it again, or name the files",
-        state_path.string()));
   }
   for (const char* key : {"_indices_files", "_indices_data_files"}) {
     if (names_in(state, key).empty()) continue;

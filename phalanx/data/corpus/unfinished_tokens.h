@@ -1,21 +1,22 @@
-// What a stopped command has encoded of a corpus, so that the same command goes on from there.
+// What a stopped call has encoded of a corpus, so that the same call goes on from there.
 //
-// PREFIX.bin.tmp holds the ids (token_file_writer.h). PREFIX.unfinished says of which inputs they are, and how many tokens
-// each document has. It is written after the ids are on the disk, so what it names is whole. Documents are complete or not
-// there: the last one of a stopped command is encoded again.
+// PREFIX.bin.tmp holds the ids (token_file_writer.h). PREFIX.unfinished says of what they are, how many tokens each
+// document has, and a hash of the ids of each block of documents. So what is taken over is whole, and is what was kept.
+// The last document of a stopped call is encoded again.
 //
-//   UnfinishedTokens unfinished(prefix, identity);
-//   const std::vector<std::int32_t> kept = unfinished.lengths(type);   // of another identity: none
-//   unfinished.begin(kept);
+//   UnfinishedTokens unfinished(prefix, origin);
+//   TokenFileWriter writer(prefix, {..., .kept = unfinished.take_over(type)});
+//   unfinished.begin();
 //   ...
-//   writer.sync();
-//   unfinished.add(lengths);
+//   writer.keep_unfinished();            // the ids first
+//   unfinished.add(lengths, type);
 //   writer.finish();
 //   unfinished.remove();
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,26 +26,41 @@
 
 namespace phalanx::data {
 
-/// Whether a stopped command has left ids for this prefix.
-bool has_unfinished_tokens(const std::string& prefix);
+/// Of what the ids are.
+struct UnfinishedOrigin {
+  std::string identity;   // a hash of all that they depend on
+  std::string tokenizer;  // its fingerprint
+  std::string set_aside;  // the content_hash() of what was set aside of the text; empty: nothing
+  friend bool operator==(const UnfinishedOrigin&, const UnfinishedOrigin&) = default;
+};
 
+/// What a stopped call has left for this prefix; nothing if there is none.
+std::optional<UnfinishedOrigin> unfinished_tokens(const std::string& prefix);
+
+/// Errors of the disk are FileErrors.
 class UnfinishedTokens {
  public:
-  /// `identity`: a hash of all that the ids depend on.
-  UnfinishedTokens(const std::string& prefix, std::string identity, FileSystem& file_system = posix_file_system());
+  UnfinishedTokens(const std::string& prefix, const UnfinishedOrigin& origin, FileSystem& file_system);
+  ~UnfinishedTokens();  // removes a PREFIX.unfinished that holds no document
+  UnfinishedTokens(const UnfinishedTokens&) = delete;
+  UnfinishedTokens& operator=(const UnfinishedTokens&) = delete;
 
-  /// Tokens of each document whose ids are in PREFIX.bin.tmp, from its start; none if they have another identity.
-  std::vector<std::int32_t> lengths(TokenType type) const;
-  /// Begins PREFIX.unfinished, with these documents.
-  void begin(std::span<const std::int32_t> lengths);
-  /// Adds documents. They are on the disk when it returns.
-  void add(std::span<const std::int32_t> lengths);
+  /// Tokens of each document whose ids PREFIX.bin.tmp begins with. None if they are of another origin, which is logged.
+  std::vector<std::int32_t> take_over(TokenType type);
+  /// Begins PREFIX.unfinished, or goes on with it behind what was taken over.
+  void begin();
+  /// Adds documents. They are on the disk when it returns. REQUIRES: begin(); their ids are on the disk, behind those of
+  /// the documents before them.
+  void add(std::span<const std::int32_t> lengths, TokenType type);
   void remove();
 
  private:
   std::string path_, bin_path_, header_;
   FileSystem& file_system_;
   std::unique_ptr<WritableFile> file_;
+  std::uint64_t taken_bytes_ = 0;  // of PREFIX.unfinished that are right
+  std::int64_t tokens_ = 0;        // of the documents in it
+  bool is_empty_ = true;
 };
 
 }  // namespace phalanx::data
