@@ -267,5 +267,15 @@ TEST(CheckpointList, ADirectoryUnderAnotherStepsNameIsNotUsed) {
   EXPECT_THAT(list.skipped, ElementsAre("step-12: its manifest is of step 9"));
 }
 
+TEST(CheckpointList, StepsAreThoseWhoseNamesAreWhole) {
+  EXPECT_EQ(step_of_name("step-7"), 7);
+  EXPECT_EQ(step_of_name("step-0"), 0);
+  EXPECT_EQ(step_of_name("step-7.replaced"), 7);
+  for (const char* name : {"", "step-", "step--1", "step-+7", "step- 7", "step-7x", "step-7.tmp", "step-7.replaced.tmp",
+                           "Step-7", "xstep-7", "step-99999999999999999999"}) {
+    EXPECT_FALSE(step_of_name(name)) << name;
+  }
+}
+
 }  // namespace
 }  // namespace phalanx

@@ -267,15 +267,13 @@ const std::vector<Key>& known_keys() {
        0, 1},
       {"training", "moe_expert_capacity_factor", at<&C::training, &C::Training::moe_expert_capacity_factor>,
        "In training an expert takes the first tokens of a sequence that choose it, this times the number of an even "
-       "load, "
-       "rounded up; of the others its result is zero. 0: it takes all of them.",
+       "load, rounded up; of the others its result is zero. 0: it takes all of them.",
        0, kAny},
       {"training", "max_norm", at<&C::training, &C::Training::max_norm>,
        "Gradients are scaled down to this global norm. 0: never.", 0, kAny},
       {"training", "z_loss_weight", at<&C::training, &C::Training::z_loss_weight>,
        "Weight of the z-loss: this times the mean of log(sum(exp(logits)))^2, over the tokens with a label, is added "
-       "to the "
-       "loss that is trained (not to that of validation). It keeps logits from drifting; 1e-4 is usual.",
+       "to the loss that is trained (not to that of validation). It keeps logits from drifting; 1e-4 is usual.",
        0, kAny},
       {"training", "steps", at<&C::training, &C::Training::steps>, "Optimizer steps of the whole run.", 1, kAny},
       {"training", "shuffle", at<&C::training, &C::Training::shuffle>,

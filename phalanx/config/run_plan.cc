@@ -125,7 +125,8 @@ void check_router_keys(const TrainConfig& config, const models::LlamaConfig& mod
   if (training.moe_expert_capacity_factor != 0 && training.attn_mask_type == "block_causal") {
     throw ConfigError(fmt::format(
         "[training] moe_expert_capacity_factor = {} counts the tokens of a sequence, and with attn_mask_type = "
-        "\"block_causal\" that holds several documents, which would take each other's places: expected 0 beside it",
+        "\"block_causal\" (as [sft] and [dpo] set it) that holds several documents, which would take each other's "
+        "places: expected 0 beside it",
         training.moe_expert_capacity_factor));
   }
   check_expert_bias(config, model);
@@ -166,9 +167,9 @@ void require_equivalent_on_one_rank(const TrainConfig& config, const RunPlan& pl
   const std::int64_t passes = plan.accumulation_steps * plan.micro_batches;
   if (!counts_load_over_data_ranks(config) || data_ranks == 1 || passes == 1) return;
   throw ConfigError(fmt::format(
-      "verify: [training] moe_aux_loss_unit = \"global_batch\" counts the tokens of {} data ranks together in each of "
-      "their {} forward passes of a step, and one rank never has the sequences of such a pass at once: expected one "
-      "pass, with local_batch_size = {} and no pipeline, or another unit",
+      "[training] moe_aux_loss_unit = \"global_batch\" counts the tokens of {} data ranks together in each of their {} "
+      "forward passes of a step, and one rank never has the sequences of such a pass at once: expected one pass, with "
+      "local_batch_size = {} and one micro-batch in a pipeline, or another unit",
       data_ranks, passes, plan.global_batch_size / data_ranks));
 }
 

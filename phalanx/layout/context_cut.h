@@ -6,10 +6,12 @@
 //
 //   4 ranks:   0 | 1 | 2 | 3 | 3 | 2 | 1 | 0
 //
-// A sequence whose length is no multiple of ranks * `multiple` is padded at its end. Padding has no label, and no token before it sees it.
+// A sequence whose length is no multiple of ranks * `multiple` is padded at its end. Padding has no label, and no token
+// before it sees it.
 //
 //   const ContextCut cut{.ranks = 4, .rank = 1};
 //   cut.padded(30);       // 32
+//   cut.pieces_of(1);     // {1, 6}, of 8 pieces
 //   cut.ranges(30);       // {{4, 4}, {24, 4}}: positions 4 to 7 and 24 to 27, in this order
 #pragma once
 
@@ -38,11 +40,16 @@ struct ContextCut {
   std::int64_t padded_if_cut(std::int64_t seq_len) const noexcept { return ranks > 1 ? padded(seq_len) : seq_len; }
   /// How many positions each rank has of a sequence of `seq_len` tokens, padding included.
   std::int64_t local(std::int64_t seq_len) const noexcept { return padded(seq_len) / ranks; }
+  /// The numbers of a rank's two pieces: its head and its tail.
+  std::array<std::int64_t, 2> pieces_of(std::int64_t of_rank) const noexcept {
+    return {of_rank, 2 * ranks - 1 - of_rank};
+  }
   /// This rank's positions, in the order in which it holds them.
   std::array<PositionRange, 2> ranges(std::int64_t seq_len) const noexcept { return ranges_of(rank, seq_len); }
   std::array<PositionRange, 2> ranges_of(std::int64_t of_rank, std::int64_t seq_len) const noexcept {
-    const std::int64_t piece = local(seq_len) / 2;
-    return {PositionRange{of_rank * piece, piece}, PositionRange{(2 * ranks - 1 - of_rank) * piece, piece}};
+    const std::int64_t length = local(seq_len) / 2;
+    const auto [head, tail] = pieces_of(of_rank);
+    return {PositionRange{head * length, length}, PositionRange{tail * length, length}};
   }
 };
 
@@ -51,8 +58,8 @@ constexpr bool deals_out_heads(std::int64_t heads, std::int64_t kv_heads, std::i
   return heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0);
 }
 
-/// ContextCut::multiple for ranks that tensor parallelism divides further: with sequence parallelism each of its ranks has
-/// as many positions.
+/// ContextCut::multiple for ranks that tensor parallelism divides further: with sequence parallelism each of its ranks
+/// has as many positions.
 constexpr std::int64_t positions_multiple(std::int64_t tensor_parallel_size, bool sequence_parallel) noexcept {
   return sequence_parallel ? std::lcm(std::int64_t{2}, tensor_parallel_size) : 2;
 }

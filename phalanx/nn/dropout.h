@@ -15,19 +15,13 @@
 // whole.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 
 #include "phalanx/nn/module.h"
+#include "phalanx/nn/place_in_run.h"
 
 namespace phalanx::nn {
-
-struct DropoutRngState {
-  std::uint64_t seed = 0;
-  std::int64_t step = 0;       // of the optimizer
-  std::int64_t first_row = 0;  // of x's first row in the global batch of this step
-};
 
 class Dropout : public Module {
  public:
@@ -36,8 +30,8 @@ class Dropout : public Module {
 
   at::Tensor forward(const at::Tensor& x);  // [rows, ...] -> the same
 
-  void rng_state(std::string layer, const DropoutRngState& rng_state);
-  const std::optional<DropoutRngState>& rng_state() const noexcept { return rng_state_; }
+  void rng_state(std::string layer, const PlaceInRun& rng_state);
+  const std::optional<PlaceInRun>& rng_state() const noexcept { return rng_state_; }
   const std::string& layer() const noexcept { return layer_; }
   /// From now on x is one of `parts` equal parts of the activations along `dim` (negative: counted from the last).
   struct SplitOf {
@@ -48,11 +42,11 @@ class Dropout : public Module {
  private:
   double probability_;
   std::string layer_;
-  std::optional<DropoutRngState> rng_state_;
+  std::optional<PlaceInRun> rng_state_;
   SplitOf split_;
 };
 
 /// Sets the state of every Dropout in the model. A layer is identified by its name in the model.
-void set_dropout_rng_state(torch::nn::Module& model, const DropoutRngState& rng_state);
+void set_dropout_rng_state(torch::nn::Module& model, const PlaceInRun& rng_state);
 
 }  // namespace phalanx::nn

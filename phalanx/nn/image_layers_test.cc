@@ -50,7 +50,7 @@ TEST(DropoutTest, DropsItsShareAndKeepsTheMean) {
 }
 
 TEST(DropoutTest, IsAFunctionOfSeedStepLayerAndRow) {
-  const auto mask = [](const std::string& layer, DropoutRngState rng_state, std::int64_t rows) {
+  const auto mask = [](const std::string& layer, PlaceInRun rng_state, std::int64_t rows) {
     Dropout dropout(0.5);
     dropout.rng_state(layer, rng_state);
     return call(dropout, at::ones({rows, 7}));

@@ -2,15 +2,10 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/diff.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -21,22 +16,10 @@
 
 #include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
+#include "phalanx/nn/expert_counts.h"
 
 namespace phalanx::nn {
 namespace {
-
-/// How often each of the numbers below `count` is in a sorted list: int64 [count].
-at::Tensor count_each(const at::Tensor& sorted, std::int64_t count) {
-  const at::Tensor numbers = at::arange(count, sorted.options());
-  const at::Tensor ends = at::searchsorted(sorted, numbers, /*out_int32=*/false, /*right=*/true);
-  return at::diff(ends, /*n=*/1, /*dim=*/0, /*prepend=*/at::zeros({1}, ends.options()));
-}
-
-/// The same of a list in any order.
-at::Tensor count_choices(const at::Tensor& chosen, std::int64_t count) {
-  const at::Tensor list = chosen.flatten();
-  return at::zeros({count}, list.options()).scatter_add_(0, list, at::ones({}, list.options()).expand_as(list));
-}
 
 /// On a device the host waits for it.
 std::vector<std::int64_t> on_host(const at::Tensor& counts) {
@@ -103,7 +86,7 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   at::Tensor seen = rows;  // by the router
   if (jitter_.eps != 0 && is_training()) {
     require_sequences(x, "jitter");
-    seen = with_jitter(x, jitter_).view({-1, dim});
+    seen = with_jitter(x, jitter_).reshape({-1, dim});
     if (!options_.float32_router) seen = seen.to(rows.scalar_type());
   }
   at::Tensor logits = call(gate, seen);
@@ -120,6 +103,9 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
     require_sequences(x, "load balancing");
     scores = with_load_loss(scores, chosen, x.size(0), routing.form, losses_);
   }
+  if (tensors_.counts.defined() && is_trained) {
+    tensors_.counts.add_(count_choices(chosen.reshape({1, -1}), options_.experts).flatten());
+  }
   const at::Tensor weights = routing_weights(scores, chosen, routing);
   at::Tensor expert_of = chosen.reshape({-1});
   if (capacity_.factor != 0 && is_training()) {
@@ -131,11 +117,7 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   }
   // A token's copies, sorted by expert: within an expert in the order of tokens.
   const auto [sorted_experts, order] = at::sort(expert_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  const at::Tensor counted = count_each(sorted_experts, options_.experts);
-  if (tensors_.counts.defined() && is_trained) {
-    tensors_.counts.add_(capacity_.factor != 0 ? count_choices(chosen, options_.experts) : counted);
-  }
-  const std::vector<std::int64_t> counts = on_host(counted);
+  const std::vector<std::int64_t> counts = on_host(count_each(sorted_experts, options_.experts));
   const std::int64_t sent = std::reduce(counts.begin(), counts.end());
   // Each copy is moved once, so that gradients are added in the same order in every run.
   const at::Tensor sorted =

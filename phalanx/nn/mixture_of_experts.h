@@ -3,15 +3,20 @@
 //   p = softmax(gate x)                      over all experts, in fp32
 //   y = sum over the k experts e of the largest p:  p_e / (sum of these k) * expert_e(x)
 //
-// This is the formula of Mixtral and of Qwen3's mixtures; routing.h has others. It is that of GPT-OSS, too, which takes the
-// softmax of the k largest logits: p_e / (sum of these k) is the same. DeepSeek's have a net beside the experts
-// that all tokens go through (shared_experts), whose result is added. A rank has all experts, its rows and columns of each
-// (tensor parallelism), or some of them (expert parallelism: parallel/expert/expert_parallel.h). In training every expert runs, even with no token. So all
-// parameters get a gradient in every step and on every rank, zeros if no token came: DistributedDataParallel and
-// FullyShardedDataParallel wait for all gradients. In inference mode an expert without tokens is skipped.
+// This is the formula of Mixtral and of Qwen3's mixtures; routing.h has others. It is that of GPT-OSS, too, which takes
+// the softmax of the k largest logits: p_e / (sum of these k) is the same. DeepSeek's have a net beside the experts
+// that all tokens go through (shared_experts), whose result is added. A rank has all experts, its rows and columns of
+// each (tensor parallelism), or some of them (expert parallelism: parallel/expert/expert_parallel.h). In training every
+// expert runs, even with no token. So all parameters get a gradient in every step and on every rank, zeros if no token
+// came: DistributedDataParallel and FullyShardedDataParallel wait for all gradients. In inference mode an expert
+// without tokens is skipped.
 //
-// In training, losses of the router can be added (router_losses.h), its input can have noise (router_jitter.h), and experts
-// a capacity (expert_capacity.h).
+//   MixtureOfExperts mixture({.dim = 64, .hidden = 176, .experts = 8, .experts_per_token = 2});
+//   mixture.set_losses({.load_weight = 0.01 / sequences});
+//   const at::Tensor y = call(mixture, x);   // [sequences, tokens, dim] -> the same
+//
+// In training, losses of the router can be added (router_losses.h), its input can have noise (router_jitter.h), and
+// experts a capacity (expert_capacity.h).
 //
 // A bias for each expert can even out the load, too (DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2). It is added to p
 // where the experts of a token are chosen, and nowhere else. It has no gradient: whoever sets it moves it.
@@ -99,21 +104,27 @@ class MixtureOfExperts : public Positionwise {
 
   const MixtureOptions& options() const noexcept { return options_; }
 
-  /// Replaces the call of `experts`: gets rows sorted by expert and the number of rows of every expert of the layer, and
-  /// returns the experts' results in the same order. For experts that other ranks have.
+  /// Replaces the call of `experts`: gets rows sorted by expert and the number of rows of every expert of the layer,
+  /// and returns the experts' results in the same order. For experts that other ranks have.
   using Exchange = std::function<at::Tensor(const at::Tensor& rows, const std::vector<std::int64_t>& counts)>;
   void set_exchange(Exchange exchange) { exchange_ = std::move(exchange); }
   bool has_exchange() const noexcept { return static_cast<bool>(exchange_); }
-  /// From now on forward passes that are trained add these losses, and those in training mode have this noise and this
-  /// capacity. With load_weight, noise or a capacity the input is [sequences, T, dim].
+  /// Added from now on by passes in training mode that record gradients. With a load_weight forward() throws Error
+  /// unless the input is [sequences, T, dim], and is collective over the ranks of sum_counts.
   void set_losses(RouterLosses losses) { losses_ = std::move(losses); }
   const RouterLosses& losses() const noexcept { return losses_; }
+  /// From now on of what the router sees in training mode. forward() then throws Error unless the input is
+  /// [sequences, T, dim].
   void set_jitter(RouterJitter jitter) { jitter_ = std::move(jitter); }
   const RouterJitter& jitter() const noexcept { return jitter_; }
+  /// From now on of all experts in training mode. forward() then throws Error unless the input is [sequences, T, dim],
+  /// and is collective over the ranks of the cut.
   void set_capacity(ExpertCapacity capacity) { capacity_ = std::move(capacity); }
   const ExpertCapacity& capacity() const noexcept { return capacity_; }
+  /// Read, and counted in, from now on. They are shared with the caller, and on the mixture's device.
   void set_tensors(ExpertTensors tensors) { tensors_ = std::move(tensors); }
-  /// Called in each pass; tokens go to the experts that it returns, in the shape of RouterChoice::experts.
+  /// Called in each pass; tokens go to the experts that it returns, in the shape of RouterChoice::experts. Null: to
+  /// those that the router chose.
   using Choose = std::function<at::Tensor(const RouterChoice& choice)>;
   void set_choose(Choose choose) { choose_ = std::move(choose); }
 

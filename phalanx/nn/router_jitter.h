@@ -6,29 +6,35 @@
 // so that tokens near the border between two experts see both. Experts get x as it is, as in Megatron
 // (--moe-input-jitter-eps).
 //
-// u is a pure function of (seed, step, layer, row of the global batch, position, index in x). So it does not depend on the
-// layout, and a pass that is computed again has the same.
+// u is a pure function of (seed, step, layer, row of the global batch, position, index in x). So it does not depend on
+// the layout, and a pass that is computed again has the same.
+//
+//   mixture.set_jitter({.eps = 1e-2,
+//                       .layer = "layers.0.moe",
+//                       .place = {.seed = 1, .step = step, .first_row = first_row},
+//                       .cut = plan.context_cut(rank)});
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <string>
 
 #include "phalanx/layout/context_cut.h"
+#include "phalanx/nn/place_in_run.h"
 
 namespace phalanx::nn {
 
 struct RouterJitter {
-  double eps = 0;  // 0: none
-  std::uint64_t seed = 0;
-  std::string layer = {};      // its name in the model
-  std::int64_t step = 0;       // of the optimizer
-  std::int64_t first_row = 0;  // of x in the global batch of this step
-  ContextCut cut = {};         // x has these positions of every sequence
+  double eps = 0;          // 0: none
+  std::string layer = {};  // its name in the model
+  PlaceInRun place = {};   // of x
+  ContextCut cut = {};     // x has these positions of every sequence
 };
 
-/// x [sequences, positions, dim] times the noise, in fp32.
+/// x [sequences, positions, dim], of a floating type, times the noise: fp32, and x's gradient goes through the product.
+/// Not collective. On a GPU the host draws the noise, as many numbers in fp32 as x has, and waits until they are copied
+/// over: once in each forward pass, and again where it is computed again.
+/// REQUIRES: with a cut over several ranks an even number of positions, cut.local() of the whole sequence.
 at::Tensor with_jitter(const at::Tensor& x, const RouterJitter& jitter);
 
 }  // namespace phalanx::nn

@@ -4,8 +4,9 @@
 #include <ATen/ops/exp.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include "phalanx/nn/expert_counts.h"
 
 namespace phalanx::nn {
 namespace {
@@ -45,10 +46,7 @@ struct AddLoadLossGradient : torch::autograd::Function<AddLoadLossGradient> {
 /// f_e of each unit: fp32 [units, 1, experts].
 at::Tensor shares_of_choices(const at::Tensor& chosen, std::int64_t units, std::int64_t experts,
                              const RouterLosses& losses) {
-  const at::Tensor of_unit = chosen.reshape({units, -1});  // [units, tokens * k]
-  // Whole numbers, so that the sum over ranks has the same bits in any order.
-  const at::Tensor counts = at::zeros({units, experts}, chosen.options())
-                                .scatter_add_(1, of_unit, at::ones({}, chosen.options()).expand_as(of_unit));
+  const at::Tensor counts = count_choices(chosen.reshape({units, -1}), experts);
   if (losses.sum_counts) losses.sum_counts(counts);
   return (counts.to(at::kDouble) / counts.sum(1, /*keepdim=*/true)).to(at::kFloat).unsqueeze(1);
 }

@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/silu.h>
@@ -115,7 +116,7 @@ TEST(RouterLosses, RanksThatSumTheirCountsHaveTheGradientOfOne) {
 
 TEST(RouterJitter, IsAFunctionOfThePlaceInTheRun) {
   const at::Tensor ones = at::ones_like(at::zeros({4, 12, 5}));
-  const RouterJitter jitter{.eps = 0.1, .seed = 7, .layer = "layers.1.moe", .step = 3, .first_row = 2};
+  const RouterJitter jitter{.eps = 0.1, .layer = "layers.1.moe", .place = {.seed = 7, .step = 3, .first_row = 2}};
   const at::Tensor whole = with_jitter(ones, jitter);
   EXPECT_GE(whole.min().item<double>(), 0.9);
   EXPECT_LT(whole.max().item<double>(), 1.1);
@@ -128,10 +129,11 @@ TEST(RouterJitter, IsAFunctionOfThePlaceInTheRun) {
     change(other);
     return with_jitter(ones, other);
   };
-  EXPECT_FALSE(at::equal(changed([](RouterJitter& one) { one.seed = 8; }), whole));
-  EXPECT_FALSE(at::equal(changed([](RouterJitter& one) { one.step = 4; }), whole));
+  EXPECT_FALSE(at::equal(changed([](RouterJitter& one) { one.place.seed = 8; }), whole));
+  EXPECT_FALSE(at::equal(changed([](RouterJitter& one) { one.place.step = 4; }), whole));
   EXPECT_FALSE(at::equal(changed([](RouterJitter& one) { one.layer = "layers.2.moe"; }), whole));
-  EXPECT_TRUE(at::equal(changed([](RouterJitter& one) { one.first_row = 3; }).narrow(0, 0, 3), whole.narrow(0, 1, 3)));
+  EXPECT_TRUE(
+      at::equal(changed([](RouterJitter& one) { one.place.first_row = 3; }).narrow(0, 0, 3), whole.narrow(0, 1, 3)));
   for (std::int64_t rank = 0; rank < 3; ++rank) {
     const ContextCut cut{.ranks = 3, .rank = rank};
     RouterJitter of_rank = jitter;
@@ -145,7 +147,7 @@ TEST(RouterJitter, ChangesWhatTheRouterSeesInTrainingAlone) {
   scramble(mixture);
   const at::Tensor x = at::randn({2, 6, 4});
   const at::Tensor without = call(mixture, x);
-  mixture.set_jitter({.eps = 0.3, .seed = 1, .layer = "layers.0.moe"});
+  mixture.set_jitter({.eps = 0.3, .layer = "layers.0.moe", .place = {.seed = 1}});
   at::Tensor seen;
   mixture.set_choose([&](const RouterChoice& choice) {
     seen = choice.logits;
@@ -155,6 +157,8 @@ TEST(RouterJitter, ChangesWhatTheRouterSeesInTrainingAlone) {
   EXPECT_TRUE(
       at::allclose(seen, at::linear(with_jitter(x, mixture.jitter()), mixture.gate->weight).flatten(0, 1), 1e-4, 1e-5));
   EXPECT_THROW(call(mixture, x.flatten(0, 1)), Error);
+  const at::Tensor turned = x.transpose(0, 1);
+  EXPECT_TRUE(at::equal(call(mixture, turned), call(mixture, turned.contiguous())));
   mixture.eval();
   EXPECT_TRUE(at::equal(call(mixture, x), without));
   // A router that scores all experts alike does not see the noise, and the experts must not.
@@ -166,6 +170,43 @@ TEST(RouterJitter, ChangesWhatTheRouterSeesInTrainingAlone) {
   const at::Tensor noisy = call(mixture, x);
   mixture.set_jitter({});
   EXPECT_TRUE(at::equal(call(mixture, x), noisy));
+}
+
+// With experts whose results count for nothing, x's gradient is that of a loss of the logits, through the gate and the
+// noise.
+TEST(RouterJitter, LogitsHaveTheGatesTypeAndXTheGradientOfTheProduct) {
+  constexpr double kWeight = 0.7;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const bool float32_router : {false, true}) {
+      SCOPED_TRACE(testing::Message() << type << (float32_router ? ", router in float32" : ""));
+      MixtureOfExperts mixture(
+          {.dim = 16, .hidden = 6, .experts = kExperts, .experts_per_token = kEach, .float32_router = float32_router},
+          {.dtype = type});
+      scramble(mixture);
+      mixture.set_jitter({.eps = 0.5, .layer = "layers.0.moe", .place = {.seed = 1}});
+      mixture.set_losses({.z_weight = kWeight});
+      at::Tensor logits;
+      mixture.set_choose([&](const RouterChoice& choice) {
+        logits = choice.logits;
+        return choice.experts;
+      });
+      const at::Tensor x = at::randn({2, 6, 16}).to(type).requires_grad_();
+      (call(mixture, x) * 0).sum().backward();
+      EXPECT_EQ(logits.scalar_type(), float32_router ? at::kFloat : type);
+      EXPECT_EQ(x.grad().scalar_type(), type);
+
+      const at::Tensor noise = with_jitter(at::ones_like(x.detach()), mixture.jitter());
+      const at::Tensor wide = x.detach().to(at::kFloat).requires_grad_();
+      const at::Tensor expected = at::linear(wide * noise, mixture.gate->weight.detach().to(at::kFloat));
+      (at::logsumexp(expected, -1).square().sum() * kWeight).backward();
+      const double tolerance = type == at::kFloat ? 1e-5 : 3e-2;
+      const auto difference = [](const at::Tensor& found, const at::Tensor& of) {
+        return ((found.to(at::kFloat) - of).norm() / of.norm()).item<double>();
+      };
+      EXPECT_LT(difference(logits, expected.detach().flatten(0, 1)), tolerance);
+      EXPECT_LT(difference(x.grad(), wide.grad()), tolerance);
+    }
+  }
 }
 
 /// A token at a time, by position.
@@ -201,6 +242,16 @@ TEST(ExpertCapacity, TheFirstTokensOfASequenceAreKept) {
       }
     }
   }
+}
+
+TEST(ExpertCapacity, IsRoundedUpOnceAndNeverMoreThanTheTokens) {
+  EXPECT_EQ(tokens_of_expert(1.1, 100, 2, 4), 55);
+  EXPECT_EQ(tokens_of_expert(1.11, 100, 2, 4), 56);
+  EXPECT_EQ(tokens_of_expert(1e-30, 100, 2, 4), 1);
+  EXPECT_EQ(tokens_of_expert(2, 100, 2, 4), 100);
+  EXPECT_EQ(tokens_of_expert(1e30, 100, 2, 4), 100);
+  const at::Tensor chosen = std::get<1>(at::topk(at::randn({10, kExperts}), kEach, -1));
+  EXPECT_TRUE(within_capacity(chosen, 2, kExperts, {.factor = 1e30}).all().item<bool>());
 }
 
 // The results and gradients of what is kept, with the weights that tokens have without a capacity.

@@ -37,8 +37,8 @@ struct StepReport {
   std::optional<double> expert_dropped;  // share of choices beyond an expert's capacity, from 0 to 1
 };
 
-/// Ends with "  exposed: 3.20%(25.00% of comm)", "  loss_scale: 65536", "  expert_load: 1.31", "  expert_dropped: 2.10%"
-/// and "  rewards/margins: 0.4121  rewards/accuracies: 0.875" if these are set.
+/// Ends with "  exposed: 3.20%(25.00% of comm)", "  loss_scale: 65536", "  expert_load: 1.31",
+/// "  expert_dropped: 2.10%" and "  rewards/margins: 0.4121  rewards/accuracies: 0.875" if these are set.
 std::string step_line(const StepReport& report);
 
 /// "validate step: 10  loss:  4.02113  memory:  1.21GiB(5.00%)  tps: 12,034", and the same of preferences.

@@ -19,17 +19,16 @@ std::unique_ptr<ExpertLoad> ExpertLoad::make(const config::TrainConfig& config, 
                                              at::Device device) {
   if (!model.has_experts()) return nullptr;
   std::unique_ptr<ExpertLoad> made(new ExpertLoad);
-  const auto zeros = [&](at::ScalarType type) {
-    return at::zeros({model.n_layers, model.experts}, at::TensorOptions(device).dtype(type));
-  };
   made->counts_here_ = world->rank() % plan.tp == 0;
   made->world_ = std::move(world);
-  made->counts_ = zeros(at::kLong);
-  if (config.training.moe_expert_capacity_factor != 0) {
-    made->dropped_ = at::zeros({model.n_layers}, at::TensorOptions(device).dtype(at::kLong));
-  }
+  made->all_ = at::zeros({model.n_layers, model.experts + 1}, at::TensorOptions(device).dtype(at::kLong));
+  made->counts_ = made->all_.narrow(1, 0, model.experts);
+  made->dropped_ = made->all_.select(1, model.experts);
+  made->has_capacity_ = config.training.moe_expert_capacity_factor != 0;
   const bool moves = config.training.moe_router_enable_expert_bias;
-  if (moves || model.has_expert_biases()) made->biases_ = zeros(at::kFloat);
+  if (moves || model.has_expert_biases()) {
+    made->biases_ = at::zeros({model.n_layers, model.experts}, at::TensorOptions(device).dtype(at::kFloat));
+  }
   made->rate_ = moves ? config.training.moe_router_bias_update_rate : 0.0;
   made->first_layer_ = model.dense_layers;
   return made;
@@ -39,22 +38,22 @@ void ExpertLoad::attach(models::Llama& model, bool counts) const {
   for (const models::MixtureOfLayer& one : models::mixtures_of(model)) {
     nn::ExpertTensors tensors;
     if (biases_.defined()) tensors.bias = biases_[one.layer];
-    if (counts && counts_here_) tensors.counts = counts_[one.layer];
-    if (counts && counts_here_ && dropped_.defined()) tensors.dropped = dropped_[one.layer];
+    if (counts && counts_here_) {
+      tensors.counts = counts_[one.layer];
+      tensors.dropped = dropped_[one.layer];
+    }
     one.mixture->set_tensors(std::move(tensors));
   }
 }
 
 void ExpertLoad::begin_step() {
-  counts_.zero_();
-  if (dropped_.defined()) dropped_.zero_();
+  all_.zero_();
   is_sum_ = false;
 }
 
 void ExpertLoad::sum() {
   if (std::exchange(is_sum_, true)) return;
-  world_->all_reduce(counts_).wait();
-  if (dropped_.defined()) world_->all_reduce(dropped_).wait();
+  world_->all_reduce(all_).wait();
 }
 
 void ExpertLoad::end_step(const at::Tensor& stepped) {
@@ -74,16 +73,13 @@ std::vector<NamedTensor> ExpertLoad::named_biases() const {
   return named;
 }
 
-at::Tensor ExpertLoad::counts_for_readback() const {
-  const at::Tensor counts = counts_.to(at::kDouble).flatten();
-  return dropped_.defined() ? at::cat({counts, dropped_.to(at::kDouble)}) : counts;
-}
+at::Tensor ExpertLoad::for_readback() const { return at::cat({counts_.flatten(), dropped_}).to(at::kDouble); }
 
 ExpertLoadNumbers ExpertLoad::numbers_of(std::vector<double> read) const {
   ExpertLoadNumbers numbers;
   const auto end_of_counts = read.begin() + counts_.numel();
   const double all = std::accumulate(read.begin(), end_of_counts, 0.0);
-  if (dropped_.defined()) numbers.dropped = std::accumulate(end_of_counts, read.end(), 0.0) / std::max(all, 1.0);
+  if (has_capacity_) numbers.dropped = std::accumulate(end_of_counts, read.end(), 0.0) / std::max(all, 1.0);
   read.resize(static_cast<std::size_t>(counts_.numel()));
   numbers.fullest = fullest_by_mean(read, counts_.size(1));
   return numbers;

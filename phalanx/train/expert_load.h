@@ -1,5 +1,6 @@
-// ExpertLoad counts how many tokens go to each expert of each layer in a step, over all ranks, and moves the biases that
-// even that out: those of experts with more tokens than the mean by the rate down, those with fewer by the rate up.
+// ExpertLoad counts how many tokens go to each expert of each layer in a step, over all ranks, and moves the biases
+// that even that out: those of experts with more tokens than the mean by the rate down, those with fewer by the rate
+// up.
 //
 //   const auto load = ExpertLoad::make(config, plan, model_config, world, device);   // null without experts
 //   load->attach(part, /*counts=*/true);   // forward passes of this part of the model count, and read the biases
@@ -48,12 +49,12 @@ class ExpertLoad {
   /// Collective, once a step at most.
   void sum();
 
-  /// int64 [layers, experts]: of this rank, and after sum() of all. A token counts for each of its experts.
+  /// int64 [layers, experts], not contiguous: of this rank, and after sum() of all. A token counts for each of its
+  /// experts.
   const at::Tensor& counts() const noexcept { return counts_; }
-  /// int64 [layers]: choices beyond the capacity of an expert, likewise; undefined: there is no capacity.
-  const at::Tensor& dropped() const noexcept { return dropped_; }
-  /// Both in float64, for numbers_of().
-  at::Tensor counts_for_readback() const;
+  /// What numbers_of() is computed from, in one tensor: float64, on the device.
+  at::Tensor for_readback() const;
+  /// REQUIRES: `read` is all of for_readback().
   ExpertLoadNumbers numbers_of(std::vector<double> read) const;
   /// fp32 [layers, experts]; undefined without biases.
   const at::Tensor& biases() const noexcept { return biases_; }
@@ -63,10 +64,13 @@ class ExpertLoad {
  private:
   ExpertLoad() = default;
   std::shared_ptr<Communicator> world_;
-  at::Tensor counts_, dropped_, biases_;
+  at::Tensor all_;               // int64 [layers, experts + 1], summed over ranks at once
+  at::Tensor counts_, dropped_;  // views of it: [layers, experts], and [layers] of choices beyond a capacity
+  at::Tensor biases_;
   double rate_ = 0;               // 0: the biases stay as they are
   std::int64_t first_layer_ = 0;  // with experts
-  bool counts_here_ = true;       // ranks of tensor parallelism have the same tokens: the first one counts them
+  bool has_capacity_ = false;
+  bool counts_here_ = true;  // ranks of tensor parallelism have the same tokens: the first one counts them
   bool is_sum_ = false;
 };
 

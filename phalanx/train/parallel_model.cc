@@ -46,8 +46,9 @@ std::int64_t bytes_of_optimizer(const config::OptimizerCopies& copies, const std
   return bytes;
 }
 
-/// The ranks that differ from this one in their positions alone. A group of its own also where that is the whole world:
-/// attention then does not queue behind what other parts of the run send.
+/// The ranks that differ from this one in their positions alone. Attention and the counts of routers, which take turns
+/// in a pass, go over it. A group of its own also where that is the whole world: they then do not queue behind what
+/// other parts of the run send.
 std::shared_ptr<Communicator> context_group(const ParallelPlan& plan, const std::shared_ptr<Communicator>& world) {
   if (plan.cp == 1) return nullptr;
   const std::int64_t rank = world->rank();
@@ -58,12 +59,14 @@ std::shared_ptr<Communicator> context_group(const ParallelPlan& plan, const std:
 /// The ranks whose tokens are counted together for the loss that evens out the load of experts. Those of tensor
 /// parallelism have the same tokens, so they are no part of it.
 std::shared_ptr<Communicator> load_group(const config::TrainConfig& config, const ParallelPlan& plan,
-                                         const std::shared_ptr<Communicator>& world,
-                                         const std::shared_ptr<Communicator>& context) {
+                                         const DeviceMesh& mesh, const std::shared_ptr<Communicator>& context) {
   if (!config::counts_load_over_data_ranks(config)) return context;
   if (plan.loss_parts() == 1) return nullptr;
-  const std::int64_t rank = world->rank(), stage = rank / (plan.loss_parts() * plan.tp);
-  return world->split(static_cast<int>(stage * plan.tp + rank % plan.tp), static_cast<int>(rank), "expert_load");
+  std::vector<std::string> names;
+  for (const MeshAxis& axis : mesh.axes()) {
+    if (axis.name != "pp" && axis.name != "tp") names.push_back(axis.name);
+  }
+  return mesh.flatten(names);
 }
 
 std::function<void(const at::Tensor&)> sum_over(const std::shared_ptr<Communicator>& group) {
@@ -105,13 +108,13 @@ ParallelModel::ParallelModel(const config::TrainConfig& config, const config::Ru
       preferences_(config.dpo.preferences.empty() ? nullptr : std::make_unique<PreferenceLoss>(config.dpo)),
       optimizer_copies_(config::optimizer_copies(config)),
       adamw_params_(config.muon.adamw_params),
-      dropout_seed_(config.lora.rank > 0 && config.lora.dropout > 0 ? std::optional(config.debug.seed) : std::nullopt),
+      has_dropout_(config.lora.rank > 0 && config.lora.dropout > 0),
       // Ranks of tensor parallelism have the same tokens, and the sum of their gradients is taken.
       load_weight_(config.training.moe_aux_loss_coeff / static_cast<double>(plan.global_batch_size * plan.parallel.tp)),
       router_z_weight_(config.training.moe_z_loss_coeff /
                        static_cast<double>(plan.global_batch_size * config.training.seq_len * plan.parallel.tp)),
       counts_sequences_(config.training.moe_aux_loss_unit == "sequence"),
-      load_group_(load_group(config, plan.parallel, world_, context_)),
+      load_group_(load_group(config, plan.parallel, mesh_, context_)),
       jitter_eps_(config.training.moe_input_jitter_eps),
       capacity_factor_(config.training.moe_expert_capacity_factor),
       seed_(static_cast<std::uint64_t>(config.debug.seed)),
@@ -153,14 +156,13 @@ void ParallelModel::give_empty_gradients(const std::vector<NamedTensor>& trained
 }
 
 void ParallelModel::place_in_run(models::Llama& model, std::int64_t step, std::int64_t first_row) const {
-  if (dropout_seed_) nn::set_dropout_rng_state(model, {.seed = *dropout_seed_, .step = step, .first_row = first_row});
+  const nn::PlaceInRun place{.seed = seed_, .step = step, .first_row = first_row};
+  if (has_dropout_) nn::set_dropout_rng_state(model, place);
   if (jitter_eps_ == 0) return;
   for (const models::MixtureOfLayer& one : models::mixtures_of(model)) {
     one.mixture->set_jitter({.eps = jitter_eps_,
-                             .seed = seed_,
                              .layer = fmt::format("layers.{}.moe", one.layer),
-                             .step = step,
-                             .first_row = first_row,
+                             .place = place,
                              .cut = plan_.parallel.context_cut(world_->rank())});
   }
 }
@@ -182,10 +184,12 @@ void ParallelModel::prepare_experts(models::Llama& model, const OptimizerStep& o
   if (!expert_load_) return;
   expert_load_->attach(model, /*counts=*/true);
   const std::vector<models::MixtureOfLayer> mixtures = models::mixtures_of(model);
-  for (const models::MixtureOfLayer& one : mixtures) {
-    one.mixture->set_capacity({.factor = capacity_factor_,
-                               .cut = plan_.parallel.context_cut(world_->rank()),
-                               .sum_counts = sum_over(context_)});
+  if (capacity_factor_ != 0) {
+    for (const models::MixtureOfLayer& one : mixtures) {
+      one.mixture->set_capacity({.factor = capacity_factor_,
+                                 .cut = plan_.parallel.context_cut(world_->rank()),
+                                 .sum_counts = sum_over(context_)});
+    }
   }
   if (load_weight_ == 0 && router_z_weight_ == 0) return;
   at::Tensor scale = optimizer_step.loss_scale_on_device();

@@ -62,9 +62,8 @@ class ParallelModel {
   virtual void values_were_loaded() = 0;
 
   /// Forward and backward pass of this data rank's batch: the sum of the losses of its tokens, or of its pairs of
-  /// preferences, divided by the divisor, 0-dim,
-  /// on the device, detached. Gradients are accumulated; in the step's last pass they are summed over the data ranks, or
-  /// in every pass where a sharded model reduces each.
+  /// preferences, divided by the divisor, 0-dim, on the device, detached. Gradients are accumulated; in the step's last
+  /// pass they are summed over the data ranks, or in every pass where a sharded model reduces each.
   virtual at::Tensor forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) = 0;
   /// The sum of the losses of the tokens, or of the pairs, in a forward pass without gradients, 0-dim.
   /// REQUIRES: gradients are off, at::NoGradGuard.
@@ -150,14 +149,14 @@ class ParallelModel {
 
  private:
   const config::OptimizerCopies optimizer_copies_;
-  const std::vector<std::string> adamw_params_;      // of Muon
-  const std::optional<std::uint64_t> dropout_seed_;  // unset: no dropout
-  const double load_weight_;                         // of each sequence on each rank
-  const double router_z_weight_;                     // of each token on each rank
-  const bool counts_sequences_;                      // each by itself, for the loss that evens out the load
-  const std::shared_ptr<Communicator> load_group_;   // the ranks with other tokens of one unit of it; null: none
-  const double jitter_eps_, capacity_factor_;        // of routers and experts
-  const std::uint64_t seed_;                         // of the noise
+  const std::vector<std::string> adamw_params_;  // of Muon
+  const bool has_dropout_;
+  const double load_weight_;                        // of each sequence on each rank
+  const double router_z_weight_;                    // of each token on each rank
+  const bool counts_sequences_;                     // each by itself, for the loss that evens out the load
+  const std::shared_ptr<Communicator> load_group_;  // the ranks with other tokens of one unit of it; null: none
+  const double jitter_eps_, capacity_factor_;       // of routers and experts
+  const std::uint64_t seed_;                        // of dropout and noise
   const std::string sharding_text_;
   const bool keeps_full_gradients_;
 };

@@ -135,7 +135,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   check_replicas_before(step);
   outcome.optimizer_step = optimizer_step_->apply(step, profiler_.recorder());
   if (const ExpertLoad* const load = logged_expert_load(outcome.step)) {
-    const at::Tensor counts = load->counts_for_readback();
+    const at::Tensor counts = load->for_readback();
     outcome.expert_load =
         load->numbers_of({counts.const_data_ptr<double>(), counts.const_data_ptr<double>() + counts.numel()});
   }
@@ -160,7 +160,7 @@ Trainer::QueuedStep Trainer::queue_step(std::int64_t step) {
                     .numbers = DeviceReadback(numbers),
                     .has_preferences = pass.preference_sums.defined()};
   if (const ExpertLoad* const load = logged_expert_load(step + 1)) {
-    queued.expert_counts.emplace(load->counts_for_readback());
+    queued.expert_counts.emplace(load->for_readback());
   }
   return queued;
 }

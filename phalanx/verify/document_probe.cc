@@ -18,8 +18,8 @@ struct Place {
   std::int64_t row, changed, compared;
 };
 
-/// Neighbours in one row, both ways: the last token of a document and the first of the next one, whether they have labels
-/// or not. Padding, a document without any label, is no neighbour.
+/// Neighbours in one row, both ways: the last token of a document and the first of the next one, whether they have
+/// labels or not. Padding, a document without any label, is no neighbour.
 std::vector<Place> places_of(const train::TokenBatch& batch) {
   std::vector<Place> places;
   if (!batch.documents) return places;

@@ -7,7 +7,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,6 +21,7 @@
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/layout_check.h"
 #include "phalanx/verify/layout_side.h"
+#include "phalanx/verify/routing_replay.h"
 
 namespace phalanx::verify::expert_faults_test {
 namespace {
@@ -160,7 +163,7 @@ TEST_F(ExpertFaultsTest, NoiseOfOtherTokensIsFound) {
         mixture.add_pre_forward_hook([](nn::Module& module) {
           auto& shifted = dynamic_cast<nn::MixtureOfExperts&>(module);
           nn::RouterJitter jitter = shifted.jitter();
-          jitter.first_row = 0;  // as if each rank counted its rows from 0
+          jitter.place.first_row = 0;  // as if each rank counted its rows from 0
           shifted.set_jitter(std::move(jitter));
         });
       },
@@ -191,8 +194,8 @@ TEST_F(ExpertFaultsTest, TokensThatAreLostAtCapacityAreFound) {
                "layers.1.moe.");
 }
 
-// As where an expert without a token in a step is left out, and with it the step of its weights. All tokens are the same,
-// so they choose the same two of a layer's experts.
+// As where an expert without a token in a step is left out, and with it the step of its weights. All tokens are the
+// same, so they choose the same two of a layer's experts.
 TEST_F(ExpertFaultsTest, AnEmptyExpertThatIsSkippedIsFound) {
   write_tokens("tokens.bin", std::vector<std::uint16_t>(6000, 7));
   EXPECT_FALSE(check([](nn::MixtureOfExperts&, int) {}).finding);
@@ -252,6 +255,24 @@ TEST_F(ExpertFaultsTest, LogitsThatAreOthersAreFoundByThemselves) {
   expect_found(found, "layers.1.moe.gate.weight");
   EXPECT_EQ(found.finding->what, "router logits");
   EXPECT_EQ(found.finding->rank, 1);
+}
+
+// Also where a block is computed again, though its logits are then not equal to themselves.
+TEST_F(ExpertFaultsTest, ANaNInTheGateOfOneRankIsFoundThere) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const Keys& more : {Keys{}, Keys{"--activation_checkpoint.mode=full"}}) {
+    const LayoutCheck found = check(
+        [](nn::MixtureOfExperts& mixture, int rank) {
+          if (rank != 1) return;
+          mixture.gate->set_parameter_use("weight", [](const at::Tensor& weight) { return weight * kNan; });
+        },
+        more);
+    expect_found(found, "layers.1.");
+    EXPECT_EQ(found.finding->rank, 1) << found.finding->text();
+    EXPECT_FALSE(std::isfinite(found.finding->difference.relative)) << found.finding->text();
+  }
+  EXPECT_EQ((RoutingDifference{.squares = kNan, .reference_squares = 1}).relative(),
+            std::numeric_limits<double>::infinity());
 }
 
 // As where a block that is computed again counts once more, or a rank does not add its tokens.

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "phalanx/models/expert_bias.h"
+#include "phalanx/verify/tensor_difference.h"
 
 namespace phalanx::verify {
 namespace {
@@ -24,7 +26,15 @@ struct LoadOfLayer {
 };
 
 json different(const char* what, std::int64_t expert, double found, double expected, const char* cause) {
-  return {{"what", what}, {"expert", expert}, {"found", found}, {"expected", expected}, {"cause", cause}};
+  const double largest = std::abs(found - expected), relative = largest / std::max(std::abs(expected), 1e-30);
+  return {
+      {"what", what},
+      {"cause", cause},
+      {"difference", to_text({.relative = std::isfinite(relative) ? relative : std::numeric_limits<double>::infinity(),
+                              .largest = largest,
+                              .found = found,
+                              .expected = expected,
+                              .index = {expert}})}};
 }
 
 /// Null: as expected.
@@ -67,7 +77,7 @@ std::optional<LayoutFinding> compare_expert_biases(train::ExpertLoad& layout, tr
   if (!layout.biases().defined()) return std::nullopt;
   layout.sum();
   if (reference != nullptr) reference->sum();
-  const at::Tensor counts = layout.counts().to(at::kCPU), biases = layout.biases().to(at::kCPU);
+  const at::Tensor counts = layout.counts().to(at::kCPU).contiguous(), biases = layout.biases().to(at::kCPU);
   const at::Tensor expected_counts = from_reference(counts, reference ? reference->counts() : at::Tensor(), world),
                    expected_biases = from_reference(biases, reference ? reference->biases() : at::Tensor(), world);
   const std::int64_t experts = counts.size(1);
@@ -85,15 +95,10 @@ std::optional<LayoutFinding> compare_expert_biases(train::ExpertLoad& layout, tr
   for (const std::string& text : world.all_gather_bytes(mine.dump())) {
     const json told = json::parse(text);
     if (!told.is_null()) {
-      const double found = told["found"], expected = told["expected"];
       return LayoutFinding{.what = told["what"],
                            .parameter = told["parameter"],
                            .rank = rank,
-                           .difference = {.relative = std::abs(found - expected) / std::max(std::abs(expected), 1e-30),
-                                          .largest = std::abs(found - expected),
-                                          .found = found,
-                                          .expected = expected,
-                                          .index = {told["expert"].get<std::int64_t>()}},
+                           .difference = difference_from_text(told["difference"].get<std::string>()),
                            .cause = told["cause"]};
     }
     ++rank;

@@ -11,8 +11,8 @@
 
 namespace phalanx::verify {
 
-/// After the optimizer step, on all ranks. `reference`: on rank 0, else null; it takes the layout's biases over. Nothing
-/// without biases. Collective.
+/// After the optimizer step, on all ranks. `reference`: on rank 0, else null; it takes the layout's biases over.
+/// Nothing without biases. Collective.
 std::optional<LayoutFinding> compare_expert_biases(train::ExpertLoad& layout, train::ExpertLoad* reference,
                                                    Communicator& world);
 

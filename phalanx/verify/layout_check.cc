@@ -62,11 +62,11 @@ class Comparison {
         world_(context.world),
         device_(context.device),
         observer_(context.observer),
+        on_one_rank_(reference_config(config, world_->size())),
         parallelized_(config, context.layout_world ? context.layout_world : world_, context.device) {
-    const config::TrainConfig on_one_rank = reference_config(config, world_->size());  // throws on every rank
     const auto alone = world_->split(world_->rank(), 0);
     if (world_->rank() == 0) {
-      reference_ = std::make_unique<LayoutSide>(on_one_rank, alone, context.device);
+      reference_ = std::make_unique<LayoutSide>(on_one_rank_, alone, context.device);
       const auto narrow = train::sharded_param_dtype(config);
       if (narrow && config::plan_run(config, world_->size()).parallel.is_sharded())
         reference_->compute_in(config, *narrow);
@@ -553,6 +553,7 @@ class Comparison {
   std::shared_ptr<Communicator> world_;
   at::Device device_;
   std::function<void(std::int64_t, const std::vector<NamedTensor>&)> observer_;
+  config::TrainConfig on_one_rank_;  // before the layout is built: what no run on one rank computes is refused first
   LayoutSide parallelized_;
   std::unique_ptr<LayoutSide> reference_;  // on rank 0
   std::unique_ptr<LayoutSide> plain_;      // the layout without recomputation, if the bits must be the same

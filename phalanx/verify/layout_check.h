@@ -122,8 +122,8 @@ struct LayoutCheckContext {
 LayoutCheck check_layout(const config::TrainConfig& config, const LayoutCheckContext& context,
                          const LayoutCheckOptions& options = {});
 
-/// The same run on one rank, without recomputation. `ranks`: of the layout. Throws ConfigError if no run on one rank is the
-/// same.
+/// The same run on one rank, without recomputation. `ranks`: of the layout. Throws ConfigError if no run on one rank is
+/// the same.
 config::TrainConfig reference_config(config::TrainConfig config, std::int64_t ranks);
 
 }  // namespace phalanx::verify

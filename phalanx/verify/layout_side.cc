@@ -3,11 +3,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
+#include <fmt/format.h>
 
 #include <cmath>
 #include <map>
 #include <utility>
 
+#include "phalanx/base/error.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/train/float8_layers.h"
@@ -177,7 +179,11 @@ config::TrainConfig reference_config(config::TrainConfig config, std::int64_t ra
     config.training.local_batch_size = config.parallelism.pipeline_parallel_microbatch_size;
   }
   // A forward pass of all data ranks is one of one rank, if each of them has one.
-  config::require_equivalent_on_one_rank(config, plan);
+  try {
+    config::require_equivalent_on_one_rank(config, plan);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("verify: {}", error.what()));
+  }
   if (config::counts_load_over_data_ranks(config)) {
     config.training.local_batch_size *= plan.parallel.data_parallel_size();
   }

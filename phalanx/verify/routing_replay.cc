@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -37,9 +39,15 @@ at::Tensor are_others(const at::Tensor& a, const at::Tensor& b) {
   return std::get<0>(a.sort(-1)).ne(std::get<0>(b.sort(-1))).any(-1);
 }
 
+/// Whether both have the same numbers, those that are none (NaN) in the same places.
+bool are_same(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && at::allclose(a, b, /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true);
+}
+
 }  // namespace
 
 double RoutingDifference::relative() const {
+  if (!std::isfinite(squares)) return std::numeric_limits<double>::infinity();
   return squares == 0 ? 0.0 : std::sqrt(squares / std::max(reference_squares, 1e-30));
 }
 
@@ -115,7 +123,7 @@ at::Tensor RoutingReplay::choose(Layer& layer, const nn::RouterChoice& choice) {
   // Computing again gives the same bits. A block that is not computed again has nothing waiting.
   if (is_trained) {
     const auto again =
-        std::ranges::find_if(waiting, [&](const Layer::Pass& pass) { return pass.logits.equal(choice.logits); });
+        std::ranges::find_if(waiting, [&](const Layer::Pass& pass) { return are_same(pass.logits, choice.logits); });
     if (again != waiting.end()) {
       at::Tensor experts = std::move(again->experts);
       waiting.erase(again);

@@ -1,8 +1,8 @@
 // Makes the routers of a layout send tokens to the experts that one rank chose, for layout_check.h.
 //
-// Where two experts of a token are nearly equal, rounding decides. A layout that is right may send such a token elsewhere,
-// and its gradients then say nothing. So the reference's routing is recorded, and the layout replays it. What its routers
-// would have done is compared on its own:
+// Where two experts of a token are nearly equal, rounding decides. A layout that is right may send such a token
+// elsewhere, and its gradients then say nothing. So the reference's routing is recorded, and the layout replays it.
+// What its routers would have done is compared on its own:
 //
 // - The logits must be those of the reference, within the tolerance of activations.
 // - From the reference's logits a layout must choose what the reference chose, exactly. Its biases take part in that.
@@ -44,7 +44,7 @@ struct RoutingDifference {
   std::int64_t tokens = 0;
   std::int64_t elsewhere = 0;  // tokens that this side alone would have sent to other experts
   std::int64_t wrong = 0;      // tokens for which it chooses other experts from the reference's logits
-  double relative() const;     // the logits' difference by their norm
+  double relative() const;     // the logits' difference by their norm; infinite if one is not finite
 };
 
 class RoutingReplay {

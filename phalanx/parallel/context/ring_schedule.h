@@ -51,7 +51,7 @@ class RingSchedule {
   std::vector<PositionRange> queries(Way way, std::int64_t owner, std::int64_t rank) const;
 
  private:
-  std::int64_t piece_of(Way way, std::int64_t rank) const { return way == up ? rank : 2 * ranks_ - 1 - rank; }
+  std::int64_t piece_of(Way way, std::int64_t rank) const { return ContextCut{.ranks = ranks_}.pieces_of(rank)[way]; }
 
   std::int64_t ranks_, length_;         // of a piece
   std::vector<std::int64_t> furthest_;  // of each piece: the last piece with queries that see it

@@ -291,7 +291,7 @@ struct DataParallel::Impl {
       const auto* first = dynamic_cast<const nn::Dropout*>(original().modules[i]);
       auto* other = dynamic_cast<nn::Dropout*>(replicas[replica]->parts.modules[i]);
       if (first == nullptr || other == nullptr || !first->rng_state()) continue;
-      nn::DropoutRngState rng_state = *first->rng_state();
+      nn::PlaceInRun rng_state = *first->rng_state();
       rng_state.first_row += row;
       other->rng_state(first->layer(), rng_state);
     }

@@ -225,7 +225,7 @@ TEST(DataParallelTest, DropoutDropsWhatOneDeviceDrops) {
   const at::Tensor x = at::ones({11, 5});
   at::Tensor before;
   for (int step = 0; step < 3; ++step) {
-    const nn::DropoutRngState place{.seed = 7, .step = step, .first_row = 22};
+    const nn::PlaceInRun place{.seed = 7, .step = step, .first_row = 22};
     nn::set_dropout_rng_state(net, place);
     nn::set_dropout_rng_state(alone, place);
     const at::Tensor y = parallel.forward(x);
