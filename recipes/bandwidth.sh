@@ -5,41 +5,41 @@
 #   recipes/bandwidth.sh build/release/bin/phalanx bandwidth --backends shm,c10d --max-bytes 64M
 #
 #   $ recipes/bandwidth.sh phalanx bandwidth --sizes 64K --rounds 1 --iters 3
-#   [phalanx] <time> - info - rank 0 of 2, from phalanx launch
-#   [phalanx] <time> - info - security: <who may join>
-#   [phalanx] <time> - info - device: cpu, backend: shm, 2 ranks on this node, <where they meet>
+#   [phalanx] <date and time> - info - rank 0 of 2, from phalanx launch
+#   [phalanx] <date and time> - info - security: <who may join>
+#   [phalanx] <date and time> - info - device: cpu, backend: shm, 2 ranks on this node, <where they meet>
 #   # 2 ranks on <host: processor, cores>; times are the slowest rank's, GB = 1e9 bytes
 #   op               bytes  type     reduce backend place p50 us p99 us min us cpu us slow algbw busbw wrong copy % copy
-#   all_reduce       64K    float32  sum    shm     in       <times and rates>  0  <copy>
-#   all_gather       64K    float32  -      shm     out      <times and rates>  0  <copy>
-#   reduce_scatter   64K    float32  sum    shm     out      <times and rates>  0  <copy>
-#   broadcast        64K    float32  -      shm     in       <times and rates>  0  <copy>
-#   reduce           64K    float32  sum    shm     in       <times and rates>  0  <copy>
-#   gather           64K    float32  -      shm     out      <times and rates>  0  <copy>
-#   scatter          64K    float32  -      shm     out      <times and rates>  0  <copy>
-#   all_to_all       64K    float32  -      shm     out      <times and rates>  0  <copy>
-#   sendrecv         64K    float32  -      shm     out      <times and rates>  0  <copy>
-#   pingpong         64K    float32  -      shm     in       <times and rates>  0  <copy>
-#   barrier          0      -        -      shm     in       <times>  -  -  0  -  -
-#   [phalanx] <time> - info - rank 0 of 4, from phalanx launch
-#   [phalanx] <time> - info - security: <who may join>
-#   [phalanx] <time> - info - device: cpu, backend: shm, 4 ranks on this node, <where they meet>
+#   all_reduce       64K    float32  sum    shm     in       <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   all_gather       64K    float32  -      shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   reduce_scatter   64K    float32  sum    shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   broadcast        64K    float32  -      shm     in       <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   reduce           64K    float32  sum    shm     in       <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   gather           64K    float32  -      shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   scatter          64K    float32  -      shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   all_to_all       64K    float32  -      shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   sendrecv         64K    float32  -      shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   pingpong         64K    float32  -      shm     in       <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   barrier          0      -        -      shm     in       <us> <us> <us> <us> <rank> - - 0 - -
+#   [phalanx] <date and time> - info - rank 0 of 4, from phalanx launch
+#   [phalanx] <date and time> - info - security: <who may join>
+#   [phalanx] <date and time> - info - device: cpu, backend: shm, 4 ranks on this node, <where they meet>
 #   # 4 ranks on <host: processor, cores>; times are the slowest rank's, GB = 1e9 bytes
 #   op               bytes  type     reduce backend place p50 us p99 us min us cpu us slow algbw busbw wrong copy % copy
-#   all_reduce       64K    float32  sum    shm     in       <times and rates>  0  <copy>
-#   all_gather       64K    float32  -      shm     out      <times and rates>  0  <copy>
-#   reduce_scatter   64K    float32  sum    shm     out      <times and rates>  0  <copy>
-#   broadcast        64K    float32  -      shm     in       <times and rates>  0  <copy>
-#   reduce           64K    float32  sum    shm     in       <times and rates>  0  <copy>
-#   gather           64K    float32  -      shm     out      <times and rates>  0  <copy>
-#   scatter          64K    float32  -      shm     out      <times and rates>  0  <copy>
-#   all_to_all       64K    float32  -      shm     out      <times and rates>  0  <copy>
-#   sendrecv         64K    float32  -      shm     out      <times and rates>  0  <copy>
-#   pingpong         64K    float32  -      shm     in       <times and rates>  0  <copy>
-#   barrier          0      -        -      shm     in       <times>  -  -  0  -  -
+#   all_reduce       64K    float32  sum    shm     in       <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   all_gather       64K    float32  -      shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   reduce_scatter   64K    float32  sum    shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   broadcast        64K    float32  -      shm     in       <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   reduce           64K    float32  sum    shm     in       <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   gather           64K    float32  -      shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   scatter          64K    float32  -      shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   all_to_all       64K    float32  -      shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   sendrecv         64K    float32  -      shm     out      <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   pingpong         64K    float32  -      shm     in       <us> <us> <us> <us> <rank> <GB/s> <GB/s> 0 <GB/s> <%>
+#   barrier          0      -        -      shm     in       <us> <us> <us> <us> <rank> - - 0 - -
 #   written: bandwidth/comm-{2,4}.{json,csv,svg}
 #
-# In < > stands what differs from machine to machine; docs/bench_comm.md says what the columns mean.
+# In < > stands what differs from machine to machine, a word for each column. docs/bench_comm.md says what they mean.
 set -euo pipefail
 
 # shellcheck source=scripts/options.bash

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Data-parallel batch inference: every rank has the model and its share of the prompts, and who is through takes from the
-# others; results come as they are ready, in the end all of them in one file in the order of the prompts.
+# Data-parallel batch inference: every rank has the model and its share of the prompts, and who is through takes from
+# the others; results come as they are ready, in the end all of them in one file in the order of the prompts.
 #
 #   recipes/batch_inference.sh [--build build/release] [--folder outputs/batch_inference] [--ranks 2]
 #
@@ -9,16 +9,17 @@
 #   phalanx generate -n 8 --checkpoint Llama-3.2-1B --prompts-file prompts.jsonl --output answers --batch-size 16 \
 #       --final-file merged.jsonl --max-new-tokens 50
 #
-# Here a small model is trained first. The job is stopped in the middle (SIGKILL) and goes on; one prompt lacks its field.
+# Here a small model is trained first. The job is stopped in the middle (SIGKILL) and goes on; one prompt lacks its
+# field.
 #
 #   $ recipes/batch_inference.sh
 #   stopped with <3> results
 #   skipped: <prompts.jsonl>, line 41: neither "input_prompt" (text) nor "ids" (token ids)
-#   <{"unique_id":"q-1","input_prompt":"...","generated_response":"...">
-#   <{"unique_id":"q-2","input_prompt":"...","generated_response":"...">
+#   {"unique_id":"q-1","input_prompt":"<a prompt>","generated_response":"<what the small model makes of it>
+#   {"unique_id":"q-2","input_prompt":"<a prompt>","generated_response":"<what the small model makes of it>
 #   40 prompts, each answered once, in order
 #
-# In < > stands any text: how far it came, and what the small model makes of the prompts.
+# In < > stands any text; lines are cut after 150 characters.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/small_model.sh

@@ -15,8 +15,8 @@
 //
 // Both forms use batches of 64 over all devices. The batches are the same, and so are the losses up to rounding. Loss
 // and accuracy are those of training. On GPUs --per-rank prints the most memory that each has needed: under
-// DataParallel the first needs more than the others. --data FOLDER names a folder with the binary version of CIFAR-10, plain or .gz;
-// without it, synthetic images need no files.
+// DataParallel the first needs more than the others. --data FOLDER names a folder with the binary version of CIFAR-10,
+// plain or .gz; without it, synthetic images need no files.
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

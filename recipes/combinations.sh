@@ -9,10 +9,10 @@
 #
 #   $ recipes/combinations.sh
 #   == a pipeline of 2 inside each machine, data parallelism over the link of 1gbit
-#   [phalanx] <time> - info - this node hosts the rendezvous of 2 nodes at 10.99.0.1:29400
-#   [phalanx] <time> - info - rank 0 of 4, from phalanx launch
-#   [phalanx] <time> - info - security: <who may join>
-#   [phalanx] <time> - info - device: cpu, backend: shm+gloo, 4 ranks, rendezvous at <address>, 1 thread a rank
+#   [phalanx] <date and time> - info - this node hosts the rendezvous of 2 nodes at 10.99.0.1:29400
+#   [phalanx] <date and time> - info - rank 0 of 4, from phalanx launch
+#   [phalanx] <date and time> - info - security: <who may join>
+#   [phalanx] <date and time> - info - device: cpu, backend: shm+gloo, 4 ranks, rendezvous at <address>, 1 thread a rank
 #   DeviceMesh((dp_replicate=2, pp=2), device: 'cpu'): in a site 1F1B over shm, between sites gradients over gloo
 #   iteration 1: loss 6.26769, 0.378 s
 #   iteration 2: loss 6.25212, 0.305 s
@@ -26,10 +26,10 @@
 #   step 5: in sites 6.2772544, one rank 6.2772543
 #   losses differ from one rank's by 4.7e-08 of them: the same
 #   == tensor parallelism over pairs inside each machine, sharded data parallelism over the link of 1gbit
-#   [phalanx] <time> - info - this node hosts the rendezvous of 2 nodes at 10.99.0.1:29400
-#   [phalanx] <time> - info - rank 0 of 4, from phalanx launch
-#   [phalanx] <time> - info - security: <who may join>
-#   [phalanx] <time> - info - device: cpu, backend: shm+gloo, 4 ranks, rendezvous at <address>, 1 thread a rank
+#   [phalanx] <date and time> - info - this node hosts the rendezvous of 2 nodes at 10.99.0.1:29400
+#   [phalanx] <date and time> - info - rank 0 of 4, from phalanx launch
+#   [phalanx] <date and time> - info - security: <who may join>
+#   [phalanx] <date and time> - info - device: cpu, backend: shm+gloo, 4 ranks, rendezvous at <address>, 1 thread a rank
 #   DeviceMesh((dp_shard=2, tp=2), device: 'cpu'): 18089216 parameters, 4522752 of them on rank 0
 #   iteration  1: loss 10.4095, grad norm 3.2754, 156 tokens/s
 #   iteration  2: loss 10.4288, grad norm 2.9452, 211 tokens/s

@@ -4,18 +4,18 @@
 #   recipes/launcher.sh [PHALANX]          # build/release/bin/phalanx
 #
 # Its flags and the variables that it sets are torchrun's; docs/launch_options.md has all of them. The ranks here are a
-# line of shell each, and both nodes are this machine.
+# line of shell each, both nodes are this machine, and in the third run rank 1 fails once.
 #
 #   $ recipes/launcher.sh
 #   phalanx launch --standalone --nproc-per-node 2
 #   RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 node 0, restart 0 of 0
 #   RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 node 0, restart 0 of 0
-#   phalanx launch --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id 7 --rdzv-endpoint HOST:PORT
+#   phalanx launch --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id 7 --rdzv-endpoint 127.0.0.1:<port>
 #   RANK=0 LOCAL_RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 node 0, restart 0 of 0
 #   RANK=1 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 node 0, restart 0 of 0
 #   RANK=2 LOCAL_RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 node 1, restart 0 of 0
 #   RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 node 1, restart 0 of 0
-#   phalanx launch --nproc-per-node 2 --max-restarts 1, of which rank 1 fails once
+#   phalanx launch --nproc-per-node 2 --max-restarts 1
 #   RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 node 0, restart 0 of 1
 #   RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 node 0, restart 1 of 1
 #   RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 node 0, restart 0 of 1
@@ -33,26 +33,32 @@ trap 'rm -rf "$folder"' EXIT
 tell='line="RANK=$RANK LOCAL_RANK=$LOCAL_RANK WORLD_SIZE=$WORLD_SIZE LOCAL_WORLD_SIZE=$LOCAL_WORLD_SIZE"
   echo "$line node $GROUP_RANK, restart $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS" \
     >"$0/$RANK.$TORCHELASTIC_RESTART_COUNT"'
-show() { cat "$folder"/[0-9].*; rm "$folder"/[0-9].*; }
 
-echo "phalanx launch --standalone --nproc-per-node 2"
-"$phalanx" launch --standalone --nproc-per-node 2 -- sh -c "$tell" "$folder"
-show
+# Prints the command, runs it on each node, and shows the ranks' lines.
+run() {  # <nodes> <shell commands of a rank> <flags>
+  local nodes=$1 rank=$2 jobs=() node status=0
+  shift 2
+  echo "phalanx launch $*"
+  for ((node = 0; node < nodes; ++node)); do
+    quietly "$folder/node.$node" "$phalanx" launch "$@" -- sh -c "$rank" "$folder" &
+    jobs+=($!)
+  done
+  for node in "${jobs[@]}"; do wait "$node" || status=$?; done
+  [[ $status == 0 ]] || exit "$status"
+  cat "$folder"/[0-9].*
+  rm "$folder"/[0-9].*
+}
 
-echo "phalanx launch --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id 7 --rdzv-endpoint HOST:PORT"
+run 1 "$tell" --standalone --nproc-per-node 2
+
+# A launcher takes a port that is free, and tells it its rank.
+port=$("$phalanx" launch -n 1 -- sh -c 'echo "$MASTER_PORT"')
 PHALANX_JOB_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')  # who knows it may join
 export PHALANX_JOB_SECRET
-node=(launch --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id 7
-      --rdzv-endpoint "127.0.0.1:$((20000 + RANDOM % 10000))")
-"$phalanx" "${node[@]}" -- sh -c "$tell" "$folder" 2>>"$folder/log" & other=$!
-quietly "$folder/log" "$phalanx" "${node[@]}" -- sh -c "$tell" "$folder"
-wait "$other"
-show
+run 2 "$tell" --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id 7 --rdzv-endpoint "127.0.0.1:$port"
 
-echo "phalanx launch --nproc-per-node 2 --max-restarts 1, of which rank 1 fails once"
-# It fails when rank 0 has written its line.
+# Rank 1 fails when rank 0 has written its line.
 fail='
   if [ "$RANK$TORCHELASTIC_RESTART_COUNT" = 10 ]; then until [ -s "$0/0.0" ]; do sleep 0.01; done; exit 1; fi
   if [ "$RANK$TORCHELASTIC_RESTART_COUNT" = 00 ]; then sleep 60; fi'
-quietly "$folder/log" "$phalanx" launch --nproc-per-node 2 --max-restarts 1 -- sh -c "$tell$fail" "$folder"
-show
+run 1 "$tell$fail" --nproc-per-node 2 --max-restarts 1

@@ -3,8 +3,7 @@
 //
 // Losses and counts are sums over all ranks. Batches and dropout are the same for any number of ranks, and so are the
 // losses up to rounding. Adadelta with --lr 1.0, times 0.7 after every epoch. Each layer is a unit, which is unsharded
-// when it is used; --smallest-unit 20000 joins these four into one, because neighbours are joined until each unit has
-// as many elements.
+// when it is used; --smallest-unit 20000 joins neighbours until each unit has as many elements: here these four.
 //
 //   $ phalanx launch --nproc-per-node 2 -- mnist_sharded --images 3200
 //   sharded, 4 unit(s):
@@ -29,13 +28,14 @@
 //   sharded, 13 unit(s):
 //   conv1 | conv2 | fc1 | widen | block0 | block1 | block2 | block3 | block4 | block5 | block6 | block7 | fc2
 //   rank 0: parameters 18.6 MiB, gradients 18.6 MiB, optimizer state 37.2 MiB; peak 109 MiB
+//   rank 1: parameters 18.6 MiB, gradients 18.6 MiB, optimizer state 37.1 MiB; peak 109 MiB
 //   ...
 //   replicated
 //   rank 0: parameters 37.1 MiB, gradients 37.1 MiB, optimizer state 74.3 MiB; peak 186 MiB
+//   rank 1: parameters 37.1 MiB, gradients 37.1 MiB, optimizer state 74.3 MiB; peak 186 MiB
 //   ...
 //
-// --data FOLDER names a folder with MNIST's IDX files, plain or .gz. --cpu-offload keeps shards, gradients and
-// optimizer state on the host.
+// --data FOLDER: MNIST's IDX files, plain or .gz. --cpu-offload keeps shards, gradients and optimizer state on the host.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/nll_loss.h>
 #include <fmt/format.h>

@@ -17,6 +17,7 @@ make_small_model() {
   mkdir -p "$folder"
   quietly "$folder/log" "$phalanx" tokenize docs --vocab-size 512 --tokenizer "$folder/tokenizer.json" \
     --output "$folder/train"
-  quietly "$folder/log" "$phalanx" train recipes/pretrain.toml --job.dump_folder "$folder/run" --model.hf_assets_path "$folder" \
-    --training.dataset_path "$folder/train.bin" --training.steps 30 --checkpoint.last_save_in_hf
+  quietly "$folder/log" "$phalanx" train recipes/pretrain.toml --job.dump_folder "$folder/run" \
+    --model.hf_assets_path "$folder" --training.dataset_path "$folder/train.bin" --training.steps 30 \
+    --checkpoint.last_save_in_hf
 }

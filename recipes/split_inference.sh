@@ -8,9 +8,9 @@
 #   -n 2 --pp 2: the same
 #   -n 2 --tp 2: the same
 #   -n 4 --pp 2 --tp 2: the same
-#   <{"id": 0, "prompt": "...", "completion": "...", ...>
+#   {"id":0,"prompt":"<a prompt>","completion":"<what the small model makes of it>
 #
-# The last line is the first prompt with what the small model makes of it; < > stands for any text.
+# The last line is cut after 150 characters.
 # Cut by layers, each rank works on other prompts while their neighbours' are with the next one, so that none waits.
 # Each rank reads its part of the files alone.
 set -euo pipefail
@@ -20,10 +20,10 @@ source recipes/small_model.sh
 read_options build folder -- "$@"
 make_small_model
 awk 'NF && n < 8 { print substr($0, 1, 50); n++ }' docs/tensor_parallel.md > "$folder/prompts.txt"
+write() { "${@:2}" > "$1"; }  # <file> <command>
 answers() {  # <file> <options>
-  local file=$1; shift
-  "$phalanx" generate "$@" --checkpoint "$folder/run/hf" --prompts-file "$folder/prompts.txt" --max-new-tokens 40 \
-    --temperature 0.7 --seed 3 > "$folder/$file" 2>> "$folder/log" || { tail -n 30 "$folder/log" >&2; exit 1; }
+  quietly "$folder/log" write "$folder/$1" "$phalanx" generate "${@:2}" --checkpoint "$folder/run/hf" \
+    --prompts-file "$folder/prompts.txt" --max-new-tokens 40 --temperature 0.7 --seed 3
 }
 answers one.jsonl
 for layout in "-n 2 --pp 2" "-n 2 --tp 2" "-n 4 --pp 2 --tp 2"; do

@@ -10,10 +10,15 @@
 //   rank 0: columns, layer 0: 128 x 512 [0.022 0.903 -0.148 ...]
 //   rank 0: columns, layer 1: 128 x 512 [-0.101 0.520 -0.170 ...]
 //   ...
+//   rank 1: columns, layer 0: 128 x 512 [-0.144 -0.099 0.490 ...]
+//   rank 1: columns, layer 1: 128 x 512 [-0.158 -0.142 -0.005 ...]
+//   ...
 //   rank 0: pairs, layer 0: 128 x 512 [0.022 0.903 -0.148 ...]
 //   rank 0: pairs, layer 1: 128 x 1024 [-0.101 0.520 -0.170 ...]
 //   ...
-//   rank 1: pairs, layer 3: 128 x 1024 [-0.055 0.170 -0.053 ...]
+//   rank 1: pairs, layer 0: 128 x 512 [-0.144 -0.099 0.490 ...]
+//   rank 1: pairs, layer 1: 128 x 1024 [-0.101 0.520 -0.170 ...]
+//   ...
 //   step 1: columns 0.0130475, pairs 0.0130475, one rank 0.0130475
 //   step 2: columns 0.0033893, pairs 0.0033893, one rank 0.0033893
 //   step 3: columns 0.0015080, pairs 0.0015080, one rank 0.0015080

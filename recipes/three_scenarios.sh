@@ -8,30 +8,30 @@
 #   recipes/three_scenarios.sh [PHALANX]          # build/release/bin/phalanx; no device is needed
 #
 #   $ recipes/three_scenarios.sh
-#   phalanx plan --model llama3_1b --devices 4xA100 --local-batch 4
+#   phalanx plan --model llama3_1b --devices 4xA100 --local-batch 4 --dtype bfloat16
 #     scenario 1: data parallelism, ZeRO
 #       the whole model needs 23.8 GiB with one sequence at a time, 23.5 GiB where activations are computed again;
 #   every device has 76.0 GiB for it
 #     recommended: dp_shard=4,zero=1,batch=4, 20.2 GiB on each of 4 devices, which have 76.0 GiB
-#   phalanx plan --model llama3_1b --devices 2x16GiB,2x80GiB --local-batch 4
+#   phalanx plan --model llama3_1b --devices 2x16GiB,2x80GiB --local-batch 4 --dtype bfloat16
 #     scenario 2: pipeline, sharding (ZeRO, FSDP), tensor parallelism
 #       the whole model needs 23.8 GiB with one sequence at a time, 23.5 GiB where activations are computed again;
 #   only the largest devices have that much, 76.0 GiB, the smallest 15.2 GiB; its largest layer (output and loss)
 #   needs 1.98 GiB
 #     recommended: dp_shard=4,zero=1,batch=1, 14.2 GiB on each of 4 devices, which have 15.2 GiB
-#   phalanx plan --model llama3_8b --devices 8xH100 --seq 8192 --batch 64 --local-batch 1
+#   phalanx plan --model llama3_8b --devices 8xH100 --seq 8192 --batch 64 --local-batch 1 --dtype bfloat16
 #     scenario 2: pipeline, sharding (ZeRO, FSDP), tensor parallelism
 #       the whole model needs 167 GiB with one sequence at a time, 150 GiB where activations are computed again; no
 #   device has that much, 75.7 GiB at most; its largest layer (output and loss) needs 5.08 GiB
 #     recommended: dp_shard=8,zero=2,batch=1, 63.5 GiB on each of 8 devices, which have 75.7 GiB
-#   phalanx plan --model llama3_8b --devices 16xRTX4090 --seq 98304 --batch 64 --local-batch 1
+#   phalanx plan --model llama3_8b --devices 16xRTX4090 --seq 98304 --batch 64 --local-batch 1 --dtype bfloat16
 #     scenario 3: tensor parallelism
 #       the whole model needs 519 GiB with one sequence at a time, 194 GiB where activations are computed again,
 #   and even its largest layer (block) needs 24.1 GiB; a device has 22.8 GiB at most
 #     recommended: dp_shard=2,zero=3,tp=8,ac=op,batch=1, 21.7 GiB on each of 16 devices, which have 22.8 GiB
 #   three scenarios: 1 2 2 3
 #
-# The commands say more: a table of layouts, and why one of them is recommended.
+# The commands say more: a table of layouts, why one of them is recommended, and its sections of a configuration.
 set -euo pipefail
 # shellcheck source=scripts/options.bash
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/options.bash"
@@ -46,17 +46,18 @@ scenario() {
   local expected=$1
   shift
   echo "phalanx plan $*"
-  "$phalanx" plan "$@" --dtype bfloat16 --top 3 --toml "$folder/layout.toml" > "$folder/plan.txt"
+  "$phalanx" plan "$@" > "$folder/plan.txt"
   sed -n '/^scenario /{s/^/  /p;n;s/^/  /p}; /^recommended: /s/^/  /p' "$folder/plan.txt" | fold -s -w 112
   grep -q "^scenario $expected:" "$folder/plan.txt" || { echo "expected scenario $expected" >&2; exit 1; }
-  # The recommended sections are a configuration.
+  # The recommended sections, which the answer ends with, are a configuration.
+  sed -n '/^\[/,$p' "$folder/plan.txt" > "$folder/layout.toml"
   "$phalanx" train "$folder/layout.toml" --print-config > "$folder/config.toml"
   found="$found $(sed -n 's/^scenario \([0-9]\):.*/\1/p' "$folder/plan.txt")"
 }
 
 found=""
-scenario 1 --model llama3_1b --devices 4xA100 --local-batch 4
-scenario 2 --model llama3_1b --devices 2x16GiB,2x80GiB --local-batch 4
-scenario 2 --model llama3_8b --devices 8xH100 --seq 8192 --batch 64 --local-batch 1
-scenario 3 --model llama3_8b --devices 16xRTX4090 --seq 98304 --batch 64 --local-batch 1
+scenario 1 --model llama3_1b --devices 4xA100 --local-batch 4 --dtype bfloat16
+scenario 2 --model llama3_1b --devices 2x16GiB,2x80GiB --local-batch 4 --dtype bfloat16
+scenario 2 --model llama3_8b --devices 8xH100 --seq 8192 --batch 64 --local-batch 1 --dtype bfloat16
+scenario 3 --model llama3_8b --devices 16xRTX4090 --seq 98304 --batch 64 --local-batch 1 --dtype bfloat16
 echo "three scenarios:$found"

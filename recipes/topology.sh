@@ -3,17 +3,15 @@
 #
 #   recipes/topology.sh [PHALANX]          # build/release/bin/phalanx
 #
-# In < > stands what differs from machine to machine, and every number does. "..." stands for more lines of the kind: of
-# other caches, NUMA nodes and network devices, and where there are GPUs of their links and copies.
+# In < > stands what differs from machine to machine. "..." stands for lines that not every machine has: the processor's
+# name, caches, NUMA nodes and network devices, and where there are GPUs their links and copies.
 #
 #   $ recipes/topology.sh
 #   Processors
-#     <Intel(R) Xeon(R) Processor>
-#     <1 socket, 2 cores, 1 hardware thread each: 2 CPUs>
-#     <L1d   48.0 KiB  x 2, 1 CPU each>
+#   ...
+#     <1 socket>, <2 cores>, <1 hardware thread> each: <2 CPUs>
 #   ...
 #   NUMA nodes
-#     <node 0   CPUs 0-1   23.5 GiB, 20.1 GiB free>
 #   ...
 #   Network
 #   ...

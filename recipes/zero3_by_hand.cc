@@ -10,6 +10,10 @@
 //   rank 0: forward, layer 0: owns 1024 x 1024 [0.017 -0.006 0.000 ...]
 //   rank 0: forward, layer 1: borrows 1024 x 1024 [0.028 -0.044 0.020 ...]
 //   ...
+//   rank 1: forward, layer 0: borrows 1024 x 1024 [0.017 -0.006 0.000 ...]
+//   rank 1: forward, layer 1: owns 1024 x 1024 [0.028 -0.044 0.020 ...]
+//   ...
+//   rank 1: backward, layer 1: owns 1024 x 1024 [0.028 -0.044 0.020 ...]
 //   rank 1: backward, layer 0: borrows 1024 x 1024 [0.017 -0.006 0.000 ...]
 //   step 1: by hand 0.0130475, library 0.0130475, one rank 0.0130475
 //   step 2: by hand 0.0033893, library 0.0033893, one rank 0.0033893

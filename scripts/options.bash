@@ -1,12 +1,12 @@
-# Sourced: the options of a script, each with a value.
+# Sourced: the options of a script, each with a value, and the commands that it runs.
 #
 #   build=build/release ranks=2                # without the options
 #   take_options build ranks -- "$@"           # --ranks 4 sets `ranks`; --help prints the comment at the head of the script
 #   require_program "$build/bin/phalanx" --build
 #
-#   quietly "$folder/log" "$phalanx" train ... # adds what it prints to that file, and shows the end of it if it fails
-#
 # What is no such option goes, in order, into `rest`; take_only_options refuses it.
+#
+#   quietly "$folder/log" "$phalanx" train ... # adds what it prints to that file; if it fails, shows its end and stops
 
 take_options() {  # <names> -- <the script's arguments>
   local known=" "

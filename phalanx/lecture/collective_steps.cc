@@ -349,20 +349,16 @@ void cost_models(Stage& stage) {
   constexpr double kLatency = 5e-6, kBandwidth = 50e9;  // of one message; of a link in one direction
   stage.print("all_reduce of S bytes, a link of 50 GB/s, 5 us a message; times in us");
   stage.print(fmt::format("{:>8} {:>9} {:>12} {:>12}  {}", "ranks", "S", "ring", "two trees", "faster"));
-  bool ring_wins = false, tree_wins = false;
   for (const int n : {8, 512}) {
     for (const double bytes : {1e3, 1e9}) {
       const double ring = 2 * (n - 1) * kLatency + 2.0 * (n - 1) / n * bytes / kBandwidth;
       const double tree = 2 * std::log2(n) * kLatency + 2 * bytes / kBandwidth;
       const bool faster_ring = ring < tree;
-      ring_wins = ring_wins || faster_ring;
-      tree_wins = tree_wins || !faster_ring;
       const char* size = bytes < 1e9 ? "1 KB" : "1 GB";
       stage.print(fmt::format("{:>8} {:>9} {:>12.0f} {:>12.0f}  {}", n, size, ring * 1e6, tree * 1e6,
                               faster_ring ? "ring" : "tree"));
     }
   }
-  stage.check(ring_wins && tree_wins, "neither is the faster one everywhere");
 }
 
 }  // namespace phalanx::lecture

@@ -152,32 +152,40 @@ void data_parallel_traffic(Stage& stage) {
   row("              2 copy parameters: sends", parameters * others, 0);
   row("              4 gather outputs: receives", static_cast<std::int64_t>(y.nbytes()) / n * others, 0);
   row("              5 scatter output gradients: sends", static_cast<std::int64_t>(y.nbytes()) / n * others, 0);
-  row("                gather weights': receives", parameters * others, 0);
+  row("                add up gradients: receives", parameters * others, 0);
   const std::int64_t ring = 2 * parameters * others / n;
   row("DDP           2 all_reduce as a ring: sends", ring, ring);
 }
 
 namespace {
 
-/// Bytes that stay on a device between the forward pass and the end of the step.
+/// Bytes that stay on a device from the forward pass to the end of the step, counted.
 struct KeptBytes {
   std::int64_t parameters = 0, gradients = 0, optimizer = 0, outputs = 0;
   std::int64_t total() const { return parameters + gradients + optimizer + outputs; }
 };
 
-std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
-  std::int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += tensor.defined() ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
-  return bytes;
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.defined() && has_memory(tensor) ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
 }
 
-/// After a step of AdamW.
-KeptBytes kept_by(const SmallNet& net, const at::Tensor& outputs, const AdamW& optimizer) {
-  KeptBytes kept{.parameters = bytes_of(net.parameters()), .outputs = bytes_of({outputs})};
-  for (const at::Tensor& parameter : net.parameters()) kept.gradients += bytes_of({parameter.grad()});
+/// The gradient of a whole weight. ZeRO-1 keeps it in a buffer; ZeRO-2 and -3 have none.
+at::Tensor gradient_of(const at::Tensor& weight) {
+  return weight.grad().defined() ? weight.grad() : grad_buffer(weight);
+}
+
+/// After an optimizer's step. `own`: of each layer what this device updates, of which the whole may not be there.
+KeptBytes kept_by(const SmallNet& net, const std::vector<NamedTensor>& own, const AdamW& optimizer,
+                  const at::Tensor& outputs = {}) {
+  KeptBytes kept{.outputs = bytes_of(outputs)};
+  for (std::size_t i = 0; i < net.layers.size(); ++i) {
+    const at::Tensor &weight = net.layers[i]->weight, &part = own[i].tensor;  // which may be a view of the whole
+    kept.parameters += std::max(bytes_of(weight), bytes_of(part));
+    kept.gradients += std::max(bytes_of(gradient_of(weight)), bytes_of(part.grad()));
+  }
   TrainState state;
   optimizer.collect_state(state);
-  for (const auto& [name, tensor, shard] : state.tensors) kept.optimizer += static_cast<std::int64_t>(tensor.nbytes());
+  for (const auto& [name, tensor, shard] : state.tensors) kept.optimizer += bytes_of(tensor);
   return kept;
 }
 
@@ -201,7 +209,7 @@ void data_parallel_memory(Stage& stage) {
   const at::Tensor y = parallel.forward(batch_rows(stage.device()));
   loss_of(y).backward();
   optimizer.step(1e-3);
-  const KeptBytes first = kept_by(*net, y, optimizer);
+  const KeptBytes first = kept_by(*net, nn::named_parameters(*net), optimizer, y);
   KeptBytes ddp_rank;
   stage.on_ranks(n, [&](Rank& rank) {
     SmallNet mine(rank.device());
@@ -211,18 +219,18 @@ void data_parallel_memory(Stage& stage) {
     const at::Tensor outputs = nn::call(mine, batch_rows(rank.device(), rank.number() * kBatch / n, kBatch / n));
     loss_of(outputs).backward();
     own.step(1e-3);
-    const KeptBytes kept = kept_by(mine, outputs, own);
-    rank.check(kept.total() <= first.total(), "no rank of DDP keeps more");
+    const KeptBytes kept = kept_by(mine, ddp.parameters(), own, outputs);
+    rank.check(kept.total() <= first.total(), "no rank of DDP keeps more than device 0");
     if (rank.number() == 0) ddp_rank = kept;
   });
   stage.print(fmt::format("{:<26} {:>10} {:>10} {:>10} {:>10} {:>10}", "bytes counted after a step", "parameters",
                           "gradients", "optimizer", "outputs", "together"));
   print_kept(stage, "DataParallel, device 0", first);
   if (n > 1) {
-    const KeptBytes other{.parameters = bytes_of(replicas.front()->parameters()),
-                          .outputs = static_cast<std::int64_t>(y.nbytes()) / n};
+    KeptBytes other{.outputs = static_cast<std::int64_t>(y.nbytes()) / n};
+    for (const at::Tensor& parameter : replicas.front()->parameters()) other.parameters += bytes_of(parameter);
     print_kept(stage, "DataParallel, each other", other);
-    stage.check(first.total() > 3 * other.total(), "device 0 keeps three times what another keeps");
+    stage.check(first.total() > 3 * other.total(), "device 0 keeps more than three times what another keeps");
   }
   print_kept(stage, "DDP, each rank", ddp_rank);
 }
@@ -326,28 +334,21 @@ struct ZeroNet {
   std::unique_ptr<FullyShardedDataParallel> sharded;
 };
 
-/// Between the backward pass and the optimizer.
-struct ZeroBytes {
-  std::int64_t parameters = 0, gradients = 0, optimizer = 0;
-};
-
-ZeroBytes train_sharded(Rank& rank, int zero, std::vector<double>& losses) {
+/// After the last step.
+KeptBytes train_sharded(Rank& rank, int zero, std::vector<double>& losses) {
   const int n = rank.ranks();
   const at::Tensor x = batch_rows(rank.device(), rank.number() * kBatch / n, kBatch / n);
   SmallNet net(rank.device());
   const ZeroNet wrapped(rank, net, zero);
-  losses = train(wrapped.parameters(), [&] { return loss_of(nn::call(net, x)); });
-  ZeroBytes found;
-  for (const NamedTensor& parameter : wrapped.parameters()) {  // two moments of the rows that it updates
-    found.optimizer += 2 * static_cast<std::int64_t>(parameter.tensor.nbytes());
+  AdamW optimizer(wrapped.parameters(), {.weight_decay = 0.01});
+  for (int step = 0; step < kTrainingSteps; ++step) {
+    optimizer.zero_grad();
+    const at::Tensor loss = loss_of(nn::call(net, x));
+    loss.backward();
+    optimizer.step(1e-3);
+    losses.push_back(loss.item<double>());
   }
-  found.parameters = found.gradients = kLayers * kDim * kDim * 4;
-  if (wrapped.sharded) {
-    const FullyShardStatistics kept_here = wrapped.sharded->statistics();
-    found.parameters = kept_here.shard_bytes;
-    if (n > 1) found.gradients = zero == 1 ? kept_here.gradient_bytes : kept_here.sharded_grad_bytes;
-  }
-  return found;
+  return kept_by(net, wrapped.parameters(), optimizer);
 }
 
 /// Values of layer 0.
@@ -449,9 +450,8 @@ void note_moments(Rank& rank, int zero, const std::string& name, const std::arra
       return whole.defined() && has_memory(whole) ? marks_of(whole, 0, expected, n)
                                                   : marks_of(rows, first, expected, n);
     };
-    const at::Tensor gradient = weight.grad().defined() ? weight.grad() : grad_buffer(weight);
     const std::string cell = fmt::format("{}|{}|{}", marks(weight, own.tensor, values.weight),
-                                         marks(gradient, own.tensor.grad(), values.gradient),
+                                         marks(gradient_of(weight), own.tensor.grad(), values.gradient),
                                          marks({}, first_moment_of(optimizer, own.name), values.moment));
     flow.add(rank, fmt::format("{} {}", name, moment), cell);
     rank.check(n == 1 || cell == marks_by_definition(zero, moment, rank.number(), n),
@@ -471,15 +471,15 @@ void zero_stages(Stage& stage) {
   stage.print(fmt::format("{:<8}{:>12}{:>12}{:>12}", "bytes", "parameters", "gradients", "optimizer"));
   for (int zero = 0; zero <= 3; ++zero) {
     const std::string name = zero == 0 ? "DDP" : fmt::format("ZeRO-{}", zero);
-    ZeroBytes of_rank_0;
+    KeptBytes of_rank_0;
     stage.on_ranks(n, [&](Rank& rank) {
       std::vector<double> losses;
-      const ZeroBytes found = train_sharded(rank, zero, losses);
+      const KeptBytes found = train_sharded(rank, zero, losses);
       if (rank.number() == 0) of_rank_0 = found;
       const std::int64_t size = kLayers * kDim * kDim, shared_out = zero == 0 ? 0 : 4 * (zero + 1);  // of 16 bytes each
-      rank.check(
-          found.parameters + found.gradients + found.optimizer == size * (16 - shared_out) + size * shared_out / n,
-          "bytes are 16P, 8P + 8P/n, 4P + 12P/n and 16P/n");
+      const std::int64_t counts = 4 * kLayers;  // the optimizer's count of steps, of each weight
+      rank.check(found.total() == size * (16 - shared_out) + size * shared_out / n + counts,
+                 "bytes are 16P, 8P + 8P/n, 4P + 12P/n and 16P/n, and 16 for counts of steps");
       for (double& value : losses) value = mean_over(rank, value);
       rank.check(same_losses(losses, alone), "every stage has the losses of one rank");
       note_moments(rank, zero, name, one_rank, flow);
@@ -488,7 +488,7 @@ void zero_stages(Stage& stage) {
         fmt::format("{:<8}{:>12}{:>12}{:>12}", name, of_rank_0.parameters, of_rank_0.gradients, of_rank_0.optimizer));
   }
   stage.show({});
-  flow.show(stage, "weight, gradient, moments of layer 0: coloured what counts, plain other values, dashed nothing");
+  flow.show(stage, "weight, gradient, exp_avg of layer 0: coloured what counts, plain other values, dashed nothing");
 }
 
 }  // namespace phalanx::lecture

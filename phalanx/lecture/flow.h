@@ -25,7 +25,8 @@ namespace phalanx::lecture {
 /// "0-7", or "0" of one.
 std::string range_text(std::int64_t first, std::int64_t count);
 
-/// "[0-7,all]": which rows and columns of a whole [rows, columns] a rank has, whose parts lie in the order of the ranks.
+/// "[0-7,all]": which rows and columns of a whole [rows, columns] a rank has, whose parts lie in the order of the
+/// ranks.
 std::string part_text(const Rank& rank, const at::Tensor& part, std::int64_t rows, std::int64_t columns);
 
 class Flow {
@@ -37,8 +38,8 @@ class Flow {
   void add(const Rank& rank, const std::string& moment, std::string cell, const at::Tensor& held = {});
   /// Prints the table.
   void print(Stage& stage, bool compares = false) const { print_rows(stage, rows(compares)); }
-  /// Prints the table and ends the block with its picture. With several ranks each line says in the end whether all hold the
-  /// same, if it `compares`.
+  /// Prints the table and ends the block with its picture. With several ranks each line says in the end whether all
+  /// hold the same, if it `compares`.
   void show(Stage& stage, const std::string& title, bool compares = false) const;
 
  private:

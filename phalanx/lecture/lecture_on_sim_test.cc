@@ -1,5 +1,5 @@
-// The lecture on simulated devices, which are asynchronous as GPUs are: every check holds there, too, and no stream uses
-// memory that another one still needs.
+// The lecture on simulated devices, which are asynchronous as GPUs are: every check holds there, too, and no stream
+// uses memory that another one still needs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -137,6 +137,35 @@ TEST(Levels, OneThatIsNoFasterThanOneBehindItIsNotToldApart) {
   EXPECT_FALSE(is_told_apart(levels, 2));
 }
 
+TEST(Levels, TheFastestOfEachIsTakenUntilAllAreToldApart) {
+  const std::vector<std::vector<double>> measured = {{9, 2, 3}, {5, 4, 1}, {99, 99, 99}};
+  std::size_t count = 0;
+  const auto measure = [&] {
+    std::vector<measure::MemoryLevel> levels;
+    for (const double speed : measured.at(count)) levels.push_back({.one_cpu = speed});
+    ++count;
+    return levels;
+  };
+  const auto speeds = [&] {
+    count = 0;
+    std::vector<double> found;
+    for (const measure::MemoryLevel& level : fastest_of_measurements(measure)) found.push_back(level.one_cpu);
+    return found;
+  };
+  EXPECT_EQ(speeds(), (std::vector<double>{9, 4, 3}));
+  EXPECT_EQ(count, 2U);
+}
+
+TEST(Levels, ThreeMeasurementsAreTheMost) {
+  int count = 0;
+  const auto levels = fastest_of_measurements([&] {
+    ++count;
+    return std::vector<measure::MemoryLevel>{{.name = "L1", .one_cpu = 1}, {.name = "memory", .one_cpu = 2}};
+  });
+  EXPECT_EQ(count, 3);
+  EXPECT_FALSE(is_told_apart(levels, 0));
+}
+
 TEST(Lecture, AnUnknownSectionIsAnErrorThatNamesTheNearest) {
   EXPECT_THAT(error_text<UsageError>([] { chosen_sections({"tensr"}); }),
               AllOf(HasSubstr("no section 'tensr' (did you mean 'tensor'?)"), HasSubstr("phalanx lecture --list")));

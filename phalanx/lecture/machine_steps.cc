@@ -21,6 +21,7 @@
 #include "phalanx/launch/process_context.h"
 #include "phalanx/lecture/flow.h"
 #include "phalanx/lecture/levels.h"
+#include "phalanx/lecture/ring.h"
 #include "phalanx/lecture/steps.h"
 #include "phalanx/lecture/timeline.h"
 #include "phalanx/measure/bandwidth.h"
@@ -117,7 +118,8 @@ void measure_levels(Stage& stage) {
     row(name, speed.bytes_per_second, fmt::format(", {:.3g} us", speed.latency_seconds * 1e6));
   };
   stage.print("copies by one CPU, messages of 64 MiB; bars are logarithms");
-  const std::vector<measure::MemoryLevel> levels = measure_levels_well(machine);
+  const std::vector<measure::MemoryLevel> levels =
+      fastest_of_measurements([&] { return measure::measure_memory(machine, std::chrono::milliseconds(20)); });
   for (const char* name : {"L1", "L2", "L3", "memory"}) {
     const auto level = std::find_if(levels.begin(), levels.end(), [&](const auto& l) { return l.name == name; });
     if (level == levels.end()) {
@@ -136,19 +138,20 @@ void measure_levels(Stage& stage) {
 }
 
 void bytes_and_links(Stage& stage) {
-  // What one GPU sends in a step: bf16 weights and gradients, 8 ranks, 8,192 tokens a rank.
+  // What one GPU sends in a step of 8 x 8,192 tokens: bf16 weights, gradients and activations. Each rank of data
+  // parallelism has 8,192 of the tokens; with the others all go through all ranks, 8,192 at a time.
   struct Model {
     const char* name;
     double parameters, layers, dim;
   };
   constexpr double kRanks = 8, kTokens = 8192, kBytes = 2;
   const std::vector<Model> models = {{"1B", 1.2e9, 16, 2048}, {"8B", 8.0e9, 32, 4096}, {"70B", 70.6e9, 80, 8192}};
-  stage.print("sent by one of 8 GPUs in a step, and its time in ms, if nothing is hidden");
+  stage.print("sent by one of 8 GPUs in a step of 65,536 tokens; ms if nothing is hidden");
   stage.print(fmt::format("{:<6} {:<18} {:>9} {:>13} {:>13} {:>13}", "model", "strategy", "GB", "NVLink 4",
                           "PCIe 5 x16", "400 Gbit/s"));
   double least = 1e9, most = 0;  // of tensor parallelism, by what a pipeline sends
   for (const Model& model : models) {
-    const double share = (kRanks - 1) / kRanks, hidden = kTokens * model.dim * kBytes;
+    const double share = (kRanks - 1) / kRanks, hidden = kRanks * kTokens * model.dim * kBytes;
     const std::vector<std::pair<const char*, double>> rows = {{"DDP, ZeRO-1/2", 2 * share * model.parameters * kBytes},
                                                               {"ZeRO-3/FSDP", 3 * share * model.parameters * kBytes},
                                                               {"tensor", 8 * model.layers * share * hidden},
@@ -160,7 +163,7 @@ void bytes_and_links(Stage& stage) {
     const double ratio = rows[2].second / rows[3].second;
     least = std::min(least, ratio), most = std::max(most, ratio);
   }
-  stage.check(least > 50 && most < 300, "tensor sends 50 to 300 times what a pipeline sends");
+  stage.print(fmt::format("tensor sends {:.0f} to {:.0f} times what a pipeline sends", least, most));
 }
 
 void send_and_receive(Stage& stage) {
@@ -180,7 +183,7 @@ void async_and_barrier(Stage& stage) {
   stage.on_ranks(2, [&](Rank& rank) {
     const auto other = rank.comm().split(0, rank.number(), "barriers");
     at::Tensor x = at::full({1}, rank.number() + 1.0, rank.floats());
-    const std::string title = "all_reduce, async; rank 1 calls it after a barrier on another communicator";
+    const std::string title = "all_reduce, async; rank 1 calls it later";
     const auto meet = [&] { other->barrier(); };
     if (rank.number() == 0) {
       Work work;
@@ -219,12 +222,18 @@ struct Bandwidths {
   double estimate, algbw, busbw;  // bytes a second
 };
 
-/// The estimate of lectures is bytes sent by all over the time of all.
+/// With the estimate of lectures.
 Bandwidths bandwidths(measure::BenchVerb verb, int ranks, double seconds) {
   const bool is_split = verb == measure::BenchVerb::reduce_scatter;
   const double each = kElements * 4.0, array = is_split ? ranks * each : each;
   const double sent = (is_split ? 1 : 2) * (ranks - 1) * each, algbw = array / seconds;
   return {sent / (ranks * seconds), algbw, algbw * measure::bus_factor(verb, ranks)};
+}
+
+/// Bytes that this rank sends in an all-reduce as a ring. Half of them are sent by its reduce-scatter.
+double sent_by_ring(Rank& rank, std::int64_t elements) {
+  const at::Tensor x = at::ones({elements}, rank.floats());
+  return 4.0 * static_cast<double>(ring_all_reduce(rank.comm(), x, [](const std::string&) {}));
 }
 
 /// The time in us, then GB/s.
@@ -259,17 +268,15 @@ void benchmark(Stage& stage) {
       say(measure::BenchVerb::reduce_scatter, of_reduce_scatter,
           time_of(rank, [&] { rank.comm().reduce_scatter(part, parts); }));
       rank.check(x[0].item<double>() == std::pow(n, 4) && part[0].item<double>() == n, "the results are right");
+      const Bandwidths whole = bandwidths(measure::BenchVerb::all_reduce, n, 1.0),
+                       half = bandwidths(measure::BenchVerb::reduce_scatter, n, 1.0);
+      const double sent = sent_by_ring(rank, kElements), sent_of_parts = sent_by_ring(rank, n * kElements) / 2;
+      rank.check(sent == whole.busbw && sent == whole.estimate, "a ring sends what estimate and busbw count");
+      rank.check(sent_of_parts == half.busbw && sent_of_parts == n * half.estimate,
+                 "its reduce-scatter sends what busbw counts, n times the estimate");
     });
     runs[title(measure::BenchVerb::all_reduce)] = of_all_reduce;
     runs[title(measure::BenchVerb::reduce_scatter)] = of_reduce_scatter;
-    const auto estimate_by_busbw = [n](measure::BenchVerb verb) {
-      const Bandwidths found = bandwidths(verb, n, 1.0);
-      return found.estimate / found.busbw;
-    };
-    stage.check(std::abs(estimate_by_busbw(measure::BenchVerb::all_reduce) - 1) < 1e-9,
-                "all_reduce: the estimate is busbw");
-    stage.check(std::abs(estimate_by_busbw(measure::BenchVerb::reduce_scatter) * n - 1) < 1e-9,
-                "reduce_scatter: the estimate is busbw / n");
   }
   double longest = 1e-9;
   for (const auto& [title, of_ranks] : runs) {
@@ -435,7 +442,7 @@ CopyTimes copy_and_send(Rank& rank) {
   });
   const auto rate = [](double seconds) { return measured(kElements * 4 / seconds / 1e9); };
   rank.say("after; GB/s of both", fmt::format("{}; {} {}", text(), rate(times.copying), rate(times.sending)));
-  rank.check(at::equal(arrived, at::full_like(mine, previous)), "each rank has what the one before it sent");
+  rank.check(at::equal(arrived, at::full_like(mine, previous)), "each has what the one before sent");
   return times;
 }
 

@@ -85,8 +85,8 @@ at::Tensor input_gradient_of_pair(SmallNet& net, const at::Tensor& batch) {
   return x.grad();
 }
 
-/// A pair of layers, forward and backward, and what of the activation each rank holds at each moment. Outside of the pair
-/// it is whole on all ranks, or (`by_rows`) split by rows.
+/// A pair of layers, forward and backward, and what of the activation each rank holds at each moment. Outside of the
+/// pair it is whole on all ranks, or (`by_rows`) split by rows.
 void pair_moments(Stage& stage, const char* title, bool by_rows) {
   const int n = stage.ranks();
   Flow flow(n);
@@ -344,13 +344,13 @@ void split_inference(Stage& stage) {
     for (int r = 0; r < n; ++r) counts.push_back(5 * (kPrompts * (r + 1) / n - kPrompts * r / n));
     const at::Tensor all = at::zeros({kPrompts, 5}, mine.options());
     rank.comm().all_gather_uneven(all, mine, counts);
-    rank.check(at::equal(all.cpu(), alone), "the tokens are those of one rank");
+    rank.check(at::equal(all.cpu(), alone), "copies give the tokens of one rank");
     SmallNet split(rank.device());
     parallelize_module(split, mesh_of(rank, {{"tp", n}}), kPairs);
     nn::initialise(split, kSeed);
     const at::Tensor prompts = batch_rows(rank.device(), 0, kPrompts);
     const at::Tensor tokens = generate([&](const at::Tensor& x) { return nn::call(split, x); }, prompts);
-    rank.check(at::equal(tokens.cpu(), alone), "the tokens are those of one rank");
+    rank.check(at::equal(tokens.cpu(), alone), "tensor parallelism gives them");
     flow.add(rank, "tensor: of layer 0", part_text(rank, split.layers[0]->weight.t(), kDim, kDim));
     const int each = kLayers / n;
     SmallNet part(rank.device(), rank.number() * each, (rank.number() + 1) * each);
@@ -365,7 +365,7 @@ void split_inference(Stage& stage) {
         },
         prompts);
     flow.add(rank, "pipeline: layers", range_text(rank.number() * each, each));
-    rank.check(at::equal(by_layers.cpu(), alone), "the tokens are those of one rank");
+    rank.check(at::equal(by_layers.cpu(), alone), "stages give them");
   });
   flow.show(stage, "what each rank has: the copies' prompts, columns of a matrix, layers");
 }

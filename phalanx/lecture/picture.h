@@ -48,8 +48,8 @@ Picture picture_of_state(const std::string& title, const std::vector<std::vector
 
 struct GridRow {
   std::string label;
-  /// One alone is as wide as all columns. One of #, o and . is drawn as parts: coloured, plain and dashed; | stands between
-  /// groups of them.
+  /// One alone is as wide as all columns. One of #, o and . is drawn as parts: coloured, plain and dashed; | stands
+  /// between groups of them.
   std::vector<std::string> cells;
   std::string remark = {};
   bool is_equal = false;  // the cells hold the same

@@ -162,7 +162,7 @@ void naive_pipeline(Stage& stage) {
       rank.say("mean of the ranks",
                fmt::format("{} %; (p-1)/p = {:.0f} %", measured(share.item<double>()), 100.0 * (n - 1) / n));
     }
-    rank.check(share.item<double>() >= 100.0 * (n - 1) / n - 2, "the mean is (p-1)/p or more");
+    rank.check(share.item<double>() >= 100.0 * (n - 1) / n - 2, "the mean is at least (p-1)/p, less 2 %");
   });
   stage.show({});
   timeline.show(stage, "the last of these steps, as it ran");

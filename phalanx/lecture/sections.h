@@ -7,7 +7,7 @@
 //   @code FILE NAME LAST         from one function to another
 //   @lines FILE FIRST ... LAST   lines of a source, from one that contains FIRST to one that contains LAST
 //
-// Behind the code of a recipe stands the first command of its first comment. A block fenced with sh holds commands, which
+// After the code of a recipe comes the first command of its first comment. A block fenced with sh holds commands, which
 // scripts/lecture_commands.py runs as they are.
 #pragma once
 

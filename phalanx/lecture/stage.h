@@ -9,9 +9,9 @@
 //     rank.check(x.item<double>() == 6, "every rank has the sum");
 //   });
 //
-// Output is blocks of text, in this order: the ranks' lines by title, each in the order of the ranks, then the checks. A
-// block may have pictures, which a browser shows in its place. A measured value stands behind a "~" (measured()), a fact
-// of the machine behind "~ ", so that a program can tell them from what is the same in every run.
+// Output is blocks of text, in this order: the ranks' lines by title, each in the order of the ranks, then the checks.
+// A block may have pictures, which a browser shows in its place. A measured value stands behind a "~" (measured()), a
+// fact of the machine behind "~ ", so that a program can tell them from what is the same in every run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -51,8 +51,8 @@ class Rank {
   at::Device device() const { return device_; }
   at::TensorOptions floats() const { return at::TensorOptions(at::kFloat).device(device_); }
 
-  /// Shown under `title`, behind the rank's number; once for all ranks if they all say the same. Titles come in the order
-  /// in which rank 0 first names them.
+  /// Shown under `title`, behind the rank's number; once for all ranks if they all say the same. Titles come in the
+  /// order in which rank 0 first names them.
   void say(const std::string& title, std::string line);
   /// Holds if it does on every rank.
   void check(bool holds, const std::string& what);

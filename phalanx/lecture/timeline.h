@@ -1,5 +1,5 @@
-// Timeline: when what happened, on lanes below each other, as it was measured. A line of characters for each lane in text,
-// and a picture of the same.
+// Timeline: when what happened, on lanes below each other, as it was measured. A line of characters for each lane in
+// text, and a picture of the same.
 //
 //   Timeline timeline({"rank 0", "rank 1"});
 //   stage.on_ranks(2, [&](Rank& rank) {

@@ -1,5 +1,5 @@
-// An all-reduce along two binary trees, as NCCL's double binary tree: each tree carries one half of the array. Sums go up,
-// then they come down.
+// An all-reduce along two binary trees, as NCCL's double binary tree: each tree carries one half of the array. Sums go
+// up, then they come down.
 #pragma once
 
 #include <ATen/core/Tensor.h>
