@@ -2,92 +2,53 @@
 """Runs the commands in a recipe's first comment and compares what they print with the lines below them.
 
     check_output.py SOURCE --path FOLDER [--path FOLDER ...] [--append "ARGUMENTS"]
+    check_output.py SOURCE --printed FILE          # what its command has printed already: a job script's output
 
 In the comment a command begins with "$ "; its output follows, up to an empty line or the next command. Of a page
 (SOURCE.md) these are indented lines; empty ones belong to the output, and the command may be a pipeline. Each of the
 --path folders holds programs; recipes/SCRIPT is found in this repository. --append adds arguments to each command.
-A line "..." stands for any number of lines; <word>, with spaces around it, for one word, and anything else in < > for
-any text; no line may have nothing else. Text and whole numbers must be equal, but for counts of right answers. A
-number with a point, and such a count, may differ by --tolerance of it (1 %), or by 2 in its last digit. What depends on
-the machine is any number: times, rates and their ratios (before a unit such as ms, after "speed-up"), and rounding
-errors (written with an exponent).
+In the output <word>, with spaces around it, stands for one word, and anything else in < > for any text; no line may
+have nothing else. Text and whole numbers must be equal, but for counts of right answers. A number with a point, and
+such a count, may differ by --tolerance of it (1 %), or by 2 in its last digit. What depends on the machine is any
+number: times, rates and their ratios (before a unit such as ms, after "speed-up"), and rounding errors (written with an
+exponent). A comment may abridge: its line "..." stands for any number of lines. Then recipes/expected/NAME.txt has the
+whole output of its commands, which is compared, too. There "* " before a line means that it comes any number of times.
 """
 import argparse
 import os
 import pathlib
-import re
 import shlex
 import subprocess
 import sys
 import tempfile
 
+from output_lines import ANY_TEXT, commands_of, output_matches, self_test
+
 SKIPPED = 77
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]\d+)?")
-ANY_TEXT = re.compile(r"<[^<>]+>")
-ONE_WORD = re.compile(r"(?<!\S)<[^<> ]+>(?!\S)")
-ANY_UNIT = re.compile(r" ?(ms|s|seconds|us|tokens/s|.?B/s|x the|times)\b")
+FOLDER = pathlib.Path(__file__).resolve().parent
 
 
-def commands_of(text, ending):
-    """[(command, expected lines)]"""
-    found, lines, mark = [], None, {".md": "    ", ".cc": "//"}.get(ending, "#")
-    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
-        if ending == ".md" and not line.startswith(mark):
-            lines = lines if not line else None
-            continue
-        if not line.startswith(mark):
-            break
-        text = line.removeprefix(mark).strip()
-        if text.startswith("$ "):
-            lines = []
-            found.append((text[2:], lines))
-        elif not text:
-            lines = None
-        elif lines is not None:
-            lines.append(text)
-    return found
+def expected_of(source):
+    """[(command, [(the file, the lines that it prints)])], by the recipe itself and by its file in expected/."""
+    commands = commands_of(source.read_text(), source.suffix)
+    if not any(lines for _, lines in commands):
+        sys.exit(f"{source}: no command with its output in the first comment")
+    if any(not ANY_TEXT.sub("", line).strip() for _, lines in commands for line in lines):
+        sys.exit(f"{source}: a line is nothing but < >, which is any line")
+    file = FOLDER / "expected" / f"{source.stem}.txt"
+    in_full = dict(commands_of(file.read_text(), ".txt")) if file.exists() else {}
+    if file.exists() and set(in_full) != {command for command, _ in commands}:
+        sys.exit(f"{file}: expected the commands of {source}")
+    more = {command: [(file, lines)] for command, lines in in_full.items()}
+    return [(command, [(source, lines), *more.get(command, [])]) for command, lines in commands]
 
 
-def is_close(expected, found, tolerance):
-    places = len(expected.partition(".")[2])
-    difference = abs(float(expected) - float(found))
-    return difference <= max(2.001 * 10**-places, tolerance * abs(float(expected)))
-
-
-def pattern_of(expected):
-    """A regular expression with a group for each number outside of < >, and where these numbers stand in the line."""
-    pattern, numbers, end = "", [], 0
-    for part in re.finditer(f"{ANY_TEXT.pattern}|{NUMBER.pattern}", expected):
-        is_number = part[0][0] != "<"
-        numbers += [part] if is_number else []
-        any_text = r"\S+" if ONE_WORD.match(expected, part.start()) else ".+"
-        pattern += re.escape(expected[end:part.start()]) + (f"({NUMBER.pattern})" if is_number else any_text)
-        end = part.end()
-    return pattern + re.escape(expected[end:]), numbers
-
-
-def line_matches(expected, found, tolerance):
-    expected, found = " ".join(expected.split()), " ".join(found.split())
-    pattern, numbers = pattern_of(expected)
-    match = re.fullmatch(pattern, found)
-    for a, b in zip(numbers, match.groups() if match else ()):
-        is_measured = ANY_UNIT.match(expected, a.end()) or expected[: a.start()].endswith("speed-up ")
-        if is_measured or "e" in a[0] or "e" in b:
-            continue
-        may_differ = "Accuracy" in expected[: a.start()] or ("." in a[0] and "." in b)
-        if a[0] != b and not (may_differ and is_close(a[0], b, tolerance)):
-            return False
-    return match is not None
-
-
-def output_matches(expected, found, tolerance=0.01):
-    if not expected:
-        return not found
-    if expected[0] == "...":
-        return any(output_matches(expected[1:], found[i:], tolerance) for i in range(len(found) + 1))
-    if not found or not line_matches(expected[0], found[0], tolerance):
-        return False
-    return output_matches(expected[1:], found[1:], tolerance)
+def problem_of(printed, expected, tolerance):
+    found = [line for line in printed.splitlines() if line.strip()]
+    for file, lines in expected:
+        if not output_matches(lines, found, tolerance):
+            return f"expected, by {file}:\n" + "\n".join(lines)
+    return None
 
 
 def main():
@@ -96,12 +57,13 @@ def main():
     parser.add_argument("--path", action="append", default=[], type=pathlib.Path)
     parser.add_argument("--append", default="")
     parser.add_argument("--tolerance", type=float, default=0.01)
+    parser.add_argument("--printed", type=pathlib.Path)
     arguments = parser.parse_args()
-    commands = commands_of(arguments.source.read_text(), arguments.source.suffix)
-    if not any(expected for _, expected in commands):
-        sys.exit(f"{arguments.source}: no command with its output in the first comment")
-    if any(not ANY_TEXT.sub("", line).strip() for _, expected in commands for line in expected):
-        sys.exit(f"{arguments.source}: a line is nothing but < >, which is any line")
+    commands = expected_of(arguments.source)
+    if arguments.printed:
+        printed = arguments.printed.read_text(errors="replace")
+        problems = (problem_of(printed, expected, arguments.tolerance) for _, expected in commands)
+        sys.exit("\n".join(filter(None, problems)) or None)
     path = os.pathsep.join([*(str(folder.resolve()) for folder in arguments.path), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -109,37 +71,18 @@ def main():
             words = shlex.split(command, comments=True) + shlex.split(arguments.append)
             words = ["bash", "-euo", "pipefail", "-c", command] if arguments.source.suffix == ".md" else words
             if words[0].startswith("recipes/"):
-                words[0] = str(pathlib.Path(__file__).resolve().parent.parent / words[0])
+                words[0] = str(FOLDER.parent / words[0])
             # A script's lines are those of its programs, some of which go to standard error.
             errors = subprocess.STDOUT if arguments.source.suffix == ".sh" else None
             run = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
                                  errors="replace", check=False)
-            found = [line for line in run.stdout.splitlines() if line.strip()]
             print(f"$ {command}\n{run.stdout}", flush=True)
             if run.returncode == SKIPPED:
                 sys.exit(SKIPPED)
             if run.returncode != 0:
                 sys.exit(f"status {run.returncode}; expected 0")
-            if not output_matches(expected, found, arguments.tolerance):
-                sys.exit(f"expected, by {arguments.source}:\n" + "\n".join(expected))
-
-
-def self_test():
-    assert output_matches(["a 1.50, 2", "...", "z"], ["a 1.51, 2", "b", "z"])
-    assert output_matches(["a 1.50"], ["a 1.51"]) and not output_matches(["a 1.50"], ["a 1.54"])
-    assert not output_matches(["a 100"], ["a 101"]) and not output_matches(["a"], ["a", "b"])
-    assert not output_matches(["a", "b"], ["a"]) and not output_matches(["the same"], ["NOT the same"])
-    assert output_matches(["2.5 ms, 1.1 x the a, by 1.0e-07"], ["9.7 ms, 2.9 x the a, by 0.0e+00"])
-    assert not output_matches(["loss 1.5, 2"], ["loss nan, 2"])
-    assert output_matches(["  <2> of <3 CPUs>, all"], ["4 of 8 CPUs (a quota), all"])
-    assert not output_matches(["<2> of <3>, all"], ["4 of 8"]) and not output_matches(["L1 <48 KiB>"], ["L2 48 KiB"])
-    assert output_matches(["a <us> <GB/s> 0 <%>"], ["a 3.1 9 0 17"])
-    assert not output_matches(["a <us> <GB/s> 0 <%>"], ["a 3.1 9 2 0 17"])
-    assert output_matches(["<any one>: 1.50"], ["b c: 1.51"]) and not output_matches(["<any one>: 1.50"], ["b: 1.54"])
-    page = commands_of("$ no\n\n    $ a --b \\\n        --c | d\n    one\n\n      two\n\nthree\n\n    four\n", ".md")
-    assert page == [("a --b  --c | d", ["one", "two"])], page
-    accuracy = ["Accuracy: 530/534 (99%)"]
-    assert output_matches(accuracy, ["Accuracy: 526/534 (98%)"]) and not output_matches(accuracy, ["Accuracy: 500/534 (99%)"])
+            if problem := problem_of(run.stdout, expected, arguments.tolerance):
+                sys.exit(problem)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,15 @@
 //
 //   mnist --data FOLDER        14 epochs on MNIST's IDX files, plain or .gz
 //
-// The synthetic look-alike needs no files. One epoch of 3,200 images teaches the net at least 97 % of 534 others. Left
-// out are losses while it learns fast: there rounding, which differs between processors, becomes visible, as it does in
-// the loss in < >.
+// The synthetic look-alike needs no files. One epoch of 3,200 images teaches the net at least 97 % of 534 others. In < >
+// stand losses in which rounding becomes visible, which differs between processors.
 //
 //   $ mnist --images 3200 --epochs 1
 //   Train Epoch: 1 [0/3200 (0%)]  Loss: 2.308283
 //   Train Epoch: 1 [640/3200 (20%)]  Loss: 2.144800
-//   ...
+//   Train Epoch: 1 [1280/3200 (40%)]  Loss: <1.39>
+//   Train Epoch: 1 [1920/3200 (60%)]  Loss: <0.88>
+//   Train Epoch: 1 [2560/3200 (80%)]  Loss: <0.25>
 //   Test set: Average loss: <0.0193>, Accuracy: 533/534 (100%)
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/nll_loss.h>

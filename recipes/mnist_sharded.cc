@@ -22,7 +22,7 @@
 //
 // Each rank keeps half of everything, but the peak does not fall: fc1 has 98 % of the parameters, and while it is used,
 // it and its gradient are whole on each rank, beside what the rank keeps. In a deep net the largest unit is a small
-// part of it, and the peak falls, too:
+// part of it, and the peak falls, too ("...": losses, as above; recipes/expected/mnist_sharded.txt has all lines):
 //
 //   $ phalanx launch --nproc-per-node 2 -- mnist_sharded --images 1280 --deep 8 --lr 0.3
 //   sharded, 13 unit(s):

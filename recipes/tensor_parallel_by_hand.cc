@@ -5,19 +5,18 @@
 // Pairs: the columns of one matrix and the rows of the next. Z = s(A x) B = sum over ranks of s(A_i x) B_i. So two
 // layers need one all-reduce, and backward one more. Both print what autograd computes on one rank. --per-rank shows
 // the activations of each rank in the first step. Worlds of 1, 2 and 4: tensor_parallel_by_hand --spawn 1,2,4.
+// Below, "..." stands for lines left out; recipes/expected/tensor_parallel_by_hand.txt has them all.
 //
 //   $ phalanx launch --nproc-per-node 2 -- tensor_parallel_by_hand --per-rank
 //   rank 0: columns, layer 0: 128 x 512 [0.022 0.903 -0.148 ...]
 //   rank 0: columns, layer 1: 128 x 512 [-0.101 0.520 -0.170 ...]
 //   ...
 //   rank 1: columns, layer 0: 128 x 512 [-0.144 -0.099 0.490 ...]
-//   rank 1: columns, layer 1: 128 x 512 [-0.158 -0.142 -0.005 ...]
 //   ...
 //   rank 0: pairs, layer 0: 128 x 512 [0.022 0.903 -0.148 ...]
 //   rank 0: pairs, layer 1: 128 x 1024 [-0.101 0.520 -0.170 ...]
 //   ...
 //   rank 1: pairs, layer 0: 128 x 512 [-0.144 -0.099 0.490 ...]
-//   rank 1: pairs, layer 1: 128 x 1024 [-0.101 0.520 -0.170 ...]
 //   ...
 //   step 1: columns 0.0130475, pairs 0.0130475, one rank 0.0130475
 //   step 2: columns 0.0033893, pairs 0.0033893, one rank 0.0033893

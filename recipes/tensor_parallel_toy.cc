@@ -30,7 +30,8 @@
 //   step 10: sequence-parallel 14.0948372, one rank 14.0948372
 //   2 rank(s), 16 of in_proj's 32 rows each: losses differ by 2.2e-07: the same
 //
-// At 0.01 it learns: after ten steps the loss is a seventh of that of the start.
+// At 0.01 it learns: after ten steps the loss is a seventh of that of the start. "..." stands for lines left out;
+// recipes/expected/tensor_parallel_toy.txt has them all.
 //
 //   $ phalanx launch --nproc-per-node 2 -- tensor_parallel_toy --lr 0.01
 //   step 1: tensor-parallel 1.4491357, one rank 1.4491357

@@ -4,7 +4,8 @@
 #   recipes/topology.sh [PHALANX]          # build/release/bin/phalanx
 #
 # In < > stands what differs from machine to machine. "..." stands for lines that not every machine has: the processor's
-# name, caches, NUMA nodes and network devices, and where there are GPUs their links and copies.
+# name, caches, NUMA nodes and network devices, and where there are GPUs their links and copies. All lines that there can
+# be are in recipes/expected/topology.txt.
 #
 #   $ recipes/topology.sh
 #   Processors
@@ -22,12 +23,12 @@
 #   Measured: copies by memcpy, each byte counted once
 #     level            buffer      one CPU        all <2>
 #   ...
-#     memory     <1.88 GiB>    <3.2 GiB/s>    <5.1 GiB/s>
+#     memory     <64.0 MiB>   <2.79 GB/s>    <4.88 GB/s>
 #   ...
 #   Measured: between two processes
 #     link                           speed      latency
-#     shared memory             <4.1 GiB/s> <0.3 us>
-#     loopback TCP              <1.9 GiB/s> <9.1 us>
+#     shared memory             <4.10 GB/s>    <0.30 us>
+#     loopback TCP              <1.90 GB/s>    <9.10 us>
 #   ...
 #   Between nodes: phalanx bench comm --ops pingpong,sendrecv, in a job with ranks on each of them
 set -euo pipefail

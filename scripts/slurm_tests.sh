@@ -130,13 +130,12 @@ job() {
   check "$name" "$ranks" "$@"
 }
 
-# says NAME SCRIPT: the last output has each line of the script's first comment, where <text> stands for any text.
+# says NAME SCRIPT: a job's output, in the file output.job, is what the script's first comment shows.
 says() {
-  local line pattern
-  while read -r line; do
-    pattern=$(sed 's/[][\.*^$]/\\&/g; s/<[^<>]*>/.*/g' <<<"$line")
-    grep -qx -- "$pattern" output || { fail "$1" "not said: $line"; return 1; }
-  done < <(sed -n '/^#   \$ sbatch/,/^#$/s/^#   \([^$.]\)/\1/p' "$2")
+  local problem
+  problem=$(python3 "$repository/recipes/check_output.py" "$2" --printed output.job 2>&1) && return
+  fail "$1" "$problem"
+  return 1
 }
 
 # shown SCRIPT: the command in the script's first comment prints the lines below it.
@@ -147,8 +146,8 @@ shown() {
   words=("${words[@]/#recipes/$repository/recipes}")
   run sbatch --wait --output=output.job "${words[@]}"
   cat output.job >>output 2>/dev/null || true
-  rm -f output.job
   if says "$1 prints what it shows" "$script"; then echo "passed  $1 prints what it shows"; fi
+  rm -f output.job
 }
 
 none=--gres=none  # on a cluster without GPUs
