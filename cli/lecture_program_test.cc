@@ -50,6 +50,8 @@ TEST_F(LectureProgramTest, WrongValuesAreOneErrorEach) {
   expect_one_error(run({"lecture", "--section", "colectives"}), 2, "did you mean 'collectives'?");
   expect_one_error(run({"lecture", "--ranks", "3", "--device", "cpu"}), 2, "--ranks has 3: expected 1, 2 or 4");
   expect_one_error(run({"lecture", "--device", "tpu"}), 2, "--device has 'tpu': expected cpu or cuda");
+  const Outcome none = run({"lecture", "--device", "cuda", "--section", "summary"});
+  if (none.status != 0) expect_one_error(none, 2, "--device cuda: this libtorch has no CUDA, or this node no GPU");
 }
 
 }  // namespace

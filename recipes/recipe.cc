@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <new>
 #include <optional>
 
 #include "phalanx/launch/spawn.h"
@@ -23,6 +24,9 @@ int report(const std::string& program, const phalanx::Error& error) {
   if (!phalanx::report_error_to_launcher(error)) fmt::print(stderr, "{}: {}\n", program, error.what());
   return error.exit_status();
 }
+
+/// Of what an option counts. Larger numbers would not fit together: their sums and products are 64-bit numbers.
+constexpr std::int64_t kMost = 1'000'000'000'000;
 
 phalanx::Error first_line(const std::string& text) { return phalanx::Error(text.substr(0, text.find('\n'))); }
 
@@ -72,6 +76,8 @@ int Program::run(int argc, char** argv, const std::function<bool(const phalanx::
     return report(program, error);
   } catch (const c10::Error& error) {
     return report(program, first_line(error.what_without_backtrace()));
+  } catch (const std::bad_alloc&) {
+    return report(program, phalanx::Error("there is not enough memory for what the arguments ask for"));
   } catch (const std::exception& error) {
     return report(program, first_line(error.what()));
   }
@@ -89,8 +95,8 @@ CLI::Validator positive() {
 CLI::Validator at_least(std::int64_t smallest) {
   const auto check = [smallest](const std::string& text) -> std::string {
     std::int64_t value = 0;
-    if (CLI::detail::lexical_cast(text, value) && value >= smallest) return "";
-    return fmt::format("{}: expected a whole number of {} or more", text, smallest);
+    if (CLI::detail::lexical_cast(text, value) && value >= smallest && value <= kMost) return "";
+    return fmt::format("{}: expected a whole number of {} or more, {} at most", text, smallest, kMost);
   };
   return {check, fmt::format("{} or more", smallest)};
 }

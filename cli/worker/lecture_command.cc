@@ -66,6 +66,9 @@ LectureArguments parse_lecture(const Arguments& arguments) {
 lecture::StageOptions stage_options(const LectureArguments& parsed) {
   const int devices = cuda_device_count();
   const bool cuda = parsed.device == "cuda" || (parsed.device.empty() && devices > 0);
+  if (cuda && devices == 0) {
+    throw UsageError("--device cuda: this libtorch has no CUDA, or this node no GPU; take --device cpu");
+  }
   const int most = !cuda || devices >= 4 ? 4 : devices >= 2 ? 2 : devices;
   const int ranks = parsed.ranks.value_or(most);
   if (cuda && ranks > devices) {

@@ -137,7 +137,12 @@ std::string html_of_markdown(const std::string& markdown, const std::vector<std:
 
 std::string html_page(const std::vector<WrittenSection>& written) {
   std::string contents, body;
+  int part = 0;
   for (const WrittenSection& section : written) {
+    if (section.section->part != part) {
+      part = section.section->part;
+      body += fmt::format("<h1>{}</h1>\n", part_title(*section.section));
+    }
     const auto id = section.section->id;
     contents += fmt::format("<li><a href=\"#{}\">{}</a>\n", id, escape_markup(section.section->title()));
     body += fmt::format("<section id=\"{}\">\n{}</section>\n", id,

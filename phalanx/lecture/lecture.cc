@@ -152,6 +152,10 @@ std::string terminal_text(const std::string& markdown) {
   return text;
 }
 
+std::string part_title(const Section& section) {
+  return fmt::format("Part {}: {}", section.part, section.part == 1 ? "machines and messages" : "parallel training");
+}
+
 std::string opening() {
   constexpr std::string_view kPlace = "@when_and_where";
   const measure::Topology machine = measure::read_topology();
@@ -171,7 +175,7 @@ std::string markdown_page(const std::vector<WrittenSection>& written) {
   for (const WrittenSection& section : written) {
     if (section.section->part != part) {
       part = section.section->part;
-      page += fmt::format("\n# Part {}: {}\n", part, part == 1 ? "machines and messages" : "parallel training");
+      page += fmt::format("\n# {}\n", part_title(*section.section));
     }
     page += "\n" + section.markdown;
   }

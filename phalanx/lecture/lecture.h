@@ -31,6 +31,9 @@ std::vector<const Section*> chosen_sections(const std::vector<std::string>& ids)
 /// "part 1  collectives  The collectives", a line for each.
 std::string list_of_sections();
 
+/// Of the section's part: "Part 1: machines and messages".
+std::string part_title(const Section& section);
+
 /// Markdown for a terminal: headings underlined, code and output indented, links and strong words as their text.
 std::string terminal_text(const std::string& markdown);
 

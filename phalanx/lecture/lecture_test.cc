@@ -389,7 +389,18 @@ TEST(Tree, EveryRankButTheRootSendsOnceUpAndReceivesOnceDown) {
 TEST(HtmlPage, LoadsNothing) {
   const std::string page = html_page({{.section = sections().data(), .picture_markdown = "## A\n"}});
   EXPECT_THAT(page, AllOf(HasSubstr("default-src 'none'"), Not(HasSubstr("<script")), Not(HasSubstr("src="))));
-  EXPECT_THAT(page, HasSubstr("<a href=\"#why\">"));
+  EXPECT_THAT(page, AllOf(HasSubstr("<a href=\"#why\">"), HasSubstr("<h1>Part 1: machines and messages</h1>")));
+}
+
+TEST(HtmlPage, EachPartHasItsHeadingOnce) {
+  const Section &first = sections().front(), &last = sections().back();
+  const std::string page = html_page({{.section = &first}, {.section = &first}, {.section = &last}});
+  EXPECT_THAT(page, ::testing::ContainsRegex("id=\"why\".*\n.*id=\"why\".*\n.*<h1>Part 2: .*\n.*id=\"summary\""));
+}
+
+TEST(Lecture, ABenchmarkOfOneRankSaysWhatItNeeds) {
+  const WrittenSection written = write_section(*chosen_sections({"benchmark"}).front(), {.ranks = 1});
+  EXPECT_THAT(written.markdown, AllOf(HasSubstr("(needs two ranks)"), Not(HasSubstr("us; GB/s as estimate"))));
 }
 
 }  // namespace

@@ -249,6 +249,7 @@ void benchmark(Stage& stage) {
     std::string label, figures;
     double seconds = 0;
   };
+  if (stage.ranks() < 2) return stage.print("(needs two ranks)");
   std::map<std::string, std::vector<Run>> runs;  // by title, then rank
   stage.print("us; GB/s as estimate, algbw, busbw");
   for (const int n : {2, 4}) {
@@ -323,6 +324,7 @@ measure::CommBenchRow bench_comm(Rank& rank, const BenchedArray& array) {
 }  // namespace
 
 void benchmark_command(Stage& stage) {
+  if (stage.ranks() < 2) return stage.print("(needs two ranks)");
   const int threads = at::get_num_threads();  // the benchmark takes one
   stage.print(fmt::format("bench comm, median of {} calls: us; GB/s as estimate, algbw, busbw", kBenchCalls));
   for (const int n : {2, 4}) {
