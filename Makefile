@@ -14,7 +14,7 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all install tour quick test test-all asan tsan fuzz slurm soak deaths kills worlds timeline mutations layouts float8 demo format check docs cuda-check clean released parquet
+.PHONY: help bootstrap configure build all install tour quick test test-all asan tsan fuzz slurm soak deaths kills worlds timeline mutations layouts float8 losses demo format check docs cuda-check clean released parquet
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
@@ -24,7 +24,7 @@ help:
 	@echo 'make install   install programs and libraries into ~/.local (make install PREFIX=/opt/phalanx)'
 	@echo 'make tour      run the commands of the README'
 	@echo 'make all       the same with tests, recipes and benchmarks'
-	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, larger worlds, the timeline, every layout, every mutation, long losses in float8, released tokenizers, Parquet, every lint check, and make asan'
+	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, larger worlds, the timeline, every layout, every mutation, long losses in float8 and with 16-bit state, released tokenizers, Parquet, every lint check, and make asan'
 	@echo 'make asan      every test under AddressSanitizer and UndefinedBehaviorSanitizer (into $(SANITIZED))'
 	@echo 'make tsan      the tests of communication, its store and the launchers under ThreadSanitizer (into $(THREAD_SANITIZED))'
 	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
@@ -99,6 +99,9 @@ layouts: all
 float8: all
 	PHALANX_LONG_LOSSES=1 $(BUILD)/bin/train_test --gtest_brief=1 --gtest_filter='TrainerFloat8Test.LossesAreNear*'
 
+losses: all
+	PHALANX_LONG_LOSSES=1 $(BUILD)/bin/train_test --gtest_brief=1 --gtest_filter='TrainerNarrowStateTest.LossesAreNear*'
+
 timeline: build
 	$(PYTHON) scripts/pipeline_timeline.py --program $(BUILD)/bin/phalanx --check
 
@@ -111,7 +114,7 @@ released: all
 parquet: bootstrap
 	@$(PYTHON) scripts/parquet_test.py --build $(BUILD)/../parquet --jobs $(JOBS) || [ $$? -eq 77 ]
 
-test-all: test slurm soak deaths kills worlds timeline layouts mutations float8 released parquet check asan
+test-all: test slurm soak deaths kills worlds timeline layouts mutations float8 losses released parquet check asan
 
 # detect_leaks: LeakSanitizer needs ptrace, which containers refuse.
 asan: bootstrap

@@ -55,6 +55,9 @@ struct TrainConfig {
     double eps = 1e-8;
     double weight_decay = 0.1;
     double momentum = 0.0;
+    std::string state_dtype = "float32";
+    bool master_weights = true;
+    bool stochastic_rounding = true;
     std::vector<std::string> no_decay;
     OptimizerGroups groups;
   } optimizer;
@@ -111,6 +114,7 @@ struct TrainConfig {
     bool shuffle = true;
     std::string attn_mask_type = "causal";
     std::string packing = "none";
+    std::string dtype = "float32";
     std::string mixed_precision_param = "float32";
     std::string mixed_precision_reduce = "float32";
     double initial_loss_scale = 65536;

@@ -11,6 +11,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/config/config_schema.h"
+#include "phalanx/config/narrow_state_checks.h"
 #include "phalanx/config/slot_text.h"
 #include "phalanx/data/blend_schedule.h"
 
@@ -193,6 +194,7 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
   } else if (optimizer.name == "SGD") {
     below_one("momentum", optimizer.momentum);
   }
+  check_narrow_state(config, check);
   check({"checkpoint.stop_signals"}, [&] { stop_signals(config); });
   auto& training = config.training;
   const auto& parallelism = config.parallelism;

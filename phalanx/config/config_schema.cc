@@ -134,6 +134,22 @@ const std::vector<Key>& known_keys() {
        "as those of no_decay; `lr_factor` (1), which multiplies the learning rate; `weight_decay`. A parameter belongs "
        "to one group at most."},
       {"optimizer", "momentum", at<&C::optimizer, &C::Optimizer::momentum>, "SGD: momentum.", 0, 1},
+      {"optimizer",
+       "state_dtype",
+       at<&C::optimizer, &C::Optimizer::state_dtype>,
+       "AdamW: type in which both means are kept. The step is computed in float32. There are no moments of 8 bits.",
+       -kAny,
+       kAny,
+       {"float32", "bfloat16"}},
+      {"optimizer", "master_weights", at<&C::optimizer, &C::Optimizer::master_weights>,
+       "Of bfloat16 weights (training.dtype): the optimizer keeps a float32 copy and steps that. false: the weights "
+       "are "
+       "widened for the step and rounded after it."},
+      {"optimizer", "stochastic_rounding", at<&C::optimizer, &C::Optimizer::stochastic_rounding>,
+       "How bfloat16 moments, and bfloat16 weights without master_weights, are rounded after a step: up or down at "
+       "random, by debug.seed, the number of the step, the name and the index, so that the mean is exact. false: to "
+       "the "
+       "nearest number, which loses small changes."},
 
       {"muon",
        "lr",
@@ -297,11 +313,18 @@ const std::vector<Key>& known_keys() {
        kAny,
        {"none", "best_fit"}},
       {"training",
+       "dtype",
+       at<&C::training, &C::Training::dtype>,
+       "Type in which weights are kept. bfloat16: gradients of a pass, too; for AdamW, with mixed_precision_param = "
+       "bfloat16. optimizer.master_weights, state_dtype and stochastic_rounding say what the optimizer keeps.",
+       -kAny,
+       kAny,
+       {"float32", "bfloat16"}},
+      {"training",
        "mixed_precision_param",
        at<&C::training, &C::Training::mixed_precision_param>,
        "Type of the matrix products. Without sharding by autocast; under sharding units are gathered in it. Weights "
-       "and "
-       "optimizer state stay float32. float16: with loss scaling.",
+       "are kept in training.dtype. float16: with loss scaling.",
        -kAny,
        kAny,
        {"float32", "bfloat16", "float16"}},
@@ -535,7 +558,7 @@ const std::vector<Key>& known_keys() {
       {"checkpoint",
        "export_dtype",
        at<&C::checkpoint, &C::Checkpoint::export_dtype>,
-       "Type of the weights in hf/. Checkpoints keep them in float32 whatever it is.",
+       "Type of the weights in hf/. Checkpoints keep them in training.dtype whatever it is.",
        -kAny,
        kAny,
        {"float32", "bfloat16", "float16"}},

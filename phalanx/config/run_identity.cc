@@ -144,6 +144,14 @@ bool is_without_effect(const JsonDifference& difference, const nlohmann::json& s
   };
   const auto both = [&](const char* key, const auto& is) { return is(said(saved, key)) && is(said(found, key)); };
   const std::string& key = difference.key;
+  const auto has_wide_weights = [&](const nlohmann::json& document) {
+    return said(document, "/settings/training/dtype") != "bfloat16";
+  };
+  if (key == "settings.optimizer.master_weights") return has_wide_weights(saved) && has_wide_weights(found);
+  if (key == "settings.optimizer.stochastic_rounding") {
+    return both("/settings/optimizer/state_dtype", [](const std::string& type) { return type != "bfloat16"; }) &&
+           has_wide_weights(saved) && has_wide_weights(found);
+  }
   if (key == "settings.training.initial_loss_scale" || key == "settings.training.loss_scale_window") {
     return both("/settings/training/mixed_precision_param", [](const std::string& type) { return type != "float16"; });
   }

@@ -40,6 +40,9 @@ const std::vector<SettingRule>& setting_rules() {
       {"optimizer", "no_decay", said},
       {"optimizer", "groups", said},
       {"optimizer", "momentum", said},
+      {"optimizer", "state_dtype", said},
+      {"optimizer", "master_weights", said},
+      {"optimizer", "stochastic_rounding", said},
 
       {"muon", "lr", said},
       {"muon", "weight_decay", said},
@@ -85,6 +88,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"training", "shuffle", said},
       {"training", "attn_mask_type", said},
       {"training", "packing", said},
+      {"training", "dtype", said},
       {"training", "mixed_precision_param", said},
       {"training", "mixed_precision_reduce", said},
       {"training", "initial_loss_scale", said},

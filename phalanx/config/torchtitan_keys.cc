@@ -33,8 +33,6 @@ const std::vector<RefusedKey>& refused_keys() {
       {"training", "dataset", "\"\"",
        "data sets are token files: make one with `phalanx tokenize` and give it as training.dataset_path, or "
        "give texts as stream.paths"},
-      {"training", "dtype", "\"float32\"",
-       "weights are kept in float32; training.mixed_precision_param sets the type of the matrix products"},
       {"training", "dataloader", kAnyValue,
        "token files are mapped into memory: there are no workers that read ahead; for texts see stream.workers"},
       {"training", "compile", "false", "there is no compiler for C++ modules"},

@@ -23,7 +23,9 @@ OptimizerCopies optimizer_copies(const TrainConfig& config) {
   if (config.optimizer.name == "Muon") return {.others = 2 + average, .matrices = 1 + average};
   const bool has_momentum = config.optimizer.name == "Lion" || config.optimizer.momentum > 0;
   const std::int64_t copies = config.optimizer.name == "AdamW" ? 2 : has_momentum ? 1 : 0;
-  return {.others = copies + average, .matrices = copies + average};
+  const std::int64_t masters = config.training.dtype != "float32" && config.optimizer.master_weights ? 1 : 0;
+  const std::int64_t all = copies + average + masters;
+  return {.others = all, .matrices = all, .narrow = config.optimizer.state_dtype == "bfloat16" ? 2 : 0};
 }
 
 plan::TrainingShape shape_without_layout(const TrainConfig& config) {
@@ -31,8 +33,12 @@ plan::TrainingShape shape_without_layout(const TrainConfig& config) {
   plan::TrainingShape shape{.model = model_config(config), .seq = config.training.seq_len};
   shape.validation_batch = evaluated_batch(config);
   const OptimizerCopies copies = optimizer_copies(config);
-  shape.optimizer_copies = copies.others;
-  shape.matrix_copies = copies.matrices;
+  shape.weight_bytes = bytes_of(config.training.dtype);
+  shape.master_weights = config.optimizer.master_weights;
+  const std::int64_t masters = shape.has_masters() ? 1 : 0;  // which the shape counts by itself
+  shape.optimizer_copies = copies.others - masters;
+  shape.matrix_copies = copies.matrices - masters;
+  shape.narrow_copies = copies.narrow;
   shape.adamw_params = config.muon.adamw_params;
   shape.gather_bytes = bytes_of(config.training.mixed_precision_param);
   shape.reduce_bytes = bytes_of(config.training.mixed_precision_reduce);

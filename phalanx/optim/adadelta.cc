@@ -14,7 +14,7 @@
 namespace phalanx {
 
 Adadelta::Adadelta(std::vector<NamedTensor> parameters, AdadeltaOptions options)
-    : Optimizer(std::move(parameters), options.master_weights), options_(std::move(options)) {
+    : Optimizer(std::move(parameters), {.master_weights = options.master_weights}), options_(std::move(options)) {
   if (!(options_.rho >= 0 && options_.rho < 1)) {
     throw ConfigError(fmt::format("Adadelta: rho is {}: expected 0 <= rho < 1", options_.rho));
   }

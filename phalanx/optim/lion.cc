@@ -12,7 +12,7 @@
 namespace phalanx {
 
 Lion::Lion(std::vector<NamedTensor> parameters, LionOptions options)
-    : Optimizer(std::move(parameters), options.master_weights), options_(std::move(options)) {
+    : Optimizer(std::move(parameters), {.master_weights = options.master_weights}), options_(std::move(options)) {
   for (const auto& [name, value] : {std::pair("beta1", options_.beta1), {"beta2", options_.beta2}}) {
     if (value >= 0 && value < 1) continue;
     throw ConfigError(fmt::format("Lion: {} is {}: expected 0 <= {} < 1", name, value, name));

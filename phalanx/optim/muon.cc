@@ -42,7 +42,7 @@ MuonAdjustment muon_adjustment_from(std::string_view name) {
 }
 
 Muon::Muon(std::vector<NamedTensor> parameters, MuonOptions options, Communicator* comm)
-    : Optimizer(matrices_among(std::move(parameters)), options.master_weights),
+    : Optimizer(matrices_among(std::move(parameters)), {.master_weights = options.master_weights}),
       options_(std::move(options)),
       exchange_(parameters_, newton_schulz_cost, comm) {
   const NewtonSchulzOptions& iteration = options_.newton_schulz;

@@ -43,21 +43,20 @@ void check_parameter(const NamedTensor& parameter) {
   }
 }
 
-bool is_stepped_here(const at::Tensor& parameter) {
-  return parameter.device().is_cpu() && parameter.scalar_type() == at::kFloat;
-}
-
-std::shared_ptr<const Shard> shard_in_float32(const std::shared_ptr<const Shard>& shard) {
+/// The shard of a parameter, in the dtype of its state.
+std::shared_ptr<const Shard> shard_of_state(const std::shared_ptr<const Shard>& shard, const at::Tensor& state) {
   if (!shard) return nullptr;
+  const DataType type = state.scalar_type() == at::kBFloat16 ? DataType::bf16 : DataType::f32;
   const ShardSpec& spec = shard->spec;
+  if (spec.dtype() == type || (state.scalar_type() != at::kFloat && state.scalar_type() != at::kBFloat16)) return shard;
   return std::make_shared<const Shard>(
-      Shard{ShardSpec(spec.name(), spec.shape(), DataType::f32, spec.mesh(), spec.placement()), shard->rank});
+      Shard{ShardSpec(spec.name(), spec.shape(), type, spec.mesh(), spec.placement()), shard->rank});
 }
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<NamedTensor> parameters, bool master_weights)
-    : parameters_(std::move(parameters)), settings_(parameters_.size()) {
+Optimizer::Optimizer(std::vector<NamedTensor> parameters, Storage storage)
+    : parameters_(std::move(parameters)), storage_(storage), settings_(parameters_.size()) {
   if (parameters_.empty()) {
     throw Error("an optimizer was given no parameters: pass the model's named parameters that require grad");
   }
@@ -76,10 +75,14 @@ Optimizer::Optimizer(std::vector<NamedTensor> parameters, bool master_weights)
   const at::NoGradGuard no_grad;
   const observe::MemoryScope scope(observe::MemoryCategory::optimizer);
   for (const auto& [name, tensor, shard] : parameters_) {
-    const bool has_master = master_weights && is_16_bit(tensor.scalar_type());
-    masters_.push_back(has_master ? at::empty_like(tensor, at::kFloat).copy_(tensor) : at::Tensor());
-    state_shards_.push_back(has_master ? shard_in_float32(shard) : shard);
+    const bool has_master = storage_.master_weights && is_16_bit(tensor.scalar_type());
+    const auto layout = storage_.row_major ? at::MemoryFormat::Contiguous : at::MemoryFormat::Preserve;
+    masters_.push_back(has_master ? at::empty_like(tensor, at::kFloat, layout).copy_(tensor) : at::Tensor());
   }
+}
+
+bool Optimizer::widens(const at::Tensor& parameter) const {
+  return storage_.widens && is_16_bit(parameter.scalar_type());
 }
 
 void Optimizer::set_groups(const std::string& who, double weight_decay, const std::vector<std::string>& no_decay,
@@ -134,14 +137,16 @@ Optimizer::Target Optimizer::target_of(std::size_t index, double lr, const StepO
     if (parameter.strides() != target.parameter.strides()) {
       target.narrow = at::empty_like(target.parameter, parameter.scalar_type()).copy_(parameter);
     }
+  } else if (storage_.row_major && !parameter.is_contiguous()) {
+    target.parameter = at::empty_like(parameter, at::MemoryFormat::Contiguous).copy_(parameter);
   } else if (!parameter.is_non_overlapping_and_dense()) {
     target.parameter = at::empty_like(parameter).copy_(parameter);
   }
-  const bool widened_later = is_16_bit(grad.scalar_type()) && target.parameter.scalar_type() == at::kFloat;
-  if (grad.strides() != target.parameter.strides() ||
-      (grad.scalar_type() != target.parameter.scalar_type() && !widened_later)) {
-    target.grad = at::empty_like(target.parameter, widened_later ? grad.scalar_type() : target.parameter.scalar_type())
-                      .copy_(grad);
+  const bool widens_parameter = widens(target.parameter);
+  const at::ScalarType type = widens_parameter ? at::kFloat : target.parameter.scalar_type();
+  const bool widened_later = is_16_bit(grad.scalar_type()) && type == at::kFloat;
+  if (grad.strides() != target.parameter.strides() || (grad.scalar_type() != type && !widened_later)) {
+    target.grad = at::empty_like(target.parameter, widened_later ? grad.scalar_type() : type).copy_(grad);
   }
   return target;
 }
@@ -166,7 +171,8 @@ void Optimizer::step(double lr, StepOptions options) {
   // By device, dtype, rate and weight decay.
   std::map<std::tuple<int, int, double, double>, std::vector<Target>> by_libtorch;
   for (auto& target : targets) {
-    if (is_stepped_here(target.parameter)) {
+    const bool is_wide = target.parameter.scalar_type() == at::kFloat;
+    if (target.parameter.device().is_cpu() && (is_wide || widens(target.parameter))) {
       on_cpu.push_back(target);
     } else {
       target.narrow.reset();  // rounded below, all at once
@@ -205,7 +211,9 @@ void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, const s
       const at::Tensor& master = target.parameter;
       master.copy_(at::where(master.to(parameter.scalar_type()).ne(parameter), parameter.to(at::kFloat), master));
     }
-    if (target.grad.scalar_type() != target.parameter.scalar_type()) target.grad = target.grad.to(at::kFloat);
+    if (widens(target.parameter) || target.grad.scalar_type() != target.parameter.scalar_type()) {
+      target.grad = target.grad.to(at::kFloat);
+    }
     if (target.grad_factor != 1) target.grad = target.grad.mul(target.grad_factor);
     if (target.grad_factor_tensor.defined()) {
       target.grad = target.grad.mul(target.grad_factor_tensor.to(target.grad.scalar_type()));
@@ -276,13 +284,17 @@ void Optimizer::zero_grad() {
   for (auto& [name, tensor, shard] : parameters_) tensor.mutable_grad().reset();
 }
 
-std::vector<at::Tensor> Optimizer::zeros_like_parameters() const {
+std::vector<at::Tensor> Optimizer::zeros_like_parameters(std::optional<c10::ScalarType> type) const {
   const at::NoGradGuard no_grad;
   const observe::MemoryScope scope(observe::MemoryCategory::optimizer);
   std::vector<at::Tensor> result;
   result.reserve(parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    result.push_back(at::zeros_like(masters_[i].defined() ? masters_[i] : parameters_[i].tensor));
+    const at::Tensor& like = masters_[i].defined() ? masters_[i] : parameters_[i].tensor;
+    const bool has_own_type = like.scalar_type() != at::kFloat && !is_16_bit(like.scalar_type());
+    const auto layout = storage_.row_major ? at::MemoryFormat::Contiguous : at::MemoryFormat::Preserve;
+    result.push_back(
+        at::zeros_like(like, like.options().dtype(has_own_type || !type ? like.scalar_type() : *type), layout));
   }
   return result;
 }
@@ -290,14 +302,16 @@ std::vector<at::Tensor> Optimizer::zeros_like_parameters() const {
 void Optimizer::collect_elements(TrainState& state, const std::vector<at::Tensor>& tensors,
                                  const std::string& what) const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    state.tensors.push_back({"optimizer." + parameters_[i].name + "." + what, tensors[i], state_shards_[i]});
+    state.tensors.push_back({"optimizer." + parameters_[i].name + "." + what, tensors[i],
+                             shard_of_state(parameters_[i].shard, tensors[i])});
   }
 }
 
 void Optimizer::collect_masters(TrainState& state) const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!masters_[i].defined()) continue;
-    state.tensors.push_back({"optimizer." + parameters_[i].name + ".master", masters_[i], state_shards_[i]});
+    state.tensors.push_back({"optimizer." + parameters_[i].name + ".master", masters_[i],
+                             shard_of_state(parameters_[i].shard, masters_[i])});
   }
 }
 

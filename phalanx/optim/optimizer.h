@@ -17,8 +17,9 @@
 //   fused kernels: equal tensors get equal bits, but parts of them may differ in the last bit.
 // - 16-bit parameters (bfloat16, float16) have a float32 master, "optimizer.<fqn>.master", and moments in float32. The
 //   step updates the master, and the parameter is the master rounded. If other code has written the parameter (loaded
-//   weights), the master takes over its values at the next step. Without masters (the options' master_weights)
-//   libtorch's kernels update such parameters in their own precision, in which small updates are lost.
+//   weights), the master takes over its values at the next step. Without masters (the options' master_weights) AdamW
+//   computes in float32 and rounds each parameter (adamw.h). The others leave such parameters to libtorch's kernels,
+//   which compute in the parameters' own precision; small updates are lost there.
 // - Whether to step may be decided on the device: StepOptions::skip. The host reads nothing then.
 // - A rank whose part is empty must step, too. Its gradient should be defined (and empty) wherever the other ranks'
 //   are, because every rank counts the steps of each parameter.
@@ -65,9 +66,14 @@ class Optimizer {
   const std::vector<NamedTensor>& parameters() const noexcept { return parameters_; }
 
  protected:
+  struct Storage {
+    bool master_weights = true;
+    bool widens = false;     // the subclass steps 16-bit parameters without a master itself, in float32
+    bool row_major = false;  // whatever the parameters' memory layout: state, and what a step works on
+  };
   /// Throws on an empty list, an undefined or integer tensor, names or tensors given twice, and a tensor without its
   /// shard's shape.
-  Optimizer(std::vector<NamedTensor> parameters, bool master_weights);
+  Optimizer(std::vector<NamedTensor> parameters, Storage storage);
   /// `who` begins the error messages. Throws what settings_by_name() does (parameter_groups.h).
   void set_groups(const std::string& who, double weight_decay, const std::vector<std::string>& no_decay,
                   const std::vector<ParameterGroup>& groups);
@@ -85,7 +91,8 @@ class Optimizer {
   /// Called first, with all targets of a step, in the parameters' order. It may replace their gradients, rates and
   /// factors. `skip`: as StepOptions say, unless the host knows it.
   virtual void prepare(std::vector<Target>& /*targets*/, const std::optional<at::Tensor>& /*skip*/) {}
-  /// One step of these targets, all float32 on the CPU. for_each_part() supplies their gradients.
+  /// One step of these targets, all on the CPU and float32, or 16-bit if it `widens`. for_each_part() supplies their
+  /// gradients in float32.
   virtual void step_on_cpu(const std::vector<Target>& targets) = 0;
   /// One step of these targets by libtorch's operators. All have one device, dtype, rate and weight decay.
   /// `skip`: as StepOptions say.
@@ -101,8 +108,10 @@ class Optimizer {
   using Part = std::function<void(std::size_t number, std::int64_t first, std::size_t count, const float* grad)>;
   static void for_each_part(const std::vector<Target>& targets, const Part& body);
 
-  /// One tensor of zeros like each parameter, or its master, in its memory layout.
-  std::vector<at::Tensor> zeros_like_parameters() const;
+  /// One tensor of zeros like each parameter, or its master, in its memory layout. `type`: in the place of float32 and
+  /// of 16 bits.
+  std::vector<at::Tensor> zeros_like_parameters(std::optional<c10::ScalarType> type = std::nullopt) const;
+  bool has_master(std::size_t index) const { return masters_[index].defined(); }
   /// Appends state with the parameters' shapes and with their layout over the ranks.
   void collect_elements(TrainState& state, const std::vector<at::Tensor>& tensors, const std::string& what) const;
   void collect_masters(TrainState& state) const;
@@ -118,9 +127,11 @@ class Optimizer {
                         const Part& body);
   void step_group_by_libtorch(const std::vector<Target>& group, const std::optional<at::Tensor>& skip);
 
-  std::vector<ParameterSettings> settings_;                 // by parameter
-  std::vector<at::Tensor> masters_;                         // by parameter; undefined if it needs none
-  std::vector<std::shared_ptr<const Shard>> state_shards_;  // by parameter: its shard, in the dtype of its state
+  bool widens(const at::Tensor& parameter) const;
+
+  Storage storage_;
+  std::vector<ParameterSettings> settings_;  // by parameter
+  std::vector<at::Tensor> masters_;          // by parameter; undefined if it needs none
 };
 
 }  // namespace phalanx

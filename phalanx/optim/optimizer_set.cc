@@ -15,7 +15,7 @@ std::vector<NamedTensor> parameters_of(const std::vector<std::unique_ptr<Optimiz
 }  // namespace
 
 OptimizerSet::OptimizerSet(std::vector<std::unique_ptr<Optimizer>> members)
-    : Optimizer(parameters_of(members), /*master_weights=*/false), members_(std::move(members)) {}
+    : Optimizer(parameters_of(members), {.master_weights = false}), members_(std::move(members)) {}
 
 void OptimizerSet::step(double lr, StepOptions options) {
   for (const auto& member : members_) member->step(lr, options);

@@ -11,7 +11,7 @@
 namespace phalanx {
 
 Sgd::Sgd(std::vector<NamedTensor> parameters, SgdOptions options)
-    : Optimizer(std::move(parameters), options.master_weights), options_(std::move(options)) {
+    : Optimizer(std::move(parameters), {.master_weights = options.master_weights}), options_(std::move(options)) {
   if (!(options_.momentum >= 0 && options_.momentum < 1)) {
     throw ConfigError(fmt::format("SGD: momentum is {}: expected 0 <= momentum < 1", options_.momentum));
   }

@@ -48,7 +48,10 @@ struct Layout {
   int stage = 0;  // 0: DistributedDataParallel
   bool reshard = true;
   int replicas = 1;
-  bool narrow = false;  // parameters of 16 bits, with float32 masters
+  bool narrow = false;  // parameters of 16 bits
+  bool masters = true;  // of these, in float32
+  bool narrow_moments = false;
+  bool sums_wide = false;  // sharded gradients in float32
   std::int64_t recompute_every = 0;
   bool uses_op_sac = false;
   int micro_batches = 1;
@@ -94,6 +97,9 @@ TrainingShape shape_of(const Layout& layout, const models::LlamaConfig& model, i
   shape.accumulates = layout.micro_batches > 1;
   shape.reduces_each_microbatch = !layout.defers;
   if (layout.narrow) shape.weight_bytes = shape.gather_bytes = shape.reduce_bytes = 2;
+  if (layout.sums_wide) shape.reduce_bytes = 4;
+  shape.master_weights = layout.masters;
+  shape.narrow_copies = layout.narrow_moments ? 2 : 0;
   shape.shares_memory = ranks > 1;
   shape.lora = layout.lora;
   shape.frozen = models::frozen_parameters(model, layout.frozen, layout.lora);
@@ -155,14 +161,19 @@ Measured train(const Layout& layout, const models::LlamaConfig& config, const st
     axes.push_back({"dp_shard", world->size() / layout.replicas});
     fsdp = std::make_unique<FullyShardedDataParallel>(
         *model, DeviceMesh(world, axes),
-        FullyShardOptions{.stage = layout.stage, .reshard_after_forward = layout.reshard});
+        FullyShardOptions{.stage = layout.stage,
+                          .reshard_after_forward = layout.reshard,
+                          .reduce_dtype = layout.sums_wide ? std::optional(at::kFloat) : std::nullopt});
     fsdp->initialise(7);
   } else {
     nn::initialise(*model, 7);
     ddp = std::make_unique<DistributedDataParallel>(*model, world);
   }
   if (layout.lora.dropout > 0) nn::set_dropout_rng_state(*model, {.seed = 1});
-  AdamW optimizer(sharded ? fsdp->trained_parameters() : ddp->parameters());
+  AdamW optimizer(sharded ? fsdp->trained_parameters() : ddp->parameters(),
+                  {.master_weights = layout.masters,
+                   .state_dtype = layout.narrow_moments ? at::kBFloat16 : at::kFloat,
+                   .stochastic_rounding = layout.narrow_moments});
   Measured measured;
   for (int step = 0; step < layout.steps; ++step) {
     const at::Tensor tokens = at::randint(config.vocab_size, {layout.batch, layout.seq}, at::kLong);
@@ -349,6 +360,17 @@ INSTANTIATE_TEST_SUITE_P(
         PeakCase{{.name = "zero3_recomputing", .stage = 3, .recompute_every = 2}},
         PeakCase{{.name = "hsdp", .stage = 3, .replicas = 2}, 4},
         PeakCase{{.name = "zero3_narrow", .stage = 3, .narrow = true, .seq = 32}},
+        PeakCase{{.name = "narrow_one_rank", .narrow = true, .masters = false, .narrow_moments = true, .seq = 32}, 1},
+        PeakCase{{.name = "narrow_with_masters", .narrow = true, .narrow_moments = true, .seq = 32}, 1},
+        PeakCase{{.name = "narrow_without_masters_ddp", .narrow = true, .masters = false, .seq = 32, .steps = 2}},
+        PeakCase{{.name = "narrow_moments_zero3", .stage = 3, .narrow_moments = true, .steps = 2}},
+        PeakCase{{.name = "narrow_zero3_summed_in_float32",
+                  .stage = 3,
+                  .narrow = true,
+                  .masters = false,
+                  .narrow_moments = true,
+                  .sums_wide = true,
+                  .seq = 32}},
         PeakCase{{.name = "lora_one_rank", .lora = {.rank = 8}}, 1},
         PeakCase{{.name = "lora_with_dropout", .lora = {.rank = 8, .dropout = 0.1}}, 1},
         PeakCase{{.name = "lora_of_attention", .lora = {.rank = 8, .target_modules = {"q_proj", "v_proj"}}}, 1},

@@ -49,7 +49,7 @@ class Prediction {
     s_.shards > 1 ? shard() : replicate();
     if (s_.async_checkpoint) {
       const std::int64_t bytes = stepped_ * s_.weight_bytes + counts_.frozen * s_.frozen_bytes() + counts_.nf4_bytes +
-                                 kFloatBytes * numbers_of_optimizer(stepped_, counts_.matrices);
+                                 bytes_of_optimizer(stepped_, counts_.matrices);
       buffer("copy of the state that is being saved", bytes / s_.ranks());
     }
     take_highest_moment();
@@ -79,11 +79,12 @@ class Prediction {
   // If tied embeddings are on two stages, the last stage's are the weights; the first stage copies their values.
   bool has_copy(const models::LlamaPart& part) const { return s_.model.tie_embeddings && part.embedding && !part.head; }
 
-  /// Float32 numbers of so many parameters, of which `matrices` are those of Muon.
-  std::int64_t numbers_of_optimizer(std::int64_t parameters, std::int64_t matrices) const {
-    const std::int64_t masters = s_.weight_bytes < kFloatBytes ? 1 : 0;
+  /// Of so many parameters, of which `matrices` are those of Muon.
+  std::int64_t bytes_of_optimizer(std::int64_t parameters, std::int64_t matrices) const {
     const std::int64_t of_matrices = s_.matrix_copies.value_or(s_.optimizer_copies);
-    return parameters * (s_.optimizer_copies + masters) + matrices * (of_matrices - s_.optimizer_copies);
+    const std::int64_t copies = s_.optimizer_copies + (s_.has_masters() ? 1 : 0);
+    return parameters * (kFloatBytes * copies - 2 * s_.narrow_copies) +
+           kFloatBytes * matrices * (of_matrices - s_.optimizer_copies);
   }
 
   std::int64_t beside_tensors(std::int64_t activations) const {
@@ -131,7 +132,7 @@ class Prediction {
       // the first backward pass or, with the order from a checkpoint, at its beginning.
       new_buckets_ = bytes > kFirstBucket ? bytes : 0;
     }
-    add(MemoryCategory::optimizer, kFloatBytes * numbers_of_optimizer(stepped_, counts_.matrices));
+    add(MemoryCategory::optimizer, bytes_of_optimizer(stepped_, counts_.matrices));
   }
 
   void shard() {
@@ -190,7 +191,7 @@ class Prediction {
       }
       if (!unit.is_root || !has_copy(part)) {
         const std::int64_t matrices = flat == 0 ? 0 : unit.matrices * mine / flat;
-        add_of_shards(MemoryCategory::optimizer, unit.count * kFloatBytes * numbers_of_optimizer(mine, matrices));
+        add_of_shards(MemoryCategory::optimizer, unit.count * bytes_of_optimizer(mine, matrices));
       }
       if (s_.reshard_group > 0 && !resident && !unit.is_inner) pools.kept += unit.count * in_use / s_.reshard_group;
       if (!resident) {
@@ -256,14 +257,21 @@ class Prediction {
   }
 
   // The optimizer on a GPU copies gradients of 16 bits to float32, some at a time, and takes over changes of 16-bit
-  // parameters, for one parameter at a time with 11 bytes an element (optim/optimizer.cc).
+  // parameters with masters, for one parameter at a time with 11 bytes an element (optim/optimizer.cc). Parameters and
+  // moments that it rounds are float32 for the step, in pieces, and rounded with 48 bytes an element (optim/adamw.cc).
+  std::int64_t widened_for_the_step() const { return widened_gradients() + (s_.rounds_state() ? widened_state() : 0); }
+  std::int64_t widened_state() const {
+    constexpr std::int64_t kPiece = std::int64_t{1} << 22, kAtATime = std::int64_t{1} << 24;
+    const std::int64_t stepped = stepped_ / s_.shards;
+    return 3 * kFloatBytes * std::min(stepped, kAtATime + kPiece) + 48 * std::min(stepped, kPiece);
+  }
   std::int64_t widened_gradients() const {
     constexpr std::int64_t kAtATime = std::int64_t{1} << 25;
-    const bool has_narrow_gradients = s_.weight_bytes == 2 || (s_.shards > 1 && s_.reduce_bytes == 2);
-    if (!has_narrow_gradients) return 0;
+    const bool has_narrow_gradients = (s_.shards > 1 ? s_.reduce_bytes : s_.weight_bytes) == 2;
+    if (!has_narrow_gradients && !s_.has_masters()) return 0;
     const std::int64_t largest = trains_output(s_) ? model_.table() / s_.shards : 0,
-                       others = stepped_ / s_.shards - largest;
-    return kFloatBytes * std::min(others, kAtATime) + (s_.weight_bytes == 2 ? 11 : kFloatBytes) * largest;
+                       others = has_narrow_gradients ? stepped_ / s_.shards - largest : 0;
+    return kFloatBytes * std::min(others, kAtATime) + (s_.has_masters() ? 11 : kFloatBytes) * largest;
   }
 
   // Everything counted so far is always there. This adds the temporary memory at the moment of the peak.
@@ -287,7 +295,10 @@ class Prediction {
       const std::vector<std::int64_t> trained = trained_in_layers();
       // The gradients of earlier micro-batches are already there.
       const bool has_all = makes_gradients && s_.accumulates;
-      std::int64_t made = has_all ? counts_.trained * s_.weight_bytes : makes_gradients ? table * s_.weight_bytes : 0;
+      const std::int64_t of_output = makes_gradients && !has_all ? table * s_.weight_bytes : 0;
+      // By operators the output's gradient is made when most of what the loss needs is gone.
+      const bool is_made_late = !s_.on_device && s_.weight_bytes < kFloatBytes;
+      std::int64_t made = has_all ? counts_.trained * s_.weight_bytes : is_made_late ? 0 : of_output;
       // In the current block the experts finish one after the other. The gradients of one are made after the saved
       // activations of those before it are freed.
       const std::int64_t of_nets = s_.weight_bytes * model_.feed_forward_matrices();
@@ -312,6 +323,7 @@ class Prediction {
         if (is_block && makes_gradients && !has_all) made += block * s_.weight_bytes;
         moments.push_back(
             {activations, of_units + made + static_cast<std::int64_t>(share * static_cast<double>(of_block))});
+        if (!is_block && is_made_late) made += of_output;
       }
     }
     const std::int64_t averages = averages_of(averages_.size());
@@ -323,7 +335,7 @@ class Prediction {
       const std::int64_t of_first_units = units > 0 ? on_its_way(units) + on_its_way(units - 1) : 0;
       moments.push_back({0, all + new_buckets_ + of_first_units});
       if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
-      if (s_.on_device && !s_.offload) moments.push_back({widened_gradients(), all});
+      if (s_.on_device && !s_.offload) moments.push_back({widened_for_the_step(), all});
     }
     if (s_.validation_batch != 0) moments.push_back({validation_activations(), 0});
     if (s_.exports_at_end && (s_.shards > 1 || s_.uses_model_parallelism())) {

@@ -69,10 +69,12 @@ struct TrainingShape {
 
   std::int64_t recompute_every = 0;   // one of this many blocks saves only its input; 0: no block
   bool uses_op_sac = false;           // that block also saves what op_sac_policy selects (activation_checkpoint.h)
-  std::int64_t optimizer_copies = 2;  // float32 numbers per parameter: AdamW 2, SGD with momentum 1
+  std::int64_t optimizer_copies = 2;  // numbers per parameter: AdamW 2, SGD with momentum 1
   std::optional<std::int64_t> matrix_copies;  // of matrices inside of blocks: Muon 1; unset: as the others
   std::vector<std::string> adamw_params;      // patterns of matrices that count as others
-  std::int64_t weight_bytes = 4;              // per parameter; if 2, the optimizer has a float32 master copy
+  std::int64_t narrow_copies = 0;             // of the copies, those in 16 bits: AdamW's moments, if they are bfloat16
+  std::int64_t weight_bytes = 4;              // per parameter
+  bool master_weights = true;                 // if weight_bytes is 2, the optimizer has a float32 copy
   std::int64_t gather_bytes = 4;              // of a parameter in use
   std::int64_t reduce_bytes = 4;              // of a gradient
   bool autocast = false;                      // matrix products in 16 bits
@@ -89,6 +91,10 @@ struct TrainingShape {
   std::int64_t shards_of_experts() const noexcept { return shards / expert_parallel_size; }
   /// The ranks that have the same part of the model, or shards of it.
   std::int64_t ranks() const noexcept { return replicas * shards; }
+  /// Whether a float32 master lies beside each 16-bit weight.
+  bool has_masters() const noexcept { return weight_bytes < kFloatBytes && master_weights; }
+  /// Whether the optimizer rounds what it has stepped in float32.
+  bool rounds_state() const noexcept { return narrow_copies > 0 || (weight_bytes < kFloatBytes && !master_weights); }
   /// Bytes of a frozen parameter as it is stored, and in use.
   std::int64_t frozen_bytes() const noexcept { return has_narrow_base() ? 2 : weight_bytes; }
   std::int64_t frozen_gather_bytes() const noexcept { return has_narrow_base() ? 2 : gather_bytes; }

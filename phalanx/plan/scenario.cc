@@ -20,13 +20,13 @@ LayerNeed largest_layer(const TrainingShape& base) {
   const ActivationBytes bytes = activation_sizes(shape);
   const std::int64_t of_matrices = shape.matrix_copies.value_or(shape.optimizer_copies);
   const auto layer = [&](const char* name, std::int64_t parameters, std::int64_t activations, std::int64_t numbers) {
-    const std::int64_t copies = numbers + (shape.weight_bytes < kFloatBytes ? 1 : 0);
+    const std::int64_t copies = numbers + (shape.has_masters() ? 1 : 0);
     return LayerNeed{.name = name,
                      .parameters = parameters,
                      .weights = parameters * shape.gather_bytes,
                      .gradients = parameters * shape.reduce_bytes,
                      .activations = activations,
-                     .optimizer = parameters * kFloatBytes * copies};
+                     .optimizer = parameters * (kFloatBytes * copies - 2 * shape.narrow_copies)};
   };
   const std::vector<LayerNeed> layers = {
       layer("block", model.attention() + model.feed_forward(), bytes.input + bytes.block() + bytes.backward,

@@ -150,6 +150,27 @@ TEST_F(MeasuredRunTest, ShardedStagesTakeWhatIsPredicted) {
   for (const MeasuredCase& one : cases) expect_as_predicted(one);
 }
 
+TEST_F(MeasuredRunTest, StateOf16BitsTakesWhatIsPredicted) {
+  const std::vector<std::string> masters = {"--training.dtype=bfloat16", "--training.mixed_precision_param=bfloat16"};
+  std::vector<std::string> narrow = masters;
+  narrow.insert(narrow.end(), {"--optimizer.no-master_weights", "--optimizer.state_dtype=bfloat16"});
+  const auto with = [](std::vector<std::string> keys, const std::vector<std::string>& more) {
+    keys.insert(keys.end(), more.begin(), more.end());
+    return keys;
+  };
+  const std::vector<MeasuredCase> cases = {
+      {.name = "narrow_one", .ranks = 1, .keys = with(narrow, {"--training.local_batch_size=8"})},
+      {.name = "masters_one", .ranks = 1, .keys = with(masters, {"--training.local_batch_size=8"})},
+      {.name = "moments_one", .ranks = 1, .keys = {"--optimizer.state_dtype=bfloat16"}},
+      {.name = "narrow_ddp", .keys = narrow},
+      {.name = "narrow_zero1", .keys = with(narrow, {kShards, "--parallelism.zero_stage=1"})},
+      {.name = "narrow_zero3", .keys = with(narrow, {kShards})},
+      {.name = "masters_zero3", .keys = with(masters, {kShards, "--training.mixed_precision_reduce=bfloat16"})},
+      {.name = "narrow_tp", .keys = with(narrow, {kTensor})},
+      {.name = "narrow_pp", .keys = with(narrow, {kPipeline})}};
+  for (const MeasuredCase& one : cases) expect_as_predicted(one);
+}
+
 TEST_F(MeasuredRunTest, CutSequencesTakeWhatIsPredicted) {
   const std::string context = "--parallelism.context_parallel_degree=2",
                     heads = "--parallelism.context_parallel_exchange=heads",

@@ -82,9 +82,9 @@ std::unique_ptr<Optimizer> make_muon(const config::TrainConfig& config, const st
   return std::make_unique<Muon>(matrices, std::move(options), comm);
 }
 
-std::unique_ptr<Optimizer> make_elementwise(const config::TrainConfig::Optimizer& config,
-                                            const std::vector<NamedTensor>& parameters,
+std::unique_ptr<Optimizer> make_elementwise(const config::TrainConfig& run, const std::vector<NamedTensor>& parameters,
                                             const std::vector<std::string>& frozen) {
+  const config::TrainConfig::Optimizer& config = run.optimizer;
   const std::vector<std::string> no_decay =
       patterns_that_match(parameters, "[optimizer] no_decay", config.no_decay, frozen);
   const std::vector<ParameterGroup> groups = groups_of(config.groups, parameters, frozen);
@@ -106,18 +106,22 @@ std::unique_ptr<Optimizer> make_elementwise(const config::TrainConfig::Optimizer
                                                           .eps = config.eps,
                                                           .weight_decay = config.weight_decay,
                                                           .no_decay = no_decay,
-                                                          .groups = groups});
+                                                          .groups = groups,
+                                                          .master_weights = config.master_weights,
+                                                          .state_dtype = moments_dtype(run),
+                                                          .stochastic_rounding = config.stochastic_rounding,
+                                                          .seed = static_cast<std::uint64_t>(run.debug.seed)});
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const config::TrainConfig& config, const std::vector<NamedTensor>& parameters,
                                           const std::vector<std::string>& frozen, Communicator* world) {
-  if (config.optimizer.name != "Muon") return make_elementwise(config.optimizer, parameters, frozen);
+  if (config.optimizer.name != "Muon") return make_elementwise(config, parameters, frozen);
   const auto [matrices, others] = split_for_muon(config.muon.adamw_params, parameters, frozen);
   std::unique_ptr<Optimizer> muon = make_muon(config, matrices, with_names_of(frozen, others), world);
   if (others.empty()) return muon;
   std::vector<std::unique_ptr<Optimizer>> members;
   members.push_back(std::move(muon));
-  members.push_back(make_elementwise(config.optimizer, others, with_names_of(frozen, matrices)));
+  members.push_back(make_elementwise(config, others, with_names_of(frozen, matrices)));
   return std::make_unique<OptimizerSet>(std::move(members));
 }
 

@@ -41,7 +41,7 @@ std::int64_t bytes_of_optimizer(const config::OptimizerCopies& copies, const std
   std::int64_t bytes = 0;
   for (const NamedTensor& one : trained) {
     const bool is_matrix = models::is_muon_matrix(one.name, one.global_shape().size(), adamw_params);
-    bytes += static_cast<std::int64_t>(one.tensor.nbytes()) * (is_matrix ? copies.matrices : copies.others);
+    bytes += one.tensor.numel() * copies.bytes(is_matrix);
   }
   return bytes;
 }

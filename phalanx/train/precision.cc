@@ -25,10 +25,27 @@ c10::ScalarType dtype_named(const std::string& type) {
   return type == "float16" ? c10::ScalarType::Half : c10::ScalarType::Float;
 }
 
+/// What the optimizer keeps, if not all of it is float32: ", no master weights, bfloat16 moments, rounded stochastically".
+std::string state_text(const config::TrainConfig& config) {
+  const config::TrainConfig::Optimizer& optimizer = config.optimizer;
+  const bool is_narrow = config.training.dtype != "float32";
+  const bool rounds = optimizer.state_dtype != "float32" || (is_narrow && !optimizer.master_weights);
+  std::string text;
+  if (is_narrow) text = optimizer.master_weights ? ", float32 master weights" : ", no master weights";
+  if (is_narrow || rounds) text += fmt::format(", {} moments", optimizer.state_dtype);
+  if (rounds) text += optimizer.stochastic_rounding ? ", rounded stochastically" : ", rounded to nearest";
+  return text;
+}
+
 }  // namespace
 
+c10::ScalarType weights_dtype(const config::TrainConfig& config) { return dtype_named(config.training.dtype); }
+
+c10::ScalarType moments_dtype(const config::TrainConfig& config) { return dtype_named(config.optimizer.state_dtype); }
+
 std::optional<c10::ScalarType> autocast_dtype(const config::TrainConfig& config, const config::RunPlan& plan) {
-  return plan.parallel.is_sharded() ? std::nullopt : sharded_param_dtype(config);
+  const bool is_kept_in_it = weights_dtype(config) != c10::ScalarType::Float;
+  return plan.parallel.is_sharded() || is_kept_in_it ? std::nullopt : sharded_param_dtype(config);
 }
 
 std::optional<c10::ScalarType> sharded_param_dtype(const config::TrainConfig& config) {
@@ -45,12 +62,19 @@ bool scales_loss(const config::TrainConfig& config) { return config.training.mix
 std::string precision_text(const config::TrainConfig& config, const config::RunPlan& plan) {
   const std::string& type = config.training.mixed_precision_param;
   const std::string scaled = scales_loss(config) ? ", scaled loss" : "";
-  if (!plan.parallel.is_sharded()) {
-    return type == "float32" ? type : fmt::format("{} matrix products (autocast), float32 weights{}", type, scaled);
-  }
+  const std::string& weights = config.training.dtype;
+  const std::string state = state_text(config);
   const std::string& reduce = config.training.mixed_precision_reduce;
-  if (type == "float32" && reduce == type) return type;
-  return fmt::format("{} gathered from float32 shards, gradients summed in {}{}", type, reduce, scaled);
+  const bool is_sharded = plan.parallel.is_sharded();
+  if (weights != "float32") {
+    return fmt::format("{} weights, gradients summed in {}{}", weights, is_sharded ? reduce : weights, state);
+  }
+  if (!is_sharded) {
+    return type == "float32" ? type + state
+                             : fmt::format("{} matrix products (autocast), float32 weights{}{}", type, scaled, state);
+  }
+  if (type == "float32" && reduce == type) return type + state;
+  return fmt::format("{} gathered from float32 shards, gradients summed in {}{}{}", type, reduce, scaled, state);
 }
 
 void warn_of_slow_precision(const config::TrainConfig& config, c10::Device device) {

@@ -1,6 +1,8 @@
-// The data types that a run computes in, from [training] mixed_precision_param.
+// The data types that a run computes in and keeps its state in, from [training] dtype and mixed_precision_param, and
+// [optimizer] state_dtype.
 //
-// Without sharding the parameters stay float32, and libtorch's autocast converts the operands of matrix products to the
+// With dtype = "bfloat16" all of the model except the loss runs in the type in which its weights are kept. Otherwise,
+// without sharding the parameters stay float32, and libtorch's autocast converts the operands of matrix products to the
 // smaller type. With sharding, units are unsharded in that type from float32 shards, and the whole model except the
 // loss runs in it. float16 also uses loss scaling (optimizer_step.h).
 #pragma once
@@ -14,6 +16,10 @@
 #include "phalanx/config/run_plan.h"
 
 namespace phalanx::train {
+
+/// Of the weights, and of the optimizer's moments.
+c10::ScalarType weights_dtype(const config::TrainConfig& config);
+c10::ScalarType moments_dtype(const config::TrainConfig& config);
 
 /// The type to which autocast converts the operands of matrix products; unset: no autocast.
 std::optional<c10::ScalarType> autocast_dtype(const config::TrainConfig& config, const config::RunPlan& plan);

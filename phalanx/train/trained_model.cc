@@ -7,6 +7,7 @@
 #include "phalanx/models/config/frozen_parameters.h"
 #include "phalanx/models/lora.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/train/precision.h"
 
 namespace phalanx::train {
 
@@ -14,6 +15,7 @@ std::shared_ptr<models::Llama> build_model(const config::TrainConfig& config, co
                                            const models::LlamaPart& part, nn::TensorOptionsOfModule tensor) {
   // Who asks for another type wants all of the model in it.
   const bool is_narrow = config.lora.has_narrow_base() && tensor.dtype == at::kFloat;
+  if (tensor.dtype == at::kFloat) tensor.dtype = weights_dtype(config);
   const at::ScalarType activations = tensor.dtype;
   if (is_narrow) tensor.dtype = at::kBFloat16;
   auto model = std::make_shared<models::Llama>(shape, part, tensor);

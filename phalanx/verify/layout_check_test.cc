@@ -147,6 +147,25 @@ TEST_F(LayoutCheckTest, RaisesNoAlarmWhereAllIsRight) {
   }
 }
 
+// Weights and moments of 16 bits, rounded stochastically.
+TEST_F(LayoutCheckTest, StateOf16BitsIsThatOfOneRank) {
+  const std::set<std::string> names = {"ddp_2", "zero1_2", "zero2_2",      "zero3_2",
+                                       "tp_2",  "pp_2",    "zero3_2_tp_2", "pp_2_zero3_2"};
+  std::size_t checked = 0;
+  for (Layout layout : layouts()) {
+    if (!names.contains(layout.name)) continue;
+    ++checked;
+    layout.keys.insert(layout.keys.end(), {"--training.dtype=bfloat16", "--training.mixed_precision_param=bfloat16",
+                                           "--optimizer.no-master_weights", "--optimizer.state_dtype=bfloat16"});
+    const LayoutCheck found = check(layout, 3);
+    EXPECT_FALSE(found.finding) << layout.name << ": " << found.finding->text();
+    for (const StepCheck& step : found.steps) {
+      EXPECT_THAT(names_of_different(step.updates), IsEmpty()) << layout.name;
+    }
+  }
+  EXPECT_EQ(checked, names.size());
+}
+
 // Documents kept apart and packed, in every layout: losses, gradients, and no token seen by another document.
 TEST_F(LayoutCheckTest, PackedDocumentsAreThoseOfOneRank) {
   write_documents();

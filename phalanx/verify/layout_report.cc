@@ -75,8 +75,14 @@ bool rounds_to_float8(const config::TrainConfig& config, std::int64_t ranks) {
   return config::uses_float8(config) && ranks > 1;
 }
 
+/// The type in which gradients of ranks and passes are summed.
+std::string type_of_sums(const config::TrainConfig& config, std::int64_t ranks) {
+  const bool is_sharded = config::plan_run(config, ranks).parallel.is_sharded();
+  return is_sharded ? config.training.mixed_precision_reduce : config.training.dtype;
+}
+
 bool averages_in_16_bits(const config::TrainConfig& config, std::int64_t ranks) {
-  return config.training.mixed_precision_reduce != "float32" && config::plan_run(config, ranks).parallel.is_sharded();
+  return type_of_sums(config, ranks) != "float32";
 }
 
 }  // namespace
@@ -101,7 +107,7 @@ bool rounds_its_own_products(const config::TrainConfig& config, std::int64_t ran
 std::string tolerance_text(const config::TrainConfig& config, std::int64_t ranks, const LayoutTolerance& tolerance) {
   if (tolerance.gradient == 0) return "expected of one rank: the same bits";
   const std::string& param = config.training.mixed_precision_param;
-  const std::string& reduce = config.training.mixed_precision_reduce;
+  const std::string reduce = type_of_sums(config, ranks);
   const std::string text = fmt::format(
       "loss within {:.2g} of its value, gradients within {:.2g} of their norm, from equal weights; updates within "
       "{:.2g} "

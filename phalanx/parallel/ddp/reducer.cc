@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "phalanx/base/error.h"
@@ -28,11 +30,14 @@ std::int64_t padded_elements(const at::Tensor& tensor) {
 }
 
 // FNV-1a over names, shapes and dtypes: tells whether a bucket order belongs to this model. It uses whole shapes, so an
-// order that was saved with another tensor-parallel split also fits.
-std::int64_t fingerprint_of(const std::vector<NamedTensor>& parameters) {
+// order that was saved with another tensor-parallel split also fits. `type`: as if all parameters had it.
+std::int64_t fingerprint_of(const std::vector<NamedTensor>& parameters,
+                            std::optional<at::ScalarType> type = std::nullopt) {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const NamedTensor& parameter : parameters) {
-    for (const char c : parameter.name + ' ' + describe_global(parameter) + '\n') {
+    std::string described = describe_global(parameter);
+    if (type) described = c10::toString(*type) + described.substr(described.find(' '));
+    for (const char c : parameter.name + ' ' + described + '\n') {
       hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
     }
   }
@@ -359,7 +364,14 @@ void Reducer::adopt_loaded_order() {
       throw CheckpointError("ddp.bucket_order: the ranks loaded different orders; load the same checkpoint everywhere");
     }
   }
-  BucketPlan plan = decode_bucket_plan(code, fingerprint_);
+  // The parameters may have been converted since.
+  std::int64_t fingerprint = fingerprint_;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    if (const std::int64_t other = fingerprint_of(parameters_, type); !code.empty() && other == code[0]) {
+      fingerprint = other;
+    }
+  }
+  BucketPlan plan = decode_bucket_plan(code, fingerprint);
   for (const auto& bucket : plan.buckets) {
     for (const std::size_t i : bucket) {
       if (parameters_[i].tensor.scalar_type() != parameters_[bucket.front()].tensor.scalar_type()) {

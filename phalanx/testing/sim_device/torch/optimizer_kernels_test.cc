@@ -1,4 +1,5 @@
 // The gradient norm and AdamW on a device, by Phalanx's own kernels: the numbers of the CPU.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -70,6 +71,44 @@ TEST_F(OptimizerKernels, AdamWIsTheCpusToTheBit) {
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
   EXPECT_EQ(sim.runtime.launches_by_kernel()["adamw"], 8U);  // 4 steps of two weight decays
   EXPECT_EQ(sim.runtime.launches_by_kernel().count("aten::_fused_adamw_"), 0U);
+}
+
+// By libtorch's operators, whose float32 step may differ in the last bit: then a number of 16 bits has a neighbour.
+// Whole parameters, and parts that are cut along both dimensions; no wait of the host.
+TEST_F(OptimizerKernels, StateOf16BitsIsRoundedAsOnTheCpu) {
+  const ShardSpec spec("w", {66, 28}, DataType::bf16, MeshShape({{"dp", 2}, {"tp", 2}}),
+                       Placement::parse("tp:S(1), dp:S(0)"));
+  for (const bool is_part : {false, true}) {
+    for (const bool has_master : {false, true}) {
+      const auto run = [&](at::Device where) {
+        const auto shard = is_part ? std::make_shared<const Shard>(Shard{spec, 3}) : nullptr;
+        const at::Tensor w = wave(0.3, {33, 14}, at::kBFloat16).to(where).requires_grad_();
+        AdamW adamw(
+            {{"w", w, shard}},
+            {.master_weights = has_master, .state_dtype = at::kBFloat16, .stochastic_rounding = true, .seed = 5});
+        std::vector<at::Tensor> grads;
+        for (int step = 0; step < 3; ++step) grads.push_back(wave(0.7 + step, {33, 14}, at::kBFloat16).to(where));
+        sim.runtime.host_waits().clear();
+        for (const at::Tensor& grad : grads) {
+          w.mutable_grad() = grad;
+          adamw.step(1e-2);
+        }
+        EXPECT_EQ(sim.runtime.host_waits().total(), 0U);
+        TrainState state;
+        adamw.collect_state(state);
+        std::vector<at::Tensor> found = {w.detach().cpu().to(at::kFloat)};
+        for (const NamedTensor& one : state.tensors) found.push_back(one.tensor.cpu().to(at::kFloat));
+        return found;
+      };
+      const auto expected = run(at::kCPU), found = run(device);
+      ASSERT_EQ(found.size(), expected.size());
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        const at::Tensor off = found[i].sub(expected[i]).abs();
+        EXPECT_LE(off.gt(0).sum().item<std::int64_t>(), 5) << i;  // of 462
+        EXPECT_TRUE(off.le(expected[i].abs().mul(1.0 / 64).add(1e-6)).all().item<bool>()) << i;
+      }
+    }
+  }
 }
 
 TEST_F(OptimizerKernels, ClippingInTheStepIsClippingBeforeIt) {

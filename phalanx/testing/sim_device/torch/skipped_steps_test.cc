@@ -37,6 +37,14 @@ class SkippedSteps : public SimTest {
   using Make = std::function<std::unique_ptr<Optimizer>(std::vector<NamedTensor>)>;
   static std::vector<Make> optimizers() {
     return {[](auto parameters) { return std::make_unique<AdamW>(std::move(parameters)); },
+            [](auto parameters) {
+              return std::make_unique<AdamW>(
+                  std::move(parameters),
+                  AdamWOptions{.master_weights = false, .state_dtype = at::kBFloat16, .stochastic_rounding = true});
+            },
+            [](auto parameters) {
+              return std::make_unique<AdamW>(std::move(parameters), AdamWOptions{.state_dtype = at::kBFloat16});
+            },
             [](auto parameters) { return std::make_unique<Sgd>(std::move(parameters), SgdOptions{.momentum = 0.9}); },
             [](auto parameters) { return std::make_unique<Lion>(std::move(parameters)); },
             [](auto parameters) { return std::make_unique<Adadelta>(std::move(parameters)); },

@@ -69,6 +69,19 @@ TEST_F(TrainerOnSim, Sharded) {
   expect_losses_of_the_cpu({.name = "zero3", .ranks = 2, .keys = sharded(3)});
   expect_losses_of_the_cpu({.name = "hsdp", .ranks = 4, .keys = sharded(3, 2)});
 }
+// Weights and moments of 16 bits. Other kernels round products to other neighbours.
+TEST_F(TrainerOnSim, StateOf16Bits) {
+  const auto narrow = [](std::vector<std::string> keys = {}) {
+    keys.insert(keys.end(), {"--training.dtype=bfloat16", "--training.mixed_precision_param=bfloat16",
+                             "--optimizer.state_dtype=bfloat16", "--optimizer.no-master_weights"});
+    return keys;
+  };
+  constexpr double kBfloat16 = 1e-2;
+  expect_losses_of_the_cpu({.name = "one", .keys = narrow()}, kBfloat16);
+  expect_losses_of_the_cpu({.name = "zero3", .ranks = 2, .keys = narrow(sharded(3))}, kBfloat16);
+  expect_losses_of_the_cpu({.name = "zero3_tp", .ranks = 4, .tp = 2, .keys = narrow(sharded(3, 2))}, kBfloat16);
+  expect_losses_of_the_cpu({.name = "pp", .ranks = 2, .pp = 2, .keys = narrow()}, kBfloat16);
+}
 TEST_F(TrainerOnSim, TensorParallel) { expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2}); }
 // Documents kept apart, by kernels of variable lengths.
 TEST_F(TrainerOnSim, PackedDocuments) {
