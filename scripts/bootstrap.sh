@@ -22,7 +22,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly torch_pin="torch==2.13.0"
 required=(g++ cmake ninja-build make pkg-config libspdlog-dev libfmt-dev nlohmann-json3-dev libcli11-dev
   libtomlplusplus-dev libpcre2-dev protobuf-compiler libprotobuf-dev libgtest-dev libgmock-dev libbenchmark-dev
-  libxxhash-dev libgloo-dev libssl-dev zlib1g-dev libutf8proc-dev)
+  libxxhash-dev libsimdjson-dev libgloo-dev libssl-dev zlib1g-dev libutf8proc-dev)
 optional=(ccache mold libzstd-dev)  # faster builds, text compressed by zstd
 if [[ "${1:-}" == --checks ]]; then
   required+=(clang-format clang-tidy)

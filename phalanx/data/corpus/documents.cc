@@ -14,6 +14,7 @@
 #include "phalanx/base/json_text.h"
 #include "phalanx/base/mapped_file.h"
 #include "phalanx/data/corpus/column_texts.h"
+#include "phalanx/data/corpus/record_text.h"
 
 namespace phalanx::data {
 namespace {
@@ -118,9 +119,12 @@ TextCount each_json_line(const Document& source, const FromRecord& from, const U
   RecordTaker records(source, use);
   TextReader in(source.path, source.compression);
   std::string pending;  // the beginning of a line
+  RecordText texts(source.field);
   std::int64_t number = 0;
-  const auto take_line = [&](std::string_view line) {
+  const auto take_line = [&](std::string& whole) {
     if (from.passes_over(number++)) return;
+    if (const auto text = texts.find(whole)) return records.take(number - 1, *text);
+    std::string_view line = whole;
     const std::string where = fmt::format("{}, line {}", source.shown(), number);
     if (number == 1) line = text_after_mark<DataError>(line, source.shown());
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
