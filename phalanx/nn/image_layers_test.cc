@@ -11,6 +11,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/nn/conv2d.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/init.h"
@@ -63,6 +64,21 @@ TEST(DropoutTest, IsAFunctionOfSeedStepLayerAndRow) {
   EXPECT_FALSE(at::equal(whole, mask("a", {.seed = 1, .step = 4}, 10)));
   EXPECT_FALSE(at::equal(whole, mask("b", {.seed = 1, .step = 3}, 10)));
   EXPECT_EQ(mask("a", {}, 0).numel(), 0);
+}
+
+TEST(DropoutTest, GpuKernelsDropTheSame) {
+  for (const Dropout::SplitOf& split :
+       {Dropout::SplitOf{}, Dropout::SplitOf{.dim = 0, .part = 2, .parts = 3},
+        Dropout::SplitOf{.dim = 1, .part = 1, .parts = 2}, Dropout::SplitOf{.dim = -1, .part = 3, .parts = 5}}) {
+    Dropout dropout(0.4);
+    dropout.set_split(split);
+    dropout.rng_state("a", {.seed = 1, .step = 3, .first_row = 2});
+    for (const at::Tensor& x : {at::ones({3, 4, 7}), at::ones({2, 5}), at::ones({1, 1, 1})}) {
+      const at::Tensor expected = call(dropout, x);
+      const kernels::HostGpuKernels use;
+      EXPECT_TRUE(at::equal(call(dropout, x), expected)) << split.dim << " " << x.sizes();
+    }
+  }
 }
 
 TEST(DropoutTest, EveryLayerOfAModelIsPlacedByItsName) {

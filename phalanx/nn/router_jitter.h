@@ -32,8 +32,7 @@ struct RouterJitter {
 };
 
 /// x [sequences, positions, dim], of a floating type, times the noise: fp32, and x's gradient goes through the product.
-/// Not collective. On a GPU the host draws the noise, as many numbers in fp32 as x has, and waits until they are copied
-/// over: once in each forward pass, and again where it is computed again.
+/// Not collective. The noise takes as many numbers in fp32 as x has.
 /// REQUIRES: with a cut over several ranks an even number of positions, cut.local() of the whole sequence.
 at::Tensor with_jitter(const at::Tensor& x, const RouterJitter& jitter);
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/nn/mixture_of_experts.h"
 
 namespace phalanx::nn::router_test {
@@ -138,6 +139,9 @@ TEST(RouterJitter, IsAFunctionOfThePlaceInTheRun) {
     const ContextCut cut{.ranks = 3, .rank = rank};
     RouterJitter of_rank = jitter;
     of_rank.cut = cut;
+    EXPECT_TRUE(at::equal(with_jitter(pieces_of(ones, cut), of_rank), pieces_of(whole, cut))) << rank;
+    const kernels::HostGpuKernels use;
+    EXPECT_TRUE(at::equal(with_jitter(ones, jitter), whole));
     EXPECT_TRUE(at::equal(with_jitter(pieces_of(ones, cut), of_rank), pieces_of(whole, cut))) << rank;
   }
 }

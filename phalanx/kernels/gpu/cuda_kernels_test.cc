@@ -341,6 +341,22 @@ TEST_F(CudaKernels, AdamWAndItsCounters) {
   }
 }
 
+TEST_F(CudaKernels, Uniform) {
+  for (const std::int64_t columns : {1, 7, 64, 4099}) {
+    Argument out(Type::f32, 33 * columns, 0, 0);
+    expect_same("uniform", {}, {{&out}}, [&](const GpuKernels& k) {
+      return k.uniform(nullptr, {.key = 77,
+                                 .rows = 33,
+                                 .columns = columns,
+                                 .first = 5,
+                                 .row_stride = 2 * columns,
+                                 .low = 0.0f,
+                                 .high = 1.0f,
+                                 .out = out.as<float>(k)});
+    });
+  }
+}
+
 TEST_F(CudaKernels, Squares) {
   for (const Type type : kTypes) {
     std::vector<std::unique_ptr<Argument>> owned;

@@ -83,6 +83,14 @@ struct Float8CastJob {
   Float8Target transposed;  // [columns, rows rounded up to a multiple of 16 with zeros]
 };
 
+/// Numbers of a keyed stream, for uniform(): out[r * columns + c] is number first + r * row_stride + c.
+struct UniformJob {
+  std::uint64_t key;
+  std::int64_t rows, columns, first, row_stride;
+  float low, high;
+  float* out;
+};
+
 struct GpuKernels {
   const char* name;  // "cuda" or "host"
 
@@ -164,6 +172,9 @@ struct GpuKernels {
   /// Values times scale = largest number of the type / max(amax, 1e-12), saturated; what is NaN then stays so.
   /// REQUIRES: columns is a multiple of 16, and x and the values of 16 bytes.
   const char* (*float8_cast)(void* stream, const Float8CastJob& job);
+
+  /// Random numbers in [low, high), the bits of fill_uniform() in tensor/counter_fill.h.
+  const char* (*uniform)(void* stream, const UniformJob& job);
 };
 
 constexpr std::int64_t kIgnoredLabel = -100;

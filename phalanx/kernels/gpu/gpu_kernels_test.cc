@@ -2,6 +2,9 @@
 #include "phalanx/kernels/gpu/testing/gpu_kernels_test_support.h"
 
 #include <bit>
+#include <vector>
+
+#include "phalanx/base/philox.h"
 
 namespace phalanx::kernels::gpu {
 namespace {
@@ -72,7 +75,39 @@ TEST(GpuKernels, WrongArgumentsAreRefused) {
   EXPECT_NE(k.adamw(nullptr, 1, &tensor, {1, 0, 0, 0, 0, Type::f32, unknown, nullptr, nullptr}), nullptr);
   EXPECT_NE(k.squares(nullptr, 1, &negative, Type::f32, nullptr), nullptr);
   EXPECT_NE(k.total(nullptr, -1, nullptr, nullptr), nullptr);
+  EXPECT_STREQ(k.uniform(nullptr, {.rows = 1, .columns = 4, .first = -1, .row_stride = 4, .out = f}),
+               "uniform: rows, columns, first or row_stride is negative");
   for (int i = 0; i < 64; ++i) EXPECT_EQ(a[i], 0.0);
+}
+
+TEST(GpuKernels, UniformNumbersAreThoseOfTheStream) {
+  const std::uint64_t key = 0x123456789abcdef0;
+  const PhiloxKey philox_key = {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};
+  for (const std::int64_t columns : {1, 2, 3, 4, 5, 8, 1023}) {
+    for (const std::int64_t first : {std::int64_t{0}, std::int64_t{3}, (std::int64_t{1} << 34) - 2}) {
+      const std::int64_t rows = 3, stride = columns + 7;
+      std::vector<float> out(static_cast<std::size_t>(rows * columns + 1), -1.0f);
+      EXPECT_EQ(host_kernels().uniform(nullptr, {.key = key,
+                                                 .rows = rows,
+                                                 .columns = columns,
+                                                 .first = first,
+                                                 .row_stride = stride,
+                                                 .low = 0.5f,
+                                                 .high = 2.0f,
+                                                 .out = out.data()}),
+                nullptr);
+      for (std::int64_t i = 0; i < rows * columns; ++i) {
+        const auto element = static_cast<std::uint64_t>(first + i / columns * stride + i % columns);
+        const auto counter = element / 4;
+        const std::uint32_t word =
+            philox4x32({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
+                       philox_key)[element % 4];
+        const float unit = static_cast<float>(word >> 8) * 0x1p-24f;
+        ASSERT_EQ(out[static_cast<std::size_t>(i)], 0.5f + 1.5f * unit) << columns << " " << first << " " << i;
+      }
+      EXPECT_EQ(out.back(), -1.0f);
+    }
+  }
 }
 
 TEST(GpuKernels, NothingToDoIsNoError) {
@@ -86,6 +121,7 @@ TEST(GpuKernels, NothingToDoIsNoError) {
   EXPECT_EQ(k.adamw(nullptr, 0, nullptr, {1, 0, 0, 0, 0, Type::f32, Type::f32, nullptr, nullptr}), nullptr);
   EXPECT_EQ(k.increment(nullptr, 0, nullptr, nullptr), nullptr);
   EXPECT_EQ(k.squares(nullptr, 0, nullptr, Type::f32, nullptr), nullptr);
+  EXPECT_EQ(k.uniform(nullptr, {.key = 1, .rows = 0, .columns = 4}), nullptr);
   // Without rows the weight's gradient is 0.
   Array partial = Array::random(Type::f32, 3 * 8, 1);
   EXPECT_EQ(k.rms_norm_backward(nullptr, 0, 8, Type::f32, nullptr, Type::f32, partial.floats(), nullptr, Type::f32,

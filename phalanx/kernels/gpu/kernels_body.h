@@ -16,6 +16,7 @@
 #include "phalanx/kernels/gpu/storage.h"
 #include "phalanx/kernels/gpu/swiglu_body.h"
 #include "phalanx/kernels/gpu/tensor_list_body.h"
+#include "phalanx/kernels/gpu/uniform_body.h"
 
 namespace phalanx::kernels::gpu {
 
@@ -439,10 +440,21 @@ struct Kernels {
     });
   }
 
+  static const char* uniform(void* stream, const UniformJob& job) {
+    if (job.rows < 0 || job.columns < 0 || job.first < 0 || job.row_stride < 0) {
+      return "uniform: rows, columns, first or row_stride is negative";
+    }
+    if (job.rows == 0 || job.columns == 0) return nullptr;
+    // A row may begin and end within the words of a counter.
+    const std::int64_t counters = (job.columns + 2 * FillUniform::kWords - 2) / FillUniform::kWords;
+    return launch(stream, divide_up(job.rows * counters, FillUniform::kLargestBlock), 1, FillUniform::kLargestBlock,
+                  FillUniform{job, counters});
+  }
+
   static constexpr GpuKernels table(const char* name) {
     return {name,        rms_norm,        add_rms_norm,  add,   rms_norm_backward, column_sums, rotate,
             swiglu,      swiglu_backward, cross_entropy, adamw, increment,         squares,     total,
-            float8_amax, float8_cast};
+            float8_amax, float8_cast,     uniform};
   }
 };
 

@@ -258,9 +258,17 @@ const char* float8_cast(void* stream, const Float8CastJob& job) {
   return call.launch<&GpuKernels::float8_cast>(viewed);
 }
 
+const char* uniform(void* stream, const UniformJob& job) {
+  KernelCall call(stream, "uniform");
+  UniformJob viewed = job;
+  viewed.out = call.writes(job.out, {job.rows, job.columns});
+  return call.launch<&GpuKernels::uniform>(viewed);
+}
+
 constexpr GpuKernels kSimKernels{
-    "sim",           rms_norm,      add_rms_norm, add,       rms_norm_backward, column_sums, rotate,      swiglu,
-    swiglu_backward, cross_entropy, adamw,        increment, squares,           total,       float8_amax, float8_cast};
+    "sim",       rms_norm,        add_rms_norm,  add,   rms_norm_backward, column_sums, rotate,
+    swiglu,      swiglu_backward, cross_entropy, adamw, increment,         squares,     total,
+    float8_amax, float8_cast,     uniform};
 
 }  // namespace
 

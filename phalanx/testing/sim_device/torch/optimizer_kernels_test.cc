@@ -104,7 +104,8 @@ TEST_F(OptimizerKernels, StateOf16BitsIsRoundedAsOnTheCpu) {
       ASSERT_EQ(found.size(), expected.size());
       for (std::size_t i = 0; i < expected.size(); ++i) {
         const at::Tensor off = found[i].sub(expected[i]).abs();
-        EXPECT_LE(off.gt(0).sum().item<std::int64_t>(), 5) << i;  // of 462
+        // Of 462. A neighbour in bfloat16 is 0.2 % off or more; a master in float32 differs in its last bits.
+        EXPECT_LE(off.gt(expected[i].abs().mul(1e-5).add(1e-8)).sum().item<std::int64_t>(), 5) << i;
         EXPECT_TRUE(off.le(expected[i].abs().mul(1.0 / 64).add(1e-6)).all().item<bool>()) << i;
       }
     }

@@ -140,6 +140,12 @@ std::vector<std::string> adapters(const std::string& base_dtype, std::vector<std
   return keys;
 }
 
+/// Random numbers in each forward pass.
+std::vector<std::string> dropout(std::vector<std::string> keys = {}) {
+  keys.insert(keys.end(), {"--lora.rank=4", "--lora.dropout=0.3"});
+  return keys;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Layouts, TrainerSteadyWaits,
     ::testing::Values(
@@ -157,6 +163,8 @@ INSTANTIATE_TEST_SUITE_P(
         Steady{.name = "one_on_bfloat16", .keys = adapters("bfloat16")},
         Steady{.name = "one_on_nf4", .keys = adapters("nf4", {"--training.mixed_precision_param=bfloat16"})},
         Steady{.name = "zero3_on_nf4", .ranks = 2, .keys = adapters("nf4", shards(3))},
+        Steady{.name = "one_dropout", .keys = dropout()},
+        Steady{.name = "tp_zero3_dropout", .ranks = 4, .tp = 2, .keys = dropout(shards(3, 2))},
         Steady{.name = "one_muon", .keys = muon()}, Steady{.name = "ddp_muon", .ranks = 2, .keys = muon()},
         Steady{.name = "tp_zero3_muon", .ranks = 4, .tp = 2, .keys = muon(shards(3, 2))},
         Steady{.name = "pp_muon", .ranks = 2, .pp = 2, .keys = muon()},
