@@ -33,10 +33,11 @@ VerifyArguments parse_verify_arguments(const Arguments& arguments) {
   return parsed;
 }
 
-std::vector<config::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks) {
+std::vector<config::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks,
+                                                   std::vector<config::LeftOutLayout>* left_out) {
   std::vector<std::string> notes;  // reported before
   const config::TrainConfig config = config::read_config(arguments.config, arguments.overrides, &notes);
-  if (arguments.all) return config::all_layouts(config, ranks);
+  if (arguments.all) return config::all_layouts(config, ranks, left_out);
   std::vector<config::NamedLayout> layouts;
   for (const std::string& name : arguments.layouts) layouts.push_back(config::with_layout(config, name, ranks));
   if (layouts.empty()) {

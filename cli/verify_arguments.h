@@ -27,6 +27,8 @@ struct VerifyArguments {
 VerifyArguments parse_verify_arguments(const Arguments& arguments);
 
 /// The layouts to check on `ranks` ranks: the configuration's own layout, the named ones, or all. Throws ConfigError.
-std::vector<config::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks);
+/// Those of all that cannot be checked go to `left_out`.
+std::vector<config::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks,
+                                                   std::vector<config::LeftOutLayout>* left_out = nullptr);
 
 }  // namespace phalanx::cli

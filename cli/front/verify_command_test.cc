@@ -53,6 +53,15 @@ TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
   EXPECT_EQ(figures[0]["steps"][0]["gradients"].size(), 21U);
 }
 
+TEST_F(VerifyCommandTest, LayoutsThatAreLeftOutAreListedWithTheReason) {
+  ASSERT_EQ(
+      run("-n 2 --all --steps 1 --training.seq_len 16 --training.local_batch_size 1 --training.global_batch_size 1"), 0)
+      << error_;
+  EXPECT_THAT(out_, AllOf(ContainsRegex("left out, because .*: 15 layouts"), HasSubstr("\n  dp_replicate=2; "),
+                          HasSubstr("; dp_shard=2,zero=1; "), HasSubstr("global_batch_size 1 is not a multiple of")));
+  EXPECT_THAT(out_, ContainsRegex("ok +tp=2 "));
+}
+
 TEST_F(VerifyCommandTest, LayoutsAreRightOverSocketsToo) {
   ASSERT_EQ(run("-n 4 --steps 1 --comm.backend gloo --layout pp=2,tp=2 --layout pp=2,dp_shard=2"), 0) << error_;
   EXPECT_THAT(error_, HasSubstr("backend: gloo"));

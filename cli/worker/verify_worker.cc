@@ -1,6 +1,7 @@
 #include "cli/worker/verify_worker.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -45,6 +46,22 @@ void print_expected(const std::vector<config::NamedLayout>& layouts, const Verif
   std::fflush(stdout);
 }
 
+/// What --all did not check, one line per reason.
+void print_left_out(const std::vector<config::LeftOutLayout>& left_out) {
+  if (left_out.empty()) return;
+  std::vector<std::pair<std::string, std::vector<std::string>>> by_reason;
+  for (const auto& [name, reason] : left_out) {
+    auto known = std::ranges::find(by_reason, reason, &std::pair<std::string, std::vector<std::string>>::first);
+    if (known == by_reason.end()) known = by_reason.insert(known, {reason, {}});
+    known->second.push_back(name);
+  }
+  fmt::print("left out, because this model or batch does not allow them, or no single rank repeats them: {} layout{}\n",
+             left_out.size(), left_out.size() == 1 ? "" : "s");
+  for (const auto& [reason, names] : by_reason) {
+    fmt::print("  {}: {}\n", fmt::join(names, "; "), reason);
+  }
+}
+
 /// Collective over the world. Ranks that the layout does not need do nothing. Prints on rank 0.
 void verify(const config::NamedLayout& layout, const VerifyArguments& arguments, bool in_detail,
             const ProcessContext& process, Verdict& verdict, nlohmann::json& record) {
@@ -83,12 +100,14 @@ int verify_worker(const Arguments& arguments) {
   try {
     train::require_same_on_ranks(*process.world, "configuration", config::settings_of_all_ranks(config),
                                  "start every rank with the same configuration");
-    const auto layouts = layouts_to_verify(parsed, process.world->size());
+    std::vector<config::LeftOutLayout> left_out;
+    const auto layouts = layouts_to_verify(parsed, process.world->size(), &left_out);
     const bool in_detail = parsed.table || layouts.size() == 1;
     nlohmann::json record = nlohmann::json::array();
     if (process.world->rank() == 0) print_expected(layouts, parsed, process.device);
     for (const auto& layout : layouts) verify(layout, parsed, in_detail, process, verdict, record);
     if (process.world->rank() == 0) {
+      print_left_out(left_out);
       fmt::print("{} of {} layout{} right over {} step{}\n", std::ssize(layouts) - verdict.wrong, layouts.size(),
                  layouts.size() == 1 ? "" : "s", parsed.steps, parsed.steps == 1 ? "" : "s");
       std::fflush(stdout);

@@ -11,9 +11,12 @@
 #include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/config/model_config.h"
 
 namespace phalanx::config {
 namespace {
+
+constexpr const char* kOneRank = "one rank";
 
 using Parts = std::map<std::string, std::string>;
 
@@ -99,7 +102,7 @@ void share_out_batch(TrainConfig& config, std::int64_t data_parallel_size, std::
 
 NamedLayout with_layout(const TrainConfig& config, const std::string& name, std::int64_t ranks) {
   const Parts parts = split_layout(name);
-  NamedLayout layout{.name = name.empty() ? "one rank" : name, .config = config};
+  NamedLayout layout{.name = name.empty() ? kOneRank : name, .config = config};
   auto& parallelism = layout.config.parallelism;
   const std::string reduces = parallelism.fsdp_reduce_each_microbatch;
   parallelism = {.enable_async_tensor_parallel = parallelism.enable_async_tensor_parallel};
@@ -176,8 +179,10 @@ std::vector<Degrees> mixes_of(std::int64_t ranks) {
 
 }  // namespace
 
-std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks) {
+std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks,
+                                     std::vector<LeftOutLayout>* left_out) {
   std::vector<NamedLayout> layouts;
+  const bool has_experts = model_config(config).has_experts();
   const auto add = [&](const Degrees& degrees, const std::string& more) {
     std::vector<std::string> parts;
     const auto part = [&](const char* name, std::int64_t degree) {
@@ -189,12 +194,13 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
     part("cp", degrees.cp);
     part("tp", degrees.tp);
     if (!more.empty()) parts.push_back(more);
+    const std::string name = fmt::format("{}", fmt::join(parts, ","));
     try {
-      NamedLayout layout = with_layout(config, fmt::format("{}", fmt::join(parts, ",")), ranks);
+      NamedLayout layout = with_layout(config, name, ranks);
       require_equivalent_on_one_rank(layout.config, plan_run(layout.config, layout.ranks));
       layouts.push_back(std::move(layout));
-    } catch (const ConfigError&) {
-      // A layout that does not divide the model or the batch, or has nothing to be compared with, is left out.
+    } catch (const ConfigError& error) {
+      if (left_out != nullptr) left_out->push_back({name.empty() ? kOneRank : name, error.what()});
     }
   };
   // Recomputation and 16 bits: every combination on one rank, and some with every mix of degrees of 1 and 2.
@@ -223,8 +229,8 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
       add_with_variants(degrees, fmt::format("zero={}", stage));
     }
     if (degrees.shards > 1 && degrees.pp > 1) add(degrees, "zero=3,reshard=always");
-    // Of experts, if the model has some. Two degrees where there are: unequal ones tell groups apart.
-    for (std::int64_t ep = degrees.shards; ep > 1 && ep >= degrees.shards / 2; ep /= 2) {
+    // Two degrees of expert parallelism where there are: unequal ones tell groups apart.
+    for (std::int64_t ep = degrees.shards; has_experts && ep > 1 && ep >= degrees.shards / 2; ep /= 2) {
       for (int stage = 1; stage <= 3; ++stage) add_with_variants(degrees, fmt::format("zero={},ep={}", stage, ep));
     }
     if (degrees.cp == 1) continue;

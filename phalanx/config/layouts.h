@@ -22,6 +22,10 @@ struct NamedLayout {
   std::int64_t ranks = 1;
 };
 
+struct LeftOutLayout {
+  std::string name, reason;
+};
+
 /// Parts of a name: pp=N, schedule=NAME, dp_replicate=N, dp_shard=N, cp=N, exchange=keys|heads|ring|auto, ep=N, tp=N,
 /// zero=1|2|3, sp=on|off, ac=none|full|op|N (one of N blocks is recomputed), reshard=always|never,
 /// precision=float32|bfloat16|float16, batch=N (sequences of a forward pass or of a pipeline's micro-batch). Defaults: 1,
@@ -35,6 +39,8 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
 /// by a ring, which is mixed with one more kind; experts divided among all ranks that share a copy, or
 /// among half of them; one rank with every kind of recomputation and precision; and each mix of degrees of 2 with
 /// recomputation in both 16-bit types.
-std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks);
+/// Mixes that do not divide the model or the batch, or that no single rank can repeat, go to `left_out`.
+std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks,
+                                     std::vector<LeftOutLayout>* left_out = nullptr);
 
 }  // namespace phalanx::config

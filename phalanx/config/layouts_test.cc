@@ -168,6 +168,11 @@ TEST(Layouts, AllOfThemHaveTheSameRunOnOneRank) {
   // Two ranks have two passes of two sequences each; four have one.
   EXPECT_THAT(names(), AllOf(Not(Contains("dp_replicate=2")), Contains("dp_replicate=4"), Contains("pp=2"),
                              Not(Contains("pp=2,dp_replicate=2"))));
+  std::vector<LeftOutLayout> left_out;
+  all_layouts(config, 4, &left_out);
+  const auto found = std::ranges::find(left_out, "dp_replicate=2", &LeftOutLayout::name);
+  ASSERT_NE(found, left_out.end());
+  EXPECT_THAT(found->reason, HasSubstr("global_batch"));
 }
 
 }  // namespace
