@@ -31,12 +31,17 @@ LOSS_TOLERANCE = 2e-5
 SHAPE = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=64, pad_token_id=None, bos_token_id=None,
              eos_token_id=None, initializer_range=0.2, attn_implementation="eager")
+LATENT = dict(num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4,
+              v_head_dim=6, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1,
+              n_group=2, topk_group=1, first_k_dense_replace=1)
+# The names of nets mean routed experts, too, for PEFT.
+LATENT_LAYERS = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 CASES = {"llama": ("Llama", {}, dict(r=4, lora_alpha=8, target_modules="all-linear")),
          "llama_tied": ("Llama", dict(tie_word_embeddings=True), dict(r=2, lora_alpha=6, target_modules=["q_proj", "v_proj"])),
          "mistral": ("Mistral", dict(sliding_window=5), dict(r=3, lora_alpha=3, target_modules=["down_proj", "k_proj"])),
          "qwen2": ("Qwen2", {}, dict(r=4, lora_alpha=16, target_modules=["o_proj", "gate_proj", "q_proj"])),
-         "qwen3": ("Qwen3", dict(head_dim=12), dict(r=5, lora_alpha=7, target_modules="all-linear"))}
-
+         "qwen3": ("Qwen3", dict(head_dim=12), dict(r=5, lora_alpha=7, target_modules="all-linear", use_rslora=True)),
+         "deepseek_v3": ("DeepseekV3", LATENT, dict(r=4, lora_alpha=8, target_modules=LATENT_LAYERS))}
 
 def run(*command):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
@@ -134,6 +139,7 @@ class Case:
             "--model.flavor=hf", f"--model.hf_assets_path={self.base}", "--checkpoint.initial_load_in_hf",
             "--checkpoint.last_save_in_hf", f"--lora.rank={self.lora['r']}", f"--lora.alpha={self.lora['lora_alpha']}",
             f"--lora.target_modules={targets if isinstance(targets, str) else ','.join(targets)}",
+            *(["--lora.use_rslora"] if self.lora.get("use_rslora") else []),
             f"--lora.initial_adapter={self.adapter}", f"--training.dataset_path={self.scratch / 'tokens.bin'}",
             f"--training.seq_len={SEQ}", f"--training.local_batch_size={ROWS // ranks}",
             f"--training.global_batch_size={ROWS}", "--training.no-shuffle", f"--training.steps={STEPS}",

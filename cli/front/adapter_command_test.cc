@@ -103,6 +103,33 @@ TEST_F(AdapterCommandTest, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(error_, HasSubstr("`phalanx checkpoint merge` writes its base with them added"));
 }
 
+// They are no parameters of the model, and part of it all the same.
+TEST_F(AdapterCommandTest, AMergedModelHasTheBiasesOfItsExperts) {
+  const std::string train = "train " + file("run.toml") + " --model.name=deepseek_v3 --training.steps=2 ";
+  ASSERT_EQ(call(train +
+                 "--training.moe_router_enable_expert_bias --training.moe_router_bias_update_rate=0.1 "
+                 "--checkpoint.last_save_in_hf --job.dump_folder=" +
+                 file("mixture")),
+            0)
+      << error_;
+  ASSERT_EQ(call(train + "--lora.rank=4 --checkpoint.initial_load_in_hf --checkpoint.initial_load_path=" +
+                 file("mixture/hf") + " --job.dump_folder=" + file("mixture-tuned")),
+            0)
+      << error_;
+  ASSERT_EQ(call("checkpoint merge " + file("mixture/hf") + " " + file("mixture-merged") + " --adapter " +
+                 file("mixture-tuned/adapter")),
+            0)
+      << error_;
+  ASSERT_EQ(call("checkpoint merge " + file("mixture-tuned") + " " + file("mixture-merged-run")), 0) << error_;
+  const auto expected = generated("--checkpoint " + file("mixture/hf") + " --adapter " + file("mixture-tuned/adapter"));
+  for (const char* merged : {"mixture-merged", "mixture-merged-run"}) {
+    EXPECT_EQ(read_file(file(std::string(merged) + "/model.safetensors")).size(),
+              read_file(file("mixture/hf/model.safetensors")).size());
+    EXPECT_THAT(read_file(file(std::string(merged) + "/model.safetensors")), HasSubstr("e_score_correction_bias"));
+    EXPECT_EQ(generated("--checkpoint " + file(merged)), expected) << merged;
+  }
+}
+
 TEST_F(AdapterCommandTest, ANewRunGoesOnWithAnAdapter) {
   const auto train = [&](const std::string& more) {
     return call("train " + file("run.toml") + " --training.steps=1 --checkpoint.initial_load_in_hf " +

@@ -2,17 +2,24 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "cli/merge_arguments.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/folder_lock.h"
 #include "phalanx/base/log.h"
 #include "phalanx/checkpoint/adapter_weights.h"
+#include "phalanx/checkpoint/expert_biases.h"
 #include "phalanx/checkpoint/files/weights_description.h"
+#include "phalanx/checkpoint/hf_weights.h"
+#include "phalanx/checkpoint/weights.h"
 #include "phalanx/infer/model_files.h"
+#include "phalanx/models/expert_bias.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/train/hf_export.h"
@@ -34,6 +41,22 @@ std::string metadata_of(const infer::ModelFiles& files) {
   return "";
 }
 
+/// The biases by which experts are chosen, which are no parameters of the model.
+std::vector<NamedTensor> expert_biases(models::Llama& model, const infer::ModelFiles& files) {
+  if (!files.config.has_expert_biases()) {
+    if (!holds_expert_biases(files.weights)) return {};
+    throw CheckpointError(fmt::format(
+        "{} holds biases by which experts are chosen, for which Hugging Face's files of the family {} have no "
+        "place: the merged model would choose other experts; expected a base without them",
+        files.weights.string(), models::family_name(files.config.family)));
+  }
+  std::vector<NamedTensor> biases = models::make_expert_biases(model);
+  LoadWeightsOptions options = files.hugging_face ? hf_weights(files.config) : LoadWeightsOptions();
+  options.elsewhere = [](const std::string&) { return true; };
+  load_weights(files.weights, biases, options);
+  return biases;
+}
+
 }  // namespace
 
 int merge_worker(const Arguments& arguments) {
@@ -48,7 +71,8 @@ int merge_worker(const Arguments& arguments) {
         "{} has no adapters: expected --adapter DIR, or the folder of a run that trains adapters", parsed.model));
   }
   const auto model = infer::load_model(files, at::kCPU);
-  const auto weights = merged_weights(nn::named_parameters(*model), files.lora);
+  std::vector<NamedTensor> weights = merged_weights(nn::named_parameters(*model), files.lora);
+  std::ranges::copy(expert_biases(*model, files), std::back_inserter(weights));
   const std::filesystem::path assets =
       files.tokenizer ? std::filesystem::path(*files.tokenizer).parent_path() : std::filesystem::path();
   const auto written = train::export_in_hf(parsed.out, files.config, weights,

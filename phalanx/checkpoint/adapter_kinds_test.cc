@@ -52,7 +52,7 @@ TEST_F(AdapterKindsTest, EveryKeyThatIsNotKnownToChangeNothingIsRefusedByName) {
                                                                       {"layer_replication", {{0, 1}}},
                                                                       {"target_parameters", {"experts"}},
                                                                       {"use_dora", true},
-                                                                      {"use_rslora", true},
+                                                                      {"use_rslora", "yes"},
                                                                       {"rank_pattern", {{"q_proj", 4}}},
                                                                       {"lora_bias", true},
                                                                       {"modules_to_save", {"lm_head"}},

@@ -37,8 +37,9 @@ std::string header_text(const std::string& metadata) {
 std::vector<NamedTensor> adapters_among(const std::vector<NamedTensor>& tensors) { return those(tensors, true); }
 std::vector<NamedTensor> base_among(const std::vector<NamedTensor>& tensors) { return those(tensors, false); }
 
-void load_adapter(const PeftAdapter& adapter, const std::vector<NamedTensor>& tensors, bool all) {
-  LoadWeightsOptions options{.key_mapping = [](const std::string& name) { return peft_name(name); }};
+void load_adapter(const PeftAdapter& adapter, const models::LlamaConfig& model, const std::vector<NamedTensor>& tensors,
+                  bool all) {
+  LoadWeightsOptions options{.key_mapping = [&model](const std::string& name) { return peft_name(model, name); }};
   if (!all) options.elsewhere = [](const std::string&) { return true; };
   load_weights(adapter.weights(), adapters_among(tensors), options);
 }
@@ -48,7 +49,7 @@ void save_adapter(const std::filesystem::path& folder, const models::LlamaConfig
                   const SaveAdapterOptions& options) {
   posix_file_system().make_directory(folder);
   export_weights(folder / kAdapterWeightsName, adapters_among(tensors),
-                 {.key_mapping = [](const std::string& name) { return peft_name(name); },
+                 {.key_mapping = [&model](const std::string& name) { return peft_name(model, name); },
                   .dtype = at::kFloat,
                   .metadata = {{kMetadataInHeader, header_text(options.metadata.empty() ? "{}" : options.metadata)}}},
                  posix_file_system());

@@ -2,7 +2,7 @@
 //
 //   const PeftAdapter adapter = read_peft_adapter("run/adapter");
 //   add_lora(model, adapter.lora);
-//   load_adapter(adapter, nn::named_parameters(model));
+//   load_adapter(adapter, model.config(), nn::named_parameters(model));
 #pragma once
 
 #include <filesystem>
@@ -23,7 +23,8 @@ std::vector<NamedTensor> base_among(const std::vector<NamedTensor>& tensors);
 /// Fills the adapters among `tensors`, converted to their types. A tensor with a shard reads its box. Throws
 /// CheckpointError, before any is changed, if one is missing or has another shape; and, if `all` of the model's are
 /// there, if the file has more.
-void load_adapter(const PeftAdapter& adapter, const std::vector<NamedTensor>& tensors, bool all = true);
+void load_adapter(const PeftAdapter& adapter, const models::LlamaConfig& model, const std::vector<NamedTensor>& tensors,
+                  bool all = true);
 
 struct SaveAdapterOptions {
   std::string base_name;  // for PEFT: the path or name of the base model
@@ -36,7 +37,7 @@ void save_adapter(const std::filesystem::path& folder, const models::LlamaConfig
                   const models::LoraOptions& lora, const std::vector<NamedTensor>& tensors,
                   const SaveAdapterOptions& options);
 
-/// The base's tensors with what the adapters add, W + alpha / rank B A, in new memory where there is an adapter, in the
+/// The base's tensors with what the adapters add, W + scale B A, in new memory where there is an adapter, in the
 /// wider one of their types; a base in NF4 is fp32. In float32 these are the bits of PEFT's merge.
 /// REQUIRES: whole tensors, not a rank's parts.
 std::vector<NamedTensor> merged_weights(const std::vector<NamedTensor>& tensors, const models::LoraOptions& lora);

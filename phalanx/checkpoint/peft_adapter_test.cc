@@ -79,7 +79,7 @@ TEST_F(PeftAdapterTest, IsReadAsItWasSaved) {
   const std::vector<NamedTensor> expected = adapters_among(tensors(1));
   std::vector<NamedTensor> loaded;
   for (const NamedTensor& one : expected) loaded.push_back({one.name, at::zeros(one.tensor.sizes())});
-  load_adapter(found, loaded);
+  load_adapter(found, two_layers(), loaded);
   for (std::size_t i = 0; i < loaded.size(); ++i) {
     EXPECT_TRUE(at::equal(loaded[i].tensor, expected[i].tensor)) << loaded[i].name;
   }
@@ -90,6 +90,43 @@ TEST_F(PeftAdapterTest, IsReadAsItWasSaved) {
   EXPECT_EQ(config["target_modules"], nlohmann::json({"down_proj", "q_proj"}));
   EXPECT_EQ(config["lora_alpha"].dump(), "6");
   EXPECT_EQ(config["base_model_name_or_path"], "base-model");
+}
+
+TEST_F(PeftAdapterTest, OneOfALayerThatTheModelDoesNotHaveIsRefused) {
+  PeftAdapter adapter = read_peft_adapter(save("adapter"));
+  EXPECT_EQ(layers_of_adapter(two_layers(), adapter), models::lora_layers(two_layers(), lora_));
+  for (const char* name : {"model.vision.q", "model.layers.7.self_attn.q_proj", "model.layers.*.self_attn.q_proj"}) {
+    adapter.lora.target_modules = {"model.layers.0.self_attn.q_proj", name};
+    EXPECT_THAT(error_text<CheckpointError>([&] { layers_of_adapter(two_layers(), adapter); }),
+                AllOf(HasSubstr("adapter_model.safetensors"), HasSubstr(std::string("an adapter of '") + name + "'"),
+                      HasSubstr("such as model.layers.0.self_attn.q_proj")));
+  }
+}
+
+// PEFT means every layer whose name ends so, and experts have such names.
+TEST_F(PeftAdapterTest, NamesOfNetsAreWholeBesideExperts) {
+  const models::LlamaConfig model = models::llama_flavor("debug", models::LlamaFamily::deepseek_v3);
+  const auto targets = [&](const std::string& target) {
+    return nlohmann::json::parse(
+        peft_config_text(model, {.rank = 2, .target_modules = {target}}, ""))["target_modules"];
+  };
+  EXPECT_EQ(targets("kv_b_proj"), nlohmann::json({"kv_b_proj"}));
+  EXPECT_EQ(targets("model.layers.0.mlp.up_proj"), nlohmann::json({"model.layers.0.mlp.up_proj"}));
+  for (const auto& name : targets("gate_proj")) EXPECT_THAT(name.get<std::string>(), StartsWith("model.layers."));
+}
+
+TEST_F(PeftAdapterTest, RankStabilisedOnesAreScaledByTheRootOfTheRank) {
+  const models::LoraOptions options{.rank = 4, .alpha = 6, .use_rslora = true};
+  EXPECT_EQ(options.scale(), 3.0);
+  save("adapter");
+  change_config(path("adapter"), "use_rslora", true);
+  const PeftAdapter found = read_peft_adapter(path("adapter"));
+  EXPECT_TRUE(found.lora.use_rslora);
+  EXPECT_EQ(nlohmann::json::parse(peft_config_text(two_layers(), found.lora, ""))["use_rslora"], true);
+  EXPECT_TRUE(lora_from_metadata(lora_metadata(found.lora), "test").use_rslora);
+  nlohmann::json older = lora_metadata(found.lora);
+  older.erase("use_rslora");
+  EXPECT_FALSE(lora_from_metadata(older, "test").use_rslora);
 }
 
 TEST_F(PeftAdapterTest, LayersThatLastNamesDoNotTellApartHaveTheirWholeNames) {
@@ -115,14 +152,35 @@ TEST_F(PeftAdapterTest, RefusesAnotherBase) {
 }
 
 TEST_F(PeftAdapterTest, KindsThatPhalanxDoesNotHaveAreRefusedByName) {
-  const std::vector<std::pair<std::string, nlohmann::json>> others = {
-      {"peft_type", "LOHA"},           {"use_dora", true}, {"use_rslora", true},
-      {"fan_in_fan_out", true},        {"bias", "all"},    {"rank_pattern", {{"q_proj", 4}}},
-      {"modules_to_save", {"lm_head"}}};
+  const std::vector<std::pair<std::string, nlohmann::json>> others = {{"peft_type", "LOHA"},
+                                                                      {"use_dora", true},
+                                                                      {"fan_in_fan_out", true},
+                                                                      {"bias", "all"},
+                                                                      {"rank_pattern", {{"q_proj", 4}}},
+                                                                      {"modules_to_save", {"lm_head"}}};
   for (const auto& [key, value] : others) {
     const std::string folder = save("of_" + key);
     change_config(folder, key, value);
     EXPECT_THAT(refusal(folder), AllOf(HasSubstr("\"" + key + "\" is " + value.dump()), HasSubstr("merge_and_unload")));
+  }
+}
+
+// PEFT writes such patterns for families whose experts it could adapt.
+TEST_F(PeftAdapterTest, RanksAndAlphasOfOtherLayersAreLeftOut) {
+  const std::string folder = save("adapter");
+  for (const char* key : {"rank_pattern", "alpha_pattern"}) {
+    change_config(folder, key, {{".*\\.gate_up_proj", 16}, {"up_proj", 2}});
+    EXPECT_EQ(read_peft_adapter(folder).lora.rank, 3);
+    for (const nlohmann::json& pattern : std::vector<nlohmann::json>{{{"q_proj", 4}},
+                                                                     {{"layers.0.*q_proj", 4}},
+                                                                     {{".*", 4}},
+                                                                     {{"q_proj|a.b", 4}},
+                                                                     {{"up_proj", 2}, {".*\\.down_proj", 4}},
+                                                                     "q_proj"}) {
+      change_config(folder, key, pattern);
+      EXPECT_THAT(refusal(folder), AllOf(HasSubstr(key), HasSubstr("merge_and_unload"))) << pattern;
+    }
+    change_config(folder, key, nlohmann::json::object());
   }
 }
 
@@ -132,11 +190,12 @@ TEST_F(PeftAdapterTest, DamagedOnesAreRefused) {
   change_config(folder, "r", 0);
   EXPECT_THAT(refusal(folder), HasSubstr("\"r\" is 0: expected 1 or more"));
   change_config(folder, "r", 4);  // not that of the tensors
-  EXPECT_THAT(error_text<CheckpointError>([&] {
-                PeftAdapter adapter = read_peft_adapter(folder);
-                load_adapter(adapter, {{"layers.0.attention.wq.lora_A", at::zeros({4, 8})}}, /*all=*/false);
-              }),
-              HasSubstr("lora_A"));
+  EXPECT_THAT(
+      error_text<CheckpointError>([&] {
+        PeftAdapter adapter = read_peft_adapter(folder);
+        load_adapter(adapter, two_layers(), {{"layers.0.attention.wq.lora_A", at::zeros({4, 8})}}, /*all=*/false);
+      }),
+      HasSubstr("lora_A"));
   replace_file(folder + "/adapter_config.json", "{");
   EXPECT_THAT(refusal(folder), HasSubstr("adapter_config.json"));
   save("half");
@@ -144,11 +203,11 @@ TEST_F(PeftAdapterTest, DamagedOnesAreRefused) {
     export_weights(path("half/adapter_model.safetensors"), {{name, at::zeros({3, 8})}}, {}, posix_file_system());
   };
   write("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
-  EXPECT_THAT(refusal(path("half")), HasSubstr("layers.0.attention.wq has only one of lora_A and lora_B"));
+  EXPECT_THAT(refusal(path("half")), HasSubstr("model.layers.0.self_attn.q_proj has only one of lora_A and lora_B"));
   write("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight");
   EXPECT_THAT(refusal(path("half")), HasSubstr("is neither a lora_A nor a lora_B"));
   write("base_model.model.model.vision.q.lora_A.weight");
-  EXPECT_THAT(refusal(path("half")), HasSubstr("is on a layer that Phalanx does not know"));
+  EXPECT_THAT(refusal(path("half")), HasSubstr("model.vision.q has only one of lora_A and lora_B"));
   write("model.layers.0.self_attn.q_proj.lora_A.weight");
   EXPECT_THAT(refusal(path("half")), HasSubstr("is no part of an adapter of PEFT"));
 }

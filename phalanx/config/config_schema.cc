@@ -360,6 +360,8 @@ const std::vector<Key>& known_keys() {
        "model itself (docs/lora.md).",
        0, kAny},
       {"lora", "alpha", at<&C::lora, &L::alpha>, "What an adapter adds is scaled by alpha / rank.", 1e-6, 1e6},
+      {"lora", "use_rslora", at<&C::lora, &L::use_rslora>,
+       "Scales what an adapter adds by alpha / sqrt(rank) instead (rank-stabilised LoRA)."},
       {"lora", "dropout", at<&C::lora, &L::dropout>,
        "Probability that an element of an adapter's input is set to 0 in training; the rest are scaled by 1 / (1 - p).",
        0, 0.99},

@@ -47,6 +47,8 @@ void check_narrow_state(const TrainConfig& config, const Check& check) {
          "an average is kept in the type of the weights, where small changes would be lost", "decay = 0");
   refuse("lora.rank", config.lora.rank > 0, fmt::format("[lora] rank is {}", config.lora.rank),
          "adapters are trained in float32 ([lora] base_dtype sets the type of their base)", "rank = 0");
+  refuse("dpo.preferences", !config.dpo.preferences.empty(), "[dpo] tunes on preferences",
+         "their reference was compared with one rank in float32 state alone", "no preferences");
   refuse("training.enable_cpu_offload", training.enable_cpu_offload, "enable_cpu_offload is true",
          "offloaded weights are kept in float32", "enable_cpu_offload = false");
   refuse("model.converters", !config.model.converters.empty(), "[model] converters asks for float8",

@@ -46,6 +46,8 @@ TEST(NarrowStateKeys, SayWhatTheyDoNotGoTogetherWith) {
   EXPECT_THAT(refusal_in_16_bits({"--ema.decay=0.9"}), HasSubstr("but [ema] decay is 0.9: an average is kept"));
   EXPECT_THAT(refusal_in_16_bits({"--lora.rank=4"}),
               HasSubstr("but [lora] rank is 4: adapters are trained in float32"));
+  EXPECT_THAT(refusal_in_16_bits({"--dpo.preferences=pairs.jsonl", "--training.dataset_path="}),
+              HasSubstr("but [dpo] tunes on preferences"));
   EXPECT_THAT(refusal_in_16_bits({"--training.enable_cpu_offload", "--parallelism.data_parallel_shard_degree=2"}),
               HasSubstr("but enable_cpu_offload is true: offloaded weights are kept in float32"));
   EXPECT_THAT(refusal_in_16_bits({"--model.converters=quantize.linear.float8"}),

@@ -102,6 +102,7 @@ const std::vector<SettingRule>& setting_rules() {
 
       {"lora", "rank", refused, of_adapter},
       {"lora", "alpha", refused, of_adapter},
+      {"lora", "use_rslora", refused, of_adapter},
       {"lora", "dropout", said},
       {"lora", "target_modules", refused, of_adapter},
       {"lora", "base_dtype", refused, "the base was rounded to it, and the adapter is trained on that"},

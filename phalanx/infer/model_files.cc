@@ -119,7 +119,7 @@ void take_adapter(ModelFiles& files, const std::filesystem::path& folder, bool a
                     "adapter",
                     files.weights.string(), folder.string()));
   }
-  layers_with_adapters(files.config, adapter.lora, adapter.weights().string());
+  layers_of_adapter(files.config, adapter);
   require_base(adapter, files.weights, allow_base_mismatch);
   files.lora = adapter.lora;
   files.adapter = folder;
@@ -256,7 +256,7 @@ void load_into(models::Llama& model, const ModelFiles& files) {
     std::ranges::copy(models::make_expert_biases(model), std::back_inserter(wanted));
   }
   const LoadedWeights loaded = load_weights(files.weights, wanted, options);
-  if (!files.adapter.empty()) load_adapter(read_peft_adapter(files.adapter), parameters, whole);
+  if (!files.adapter.empty()) load_adapter(read_peft_adapter(files.adapter), files.config, parameters, whole);
   if (!loaded.ignored.empty()) {
     log::info(fmt::format("{}: not read: {}", files.weights.string(), brief_names(loaded.ignored)));
   }

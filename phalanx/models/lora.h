@@ -1,4 +1,4 @@
-// Low-rank adapters (LoRA) on the linear layers of a Llama: y = W x + alpha / rank B (A dropout(x)).
+// Low-rank adapters (LoRA) on the linear layers of a Llama: y = W x + scale B (A dropout(x)).
 //
 //   models::Llama model(config, {.without_memory = true});
 //   add_lora(model, {.rank = 16, .alpha = 32, .target_modules = {"q_proj", "v_proj"}});

@@ -34,7 +34,7 @@ struct LinearOptions {
 
 struct AdapterOptions {
   std::int64_t rank = 8;
-  double scale = 2.0;    // alpha / rank
+  double scale = 2.0;    // of what the adapter adds
   double dropout = 0.0;  // probability, of elements of the adapter's input
   Init b = Init::constant(0.0);
   std::optional<at::ScalarType> dtype = {};  // of A and B; unset: the weight's

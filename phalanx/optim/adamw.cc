@@ -62,7 +62,7 @@ AdamW::AdamW(std::vector<NamedTensor> parameters, AdamWOptions options)
   exp_avg_sq_ = zeros_like_parameters(options_.state_dtype);
   for (const auto& parameter : parameters_) {
     const at::Tensor& tensor = parameter.tensor;
-    if (options_.stochastic_rounding) {
+    if (options_.stochastic_rounding && keeps_16_bits(options_)) {
       if (tensor.scalar_type() == at::kHalf && !options_.master_weights) {
         throw ConfigError(
             fmt::format("AdamW: stochastic_rounding is for bfloat16, but parameter '{}' is Half and has no master: set "
@@ -88,6 +88,11 @@ AdamW::Rounding AdamW::rounding_of(const NamedTensor& parameter, std::uint64_t s
   for (std::size_t i = 1; i < ranges.size(); ++i) {
     if (ranges[i].begin - ranges[i - 1].begin != *rounding.stride) rounding.stride.reset();
     if (!rounding.stride) break;
+  }
+  if (!rounding.stride) {  // several dimensions are cut
+    std::vector<std::int64_t> begins;
+    for (const FlatRange& one : ranges) begins.push_back(one.begin);
+    rounding.begins = at::tensor(begins, at::TensorOptions(at::kLong)).to(parameter.tensor.device());
   }
   return rounding;
 }
@@ -171,11 +176,9 @@ at::Tensor AdamW::indices_of(std::size_t parameter, std::int64_t first, std::int
   if (ranges.size() == 1) return local.add_(ranges.front().begin);
   const std::int64_t length = ranges.front().length;
   const at::Tensor range = local.div(length, "floor"), within = local.remainder(length);
-  if (const auto& stride = roundings_[parameter].stride)
-    return range.mul_(*stride).add_(ranges.front().begin).add_(within);
-  std::vector<std::int64_t> begins;  // of several dimensions that are cut: the host waits for their copy
-  for (const FlatRange& one : ranges) begins.push_back(one.begin);
-  return at::tensor(begins, at::TensorOptions(at::kLong)).to(options.device()).index_select(0, range).add_(within);
+  const Rounding& rounding = roundings_[parameter];
+  if (rounding.stride) return range.mul_(*rounding.stride).add_(ranges.front().begin).add_(within);
+  return rounding.begins.index_select(0, range).add_(within);
 }
 
 void AdamW::step_narrow_by_libtorch(const std::vector<Target>& targets, const std::optional<at::Tensor>& skip) {

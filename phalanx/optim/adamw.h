@@ -57,6 +57,7 @@ class AdamW final : public Optimizer {
     std::uint64_t parameter, exp_avg, exp_avg_sq;  // streams
     std::vector<FlatRange> ranges;                 // of the elements in the global tensor, all of one length
     std::optional<std::int64_t> stride;            // from each range to the next, if that is the same for all
+    at::Tensor begins;                             // of the ranges, on the parameter's device, if it is not
   };
   static Rounding rounding_of(const NamedTensor& parameter, std::uint64_t seed);
   bool has_narrow_numbers(const Target& target) const;

@@ -1,10 +1,10 @@
-// Stochastic rounding to bfloat16: up or down at random, so that the mean over many roundings is the exact value. State of
-// 16 bits then follows changes that are smaller than half of the distance between its numbers.
+// Stochastic rounding to bfloat16: up or down at random, so that the mean over many roundings is the exact value. State
+// of 16 bits then follows changes that are smaller than half of the distance between its numbers.
 //
 // The direction is a pure function of (seed, step, name, index in the global tensor). So every layout rounds alike, and
 // a resumed run goes on alike. A value that bfloat16 has is never changed; an infinity stays one, and a NaN stays a NaN.
 //
-//   const RoundingKey key = rounding_key(seed, "layers.0.attention.wq.weight", /*step=*/7);
+//   const RoundingKey key = rounding_key(stream_key(seed, "layers.0.attention.wq.weight"), /*step=*/7);
 //   round_stochastically(key, first, values.size(), values.data(), rounded.data());
 #pragma once
 
@@ -12,7 +12,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 namespace phalanx {
 

@@ -2,6 +2,7 @@
 #include "phalanx/kernels/gpu/gpu_kernels.h"
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <string>
 
@@ -264,6 +265,24 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   return bytes;
 }
 
+// Layers of attention that read the hidden states.
+constexpr std::array kReadHidden = {"wq", "wk", "wv", "wq_a", "wkv_a"};
+
+// Of the net that may have adapters: with experts that beside them, or that of the first layers, on average.
+std::int64_t hidden_of_net(const Sizes& n, std::int64_t layers) {
+  if (n.model.experts == 0) return n.ffn;
+  const std::int64_t dense = n.model.dense_layers;
+  return n.tokens * (dense * n.model.dense_hidden + (layers - dense) * n.model.shared_hidden) / layers;
+}
+
+std::int64_t input_of_linear(const Sizes& n, std::int64_t layers, const std::string& name) {
+  if (name == "w2") return hidden_of_net(n, layers);
+  if (name == "wo") return n.model.kv_rank > 0 ? n.tokens * n.model.values : n.queries;
+  if (name == "wq_b") return n.tokens * n.model.q_rank;
+  if (name == "wkv_b") return n.tokens * n.model.kv_rank;
+  return n.dim;
+}
+
 // What adapters save and need beside it, and what their layers do because they are not fused any more.
 void add_adapters(const TrainingShape& shape, bool was_fused, ActivationBytes& bytes) {
   const Sizes n(shape);
@@ -276,18 +295,19 @@ void add_adapters(const TrainingShape& shape, bool was_fused, ActivationBytes& b
   const auto has = [&](const char* name) { return adapted.contains(name); };
   // Of each adapter the product with A, and with dropout its own input and the mask in place of the common input.
   for (const std::string& name : adapted) {
-    const std::int64_t input = name == "w2" ? n.ffn : name == "wo" ? n.queries : n.dim;
+    const std::int64_t input = input_of_linear(n, shape.model.n_layers, name);
     const std::int64_t saved = type * (n.tokens * shape.lora.rank + (drops ? 2 * input : 0));
     (name.starts_with("w") && name.size() == 2 && name[1] <= '3' ? bytes.feed_forward : bytes.attention) += saved;
   }
-  if (drops && (has("wq") || has("wk") || has("wv"))) bytes.attention -= type * n.dim;
+  if (drops && std::ranges::any_of(kReadHidden, has)) bytes.attention -= type * n.dim;
   if (drops && (has("w1") || has("w3"))) bytes.feed_forward -= type * n.dim;
   if (!was_fused || !(has("w1") || has("w2") || has("w3") || shape.has_narrow_base())) return;
   // SiLU's result, and the product if it goes into an adapter; in the backward pass the gradient of the product, when
   // the product is gone.
-  bytes.feed_forward += type * n.ffn * (has("w2") && !drops ? 2 : 1);
-  bytes.forward = std::max(bytes.forward, type * (n.dim + n.between + 2 * n.ffn));
-  if (!n.is_cut) bytes.backward = bytes.backward_input = type * (3 * n.dim + n.ffn);
+  const std::int64_t hidden = hidden_of_net(n, shape.model.n_layers);
+  bytes.feed_forward += type * hidden * (has("w2") && !drops ? 2 : 1);
+  bytes.forward = std::max(bytes.forward, type * (n.dim + n.between + 2 * hidden));
+  if (!n.is_cut && n.model.experts == 0) bytes.backward = bytes.backward_input = type * (3 * n.dim + n.ffn);
 }
 
 // Of a base in fewer bits than the activations have, one weight at a time is widened; one in 4 bits to float32 first.

@@ -98,7 +98,7 @@ class Search {
   }
 
   void add_stages(ParallelPlan plan, std::vector<Candidate>& found) const {
-    const bool needs_sharding = options_.base.offload || options_.base.reduce_bytes < options_.base.weight_bytes;
+    const bool needs_sharding = options_.base.offload || options_.base.reduce_bytes < kFloatBytes;
     if (plan.dp_shard == 1 && needs_sharding) return;
     if (!is_valid(plan)) return;
     for (int stage = plan.dp_shard > 1 ? 1 : 3; stage <= 3; ++stage) {

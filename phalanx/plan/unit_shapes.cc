@@ -72,6 +72,32 @@ void add_latent_attention(const ModelPartition& m, std::vector<NamedShape>& para
   add("attention.wo.weight", {m.dim, m.values});
 }
 
+std::vector<LinearShape> attention_linears(const ModelPartition& m) {
+  const std::int64_t dim = m.dim, q = m.queries;
+  if (m.kv_rank == 0) {
+    return {{"attention.wq", q, dim},
+            {"attention.wk", m.keys, dim},
+            {"attention.wv", m.keys, dim},
+            {"attention.wo", dim, q}};
+  }
+  return {{"attention.wq", q, dim},
+          {"attention.wq_a", m.q_rank, dim},
+          {"attention.wq_b", q, m.q_rank},
+          {"attention.wkv_a", m.kv_rank + m.rotated, dim},
+          {"attention.wkv_b", q - m.heads * m.rotated + m.values, m.kv_rank},
+          {"attention.wo", dim, m.values}};
+}
+
+std::vector<LinearShape> feed_forward_linears(const ModelPartition& m, bool has_experts) {
+  const std::int64_t dim = m.dim, shared = m.shared_hidden;
+  const std::int64_t ffn = m.dense_layers > 0 ? m.dense_hidden : m.feed_forward_hidden;
+  if (!has_experts)
+    return {{"feed_forward.w1", ffn, dim}, {"feed_forward.w2", dim, ffn}, {"feed_forward.w3", ffn, dim}};
+  return {{"moe.shared_experts.w1", shared, dim},
+          {"moe.shared_experts.w2", dim, shared},
+          {"moe.shared_experts.w3", shared, dim}};
+}
+
 // The parameters of a layer with both halves, or of a layer that is cut by the end of a stage; without experts that are
 // divided among ranks.
 std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::set<std::string>& adapted,
@@ -79,7 +105,7 @@ std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::
   const std::string layer = fmt::format("layers.{}.", number);
   const models::LlamaConfig& model = shape.model;
   const ModelPartition m(shape);
-  const std::int64_t dim = m.dim, q = m.queries, kv = m.keys, ffn = m.feed_forward_hidden;
+  const std::int64_t dim = m.dim, q = m.queries, kv = m.keys;
   const FlatParameter vector{dim, 1};
   std::vector<NamedShape> all;
   const auto add = [&](const std::string& name, const FlatParameter& parameter) { all.push_back({name, parameter}); };
@@ -109,10 +135,7 @@ std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::
     }
     if (model.has_output_bias()) add("attention.wo.bias", vector);
     if (model.has_sinks()) add("attention.sinks", {m.heads, 1});
-    add_adapters(
-        shape, adapted, layer,
-        {{"attention.wq", q, dim}, {"attention.wk", kv, dim}, {"attention.wv", kv, dim}, {"attention.wo", dim, q}},
-        all);
+    add_adapters(shape, adapted, layer, attention_linears(m), all);
   }
   if (has_feed_forward) {
     if (number < m.dense_layers) {
@@ -125,12 +148,11 @@ std::vector<NamedShape> layer_parameters(const TrainingShape& shape, const std::
     if (model.norms_per_layer() == 4) add_norm("ffn_post_norm");
     if (model.is_gpt2()) {
       add("feed_forward.w2.bias", vector);
-      add("feed_forward.w1.bias", {ffn, 1});
+      add("feed_forward.w1.bias", {m.feed_forward_hidden, 1});
     }
     if (model.has_experts(number)) add("moe.gate.weight", {model.experts, dim});
     if (model.has_expert_net_biases()) add("moe.gate.bias", {model.experts, 1});
-    add_adapters(shape, adapted, layer,
-                 {{"feed_forward.w1", ffn, dim}, {"feed_forward.w2", dim, ffn}, {"feed_forward.w3", ffn, dim}}, all);
+    add_adapters(shape, adapted, layer, feed_forward_linears(m, model.has_experts(number)), all);
   }
   return all;
 }

@@ -17,6 +17,7 @@
 #include "phalanx/nn/init.h"
 #include "phalanx/tensor/init.h"
 #include "phalanx/train/first_rank.h"
+#include "phalanx/train/precision.h"
 #include "phalanx/train/recompute_layers.h"
 
 namespace phalanx::train {
@@ -26,12 +27,12 @@ constexpr int kRuns = 5;
 
 double seconds_of(const config::TrainConfig& config, const models::LlamaConfig& model, const models::LlamaPart& part,
                   std::int64_t sequences, at::Device device) {
-  models::Llama built(model, part, nn::TensorOptionsOfModule{.device = device});
+  models::Llama built(model, part, nn::TensorOptionsOfModule{.dtype = weights_dtype(config), .device = device});
   recompute_layers(built, config);
   nn::initialise(built, 1);
   const std::int64_t seq = config.training.seq_len;
   const auto values = [&](const std::string& name) {
-    at::Tensor x = at::empty({sequences, seq, model.dim}, at::TensorOptions(at::kFloat).device(device));
+    at::Tensor x = at::empty({sequences, seq, model.dim}, at::TensorOptions(weights_dtype(config)).device(device));
     fill(x, Init::normal(0.0, 1.0), 1, name);
     return x;
   };

@@ -28,6 +28,7 @@ struct MeasuredCase {
   double hardly_any = 3e5;  // bytes of a category
   double uneven = 0;        // a rank's share more or less of what a step makes, where others have less or more
   bool reshards = false;    // of a stage's parameters, after each pass
+  bool is_bound = false;    // activations are at most what is predicted: 16 bits on the CPU, in a model that is cut
 };
 
 class MeasuredRunTest : public TrainerTest {
@@ -92,6 +93,9 @@ class MeasuredRunTest : public TrainerTest {
         if (is_made && (shape.shards > 1 || (shape.pipeline && shape.replicas > 1))) {
           found_made += found;
           expected_made += expected;
+        } else if (one.is_bound && category == activations) {
+          EXPECT_LE(found, 1.05 * expected) << text;
+          EXPECT_GE(found, 0.5 * expected) << text;
         } else {
           expect_near(found, expected, name);
         }
@@ -105,9 +109,11 @@ class MeasuredRunTest : public TrainerTest {
         expect_near(bytes("buffers"), bytes("parameters"), "gradients between micro-batches, 4 bytes a parameter");
         expect_near(bytes("parameters"), 4.0 * stage_parameters(shape, stage_rank), "4 bytes a parameter");
       }
-      EXPECT_NEAR(bytes("total"), static_cast<double>(predicted.peak.total()),
-                  (0.05 + one.uneven / 2) * static_cast<double>(predicted.peak.total()))
-          << text;
+      const auto total = static_cast<double>(predicted.peak.total());
+      EXPECT_LE(bytes("total"), (1.05 + one.uneven / 2) * total) << text;
+      if (!one.is_bound) {
+        EXPECT_GE(bytes("total"), (0.95 - one.uneven / 2) * total) << text;
+      }
       if (predicted.total() > most.total()) most = predicted;
     }
     if (one.uneven > 0) {
@@ -166,8 +172,8 @@ TEST_F(MeasuredRunTest, StateOf16BitsTakesWhatIsPredicted) {
       {.name = "narrow_zero1", .keys = with(narrow, {kShards, "--parallelism.zero_stage=1"})},
       {.name = "narrow_zero3", .keys = with(narrow, {kShards})},
       {.name = "masters_zero3", .keys = with(masters, {kShards, "--training.mixed_precision_reduce=bfloat16"})},
-      {.name = "narrow_tp", .keys = with(narrow, {kTensor})},
-      {.name = "narrow_pp", .keys = with(narrow, {kPipeline})}};
+      {.name = "narrow_tp", .keys = with(narrow, {kTensor}), .is_bound = true},
+      {.name = "narrow_pp", .keys = with(narrow, {kPipeline}), .is_bound = true}};
   for (const MeasuredCase& one : cases) expect_as_predicted(one);
 }
 

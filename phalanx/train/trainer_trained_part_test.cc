@@ -175,6 +175,8 @@ TEST_F(TrainedPartRunTest, ACheckpointWithAdaptersGoesOnOnlyWithTheSameOnes) {
                     HasSubstr("only it has layers.0.feed_forward.w3, layers.1.feed_forward.w3")));
   EXPECT_THAT(refusal<CheckpointError>(config("c", {from, lora_[0], lora_[2], "--lora.alpha=8"})),
               HasSubstr("has rank 4, alpha 16 and 6 layers, and this run rank 4, alpha 8 and 6 layers"));
+  EXPECT_THAT(refusal<CheckpointError>(config("c", {from, lora_[0], lora_[2], "--lora.use_rslora"})),
+              HasSubstr("rank 4, alpha 16 and 6 layers, and this run rank 4, alpha 16 with use_rslora and 6 layers"));
   EXPECT_THAT(refusal<CheckpointError>(
                   config("d", {from, lora_[0], lora_[2], "--lora.initial_adapter=" + path("lora/adapter")})),
               HasSubstr("expected one of the two"));
@@ -211,6 +213,9 @@ TEST_F(TrainedPartRunTest, AnInitialAdapterIsOneOfTheRunAndTheSameOnAllRanks) {
   EXPECT_THAT(refusal<CheckpointError>(with("lora/adapter", "q_proj,wo,w[13]")),
               AllOf(HasSubstr("[lora] initial_adapter '"), HasSubstr("has rank 4, alpha 16 and 6 layers"),
                     HasSubstr("only this run has layers.0.attention.wo, layers.1.attention.wo")));
+  config::TrainConfig stabilised = with("lora/adapter", "q_proj,w[13]");
+  stabilised.lora.use_rslora = true;
+  EXPECT_THAT(refusal<CheckpointError>(stabilised), HasSubstr("alpha 16 with use_rslora and 6 layers"));
   // Another text of the same meaning: ranks that read different files are told, whatever these hold.
   replace_file(path("copy/adapter_config.json"), read_file(path("copy/adapter_config.json")) + "\n");
   const std::string said = error_text<ConfigError>([&] {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/models/config/llama_config.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/layout_check.h"
 #include "phalanx/verify/layout_side.h"
@@ -144,6 +145,21 @@ TEST_F(TrainedPartTest, AdaptersTrainAsOnOneRank) {
   const std::vector<std::string> some = lora + std::vector<std::string>{"--lora.target_modules=q_proj,v_proj,w2"};
   for (const Case& layout : layouts()) {
     if (layout.name.starts_with("tp_2") || layout.ranks > 2) expect_one_ranks_training(layout, some, 12);
+  }
+}
+
+// Every rank of tensor parallelism makes the latent vectors of all heads, so both halves of their adapters are whole.
+TEST_F(TrainedPartTest, AdaptersOfLatentAttentionAndSharedExpertsTrainAsOnOneRank) {
+  for (const auto family : {models::LlamaFamily::deepseek_v2, models::LlamaFamily::deepseek_v3}) {
+    const auto model = models::llama_flavor("debug", family);
+    const std::size_t attention = model.q_lora_rank > 0 ? 5 : 4;
+    const std::vector<std::string> lora = {std::string("--model.name=") + models::family_name(family), "--lora.rank=4",
+                                           "--lora.no-zero_b", "--lora.dropout=0.3"};
+    for (const Case& layout : layouts()) {
+      if (layout.name.find("zbv") != std::string::npos) continue;  // four stages, and two layers
+      if (std::ranges::count(layout.keys, "--training.mixed_precision_param=bfloat16") > 0) continue;
+      expect_one_ranks_training(layout, lora, static_cast<std::size_t>(model.n_layers) * 2 * (attention + 3));
+    }
   }
 }
 

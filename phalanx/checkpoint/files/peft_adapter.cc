@@ -29,6 +29,7 @@ namespace {
 
 constexpr std::string_view kPeftPrefix = "base_model.model.";
 constexpr std::string_view kWeight = ".weight";
+constexpr const char* kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
 constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 using Reader = JsonReader<CheckpointError>;
 
@@ -42,35 +43,59 @@ constexpr std::array kFreeKeys = {"auto_mapping",      "base_model_name_or_path"
                                   "megatron_core",     "peft_version",
                                   "qalora_group_size", "r",
                                   "revision",          "target_modules",
-                                  "task_type"};
+                                  "task_type",         "use_rslora"};
 /// Keys with values, besides null, false and empty ones, that mean plain LoRA.
 const std::map<std::string, std::vector<nlohmann::json>, std::less<>> kPlainValues = {
     {"peft_type", {"LORA"}}, {"bias", {"none"}}, {"init_lora_weights", {true, "gaussian"}}};
+
+/// Ranks and alphas of layers whose names match a pattern. PEFT also writes some that match none of the adapter's layers.
+constexpr std::array kPatternKeys = {"alpha_pattern", "rank_pattern"};
+constexpr const char* kNothing = "null, false or nothing";
+constexpr const char* kMergeOthers =
+    ", as Phalanx has plain LoRA alone; merge such an adapter with peft (merge_and_unload) and train on the result";
 
 /// Any key that may mean another kind of adapter is refused, so that none is taken as plain LoRA.
 void refuse_other_kinds(const nlohmann::json& json, const Reader& read) {
   read.get<std::string>("peft_type");
   for (const auto& [key, value] : json.items()) {
     if (std::ranges::find(kFreeKeys, std::string_view(key)) != kFreeKeys.end()) continue;
+    if (std::ranges::find(kPatternKeys, std::string_view(key)) != kPatternKeys.end()) continue;
     const auto plain = kPlainValues.find(key);
     const bool is_known = plain != kPlainValues.end();
     if (is_known && std::ranges::find(plain->second, value) != plain->second.end()) continue;
     const bool is_empty =
         value.empty() || value == false || (value.is_string() && value.get_ref<const std::string&>().empty());
     if (is_empty && key != "peft_type") continue;
-    std::string expected = "null, false or nothing";
+    std::string expected = kNothing;
     if (is_known) {
       std::vector<std::string> values;
       for (const nlohmann::json& one : plain->second) values.push_back(one.dump());
       expected = fmt::format("{}", fmt::join(values, " or "));
     }
-    read.fail(key.c_str(), expected +
-                               ", as Phalanx has plain LoRA alone; merge such an adapter with peft "
-                               "(merge_and_unload) and train on the result");
+    read.fail(key.c_str(), expected + kMergeOthers);
   }
 }
 
-/// The layers' names, ours, in the order of the model.
+std::string last_name(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+
+/// Patterns are regular expressions for the end of a layer's name. One that ends in a plain name which no layer has is
+/// for none of them. Any other may be for some, and is refused.
+void refuse_patterns(const nlohmann::json& json, const Reader& read, const std::vector<std::string>& layers) {
+  for (const char* key : kPatternKeys) {
+    if (!json.contains(key) || json[key].empty()) continue;
+    for (const auto& [pattern, value] : json[key].items()) {
+      const std::string last = last_name(pattern);
+      const bool has_no_choice = pattern.find_first_not_of(std::string(kNameCharacters) + ".*\\") == std::string::npos;
+      const bool is_plain =
+          has_no_choice && !last.empty() && last.find_first_not_of(kNameCharacters) == std::string::npos;
+      const bool is_for_one =
+          std::ranges::any_of(layers, [&](const std::string& layer) { return last_name(layer) == last; });
+      if (!json[key].is_object() || !is_plain || is_for_one) read.fail(key, std::string(kNothing) + kMergeOthers);
+    }
+  }
+}
+
+/// The layers' names as the file has them, without PEFT's prefix.
 std::vector<std::string> layers_in(const safetensors::File& file) {
   std::map<std::string, int> halves;
   for (const safetensors::TensorInfo& info : file.tensors()) {
@@ -85,14 +110,7 @@ std::vector<std::string> layers_in(const safetensors::File& file) {
     name.remove_suffix(kWeight.size());
     if (!models::is_lora_name(std::string(name))) fail("is neither a lora_A nor a lora_B");
     name.remove_suffix(std::string_view(models::kLoraA).size());
-    std::string layer;
-    try {
-      layer = models::llama_fqn_from_hf(std::string(name) + ".weight");
-    } catch (const Error&) {
-      fail("is on a layer that Phalanx does not know");
-    }
-    layer.resize(layer.size() - kWeight.size());
-    ++halves[layer];
+    ++halves[std::string(name)];
   }
   std::vector<std::string> layers;
   for (const auto& [layer, count] : halves) {
@@ -108,6 +126,12 @@ nlohmann::json base_in(const safetensors::File& file) {
   if (text == file.header().metadata.end()) return nullptr;
   const auto json = parse_json_object<CheckpointError>(text->second, file.path());
   return json.value(kBaseInMetadata, nlohmann::json());
+}
+
+std::string hf_layer_name(const models::LlamaConfig& model, const std::string& layer) {
+  std::string name = models::hf_tensor_view(model, layer + std::string(kWeight)).name;
+  name.resize(name.size() - kWeight.size());
+  return name;
 }
 
 /// PEFT's alpha is a whole number as a rule.
@@ -135,7 +159,9 @@ PeftAdapter read_peft_adapter(const std::filesystem::path& folder) {
   adapter.lora = {.rank = read.get<std::int64_t>("r"),
                   .alpha = read.get<double>("lora_alpha"),
                   .dropout = read.get_or<double>("lora_dropout", 0.0),
-                  .target_modules = layers_in(file)};
+                  .target_modules = layers_in(file),
+                  .use_rslora = read.get_or<bool>("use_rslora", false)};
+  refuse_patterns(json, read, adapter.lora.target_modules);
   if (adapter.lora.rank < 1) read.fail("r", "1 or more");
   if (!(adapter.lora.alpha > 0)) read.fail("lora_alpha", "a number above 0");
   if (!(adapter.lora.dropout >= 0 && adapter.lora.dropout < 1)) read.fail("lora_dropout", "0 or more, and below 1");
@@ -158,6 +184,21 @@ std::vector<std::string> layers_with_adapters(const models::LlamaConfig& model, 
   }
 }
 
+std::vector<std::string> layers_of_adapter(const models::LlamaConfig& model, const PeftAdapter& adapter) {
+  const std::string where = adapter.weights().string();
+  std::set<std::string> names(adapter.lora.target_modules.begin(), adapter.lora.target_modules.end());
+  std::vector<std::string> layers;
+  const std::vector<std::string> known = layers_with_adapters(model, {.rank = adapter.lora.rank}, where);
+  for (const std::string& layer : known) {
+    if (names.erase(hf_layer_name(model, layer)) > 0) layers.push_back(layer);
+  }
+  if (names.empty()) return layers;
+  throw CheckpointError(fmt::format(
+      "{}: it has an adapter of '{}', a layer that this model does not have, or that has no adapters here; expected "
+      "layers such as {}",
+      where, *names.begin(), hf_layer_name(model, known.front())));
+}
+
 void require_base(const PeftAdapter& adapter, const std::filesystem::path& base, bool allow_mismatch,
                   const std::string& flag) {
   if (adapter.base.is_null()) {
@@ -177,33 +218,30 @@ void require_base(const PeftAdapter& adapter, const std::filesystem::path& base,
   log::warn(fmt::format("{}: gone on all the same, as {} says", text, flag));
 }
 
-std::string peft_name(const std::string& parameter) {
+std::string peft_name(const models::LlamaConfig& model, const std::string& parameter) {
   const std::size_t dot = parameter.rfind('.');
-  std::string layer = models::llama_hf_name(parameter.substr(0, dot) + std::string(kWeight));
-  layer.resize(layer.size() - kWeight.size());
-  return fmt::format("{}{}{}{}", kPeftPrefix, layer, parameter.substr(dot), kWeight);
+  return fmt::format("{}{}{}{}", kPeftPrefix, hf_layer_name(model, parameter.substr(0, dot)), parameter.substr(dot),
+                     kWeight);
 }
 
 std::string peft_config_text(const models::LlamaConfig& model, const models::LoraOptions& lora,
                              const std::string& base) {
-  const auto theirs = [](const std::string& layer) {
-    std::string name = models::llama_hf_name(layer + std::string(kWeight));
-    name.resize(name.size() - kWeight.size());
-    return name;
-  };
   const std::vector<std::string> layers = models::lora_layers(model, lora);
   // Last names alone, if they mean these layers and no others.
   std::set<std::string> last;
   for (const std::string& layer : layers) {
-    const std::string name = theirs(layer);
-    last.insert(name.substr(name.rfind('.') + 1));
+    last.insert(last_name(hf_layer_name(model, layer)));
   }
   models::LoraOptions by_last = lora;
   by_last.target_modules.assign(last.begin(), last.end());
   std::vector<std::string> targets = by_last.target_modules;
-  if (models::lora_layers(model, by_last) != layers) {
+  // A routed expert's matrices have the last names of any other net's.
+  const bool means_experts = model.has_experts() && std::ranges::any_of(layers, [](const std::string& layer) {
+                               return layer.find(".attention.") == std::string::npos;
+                             });
+  if (means_experts || models::lora_layers(model, by_last) != layers) {
     targets.clear();
-    for (const std::string& layer : layers) targets.push_back(theirs(layer));
+    for (const std::string& layer : layers) targets.push_back(hf_layer_name(model, layer));
   }
   const nlohmann::ordered_json json = {
       {"peft_type", "LORA"},
@@ -215,7 +253,7 @@ std::string peft_config_text(const models::LlamaConfig& model, const models::Lor
       {"target_modules", targets},
       {"bias", "none"},
       {"fan_in_fan_out", false},
-      {"use_rslora", false},
+      {"use_rslora", lora.use_rslora},
       {"use_dora", false},
       {"rank_pattern", nlohmann::ordered_json::object()},
       {"alpha_pattern", nlohmann::ordered_json::object()},
@@ -229,7 +267,8 @@ nlohmann::json lora_metadata(const models::LoraOptions& lora) {
           {"alpha", lora.alpha},
           {"dropout", lora.dropout},
           {"target_modules", lora.target_modules},
-          {"base_dtype", lora.base_dtype}};
+          {"base_dtype", lora.base_dtype},
+          {"use_rslora", lora.use_rslora}};
 }
 
 models::LoraOptions lora_from_metadata(const nlohmann::json& json, const std::string& where) {
@@ -242,7 +281,8 @@ models::LoraOptions lora_from_metadata(const nlohmann::json& json, const std::st
           .alpha = read.get<double>("alpha"),
           .dropout = read.get<double>("dropout"),
           .target_modules = read.get<std::vector<std::string>>("target_modules"),
-          .base_dtype = std::move(base_dtype)};
+          .base_dtype = std::move(base_dtype),
+          .use_rslora = read.get_or<bool>("use_rslora", false)};
 }
 
 }  // namespace phalanx

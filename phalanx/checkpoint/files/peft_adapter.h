@@ -25,7 +25,7 @@ inline constexpr const char* kAdapterWeightsName = "adapter_model.safetensors";
 
 struct PeftAdapter {
   std::filesystem::path folder;
-  models::LoraOptions lora;  // target_modules are the layers' names
+  models::LoraOptions lora;  // target_modules are the layers' names in PEFT's file
   nlohmann::json base;       // the fingerprint of its base; null if nothing says it
 
   std::filesystem::path weights() const { return folder / kAdapterWeightsName; }
@@ -33,7 +33,7 @@ struct PeftAdapter {
 
 /// Throws CheckpointError for a folder without an adapter, and for kinds of adapters that Phalanx does not have. Such a
 /// kind is any key of adapter_config.json that is not known to leave the numbers as they are, and is not null, false or
-/// empty: DoRA, rsLoRA, trained biases or whole modules, ranks that differ by layer, initial values (PiSSA, OLoRA) that
+/// empty: DoRA, trained biases or whole modules, ranks or alphas that differ by layer, initial values (PiSSA, OLoRA) that
 /// change the base.
 PeftAdapter read_peft_adapter(const std::filesystem::path& folder);
 
@@ -46,13 +46,17 @@ nlohmann::json adapter_identity(const std::filesystem::path& folder);
 std::vector<std::string> layers_with_adapters(const models::LlamaConfig& model, const models::LoraOptions& lora,
                                               const std::string& where);
 
+/// The layers of `model` that `adapter` is for, ours, in the model's order. Throws CheckpointError for one that `model`
+/// does not have, or that has no adapters here.
+std::vector<std::string> layers_of_adapter(const models::LlamaConfig& model, const PeftAdapter& adapter);
+
 /// Throws CheckpointError if the weights at `base` are not those that the adapter was trained on; with `allow_mismatch`
 /// that is a warning. If nothing says on which it was trained, that is logged. `flag` allows it; empty: nothing does.
 void require_base(const PeftAdapter& adapter, const std::filesystem::path& base, bool allow_mismatch,
                   const std::string& flag = "--allow-base-mismatch");
 
 /// "layers.0.attention.wq.lora_A" -> "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight".
-std::string peft_name(const std::string& parameter);
+std::string peft_name(const models::LlamaConfig& model, const std::string& parameter);
 
 /// The text of adapter_config.json. `base` is the path or name of the base model, for PEFT; empty: not said.
 std::string peft_config_text(const models::LlamaConfig& model, const models::LoraOptions& lora,

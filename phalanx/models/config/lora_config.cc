@@ -18,8 +18,11 @@
 namespace phalanx::models {
 namespace {
 
-constexpr std::array<const char*, 7> kLinear = {"attention.wq",    "attention.wk",    "attention.wv",   "attention.wo",
-                                                "feed_forward.w1", "feed_forward.w2", "feed_forward.w3"};
+/// In the order of a block. A model has some of them.
+constexpr std::array<const char*, 14> kLinear = {
+    "attention.wq",    "attention.wq_a",        "attention.wq_b",        "attention.wkv_a",      "attention.wkv_b",
+    "attention.wk",    "attention.wv",          "attention.wo",          "feed_forward.w1",      "feed_forward.w2",
+    "feed_forward.w3", "moe.shared_experts.w1", "moe.shared_experts.w2", "moe.shared_experts.w3"};
 constexpr std::string_view kAllLinear = "all-linear";
 
 struct LayerName {
@@ -28,11 +31,12 @@ struct LayerName {
 
 std::vector<LayerName> layers_of(const LlamaConfig& config) {
   std::vector<LayerName> names;
+  const auto shapes = llama_parameter_shapes(config);
   for (std::int64_t layer = 0; layer < config.n_layers; ++layer) {
     for (const char* linear : kLinear) {
-      if (config.has_experts() && std::string_view(linear).starts_with("feed_forward")) continue;
       const std::string ours = fmt::format("layers.{}.{}", layer, linear);
-      std::string theirs = llama_hf_name(ours + ".weight");
+      if (!shapes.contains(ours + ".weight")) continue;
+      std::string theirs = hf_tensor_view(config, ours + ".weight").name;
       theirs.resize(theirs.size() - std::string_view(".weight").size());
       names.push_back({ours, std::move(theirs)});
     }
@@ -46,14 +50,14 @@ bool matches(const std::string& target, const std::string& name) {
 
 /// Rows of NF4 are whole blocks.
 void require_whole_blocks(const LlamaConfig& config, const std::string& what) {
-  for (const auto& [layer, columns] : {std::pair{"attention.wq", config.dim},
-                                       {"attention.wo", config.n_heads * config.head_dim()},
-                                       {"feed_forward.w2", config.ffn_hidden}}) {
+  const auto shapes = llama_parameter_shapes(config);
+  for (const LayerName& layer : layers_of(config)) {
+    const std::int64_t columns = shapes.at(layer.ours + ".weight")[1];
     if (columns % kNf4Block == 0) continue;
     throw ConfigError(
-        fmt::format("{}: base_dtype is \"nf4\", but rows of layers.0.{} have {} elements, which are no whole blocks of "
+        fmt::format("{}: base_dtype is \"nf4\", but rows of {} have {} elements, which are no whole blocks of "
                     "{}; expected a model with multiples of {}, or base_dtype = \"bfloat16\"",
-                    what, layer, columns, kNf4Block, kNf4Block));
+                    what, layer.ours, columns, kNf4Block, kNf4Block));
   }
 }
 
@@ -112,12 +116,6 @@ std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOption
         "another family, or rank = 0",
         what, family_name(config.family)));
   }
-  if (config.has_latent_attention()) {
-    throw ConfigError(fmt::format(
-        "{}: latent attention has no adapters, so a model of the family {} has none: expected another family, "
-        "or rank = 0",
-        what, family_name(config.family)));
-  }
   if (options.has_narrow_base() && config.has_experts()) {
     throw ConfigError(
         fmt::format("{}: base_dtype is \"{}\", but experts of a mixture are stored in float32 alone; expected "
@@ -142,7 +140,7 @@ std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOption
         "{}: target_modules: '{}' matches none of the {} linear layers of the blocks{}; expected {}, or a pattern over "
         "whole names, such as \"{}\"{}",
         what, target, layers.size(), did_you_mean(target, known), fmt::join(known, ", "), layers.front().theirs,
-        config.has_experts() ? " (experts have no adapters)" : ""));
+        config.has_experts() ? " (routers and experts have no adapters)" : ""));
   }
   std::vector<std::string> names;
   for (std::size_t i = 0; i < layers.size(); ++i) {

@@ -35,6 +35,22 @@ TEST(LoraLayers, AreNamedAsInPeftAsHereOrByPatterns) {
   EXPECT_THAT(error_text<ConfigError>([&] { layers({"w1"}, experts); }), HasSubstr("experts have no adapters"));
 }
 
+TEST(LoraLayers, OfLatentAttentionAreItsMatricesAndThoseOfSharedExperts) {
+  const LlamaConfig config = llama_flavor("debug", LlamaFamily::deepseek_v3);
+  ASSERT_GT(config.dense_layers, 0);
+  ASSERT_GT(config.shared_experts, 0);
+  ASSERT_GT(config.q_lora_rank, 0);
+  EXPECT_EQ(layers({"all-linear"}, config).size(), static_cast<std::size_t>(config.n_layers * (5 + 3)));
+  EXPECT_EQ(layers({"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}, config),
+            layers({"wq_a", "wq_b", "wkv_a", "wkv_b"}, config));
+  EXPECT_THAT(layers({"model.layers.0.mlp.gate_proj"}, config), ElementsAre("layers.0.feed_forward.w1"));
+  const std::string last = std::to_string(config.n_layers - 1);
+  EXPECT_THAT(layers({"model.layers." + last + ".mlp.shared_experts.down_proj"}, config),
+              ElementsAre("layers." + last + ".moe.shared_experts.w2"));
+  EXPECT_THAT(error_text<ConfigError>([&] { layers({"experts.0.w1"}, config); }),
+              HasSubstr("experts have no adapters"));
+}
+
 // A released file has experts in 4 bits, with a byte for each 32 numbers, and all else in 16 bits.
 TEST(LeastBytes, AreNoMoreThanThoseOfReleasedFiles) {
   for (const std::string flavor : {"gpt_oss_20b", "gpt_oss_120b"}) {

@@ -32,7 +32,8 @@ nlohmann::json metadata_of_initial_weights(const config::TrainConfig& config) {
 }
 
 std::string text_of(const models::LoraOptions& lora, std::size_t layers) {
-  return fmt::format("rank {}, alpha {} and {} layer{}", lora.rank, lora.alpha, layers, layers == 1 ? "" : "s");
+  return fmt::format("rank {}, alpha {}{} and {} layer{}", lora.rank, lora.alpha,
+                     lora.use_rslora ? " with use_rslora" : "", layers, layers == 1 ? "" : "s");
 }
 
 std::string only_in(const std::string& who, const std::vector<std::string>& layers,
@@ -50,11 +51,12 @@ std::string only_in(const std::string& who, const std::vector<std::string>& laye
 }
 
 /// What `found` and [lora] do not have in common; empty: they fit.
-std::string difference(const config::TrainConfig& config, const models::LoraOptions& found, const std::string& where) {
-  const models::LlamaConfig model = config::model_config(config);
-  const std::vector<std::string> theirs = layers_with_adapters(model, found, where);
-  const std::vector<std::string> ours = models::lora_layers(model, config.lora);
-  if (found.rank == config.lora.rank && found.alpha == config.lora.alpha && theirs == ours) return "";
+std::string difference(const config::TrainConfig& config, const models::LoraOptions& found,
+                       const std::vector<std::string>& theirs) {
+  const std::vector<std::string> ours = models::lora_layers(config::model_config(config), config.lora);
+  const models::LoraOptions& own = config.lora;
+  const bool is_same = found.rank == own.rank && found.alpha == own.alpha && found.use_rslora == own.use_rslora;
+  if (is_same && theirs == ours) return "";
   return fmt::format("has {}, and this run {}: expected the same in [lora]{}{}", text_of(found, theirs.size()),
                      text_of(config.lora, ours.size()), only_in("it", theirs, ours), only_in("this run", ours, theirs));
 }
@@ -80,7 +82,8 @@ bool initial_weights_hold_adapters(const config::TrainConfig& config) {
     throw CheckpointError(fmt::format("{}, and [lora] initial_adapter '{}' names others: expected one of the two; {}",
                                       what, config.lora.initial_adapter, kMergeFirst));
   }
-  const std::string differs = difference(config, saved, path + ": metadata.lora");
+  const auto layers = layers_with_adapters(config::model_config(config), saved, path + ": metadata.lora");
+  const std::string differs = difference(config, saved, layers);
   if (!differs.empty()) throw CheckpointError(fmt::format("{}: it {}; or {}", what, differs, kMergeFirst));
   if (saved.base_dtype != config.lora.base_dtype) {
     throw CheckpointError(
@@ -100,7 +103,8 @@ void refuse_adapter_in_weights_file(const config::TrainConfig& config, const std
 
 PeftAdapter read_initial_adapter(const config::TrainConfig& config) {
   PeftAdapter adapter = read_peft_adapter(config.lora.initial_adapter);
-  const std::string differs = difference(config, adapter.lora, adapter.weights().string());
+  const auto layers = layers_of_adapter(config::model_config(config), adapter);
+  const std::string differs = difference(config, adapter.lora, layers);
   if (!differs.empty()) {
     throw CheckpointError(fmt::format("[lora] initial_adapter '{}' {}", adapter.folder.string(), differs));
   }
