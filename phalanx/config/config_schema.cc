@@ -143,13 +143,11 @@ const std::vector<Key>& known_keys() {
        {"float32", "bfloat16"}},
       {"optimizer", "master_weights", at<&C::optimizer, &C::Optimizer::master_weights>,
        "Of bfloat16 weights (training.dtype): the optimizer keeps a float32 copy and steps that. false: the weights "
-       "are "
-       "widened for the step and rounded after it."},
+       "are widened for the step and rounded after it."},
       {"optimizer", "stochastic_rounding", at<&C::optimizer, &C::Optimizer::stochastic_rounding>,
        "How bfloat16 moments, and bfloat16 weights without master_weights, are rounded after a step: up or down at "
        "random, by debug.seed, the number of the step, the name and the index, so that the mean is exact. false: to "
-       "the "
-       "nearest number, which loses small changes."},
+       "the nearest number, which loses small changes."},
 
       {"muon",
        "lr",
