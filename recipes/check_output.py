@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 
-from output_lines import ANY_TEXT, commands_of, output_matches, self_test
+from output_lines import ANY_TEXT, commands_of, first_difference, output_matches, self_test
 
 SKIPPED = 77
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -43,11 +43,17 @@ def expected_of(source):
     return [(command, [(source, lines), *more.get(command, [])]) for command, lines in commands]
 
 
+def quoted(line):
+    return "no line" if line is None else f'"{line}"'
+
+
 def problem_of(printed, expected, tolerance):
     found = [line for line in printed.splitlines() if line.strip()]
     for file, lines in expected:
         if not output_matches(lines, found, tolerance):
-            return f"expected, by {file}:\n" + "\n".join(lines)
+            missing, instead = first_difference(lines, found, tolerance)
+            return (f"expected, by {file}:\n" + "\n".join(lines) +
+                    f"\nfirst difference: expected {quoted(missing)}; found {quoted(instead)}")
     return None
 
 

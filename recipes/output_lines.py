@@ -76,6 +76,13 @@ def output_matches(expected, found, tolerance=0.01):
     return output_matches(expected[1:], found[1:], tolerance)
 
 
+def first_difference(expected, found, tolerance=0.01):
+    """(the first expected line that is not there, the line in its place); either is None where there is none."""
+    begin = max(i for i in range(len(expected) + 1) if output_matches([*expected[:i], "..."], found, tolerance))
+    ends = [i for i in range(len(found) + 1) if output_matches(expected[:begin], found[:i], tolerance)]
+    return next(iter(expected[begin:]), None), next(iter(found[ends[-1]:]), None)
+
+
 def self_test():
     assert output_matches(["a 1.50, 2", "...", "z"], ["a 1.51, 2", "b", "z"])
     steps = ["a", "* step <N>", "* b 2", "c"]
@@ -92,6 +99,8 @@ def self_test():
     assert output_matches(["a <us> <GB/s> 0 <%>"], ["a 3.1 9 0 17"])
     assert not output_matches(["a <us> <GB/s> 0 <%>"], ["a 3.1 9 2 0 17"])
     assert output_matches(["<any one>: 1.50"], ["b c: 1.51"]) and not output_matches(["<any one>: 1.50"], ["b: 1.54"])
+    assert first_difference(steps, ["a", "step 1", "d", "c"]) == ("c", "d")
+    assert first_difference(["a"], ["a", "b"]) == (None, "b") and first_difference(["a", "b"], ["a"]) == ("b", None)
     page = commands_of("$ no\n\n    $ a --b \\\n        --c | d\n    one\n\n      two\n\nthree\n\n    four\n", ".md")
     assert page == [("a --b  --c | d", ["one", "two"])], page
     file = commands_of("a remark\n\n$ a # b\none\n\n  two\n$ c\n* three\n", ".txt")
