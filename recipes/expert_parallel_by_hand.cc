@@ -99,7 +99,8 @@ at::Tensor forward_backward(const Model& model, const at::Tensor& x, phalanx::Co
 
 bool compare(const phalanx::ProcessContext& context, bool per_rank) {
   auto& world = *context.world;
-  const std::int64_t share = recipe::share_of(kRows, world.size()), mine = recipe::share_of(kExperts, world.size());
+  const std::int64_t share = recipe::share_of(kRows, world.size());
+  const std::int64_t mine = recipe::share_of(kExperts, world.size(), "experts");
   const Model model(world.rank() * mine, mine, context.device);
   const at::Tensor x = values("x", {kRows, kDim}, 1, context.device).narrow(0, world.rank() * share, share);
   const auto divided = train(model, [&](int step) {

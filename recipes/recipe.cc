@@ -130,11 +130,11 @@ std::string summary(const at::Tensor& tensor) {
   return text + (tensor.numel() > values.numel() ? " ...]" : "]");
 }
 
-std::int64_t share_of(std::int64_t rows, int ranks) {
-  if (rows % ranks == 0) return rows / ranks;
+std::int64_t share_of(std::int64_t count, int ranks, std::string_view what) {
+  if (count % ranks == 0) return count / ranks;
   throw phalanx::UsageError(
-      fmt::format("a batch of {} rows makes no equal shares for {} ranks: expected a number of ranks that divides it",
-                  rows, ranks));
+      fmt::format("{} {} make no equal shares for {} ranks: expected a number of ranks that divides {}", count, what,
+                  ranks, count));
 }
 
 }  // namespace recipe

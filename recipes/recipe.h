@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "phalanx/base/error.h"
@@ -56,7 +57,8 @@ void print_by_rank(phalanx::Communicator& world, const std::string& name, const 
 /// Shape and first values: "128 x 1024 [0.841 -0.159 0.345 ...]".
 std::string summary(const at::Tensor& tensor);
 
-/// A rank's share of `rows`. Throws UsageError if the ranks do not divide them: no row is dropped.
-std::int64_t share_of(std::int64_t rows, int ranks);
+/// A rank's share of `count` things; `what` names them. Throws UsageError if the ranks do not divide them: none is
+/// dropped.
+std::int64_t share_of(std::int64_t count, int ranks, std::string_view what = "rows of a batch");
 
 }  // namespace recipe

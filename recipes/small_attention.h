@@ -58,7 +58,8 @@ inline at::Tensor input(at::Device device) { return values("x", {kRows, kSeq, kD
 /// Which positions a rank has: a piece from the head of the sequence and one from its tail, so that in causal attention
 /// all ranks have as much to do.
 inline at::Tensor positions_of(std::int64_t rank, int ranks, at::Device device) {
-  const std::int64_t piece = recipe::share_of(kSeq, 2 * ranks), tail = (2 * ranks - 1 - rank) * piece;
+  const std::int64_t piece = recipe::share_of(kSeq / 2, ranks, "pairs of positions"),
+                     tail = (2 * ranks - 1 - rank) * piece;
   const auto numbers = at::TensorOptions(at::kLong).device(device);
   return at::cat({at::arange(rank * piece, (rank + 1) * piece, numbers), at::arange(tail, tail + piece, numbers)});
 }

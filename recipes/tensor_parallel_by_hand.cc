@@ -128,7 +128,7 @@ recipe::Losses train(const char* name, const std::vector<int>& dims, const phala
 
 bool compare(const phalanx::ProcessContext& context, bool per_rank) {
   auto& world = *context.world;
-  recipe::share_of(deep_mlp::kDim, world.size());
+  recipe::share_of(deep_mlp::kDim, world.size(), "columns of a matrix");
   const auto columns = train("columns", {1, 1, 1, 1}, context, per_rank, [&](const auto& w, const auto& x, auto& seen) {
     return by_columns(w, x, Columns{world}, seen);
   });

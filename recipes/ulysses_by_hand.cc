@@ -38,7 +38,7 @@ struct Exchange {
     Tensors all;
     for (int r = 0; r < world.size(); ++r) all.push_back(positions_of(r, world.size(), device));
     by_rank = at::cat(all);  // the positions in the order in which the ranks have them
-    recipe::share_of(kHeads, world.size());
+    recipe::share_of(kHeads, world.size(), "heads");
   }
   /// All heads of this rank's positions -> this rank's heads of all positions.
   at::Tensor to_heads(const at::Tensor& x) const {

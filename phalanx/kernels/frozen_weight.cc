@@ -1,54 +1,52 @@
 #include "phalanx/kernels/frozen_weight.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "phalanx/kernels/fusible.h"
 #include "phalanx/kernels/saved_activations.h"
+#include "phalanx/kernels/wide_rows.h"
 
 namespace phalanx::kernels {
 namespace {
 
-constexpr std::int64_t kWideElements = std::int64_t{1} << 23;  // of an output layer at a time: 32 MiB
+NarrowMatrix narrow_matrix(const at::Tensor& weight) {
+  return {.rows = weight.size(0), .columns = weight.size(1), .widen = [&](std::int64_t first, const at::Tensor& wide) {
+            wide.copy_(weight.narrow(0, first, wide.size(0)));
+          }};
+}
 
 struct FrozenLinearFunction : torch::autograd::Function<FrozenLinearFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {
     ctx->save_for_backward({weight});
     const auto wide_bias = bias ? std::optional(bias->to(x.scalar_type())) : std::nullopt;
-    return computed_once(SavedOp::linear,
-                         [&] { return std::vector{at::linear(x, weight.to(x.scalar_type()), wide_bias)}; })[0];
+    return computed_once(SavedOp::linear, [&] {
+      if (widens_by_rows(x)) {
+        return std::vector{product_by_rows(x, narrow_matrix(weight), wide_bias.value_or(at::Tensor()))};
+      }
+      return std::vector{at::linear(x, weight.to(x.scalar_type()), wide_bias)};
+    })[0];
   }
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
     const at::Tensor weight = ctx->get_saved_variables()[0];
     at::Tensor dx;
-    if (ctx->needs_input_grad(0)) dx = at::matmul(grads[0], weight.to(grads[0].scalar_type()));
+    if (ctx->needs_input_grad(0)) {
+      dx = widens_by_rows(grads[0]) ? input_gradient_by_rows(grads[0], narrow_matrix(weight))
+                                    : at::matmul(grads[0], weight.to(grads[0].scalar_type()));
+    }
     return {dx, at::Tensor(), at::Tensor()};
   }
 };
-
-/// Calls use(first, wide) with some rows of the weight at a time, in fp32.
-template <class Use>
-void for_rows(const at::Tensor& weight, const Use& use) {
-  const std::int64_t rows = weight.size(0), at_once = std::clamp<std::int64_t>(kWideElements / weight.size(1), 1, rows);
-  const at::Tensor buffer = at::empty({at_once, weight.size(1)}, weight.options().dtype(at::kFloat));
-  for (std::int64_t first = 0; first < rows; first += at_once) {
-    const std::int64_t count = std::min(at_once, rows - first);
-    const at::Tensor wide = buffer.narrow(0, 0, count);
-    wide.copy_(weight.narrow(0, first, count));
-    use(first, wide);
-  }
-}
 
 }  // namespace
 
@@ -72,7 +70,7 @@ void product_out(const at::Tensor& out, const at::Tensor& x, const at::Tensor& w
     at::mm_out(whole, x, weight.t());
     return;
   }
-  for_rows(weight, [&](std::int64_t first, const at::Tensor& wide) {
+  for_wide_rows(narrow_matrix(weight), [&](std::int64_t first, const at::Tensor& wide) {
     at::Tensor columns = out.narrow(1, first, wide.size(0));
     at::mm_out(columns, x, wide.t());
   });
@@ -84,7 +82,7 @@ void input_gradient_out(const at::Tensor& out, const at::Tensor& dy, const at::T
     at::mm_out(whole, dy, weight);
     return;
   }
-  for_rows(weight, [&](std::int64_t first, const at::Tensor& wide) {
+  for_wide_rows(narrow_matrix(weight), [&](std::int64_t first, const at::Tensor& wide) {
     out.addmm_(dy.narrow(1, first, wide.size(0)), wide, first == 0 ? 0.0 : 1.0);
   });
 }

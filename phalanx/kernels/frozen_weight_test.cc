@@ -11,6 +11,7 @@
 
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
+#include "phalanx/layout/wide_rows.h"
 
 namespace phalanx::kernels {
 namespace frozen_weight_test {
@@ -24,6 +25,18 @@ TEST(FrozenWeight, ProductsAndGradientsAreThoseOfTheWideWeight) {
   EXPECT_TRUE(at::equal(y, at::linear(x, weight.to(at::kFloat), bias.to(at::kFloat))));
   y.backward(dy);
   EXPECT_TRUE(at::equal(x.grad(), dy.mm(weight.to(at::kFloat))));
+}
+
+// 1,024 rows of 1,024 elements are wide at once. One piece would give the same sums in another order.
+TEST(FrozenWeight, SeveralPiecesMakeTheSameProduct) {
+  const at::Tensor weight = at::randn({2100, 1024}).to(at::kBFloat16), bias = at::randn({2100});
+  const at::Tensor x = at::randn({2, 3, 1024}), dy = at::randn({2, 3, 2100});
+  ASSERT_EQ(wide_rows_at_once(2100, 1024), 1024);
+  x.set_requires_grad(true);
+  const at::Tensor y = linear(x, weight, bias), wide = weight.to(at::kFloat);
+  EXPECT_TRUE(at::allclose(y, at::linear(x, wide, bias), 1e-5, 1e-3));
+  y.backward(dy);
+  EXPECT_TRUE(at::allclose(x.grad(), at::matmul(dy, wide), 1e-5, 1e-3));
 }
 
 TEST(FrozenWeight, TrainedOrEqualTypesAreNoNarrowWeights) {

@@ -22,6 +22,7 @@
 #include "phalanx/base/assert.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/saved_activations.h"
+#include "phalanx/kernels/wide_rows.h"
 
 namespace phalanx::kernels {
 namespace {
@@ -94,6 +95,19 @@ float in_units(float value, float inverse) { return std::clamp(value * inverse, 
 /// The floats whose bytes these are, at an address that suits them.
 at::Tensor floats_of(const at::Tensor& bytes) { return bytes.clone().view(at::kFloat); }
 
+/// Some rows of a weight.
+struct Nf4Rows {
+  Nf4Weight weight;
+  Nf4Part part;
+};
+
+Nf4Rows rows_of(const Nf4Weight& weight, const Nf4Part& part, std::int64_t first, std::int64_t count) {
+  Nf4Part rows = part;
+  rows.first_row += first;
+  return {{weight.codes.narrow(0, first, count), weight.absmax.narrow(0, first, count), weight.nested, weight.tables},
+          rows};
+}
+
 void dequantise_on_host(const Nf4Weight& weight, const Nf4Part& part, float* out) {
   const at::Tensor codes = weight.codes.contiguous(), absmax = weight.absmax.contiguous();
   const at::Tensor nested = floats_of(weight.nested);
@@ -134,6 +148,15 @@ at::Tensor dequantise_on_device(const Nf4Weight& weight, const Nf4Part& part) {
   return weight.tables->values.index_select(0, codes).view({-1, kNf4Block}).mul_(scales.unsqueeze(1));
 }
 
+NarrowMatrix narrow_matrix(const Nf4Weight& weight, const Nf4Part& part) {
+  return {.rows = weight.codes.size(0),
+          .columns = 2 * weight.codes.size(1),
+          .widen = [&](std::int64_t first, const at::Tensor& wide) {
+            const Nf4Rows rows = rows_of(weight, part, first, wide.size(0));
+            dequantise_on_host(rows.weight, rows.part, wide.mutable_data_ptr<float>());
+          }};
+}
+
 struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const Nf4Weight& weight,
                             const Nf4Part& part, const std::optional<at::Tensor>& bias) {
@@ -141,6 +164,9 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
     ctx->saved_data["part"] = std::vector<std::int64_t>{part.first_row, part.first_column, part.columns};
     const auto used_bias = bias ? std::optional(bias->to(x.scalar_type())) : std::nullopt;
     return computed_once(SavedOp::linear, [&] {
+      if (widens_by_rows(x)) {
+        return std::vector{product_by_rows(x, narrow_matrix(weight, part), used_bias.value_or(at::Tensor()))};
+      }
       return std::vector{at::linear(x, dequantise_nf4(weight, part, x.scalar_type()), used_bias)};
     })[0];
   }
@@ -153,7 +179,9 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
     if (ctx->needs_input_grad(0)) {
       const Nf4Weight weight{saved[0], saved[1], saved[2],
                              std::make_shared<const Nf4Tables>(Nf4Tables{saved[3], saved[4]})};
-      dx = at::matmul(grads[0], dequantise_nf4(weight, {part[0], part[1], part[2]}, grads[0].scalar_type()));
+      const Nf4Part saved_part{part[0], part[1], part[2]};
+      dx = widens_by_rows(grads[0]) ? input_gradient_by_rows(grads[0], narrow_matrix(weight, saved_part))
+                                    : at::matmul(grads[0], dequantise_nf4(weight, saved_part, grads[0].scalar_type()));
     }
     return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }

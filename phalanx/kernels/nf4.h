@@ -8,8 +8,9 @@
 //   at::Tensor y = nf4_linear(x, stored, {.columns = weight.size(1)});           // x W^T
 //
 // The bytes are those of bitsandbytes with double quantisation: of two elements in a byte the first is in the high
-// half. The products widen the weight, and again for the input's gradient; nothing wide is kept in between. The host
-// waits for nothing in them. quantise_nf4() works on the host: it waits for a weight on a device, and copies the bytes back.
+// half. The products widen the weight, and again for the input's gradient; nothing wide is kept in between, and of fp32
+// products on the host only some rows are wide at a time (wide_rows.h). The host waits for nothing in them.
+// quantise_nf4() works on the host: it waits for a weight on a device, and copies the bytes back.
 #pragma once
 
 #include <ATen/core/Tensor.h>

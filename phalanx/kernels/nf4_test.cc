@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "phalanx/layout/wide_rows.h"
+
 namespace phalanx::kernels {
 namespace nf4_test {
 
@@ -95,6 +97,22 @@ TEST(Nf4, ProductsAndGradientsAreThoseOfTheWideWeight) {
   y.backward(dy);
   EXPECT_TRUE(at::equal(x.grad(), at::matmul(dy, wide)));
   EXPECT_EQ(nf4_linear(x.detach().to(at::kBFloat16), stored, {.columns = 128}).scalar_type(), at::kBFloat16);
+}
+
+// 8,192 rows of 128 elements are wide at once, and the part begins within a matrix.
+TEST(Nf4, SeveralPiecesMakeTheSameProduct) {
+  const Nf4Weight whole = quantise_nf4(at::randn({9100, 256}), tables());
+  const Nf4Weight stored{whole.codes.narrow(0, 90, 9000).narrow(1, 64, 64),
+                         whole.absmax.narrow(0, 90, 9000).narrow(1, 2, 2), whole.nested, tables()};
+  const Nf4Part part{.first_row = 90, .first_column = 128, .columns = 256};
+  ASSERT_LT(wide_rows_at_once(9000, 128), 9000);
+  const at::Tensor wide = dequantise_nf4(whole, {.columns = 256}, at::kFloat).narrow(0, 90, 9000).narrow(1, 128, 128);
+  const at::Tensor x = at::randn({5, 128}), dy = at::randn({5, 9000});
+  x.set_requires_grad(true);
+  const at::Tensor y = nf4_linear(x, stored, part);
+  EXPECT_TRUE(at::allclose(y, at::linear(x, wide), 1e-5, 1e-4));
+  y.backward(dy);
+  EXPECT_TRUE(at::allclose(x.grad(), at::matmul(dy, wide), 1e-5, 1e-3));
 }
 
 }  // namespace nf4_test

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "phalanx/layout/wide_rows.h"
 #include "phalanx/plan/model_partition.h"
 #include "phalanx/plan/unit_shapes.h"
 
@@ -310,13 +311,15 @@ void add_adapters(const TrainingShape& shape, bool was_fused, ActivationBytes& b
   if (!n.is_cut && n.model.experts == 0) bytes.backward = bytes.backward_input = type * (3 * n.dim + n.ffn);
 }
 
-// Of a base in fewer bits than the activations have, one weight at a time is widened; one in 4 bits to float32 first.
+// Of a base in fewer bits than the activations have, one weight at a time is widened, or on the host some of its rows;
+// for activations in 16 bits one in 4 bits is widened to float32 first.
 void add_wide_weight(const TrainingShape& shape, ActivationBytes& bytes) {
   const Sizes n(shape);
   const bool is_narrow = shape.autocast || shape.gather_bytes == 2;
   if (is_narrow && !shape.lora.has_nf4_base()) return;
   const std::int64_t each = kFloatBytes + (is_narrow ? 2 : 0);
-  const std::int64_t wide = each * n.model.feed_forward_matrices() / n.model.matrices_of_net;
+  const std::int64_t weight = n.model.feed_forward_matrices() / n.model.matrices_of_net;
+  const std::int64_t wide = each * (is_narrow || shape.on_device ? weight : std::min(weight, kWideElements));
   for (std::int64_t* of : {&bytes.forward, &bytes.backward, &bytes.backward_input}) *of += wide;
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cctype>
 #include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include "phalanx/base/error.h"
@@ -161,8 +162,9 @@ const ScheduleKind& schedule_kind_of(std::string_view name) {
   }
   std::vector<std::string> known = schedule_names();
   for (const auto& [short_name, full] : kShortNames) known.emplace_back(short_name);
-  throw ConfigError(fmt::format("unknown pipeline schedule '{}'{}: expected one of {}", name, did_you_mean(name, known),
-                                fmt::join(schedule_names(), ", ")));
+  throw ConfigError(fmt::format("unknown pipeline schedule '{}'{}: expected one of {}, or for short {}", name,
+                                did_you_mean(name, known), fmt::join(schedule_names(), ", "),
+                                fmt::join(known.end() - std::ssize(kShortNames), known.end(), ", ")));
 }
 
 // "12 or 15": the nearest numbers of micro-batches that fill whole rounds.

@@ -43,7 +43,8 @@ TEST(Generators, NamesInAnySpelling) {
   for (const std::string& name : schedule_names()) EXPECT_EQ(schedule_name(name), name);
   EXPECT_EQ(generator_error({.name = "Interleaved1F1C"}),
             "unknown pipeline schedule 'Interleaved1F1C' (did you mean 'Interleaved1F1B'?): expected one of GPipe, "
-            "1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV");
+            "1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, "
+            "or for short afab, interleaved, bfs, zb1p, zbh1, zbv");
   EXPECT_THAT(generator_error({.name = ""}), HasSubstr("unknown pipeline schedule ''"));
 }
 

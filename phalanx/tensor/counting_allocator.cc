@@ -7,8 +7,10 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 
 #include "phalanx/comm/backends/local_shm/shared_heap.h"
+#include "phalanx/tensor/host_block_pool.h"
 
 namespace phalanx {
 namespace {
@@ -19,11 +21,28 @@ using observe::MemoryCategory;
 // back (raw_deallocate() knows only the address).
 std::uint8_t& last_byte(void* block) { return static_cast<std::uint8_t*>(block)[malloc_usable_size(block) - 1]; }
 
+// A sanitizer knows malloc's blocks, and what happens to them after they are freed.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kUsesPool = false;
+#else
+constexpr bool kUsesPool = true;
+#endif
+
+/// nullptr: it is for malloc, which also says what is wrong where there is no memory.
+void* from_pool(std::size_t bytes, MemoryCategory category) {
+  if (!kUsesPool || bytes < HostBlockPool::kLeastBytes) return nullptr;
+  return HostBlockPool::instance().allocate(bytes, static_cast<std::uint8_t>(category));
+}
+
 void free_block(void* block) {
   if (block == nullptr) return;
   if (SharedHeap* const heap = SharedHeap::owner_of(block)) {
     const SharedHeap::Block was = heap->free(block);
     return observe::record_memory_freed(static_cast<MemoryCategory>(was.tag), was.bytes, /*shared=*/true);
+  }
+  if (kUsesPool && HostBlockPool::instance().find(block)) {
+    const HostBlockPool::Block was = HostBlockPool::instance().free(block);
+    return observe::record_memory_freed(static_cast<MemoryCategory>(was.tag), was.bytes);
   }
   observe::record_memory_freed(static_cast<MemoryCategory>(last_byte(block)), malloc_usable_size(block));
   c10::free_cpu(block);
@@ -37,6 +56,10 @@ class CountingAllocator final : public c10::Allocator {
     if (void* const shared = SharedHeap::try_allocate(bytes, static_cast<std::uint8_t>(category))) {
       observe::record_memory_allocated(category, SharedHeap::owner_of(shared)->at(shared).bytes, /*shared=*/true);
       return {shared, shared, &free_block, c10::DeviceType::CPU};
+    }
+    if (void* const large = from_pool(bytes, category)) {
+      observe::record_memory_allocated(category, bytes);
+      return {large, large, &free_block, c10::DeviceType::CPU};
     }
     void* const block = c10::alloc_cpu(bytes + 1);
     last_byte(block) = static_cast<std::uint8_t>(category);
@@ -64,6 +87,11 @@ void count_as(const at::Tensor& tensor, MemoryCategory category) {
     heap->set_tag(block, static_cast<std::uint8_t>(category));
     observe::record_memory_freed(static_cast<MemoryCategory>(was.tag), was.bytes, /*shared=*/true);
     return observe::record_memory_allocated(category, was.bytes, /*shared=*/true);
+  }
+  if (const auto was = kUsesPool ? HostBlockPool::instance().find(block) : std::nullopt) {
+    HostBlockPool::instance().set_tag(block, static_cast<std::uint8_t>(category));
+    observe::record_memory_freed(static_cast<MemoryCategory>(was->tag), was->bytes);
+    return observe::record_memory_allocated(category, was->bytes);
   }
   const auto before = static_cast<MemoryCategory>(last_byte(block));
   if (before == category) return;

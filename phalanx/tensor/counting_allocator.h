@@ -1,7 +1,8 @@
 // Counts the memory of CPU tensors by category (observe/memory_counters.h).
 //
 // It wraps libtorch's own allocator, takes the memory from there, and stores the category in a block's last byte. It
-// asks the heap for the block's size. Device memory is counted by libtorch's caching allocator itself.
+// asks the heap for the block's size. Large blocks are of a pool of their own, which keeps them for reuse
+// (host_block_pool.h). Device memory is counted by libtorch's caching allocator itself.
 //
 //   install_counting_allocator();                     // once, before the tensors that are to be counted
 //   {
