@@ -15,9 +15,9 @@ wrong, with rank, element and likely cause.
   -n, --nproc-per-node N   start N ranks on this node
   --steps K                training steps to compare (3)
   --layout L               another layout than the configuration's, such as dp_shard=2,tp=2,zero=3; may be repeated.
-                           Parts: pp, schedule=NAME, dp_replicate, dp_shard, cp, exchange=keys|heads|ring|auto, ep, tp,
-                           zero=1|2|3, sp=on|off, ac=none|full|op|N, reshard=default|always|never,
-                           precision=float32|bfloat16|float16, batch=N
+                           Parts: pp, schedule=NAME, dp_replicate, dp_shard, cp, exchange=keys|heads|ring|auto,
+                           balance=auto|headtail|ptrr, ep, tp, zero=1|2|3, sp=on|off, ac=none|full|op|N,
+                           reshard=default|always|never, precision=float32|bfloat16|float16, batch=N
   --tolerance T            of gradients at equal weights, relative to their norm (1e-5 in float32); losses may be off
                            by twice as much, updates by 1e-5. Recomputation alone may change no bit
   --all                    every layout of 1 to N ranks whose degrees are powers of two, and recomputation and both

@@ -142,7 +142,7 @@ struct TrainConfig {
     std::int64_t context_parallel_degree = 1;
     std::string context_parallel_exchange = "keys";
     std::string context_parallel_rotate_method = "allgather";
-    std::string context_parallel_load_balancer = "headtail";
+    std::string context_parallel_load_balancer = "auto";
     std::int64_t tensor_parallel_degree = 1;
     bool enable_sequence_parallel = true;
     bool enable_async_tensor_parallel = true;

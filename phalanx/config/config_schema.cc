@@ -435,10 +435,12 @@ const std::vector<Key>& known_keys() {
       {"parallelism",
        "context_parallel_load_balancer",
        at<&C::parallelism, &C::Parallelism::context_parallel_load_balancer>,
-       "Which positions a rank has: headtail, a piece from the head of the sequence and one from its tail.",
+       "Which positions a rank has. headtail: a piece from the head of the sequence and one from its tail. ptrr "
+       "(torchtitan's name): blocks of each packed sequence, dealt out by attention's work, for attn_mask_type = "
+       "\"block_causal\" and an exchange of keys. auto: ptrr where it can be, headtail elsewhere.",
        -kAny,
        kAny,
-       {"headtail"}},
+       {"auto", "headtail", "ptrr"}},
       {"parallelism", "tensor_parallel_degree", at<&C::parallelism, &C::Parallelism::tensor_parallel_degree>,
        "Neighbouring ranks over which every large matrix is cut. Divides heads, ffn_hidden, vocabulary and ranks.", 1,
        kAny},

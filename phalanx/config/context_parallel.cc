@@ -32,6 +32,40 @@ void check_heads(const models::LlamaConfig& model, const ParallelPlan& plan) {
                   kv, of_tp, plan.cp));
 }
 
+bool has_documents(const TrainConfig& config) { return config.training.attn_mask_type == "block_causal"; }
+
+/// Where keys are exchanged.
+bool can_cut_by_work(const TrainConfig& config) {
+  // Noise of routers is that of a position, which they take from heads and tails.
+  return config.parallelism.context_parallel_load_balancer != "headtail" && has_documents(config) &&
+         config.training.moe_input_jitter_eps == 0;
+}
+
+void check_load_balancer(const TrainConfig& config, const std::string& exchange) {
+  if (config.parallelism.context_parallel_load_balancer != "ptrr") return;
+  const auto refuse = [](const std::string& what) {
+    throw ConfigError(fmt::format(
+        "[parallelism] context_parallel_load_balancer = \"ptrr\" {}; or set it to \"auto\" or \"headtail\"", what));
+  };
+  if (!has_documents(config)) {
+    refuse(
+        fmt::format("deals out blocks of packed sequences, but attn_mask_type is \"{}\", where heads and tails are "
+                    "equal work: set it to \"block_causal\"",
+                    config.training.attn_mask_type));
+  }
+  if (exchange != "keys" && exchange != "auto") {
+    refuse(fmt::format("is for an exchange of keys, but {} are exchanged: set context_parallel_exchange = \"keys\"{}",
+                       exchange == "heads" ? "heads" : "pieces round a ring",
+                       exchange == "heads" ? ", though with heads all ranks have equal work" : ""));
+  }
+  if (config.training.moe_input_jitter_eps != 0) {
+    refuse(
+        fmt::format("does not go with moe_input_jitter_eps = {}, whose noise takes positions of heads and tails: set "
+                    "that to 0",
+                    config.training.moe_input_jitter_eps));
+  }
+}
+
 }  // namespace
 
 plan::ContextExchangeChoice context_exchange(const TrainConfig& config, const models::LlamaConfig& model,
@@ -40,13 +74,19 @@ plan::ContextExchangeChoice context_exchange(const TrainConfig& config, const mo
   if (given.context_parallel_rotate_method == "alltoall") return {.name = "ring", .reason = ""};
   if (given.context_parallel_exchange != "auto") return {.name = given.context_parallel_exchange, .reason = ""};
   if (plan.cp == 1) return {.name = "keys", .reason = ""};
+  if (given.context_parallel_load_balancer == "ptrr") return {.name = "keys", .reason = ""};  // of these alone
   return plan::choose_context_exchange({.model = model,
                                         .cp = plan.cp,
                                         .tp = plan.tp,
                                         .batch = config.training.local_batch_size,
                                         .seq = config.training.seq_len,
                                         .number_bytes = config.training.mixed_precision_param == "float32" ? 4 : 2,
-                                        .has_documents = config.training.attn_mask_type == "block_causal"});
+                                        .has_documents = has_documents(config),
+                                        .balances_keys = can_cut_by_work(config)});
+}
+
+bool cuts_by_work(const TrainConfig& config, const ParallelPlan& plan, const plan::ContextExchangeChoice& exchange) {
+  return plan.cp > 1 && exchange.name == "keys" && can_cut_by_work(config);
 }
 
 void check_context_parallel(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan) {
@@ -67,6 +107,7 @@ void check_context_parallel(const TrainConfig& config, const models::LlamaConfig
                     exchange, exchange == "heads" ? "exchanges heads" : "chooses one"));
   }
   if (given.context_parallel_exchange == "heads") check_heads(model, plan);
+  check_load_balancer(config, is_ring ? "ring" : given.context_parallel_exchange);
   const auto refuse = [&](const std::string& what, const std::string& remedy) {
     throw ConfigError(
         fmt::format("[parallelism] context_parallel_degree = {} does not go with {}: {}", plan.cp, what, remedy));

@@ -12,6 +12,9 @@ namespace phalanx::config {
 plan::ContextExchangeChoice context_exchange(const TrainConfig& config, const models::LlamaConfig& model,
                                              const ParallelPlan& plan);
 
+/// Whether packed sequences are cut by attention's work, with that exchange, rather than into heads and tails.
+bool cuts_by_work(const TrainConfig& config, const ParallelPlan& plan, const plan::ContextExchangeChoice& exchange);
+
 /// Throws ConfigError for what context parallelism cannot do: it names the setting and what to do instead.
 void check_context_parallel(const TrainConfig& config, const models::LlamaConfig& model, const ParallelPlan& plan);
 

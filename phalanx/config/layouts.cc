@@ -22,8 +22,8 @@ using Parts = std::map<std::string, std::string>;
 
 Parts split_layout(const std::string& name) {
   static const std::vector<std::string> kKnown = {"pp",       "schedule", "dp_replicate", "dp_shard", "cp",
-                                                  "exchange", "ep",       "tp",           "zero",     "sp",
-                                                  "ac",       "reshard",  "batch",        "precision"};
+                                                  "exchange", "balance",  "ep",           "tp",       "zero",
+                                                  "sp",       "ac",       "reshard",      "batch",    "precision"};
   Parts parts;
   std::string_view rest = name;
   while (!rest.empty()) {
@@ -111,6 +111,7 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   parallelism.expert_parallel_degree = number_of(parts, "ep", 1, name);
   parallelism.context_parallel_degree = number_of(parts, "cp", 1, name);
   parallelism.context_parallel_exchange = choice_of(parts, "exchange", {"keys", "heads", "ring", "auto"}, name);
+  parallelism.context_parallel_load_balancer = choice_of(parts, "balance", {"auto", "headtail", "ptrr"}, name);
   parallelism.tensor_parallel_degree = number_of(parts, "tp", 1, name);
   parallelism.pipeline_parallel_degree = number_of(parts, "pp", 1, name);
   if (const auto schedule = parts.find("schedule"); schedule != parts.end()) {
@@ -239,6 +240,7 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
     if (degrees.pp * degrees.replicas * degrees.shards == 1) {
       add_with_variants(degrees, "exchange=heads");
       add_with_variants(degrees, "exchange=ring");
+      if (config.training.attn_mask_type == "block_causal") add(degrees, "balance=headtail");
     }
     if (degrees.pp * degrees.shards * degrees.tp == 1) add_with_variants(degrees, "zero=3");
     if (degrees.replicas == 1 && degrees.pp * degrees.shards > 1) {

@@ -47,6 +47,12 @@ TEST(Layouts, OfContextParallelismAreReadFromTheirNames) {
   EXPECT_EQ(parallel("dp_shard=2,cp=2,tp=2,zero=3").shards(), 4);
   EXPECT_EQ(with_layout(small_config(), "cp=2,exchange=heads", 8).config.parallelism.context_parallel_exchange,
             "heads");
+  EXPECT_EQ(with_layout(small_config(), "cp=2,balance=headtail", 8).config.parallelism.context_parallel_load_balancer,
+            "headtail");
+  EXPECT_EQ(with_layout(small_config(), "cp=2", 8).config.parallelism.context_parallel_load_balancer, "auto");
+  EXPECT_THAT(layout_refusal("cp=2,balance=work"),
+              HasSubstr("balance is 'work': expected one of auto, headtail, ptrr"));
+  EXPECT_THAT(layout_refusal("cp=2,balance=ptrr"), HasSubstr("deals out blocks of packed sequences"));
   EXPECT_THAT(layout_refusal("cp=2,exchange=rows"),
               HasSubstr("exchange is 'rows': expected one of keys, heads, ring, auto"));
   EXPECT_THAT(layout_refusal("cp=8,exchange=heads"),

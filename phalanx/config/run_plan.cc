@@ -267,6 +267,8 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
   }
   if (!fits || !has_schedule) return std::nullopt;
   plan.exchange = context_exchange(config, model, parallel);
+  plan.cuts_by_work = cuts_by_work(config, parallel, plan.exchange);
+  plan.window = plan::window_of_all_layers(model);
   return plan;
 }
 

@@ -31,6 +31,17 @@ struct RunPlan {
   std::int64_t micro_batches = 1;  // of a pipeline, in one forward pass of a data-parallel rank: that is a whole step
   /// What attention exchanges under context parallelism.
   plan::ContextExchangeChoice exchange = {.name = "keys", .reason = ""};
+  bool cuts_by_work = false;  // packed rows (layout/packed_cut.h)
+  std::int64_t window = 0;    // of all layers; 0: none
+
+  /// How `rank` of the world cuts the rows of batches. What has no documents at hand takes parallel.context_cut(), and is
+  /// refused beside a cut by work.
+  ContextCut context_cut(std::int64_t rank) const noexcept {
+    ContextCut cut = parallel.context_cut(rank);
+    cut.by_work = cuts_by_work;
+    cut.window = window;
+    return cut;
+  }
 };
 
 /// Throws the first problem.

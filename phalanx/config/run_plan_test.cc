@@ -158,6 +158,45 @@ TEST(RunPlan, SaysWhatAttentionExchanges) {
   EXPECT_THAT(choice.reason, HasSubstr("a rank would send in a layer and step: heads "));
 }
 
+TEST(RunPlan, SaysHowPackedSequencesAreCut) {
+  const auto plan = [](const std::string& parallelism, const std::string& rest) {
+    return plan_run(config_of("[parallelism]\ncontext_parallel_degree = 2\n" + parallelism + "[training]\n" + rest), 2);
+  };
+  const std::string packed = "attn_mask_type = \"block_causal\"\n",
+                    headtail = "context_parallel_load_balancer = \"headtail\"\n",
+                    by_auto = "context_parallel_exchange = \"auto\"\n";
+  EXPECT_TRUE(plan("", packed).cuts_by_work);
+  EXPECT_TRUE(plan("", packed).context_cut(1).by_work);
+  EXPECT_FALSE(plan("", packed).parallel.context_cut(1).by_work);
+  EXPECT_FALSE(plan("", "").cuts_by_work);
+  EXPECT_FALSE(plan(headtail, packed).cuts_by_work);
+  EXPECT_TRUE(plan("context_parallel_load_balancer = \"ptrr\"\n", packed).cuts_by_work);
+  EXPECT_FALSE(plan("context_parallel_exchange = \"ring\"\n", packed).cuts_by_work);
+  EXPECT_FALSE(plan("context_parallel_exchange = \"heads\"\n", packed).cuts_by_work);
+  EXPECT_THAT(plan(by_auto, packed).exchange.reason,
+              HasSubstr("heads and keys give each rank the same work with packed documents"));
+  EXPECT_THAT(plan(by_auto + headtail, packed).exchange.reason,
+              HasSubstr("heads give each rank the same work with packed documents"));
+  EXPECT_EQ(plan(by_auto + "context_parallel_load_balancer = \"ptrr\"\n", packed).exchange.name, "keys");
+}
+
+TEST(RunPlan, ACutByWorkThatCannotBeIsRefused) {
+  const std::string ptrr = "[parallelism]\ncontext_parallel_degree = 2\ncontext_parallel_load_balancer = \"ptrr\"\n",
+                    packed = "[training]\nattn_mask_type = \"block_causal\"\n";
+  EXPECT_EQ(context_refusal(ptrr + packed, 2), "");
+  EXPECT_THAT(context_refusal(ptrr, 2),
+              AllOf(HasSubstr("context_parallel_load_balancer = \"ptrr\""), HasSubstr("attn_mask_type is \"causal\""),
+                    HasSubstr("set it to \"block_causal\"")));
+  EXPECT_THAT(context_refusal(ptrr + "context_parallel_exchange = \"ring\"\n" + packed, 2),
+              HasSubstr("but pieces round a ring are exchanged: set context_parallel_exchange = \"keys\""));
+  EXPECT_THAT(context_refusal(ptrr + "context_parallel_rotate_method = \"alltoall\"\n" + packed, 2),
+              HasSubstr("but pieces round a ring are exchanged"));
+  EXPECT_THAT(context_refusal(ptrr + "context_parallel_exchange = \"heads\"\n" + packed, 2),
+              HasSubstr("but heads are exchanged"));
+  EXPECT_THAT(context_refusal(ptrr + packed + "moe_input_jitter_eps = 0.01\n", 2),
+              HasSubstr("does not go with moe_input_jitter_eps = 0.01"));
+}
+
 TEST(RunPlan, WhatContextParallelismCannotDoIsRefusedByName) {
   const std::string two = "[parallelism]\ncontext_parallel_degree = 2\n";
   const std::string alltoall = "context_parallel_rotate_method = \"alltoall\"\n";

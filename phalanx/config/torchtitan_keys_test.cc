@@ -14,7 +14,7 @@ TEST(TorchtitanKeys, KnownButUnsupportedKeysAreRefusedByNameWithTheReason) {
   EXPECT_THAT(refusal("[activation_checkpoint]\nearly_stop = true\n"), HasSubstr("computed again whole"));
   EXPECT_THAT(refusal("[checkpoint]\nasync_mode = \"async_with_pinned_mem\"\n"), HasSubstr("async_mode"));
   EXPECT_THAT(refusal("", {"--compile.enable"}), HasSubstr("[compile] enable"));
-  EXPECT_THAT(refusal("[parallelism]\ncontext_parallel_load_balancer = \"ptrr\"\n"), HasSubstr("headtail"));
+  EXPECT_THAT(refusal("[parallelism]\ncontext_parallel_load_balancer = \"heads\"\n"), HasSubstr("headtail"));
 }
 
 TEST(TorchtitanKeys, UnsupportedKeysAtTheirOffValueAreAccepted) {
@@ -106,6 +106,7 @@ TEST(TorchtitanKeys, TorchtitansOwnDefaultsAreAccepted) {
         "[profiling]\nenable_profiling = true\nprofiler_warmup = 3\n",
         "[parallelism]\ncontext_parallel_load_balancer = \"headtail\"\nexpert_parallel_comm_backend = \"standard\"\n"
         "pipeline_parallel_expert_parallel_overlap = true\n",
+        "[parallelism]\ncontext_parallel_load_balancer = \"ptrr\"\n",
         "[training.dataloader]\nnum_workers = 0\n[validation]\nenable = true\n[validation.dataloader]\n",
         "[checkpoint]\nlast_save_model_only = true\nenable_ft_dataloader_checkpoints = true\n",
         "[memory_estimation]\nenable = false\ndisable_fake_mode = false\n"}) {

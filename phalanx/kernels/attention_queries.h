@@ -1,7 +1,8 @@
 // AttentionQueries: the queries of a call of causal attention, and the keys that each of them sees.
 //
 // Queries may be those of some positions of a sequence only, and so may the keys. Each range of queries meets one or
-// several documents, and each such part that sees some of the keys is a segment.
+// several documents, and each such part that sees some of the keys is a segment. Rows of documents may have queries at
+// positions of their own.
 //
 //   for_each_segment(queries, /*row=*/0, [&](const QuerySegment& s) { ... });
 #pragma once
@@ -19,11 +20,13 @@
 namespace phalanx::kernels {
 
 struct AttentionQueries {
-  std::vector<PositionRange> ranges;  // the positions of the queries, in the order of the queries; increasing
-  std::int64_t seq = 0;               // the length of a row
+  using Ranges = std::vector<PositionRange>;
+  Ranges ranges;         // the positions of the queries, in the order of the queries; increasing
+  std::int64_t seq = 0;  // the length of a row
   std::shared_ptr<const DocumentBoundaries> documents = nullptr;  // of rows of this length; null: each row is one
-  std::int64_t window = 0;                 // a query sees its own key and window - 1 before it; 0: all before it
-  std::optional<PositionRange> keys = {};  // the positions of the keys; unset: all
+  std::int64_t window = 0;                  // a query sees its own key and window - 1 before it; 0: all before it
+  std::optional<PositionRange> keys = {};   // the positions of the keys; unset: all
+  std::vector<Ranges> ranges_of_rows = {};  // in place of `ranges`, by row, with as many queries in each; empty: none
 
   /// All positions.
   static AttentionQueries all(std::int64_t seq, std::shared_ptr<const DocumentBoundaries> documents,
@@ -35,6 +38,9 @@ struct AttentionQueries {
     std::int64_t sum = 0;
     for (const auto& range : ranges) sum += range.count;
     return sum;
+  }
+  const Ranges& ranges_of(std::int64_t row) const {
+    return ranges_of_rows.empty() ? ranges : ranges_of_rows.at(static_cast<std::size_t>(row));
   }
   /// An upper bound of the keys that `queries` consecutive queries see together.
   std::int64_t widest(std::int64_t queries) const noexcept {
@@ -58,7 +64,7 @@ void for_each_segment(const AttentionQueries& queries, std::int64_t row, const U
   const PositionRange held = queries.key_positions();
   const std::int64_t window = queries.window;
   std::int64_t query = 0;
-  for (const PositionRange& range : queries.ranges) {
+  for (const PositionRange& range : queries.ranges_of(row)) {
     const std::int64_t first = range.first, count = range.count;
     const auto meet = [&](std::int64_t begin, std::int64_t end) {
       std::int64_t key = std::max(begin, held.first);

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -65,6 +66,35 @@ std::int64_t effective(std::int64_t window, const Documents& documents, std::int
   return window < (documents ? documents->longest() : seq) ? window : 0;
 }
 
+/// Throws Error unless the shapes fit and the positions of each row are increasing ones of the keys, one for each query.
+void require_positions(const char* who, const at::Tensor& q, const at::Tensor& k, const Documents& documents,
+                       const at::Tensor& sinks, std::span<const std::vector<PositionRange>> rows) {
+  require_sinks_of(who, q, sinks);
+  const bool documents_fit = !documents || (documents->rows() == q.size(0) && documents->seq_len() == k.size(2));
+  for (const std::vector<PositionRange>& positions : rows) {
+    bool positions_fit = q.size(2) > 0;
+    std::int64_t end = 0, queries = 0;
+    for (const auto& [first, count] : positions) {
+      positions_fit = positions_fit && first >= end && count >= 0;
+      end = first + count;
+      queries += count;
+    }
+    positions_fit = positions_fit && queries == q.size(2) && end <= k.size(2);
+    if (documents_fit && positions_fit && k.size(0) == q.size(0) && q.size(1) % k.size(1) == 0) continue;
+    throw Error(fmt::format(
+        "{}: {} rows of {} queries at {} positions up to {}, {} rows of {} keys{}; expected increasing positions of "
+        "the keys, one for each query, and documents of the keys' rows",
+        who, q.size(0), q.size(2), queries, end, k.size(0), k.size(2),
+        documents ? fmt::format(", documents of {} rows of {}", documents->rows(), documents->seq_len()) : ""));
+  }
+}
+
+at::Tensor attention_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& sinks,
+                        const AttentionQueries& queries) {
+  return FusedAttention::apply(in_autocast_type(q), in_autocast_type(k), in_autocast_type(v), if_defined(sinks),
+                               queries);
+}
+
 }  // namespace
 
 at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -113,25 +143,29 @@ at::Tensor causal_attention(const at::Tensor& q_in, const at::Tensor& k_in, cons
 at::Tensor causal_attention_of_positions(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                          const std::vector<PositionRange>& positions, std::int64_t window,
                                          const Documents& documents, const at::Tensor& sinks) {
-  require_sinks_of("causal_attention_of_positions", q, sinks);
-  const AttentionQueries queries{
-      .ranges = positions, .seq = k.size(2), .documents = documents, .window = effective(window, documents, k.size(2))};
-  const bool documents_fit = !documents || (documents->rows() == q.size(0) && documents->seq_len() == k.size(2));
-  bool positions_fit = queries.count() == q.size(2) && q.size(2) > 0;
-  std::int64_t end = 0;
-  for (const auto& [first, count] : positions) {
-    positions_fit = positions_fit && first >= end && count >= 0;
-    end = first + count;
-  }
-  if (!documents_fit || !positions_fit || end > k.size(2) || k.size(0) != q.size(0) || q.size(1) % k.size(1) != 0) {
+  require_positions("causal_attention_of_positions", q, k, documents, sinks, {&positions, 1});
+  return attention_of(q, k, v, sinks,
+                      {.ranges = positions,
+                       .seq = k.size(2),
+                       .documents = documents,
+                       .window = effective(window, documents, k.size(2))});
+}
+
+at::Tensor causal_attention_of_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    const std::vector<std::vector<PositionRange>>& positions, std::int64_t window,
+                                    const Documents& documents, const at::Tensor& sinks) {
+  require_positions("causal_attention_of_rows", q, k, documents, sinks, positions);
+  if (std::ssize(positions) != q.size(0) || !documents) {
     throw Error(fmt::format(
-        "causal_attention_of_positions: {} rows of {} queries at {} positions up to {}, {} rows of {} keys{}; "
-        "expected increasing positions of the keys, one for each query, and documents of the keys' rows",
-        q.size(0), q.size(2), queries.count(), end, k.size(0), k.size(2),
-        documents ? fmt::format(", documents of {} rows of {}", documents->rows(), documents->seq_len()) : ""));
+        "causal_attention_of_rows: positions of {} rows{}; expected those of the queries' {} rows, and their documents",
+        positions.size(), documents ? "" : " without documents", q.size(0)));
   }
-  return FusedAttention::apply(in_autocast_type(q), in_autocast_type(k), in_autocast_type(v), if_defined(sinks),
-                               queries);
+  return attention_of(q, k, v, sinks,
+                      {.ranges = {},
+                       .seq = k.size(2),
+                       .documents = documents,
+                       .window = effective(window, documents, k.size(2)),
+                       .ranges_of_rows = positions});
 }
 
 }  // namespace phalanx::kernels

@@ -46,6 +46,12 @@ at::Tensor causal_attention_of_positions(const at::Tensor& q, const at::Tensor& 
                                          const std::shared_ptr<const DocumentBoundaries>& documents = nullptr,
                                          const at::Tensor& sinks = {});
 
+/// The same where each row has queries at positions of its own, as many in each, and documents. Throws Error without them.
+at::Tensor causal_attention_of_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    const std::vector<std::vector<PositionRange>>& positions, std::int64_t window,
+                                    const std::shared_ptr<const DocumentBoundaries>& documents,
+                                    const at::Tensor& sinks = {});
+
 /// The same by at::scaled_dot_product_attention with a mask of all pairs of positions.
 at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       std::int64_t window = 0, const DocumentBoundaries* documents = nullptr,

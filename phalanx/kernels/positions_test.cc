@@ -83,6 +83,37 @@ TEST(AttentionOfPositions, IsTheRowsOfTheWhole) { expect_rows_of_whole(at::kFloa
 TEST(AttentionOfPositions, IsTheRowsOfTheWholeInDouble) { expect_rows_of_whole(at::kDouble, 1e-12); }
 TEST(AttentionOfPositions, IsTheRowsOfTheWholeInBFloat16) { expect_rows_of_whole(at::kBFloat16, 1.5e-2); }
 
+// Each row has queries at positions of its own.
+TEST(AttentionOfPositions, OfRowsIsTheRowsOfTheWhole) {
+  const std::vector<Positions> rows = {{{0, 1}, {60, 20}, {150, 9}}, {{30, 10}, {50, 15}, {100, 5}}};
+  const auto at_rows = [&](const at::Tensor& x) {
+    return at::cat({at_positions(x.narrow(0, 0, 1), rows[0]), at_positions(x.narrow(0, 1, 1), rows[1])}, 0);
+  };
+  for (const auto& [type, tolerance] :
+       {std::pair(at::kFloat, 1e-5), std::pair(at::kDouble, 1e-12), std::pair(at::kBFloat16, 1.5e-2)}) {
+    for (const Documents& documents : divisions()) {
+      if (!documents) continue;
+      for (const std::int64_t window : {0, 3, 70}) {
+        Tensors inputs = queries_keys_values();
+        for (at::Tensor& input : inputs) input = input.to(type);
+        SCOPED_TRACE(testing::Message() << "window " << window << ", " << documents->count() << " documents");
+        expect_close(
+            value_and_gradients(
+                [&](const Tensors& in) {
+                  return kernels::causal_attention_of_rows(at_rows(in[0]), in[1], in[2], rows, window, documents);
+                },
+                inputs, type),
+            value_and_gradients(
+                [&](const Tensors& in) {
+                  return at_rows(kernels::causal_attention_reference(in[0], in[1], in[2], window, documents.get()));
+                },
+                inputs, at::kDouble),
+            tolerance);
+      }
+    }
+  }
+}
+
 TEST(AttentionOfPositions, OfAllPositionsHasTheBitsOfCausalAttention) {
   const Tensors inputs = queries_keys_values();
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
@@ -134,6 +165,14 @@ TEST(AttentionOfPositions, RefusesWhatDoesNotFit) {
   EXPECT_THAT(refusal({{158, 4}}, 4), HasSubstr("up to 162"));
   EXPECT_THAT(refusal({{0, 4}}, 4, std::make_shared<const DocumentBoundaries>(8, std::vector<std::int32_t>{0, 8, 16})),
               HasSubstr("documents of 2 rows of 8"));
+  const auto refusal_of_rows = [&](const std::vector<Positions>& rows, const Documents& documents) {
+    return error_text<Error>(
+        [&] { kernels::causal_attention_of_rows(in[0].narrow(2, 0, 4), in[1], in[2], rows, 0, documents); });
+  };
+  EXPECT_THAT(refusal_of_rows({{{0, 4}}}, divisions()[1]), HasSubstr("positions of 1 rows; expected those of the"));
+  EXPECT_THAT(refusal_of_rows({{{0, 4}}, {{0, 4}}}, nullptr), HasSubstr("2 rows without documents"));
+  EXPECT_THAT(refusal_of_rows({{{0, 4}}, {{0, 3}}}, divisions()[1]), HasSubstr("4 queries at 3 positions up to 3"));
+  EXPECT_THAT(refusal_of_rows({{{0, 4}}, {{157, 4}}}, divisions()[1]), HasSubstr("up to 161"));
 }
 
 }  // namespace

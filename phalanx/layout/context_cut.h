@@ -7,7 +7,7 @@
 //   4 ranks:   0 | 1 | 2 | 3 | 3 | 2 | 1 | 0
 //
 // A sequence whose length is no multiple of ranks * `multiple` is padded at its end. Padding has no label, and no token
-// before it sees it.
+// before it sees it. With `by_work`, rows that hold several documents are cut otherwise: packed_cut.h.
 //
 //   const ContextCut cut{.ranks = 4, .rank = 1};
 //   cut.padded(30);       // 32
@@ -30,6 +30,8 @@ struct ContextCut {
   std::int64_t ranks = 1;
   std::int64_t rank = 0;
   std::int64_t multiple = 2;  // even; the positions of a rank are a multiple of it
+  bool by_work = false;       // rows with documents are cut by packed_ranges(); all else is of rows of one document
+  std::int64_t window = 0;    // which the work of all layers falls with; 0: none
 
   /// The length of the padded sequence.
   std::int64_t padded(std::int64_t seq_len) const noexcept {

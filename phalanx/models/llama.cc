@@ -232,11 +232,11 @@ void Llama::check_hidden(const at::Tensor& input) const {
   }
 }
 
-void Llama::check_documents(const DocumentBoundaries& documents, const at::Tensor& input, std::int64_t seq) const {
-  const std::int64_t rows = input.size(0) * (!part_.embedding && head_.parts_dim == 0 ? head_.parts : 1);
-  if (documents.rows() == rows && documents.seq_len() == seq) return;
+void Llama::check_documents(const Rows& rows, const at::Tensor& input) const {
+  const std::int64_t count = input.size(0) * (!part_.embedding && head_.parts_dim == 0 ? head_.parts : 1);
+  if (rows.documents->rows() == count && rows.documents->seq_len() == rows.seq) return;
   throw Error(fmt::format("Llama: document boundaries of {} rows of {} tokens; expected those of the batch, {} of {}",
-                          documents.rows(), documents.seq_len(), rows, seq));
+                          rows.documents->rows(), rows.documents->seq_len(), count, rows.seq));
 }
 
 void Llama::set_context(LlamaContext context) {
@@ -254,10 +254,36 @@ void Llama::require_no_context(const char* what) const {
                   what, context_.cut.ranks));
 }
 
-at::Tensor Llama::own_positions(const at::Tensor& ids, std::int64_t padding) const {
-  if (context_.cut.ranks == 1) return ids;
-  const std::int64_t seq = ids.size(1), missing = context_.cut.padded(seq) - seq;
-  return of_ranges(missing > 0 ? at::constant_pad_nd(ids, {0, missing}, padding) : ids, 1, context_.cut.ranges(seq));
+Llama::Rows Llama::rows_of(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents) const {
+  part_.embedding ? check_tokens(input) : check_hidden(input);
+  const bool is_cut = context_.cut.ranks > 1;
+  // Hidden states of a stage are this rank's positions already; how much of them is padding is not known there.
+  const std::int64_t given = input.size(1);
+  Rows rows{.seq = part_.embedding ? context_.cut.padded_if_cut(given)
+                                   : given * (head_.parts_dim == 0 ? 1 : head_.parts) * context_.cut.ranks,
+            .documents = documents,
+            .packed = nullptr};
+  if ((part_.embedding ? given : is_cut ? 0 : rows.seq) > config_.max_seq_len) {
+    throw Error(fmt::format("Llama: sequences of {} tokens, but max_seq_len is {}", part_.embedding ? given : rows.seq,
+                            config_.max_seq_len));
+  }
+  if (!documents) return rows;
+  if (is_cut && context_.cut.padded(documents->seq_len()) == rows.seq) rows.documents = documents->padded(rows.seq);
+  check_documents(rows, input);
+  if (is_cut && context_.cut.by_work) {
+    rows.packed = std::make_shared<const PackedPositions>(context_.cut, *rows.documents);
+  }
+  return rows;
+}
+
+at::Tensor Llama::own_of_padded(const at::Tensor& x, const Rows& rows) const {
+  if (context_.cut.ranks == 1) return x;
+  return rows.packed ? rows.packed->own(x) : of_ranges(x, x.dim() - 1, context_.cut.ranges(rows.seq));
+}
+
+at::Tensor Llama::own_positions(const at::Tensor& ids, std::int64_t padding, const Rows& rows) const {
+  const std::int64_t missing = context_.cut.padded_if_cut(ids.size(1)) - ids.size(1);
+  return own_of_padded(missing > 0 ? at::constant_pad_nd(ids, {0, missing}, padding) : ids, rows);
 }
 
 // Times a number of its own, or times sqrt(dim), rounded to the type of x as transformers does.
@@ -275,66 +301,50 @@ at::Tensor Llama::embed(const at::Tensor& tokens, const at::Tensor& positions) {
   return pos_embeddings ? x + call(pos_embeddings, positions) : x;
 }
 
-Llama::Rotation Llama::rope_of(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) {
-  const bool is_cut = context_.cut.ranks > 1;
-  if (documents == nullptr) {
+Llama::Rotation Llama::rope_of(const Rows& rows, at::Device device) {
+  const std::int64_t seq = rows.seq;
+  if (!rows.documents) {
     return rope(seq, seq, device).map([&](const nn::RotaryTables& tables) -> nn::RotaryTables {
       nn::RotaryTables all = tables.narrow(0, seq);
-      if (!is_cut) return all;
+      if (context_.cut.ranks == 1) return all;
       const auto ranges = context_.cut.ranges(seq);
       return {of_ranges(all.cos, 0, ranges), of_ranges(all.sin, 0, ranges)};
     });
   }
-  const std::int64_t longest = documents->longest();
+  const std::int64_t longest = rows.documents->longest();
   const RopeScaling& scaling = config_.rope_scaling;
   const bool is_stretched = scaling.depends_on_length() && longest > scaling.original_max_seq_len;
-  if (is_stretched && documents->count() > documents->rows()) {
+  if (is_stretched && rows.documents->count() > rows.documents->rows()) {
     throw Error(
         fmt::format("Llama: a document of {} tokens among others, and rotary angles that depend on each one's "
                     "length beyond {} (rope_scaling {}); expected shorter documents, or one in each row",
                     longest, scaling.original_max_seq_len, rope_scaling_name(scaling.type)));
   }
-  const at::Tensor positions =
-      is_cut ? of_ranges(documents->positions(), 1, context_.cut.ranges(seq)) : documents->positions();
+  const at::Tensor positions = own_of_padded(rows.documents->positions(), rows);
   return rope(longest, longest, device).map([&](const nn::RotaryTables& tables) {
     return tables.at_positions(positions);
   });
 }
 
-at::Tensor Llama::learnt_positions(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) const {
-  at::Tensor all =
-      documents != nullptr ? documents->positions() : at::arange(seq, at::TensorOptions(at::kLong).device(device));
-  if (context_.cut.ranks > 1) {
-    // Padding may be behind the last one.
-    all = of_ranges(all, all.dim() - 1, context_.cut.ranges(seq)).clamp_max(config_.max_seq_len - 1);
-  }
+at::Tensor Llama::learnt_positions(const Rows& rows, at::Device device) const {
+  at::Tensor all = own_of_padded(
+      rows.documents ? rows.documents->positions() : at::arange(rows.seq, at::TensorOptions(at::kLong).device(device)),
+      rows);
+  if (context_.cut.ranks > 1) all = all.clamp_max(config_.max_seq_len - 1);  // padding may be behind the last one
   const std::int64_t dim = head_.parts_dim == 1 ? all.dim() - 1 : 0;
-  if (head_.parts_dim == 0 && documents == nullptr) return all;  // the same for every sequence
+  if (head_.parts_dim == 0 && !rows.documents) return all;  // the same for every sequence
   const std::int64_t count = all.size(dim) / head_.parts;
   return all.narrow(dim, count * head_.part, count);
 }
 
-at::Tensor Llama::hidden(const at::Tensor& whole_input, const std::shared_ptr<const DocumentBoundaries>& of_rows) {
-  part_.embedding ? check_tokens(whole_input) : check_hidden(whole_input);
-  const bool is_cut = context_.cut.ranks > 1;
-  // Hidden states of a stage are this rank's positions already; how much of them is padding is not known there.
-  const std::int64_t given = whole_input.size(1);
-  const std::int64_t seq = part_.embedding ? context_.cut.padded_if_cut(given)
-                                           : given * (head_.parts_dim == 0 ? 1 : head_.parts) * context_.cut.ranks;
-  if ((part_.embedding ? given : is_cut ? 0 : seq) > config_.max_seq_len) {
-    throw Error(fmt::format("Llama: sequences of {} tokens, but max_seq_len is {}", part_.embedding ? given : seq,
-                            config_.max_seq_len));
-  }
-  const at::Tensor input = part_.embedding ? own_positions(whole_input, 0) : whole_input;
-  const auto documents =
-      of_rows && is_cut && context_.cut.padded(of_rows->seq_len()) == seq ? of_rows->padded(seq) : of_rows;
-  if (documents) check_documents(*documents, input, seq);
-  const Rotation rotation = config_.is_gpt2() ? Rotation() : rope_of(seq, documents.get(), input.device());
-  const at::Tensor positions = pos_embeddings ? learnt_positions(seq, documents.get(), input.device()) : at::Tensor();
+at::Tensor Llama::hidden(const at::Tensor& whole_input, const Rows& rows) {
+  const at::Tensor input = part_.embedding ? own_positions(whole_input, 0, rows) : whole_input;
+  const Rotation rotation = config_.is_gpt2() ? Rotation() : rope_of(rows, input.device());
+  const at::Tensor positions = pos_embeddings ? learnt_positions(rows, input.device()) : at::Tensor();
   at::Tensor x = part_.embedding ? embed(input, positions) : input;  // [batch, seq, dim]
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const nn::RotaryTables& tables = rope_of_layer(rotation, i);
-    x = call(layers[i], x, tables, documents);
+    x = call(layers[i], x, tables, rows.documents);
   }
   return norm ? normed(x) : x;
 }
@@ -353,7 +363,7 @@ at::Tensor Llama::logits(const at::Tensor& hidden) {
 }
 
 at::Tensor Llama::forward(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents) {
-  const at::Tensor h = hidden(input, documents);
+  const at::Tensor h = hidden(input, rows_of(input, documents));
   return part_.head ? logits(h) : h;
 }
 
@@ -385,11 +395,13 @@ at::Tensor Llama::loss(const at::Tensor& input, const at::Tensor& labels, const 
   }
   if (!options.divisor) require_no_context("a mean loss");
   if (options.document_loss && !options.divisor) throw Error("Llama: a loss of documents needs a divisor");
+  const Rows rows = rows_of(input, options.documents);
   return around_use(
-      [&] { return loss_of(hidden(input, options.documents), own_positions(labels, kIgnoredLabel), options); });
+      [&] { return loss_of(hidden(input, rows), own_positions(labels, kIgnoredLabel, rows), options, rows); });
 }
 
-at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels, const LlamaLossOptions& options) {
+at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels, const LlamaLossOptions& options,
+                          const Rows& rows) {
   const auto fused = [&](const at::Tensor& weight) {
     const auto weighted = [&](const at::Tensor& token_weights) {
       return head_.loss ? head_.loss(h, weight, labels, options.divisor, options.z_loss_weight, token_weights)
@@ -402,7 +414,7 @@ at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels, const L
       return head_.token_losses ? head_.token_losses(h, weight, labels)
                                 : kernels::linear_token_losses(h, weight, labels);
     };
-    return loss_of_documents(token_losses(), options, weighted);
+    return loss_of_documents(token_losses(), options, rows, weighted);
   };
   if (!output) return fused(tok_embeddings->weight);
   // A hook on the output layer must see its call, so the layer is not fused with the loss then.
@@ -412,15 +424,15 @@ at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels, const L
       return kernels::cross_entropy(whole, labels, options.divisor, options.z_loss_weight, token_weights);
     };
     if (options.document_loss == nullptr) return weighted({});
-    return loss_of_documents(kernels::token_losses(whole.detach(), labels), options, weighted);
+    return loss_of_documents(kernels::token_losses(whole.detach(), labels), options, rows, weighted);
   }
   return output->around_use([&] { return fused(output->weight); });
 }
 
-at::Tensor Llama::loss_of_documents(const at::Tensor& token_losses, const LlamaLossOptions& options,
+at::Tensor Llama::loss_of_documents(const at::Tensor& token_losses, const LlamaLossOptions& options, const Rows& rows,
                                     const std::function<at::Tensor(const at::Tensor&)>& weighted) const {
   const DocumentLoss& loss = *options.document_loss;
-  const at::Tensor documents = own_positions(loss.documents, 0).flatten();
+  const at::Tensor documents = own_positions(loss.documents, 0, rows).flatten();
   DocumentLoss::Value value;
   at::Tensor result;
   {
@@ -448,7 +460,7 @@ at::Tensor Llama::log_likelihoods(const at::Tensor& input, const at::Tensor& lab
   require_no_context("a likelihood");
   const at::NoGradGuard no_grad;
   const auto likelihoods_of = [&] {
-    const at::Tensor h = hidden(input, nullptr).flatten(0, 1),
+    const at::Tensor h = hidden(input, rows_of(input, nullptr)).flatten(0, 1),
                      wanted = labels.flatten();  // [batch * seq, dim], [batch * seq]
     const at::Tensor places = (wanted >= 0).nonzero().squeeze(1);
     const at::Tensor result = at::zeros({wanted.size(0)}, h.options().dtype(at::kFloat));

@@ -50,6 +50,7 @@
 #include "phalanx/nn/embedding.h"
 #include "phalanx/nn/kv_cache.h"
 #include "phalanx/nn/transformer_block.h"
+#include "phalanx/parallel/context/packed_positions.h"
 #include "phalanx/tensor/document_boundaries.h"
 
 namespace phalanx::models {
@@ -145,19 +146,29 @@ class Llama : public nn::Module {
   /// Vectors of the tokens, which are at int64 `positions` [positions] or [batch, positions]. `positions` is undefined
   /// without pos_embeddings.
   at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions);
+  /// The rows of a pass, whole and padded.
+  struct Rows {
+    std::int64_t seq = 0;
+    std::shared_ptr<const DocumentBoundaries> documents;
+    std::shared_ptr<const PackedPositions> packed;  // null: this rank has a head and a tail, or all
+  };
+  Rows rows_of(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents) const;
   /// This rank's columns of tokens or labels [batch, seq]; `padding` behind the end.
-  at::Tensor own_positions(const at::Tensor& ids, std::int64_t padding) const;
+  at::Tensor own_positions(const at::Tensor& ids, std::int64_t padding, const Rows& rows) const;
+  /// Those of x, which is padded already: along its last dimension.
+  at::Tensor own_of_padded(const at::Tensor& x, const Rows& rows) const;
   void require_no_context(const char* what) const;
   at::Tensor scaled(const at::Tensor& x) const;
   at::Tensor normed(const at::Tensor& x);
   /// After the final norm, if the part has it: [batch, seq, dim].
-  at::Tensor hidden(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents);
+  at::Tensor hidden(const at::Tensor& input, const Rows& rows);
   /// int64 positions of this rank's tokens, for pos_embeddings.
-  at::Tensor learnt_positions(std::int64_t seq, const DocumentBoundaries* documents, at::Device device) const;
+  at::Tensor learnt_positions(const Rows& rows, at::Device device) const;
   at::Tensor logits(const at::Tensor& hidden);
-  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels, const LlamaLossOptions& options);
+  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels, const LlamaLossOptions& options,
+                     const Rows& rows);
   /// `weighted`: the sum of the tokens' losses times weights, over the divisor.
-  at::Tensor loss_of_documents(const at::Tensor& token_losses, const LlamaLossOptions& options,
+  at::Tensor loss_of_documents(const at::Tensor& token_losses, const LlamaLossOptions& options, const Rows& rows,
                                const std::function<at::Tensor(const at::Tensor& token_weights)>& weighted) const;
   at::Tensor forward_cached(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts,
                             std::int64_t first_row);
@@ -174,7 +185,7 @@ class Llama : public nn::Module {
   Rotation make_rope(std::int64_t positions, std::int64_t longest, at::Device device) const;
   /// The tables of each token's position: [seq, head_dim / 2], or with documents [batch, seq, head_dim / 2]. Of the
   /// tokens that this rank has.
-  Rotation rope_of(std::int64_t seq, const DocumentBoundaries* documents, at::Device device);
+  Rotation rope_of(const Rows& rows, at::Device device);
   /// Those of a cache's pass in progress, whose rows have these lengths after it.
   Rotation rope_of_rows(const nn::KvCache& cache, std::int64_t count, const std::vector<std::int64_t>& lengths,
                         at::Device device);
@@ -182,7 +193,7 @@ class Llama : public nn::Module {
   const nn::RotaryTables& rope_of_layer(const Rotation& rotation, std::size_t layer) const;
   void check_tokens(const at::Tensor& tokens) const;
   void check_hidden(const at::Tensor& input) const;
-  void check_documents(const DocumentBoundaries& documents, const at::Tensor& input, std::int64_t seq) const;
+  void check_documents(const Rows& rows, const at::Tensor& input) const;
 
   LlamaConfig config_;
   LlamaPart part_;

@@ -72,9 +72,15 @@ ContextExchangeChoice choose_context_exchange(const ContextWork& work) {
   costs.push_back(ring);
   costs.push_back({.name = "keys", .sent = (ranks - 1) * local * keys * (bytes + 4)});
 
-  // Where documents are packed, only whole sequences give all ranks the same work.
-  const bool balances = work.has_documents && can_deal_out;
-  const Cost best = balances ? costs[0] : *std::ranges::min_element(costs, {}, &Cost::left);
+  // Where documents are packed, whole sequences give all ranks the same work, and so does a cut by work.
+  std::vector<Cost> even;
+  std::vector<std::string> names;
+  for (const Cost& cost : costs) {
+    if (!work.has_documents || cost.name == "ring" || (cost.name == "keys" && !work.balances_keys)) continue;
+    even.push_back(cost);
+    names.push_back(cost.name);
+  }
+  const Cost best = *std::ranges::min_element(even.empty() ? costs : even, {}, &Cost::left);
   std::vector<std::string> parts;
   for (const Cost& cost : costs) {
     const std::string hidden =
@@ -84,7 +90,9 @@ ContextExchangeChoice choose_context_exchange(const ContextWork& work) {
   if (!can_deal_out) parts.push_back(fmt::format("heads cannot be dealt out ({} and {} key heads)", heads, kv_heads));
   return {.name = best.name,
           .reason = fmt::format("{}a rank would send in a layer and step: {}",
-                                balances ? "heads give each rank the same work with packed documents; " : "",
+                                even.empty() ? ""
+                                             : fmt::format("{} give each rank the same work with packed documents; ",
+                                                           fmt::join(names, " and ")),
                                 fmt::join(parts, ", "))};
 }
 

@@ -3,7 +3,8 @@
 // It counts the bytes that a rank sends for one layer in a step, and of the ring's transfers, which run while attention
 // is computed, only those that this does not hide. The exchange with the fewest bytes left wins. Links are those of one
 // node, or of several if the ranks of context and tensor parallelism are more than a node usually has. Devices are
-// thought to be GPUs: CPUs compute more slowly for the speed of their links, so more is hidden there.
+// thought to be GPUs: CPUs compute more slowly for the speed of their links, so more is hidden there. With packed documents
+// only exchanges that give all ranks the same work are compared, if there are any.
 //
 //   const ContextExchangeChoice choice = choose_context_exchange({.model = model, .cp = 4, .seq = 8192});
 //   choice.name;      // "ring"
@@ -23,6 +24,7 @@ struct ContextWork {
   std::int64_t batch = 1, seq = 1;  // of one forward pass
   std::int64_t number_bytes = 2;    // of a key or value; gradients are summed in float32
   bool has_documents = false;       // packed: attention is thought to cost a quarter
+  bool balances_keys = false;       // where keys are exchanged, packed sequences are cut by work (layout/packed_cut.h)
 };
 
 struct ContextExchangeChoice {

@@ -56,7 +56,16 @@ TEST(ContextExchange, KnowsWindowsDocumentsAndSeveralNodes) {
   EXPECT_EQ(choose_context_exchange(packed).name, "heads");
   EXPECT_THAT(choose_context_exchange(packed).reason, HasSubstr("the same work with packed documents"));
   packed.model.n_heads = packed.model.n_kv_heads = 6;
-  EXPECT_NE(choose_context_exchange(packed).name, "heads");
+  EXPECT_EQ(choose_context_exchange(packed).name, "ring");
+  packed.balances_keys = true;  // now a ring would be the only one with unequal work
+  EXPECT_EQ(choose_context_exchange(packed).name, "keys");
+  EXPECT_THAT(choose_context_exchange(packed).reason, StartsWith("keys give each rank the same work with packed"));
+  packed = work_of(2, 65536);
+  packed.has_documents = packed.balances_keys = true;
+  EXPECT_EQ(choose_context_exchange(packed).name, "keys");  // with two ranks less to send than heads
+  EXPECT_THAT(choose_context_exchange(packed).reason, StartsWith("heads and keys give each rank the same work"));
+  packed.cp = 8;
+  EXPECT_EQ(choose_context_exchange(packed).name, "heads");
   // Between nodes less is hidden.
   EXPECT_THAT(choose_context_exchange(work_of(16, 16384)).reason, Not(HasSubstr("(100% of it")));
 }

@@ -49,7 +49,8 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
                                             .ranks = parallel.data_parallel_size(),
                                             .micro_batch = part,
                                             .micro_batches = parts});
-      batch = load_batch(dataloader, step, rows, options.device, parallel.context_cut(options.rank), options.reference);
+      batch =
+          load_batch(dataloader, step, rows, options.device, options.plan.context_cut(options.rank), options.reference);
       first_row = rows.begin;
       pass.data_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }

@@ -62,7 +62,7 @@ Parallelized parallelize(models::Llama& model, const config::TrainConfig& config
                          const RunMeshes& meshes, at::Device device) {
   apply_tensor_parallelism(model, config, plan, meshes.ranks, device);
   if (meshes.context) {
-    const ContextCut cut = plan.parallel.context_cut(meshes.ranks.world()->rank());
+    const ContextCut cut = plan.context_cut(meshes.ranks.world()->rank());
     const ContextExchange exchange = context_exchange_named(plan.exchange.name);
     model.set_context({.cut = cut,
                        .attention = make_context_attention(exchange, meshes.context, cut),

@@ -18,6 +18,7 @@
 #include "phalanx/models/config/training_flops.h"
 #include "phalanx/nn/expert_capacity.h"
 #include "phalanx/report/run_folder.h"
+#include "phalanx/train/context_balance.h"
 #include "phalanx/train/float8_layers.h"
 #include "phalanx/train/precision.h"
 
@@ -82,6 +83,9 @@ DescriptionLines describe_run(const RunParts& run) {
     lines.emplace_back("exchange", exchange.reason.empty()
                                        ? exchange.name
                                        : fmt::format("{}, by a cost model: {}", exchange.name, exchange.reason));
+  }
+  if (const std::string balance = context_balance_text(*run.data.dataloader, plan); !balance.empty()) {
+    lines.emplace_back("balance", balance);
   }
   lines.emplace_back("memory", run.model.memory_text());
   for (const std::string& text : experts_in_words(run.config, plan, model)) lines.emplace_back("experts", text);

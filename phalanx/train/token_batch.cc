@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "phalanx/kernels/linear_cross_entropy.h"
+#include "phalanx/layout/packed_cut.h"
 
 namespace phalanx::train {
 namespace {
@@ -18,13 +19,22 @@ TokenBatch on_host(std::int64_t rows, std::int64_t seq_len, at::Device device) {
   return {.inputs = at::empty({rows, seq_len}, options), .labels = at::empty({rows, seq_len}, options)};
 }
 
-std::int64_t labels_of(const at::Tensor& labels, const ContextCut& cut) {
+std::int64_t labels_of(const at::Tensor& labels, const ContextCut& cut, const DocumentBoundaries* documents) {
   if (cut.ranks == 1) return kernels::counted_labels(labels);
   const std::int64_t seq = labels.size(1);
   std::int64_t sum = 0;
-  for (const auto& [first, count] : cut.ranges(seq)) {
-    const std::int64_t n = std::min(count, seq - first);  // the rest is padding
-    if (n > 0) sum += kernels::counted_labels(labels.narrow(1, first, n).contiguous());
+  const auto add = [&](const at::Tensor& rows, std::span<const PositionRange> ranges) {
+    for (const auto& [first, count] : ranges) {
+      const std::int64_t n = std::min(count, seq - first);  // the rest is padding
+      if (n > 0) sum += kernels::counted_labels(rows.narrow(1, first, n).contiguous());
+    }
+  };
+  if (!cut.by_work || documents == nullptr) {
+    add(labels, cut.ranges(seq));
+    return sum;
+  }
+  for (std::int64_t row = 0; row < labels.size(0); ++row) {
+    add(labels.narrow(0, row, 1), packed_ranges(cut, documents->of_row(row))[static_cast<std::size_t>(cut.rank)]);
   }
   return sum;
 }
@@ -40,7 +50,7 @@ TokenBatch moved(TokenBatch batch, Documents of_rows, at::Device device, const C
     batch.documents = std::make_shared<const DocumentBoundaries>(batch.inputs.size(1), std::move(of_rows.ends), device);
     batch.preferences = make_preference_batch(of_rows.pairs, *batch.documents, reference, device);
   }
-  batch.label_count = !batch.preferences ? labels_of(batch.labels, cut)
+  batch.label_count = !batch.preferences ? labels_of(batch.labels, cut, batch.documents.get())
                       : cut.rank == 0    ? batch.preferences->pairs()
                                          : 0;
   if (device.is_cpu()) return batch;

@@ -304,7 +304,7 @@ void Trainer::compute_references() {
       .local_batch_size = config_.training.local_batch_size,
       .data_parallel_rank = plan_.parallel.data_parallel_rank(context_.world->rank()),
       .data_parallel_size = plan_.parallel.data_parallel_size(),
-      .cut = plan_.parallel.context_cut(context_.world->rank()),
+      .cut = plan_.context_cut(context_.world->rank()),
       .autocast = autocast_dtype(config_, plan_),
       .device = context_.device,
       .on_rows = [&](std::int64_t count) { bar.advance(static_cast<std::uint64_t>(count)); }};

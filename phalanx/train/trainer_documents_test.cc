@@ -8,7 +8,9 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/token_file_writer.h"
+#include "phalanx/train/context_balance.h"
 #include "phalanx/train/testing/trainer_test_support.h"
+#include "phalanx/train/training_data.h"
 
 namespace phalanx::train {
 namespace {
@@ -81,7 +83,12 @@ class TrainerDocumentsTest : public TrainerTest {
             {"pp zbv ddp", 4, 1, 2, zbv},
             {"pp tp", 4, 2, 2, recomputed},
             {"pp zero3", 4, 1, 2, sharded(3)},
-            {"zero3 tp", 4, 2, 1, sharded(3)}};
+            {"zero3 tp", 4, 2, 1, sharded(3)},
+            {"cp4", 4, 1, 1, {}, 4},
+            {"cp2 zero3 tp", 8, 2, 1, with(sharded(3, 2), recomputed), 2},
+            {"cp2 pp accumulated", 4, 1, 2, recomputed, 2},
+            {"cp2 headtail", 2, 1, 1, {"--parallelism.context_parallel_load_balancer=headtail"}, 2},
+            {"cp4 ring", 4, 1, 1, {"--parallelism.context_parallel_exchange=ring"}, 4}};
   }
 };
 
@@ -91,9 +98,9 @@ TEST_F(TrainerDocumentsTest, EveryLayoutHasTheLossesOfOneRank) {
       {"separate", separate()},
       {"masked", masked()},
       {"masked, separate", masked({"--training.packing=none"})}};
-  const std::set<std::string> of_separate = {"ddp", "zero3", "tp", "pp"},
-                              of_masked = {"ddp accumulated", "zero2 accumulated", "hsdp", "zero3 tp",
-                                           "pp tp",           "pp zero3"};
+  const std::set<std::string> of_separate = {"ddp", "zero3", "tp", "pp", "cp4"},
+                              of_masked = {"ddp accumulated", "zero2 accumulated", "hsdp",        "zero3 tp",
+                                           "pp tp",           "pp zero3",          "cp2 zero3 tp"};
   for (const auto& [kind, keys] : kinds) {
     train(config_of({"one"}, kind, keys), 1);
     const std::vector<double> expected = losses(kind);
@@ -127,6 +134,40 @@ TEST_F(TrainerDocumentsTest, ARunGoesOnWhereItWasWithAnotherNumberOfRanks) {
   // On the same ranks to the bit.
   train(of("bits", 20, 4), 2);
   EXPECT_EQ(train(of("bits", 50, 4), 2), whole);
+}
+
+TEST_F(TrainerDocumentsTest, ARunGoesOnWithSequencesThatAreCutOtherwise) {
+  const std::string headtail = "--parallelism.context_parallel_load_balancer=headtail";
+  train(config_of({.name = "one"}, "whole", packed()), 1);
+  train_in_parts({{.name = "cp4", .ranks = 4, .keys = packed(), .cp = 4},
+                  {.name = "cp2 headtail", .ranks = 2, .keys = packed({headtail}), .cp = 2},
+                  {.name = "one", .keys = packed()}},
+                 "parts");
+  expect_same_losses(losses("parts"), losses("whole"));
+}
+
+TEST_F(TrainerDocumentsTest, SaysHowEvenlyRanksShareAttentionsWork) {
+  const auto said = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> keys = packed({"--parallelism.context_parallel_degree=4"});
+    keys.insert(keys.end(), more.begin(), more.end());
+    const config::TrainConfig given = config("run", keys);
+    const config::RunPlan plan = config::plan_run(given, 4);
+    return context_balance_text(*open_training_data(given, plan, at::kCPU, 0).dataloader, plan);
+  };
+  const auto ratio_of = [](const std::string& text, const std::string& before) {
+    const std::size_t at = text.find(before);
+    EXPECT_NE(at, std::string::npos) << text;
+    return at == std::string::npos ? 0 : std::stod(text.substr(at + before.size()));
+  };
+  const std::string by_work = said({}), headtail = said({"--parallelism.context_parallel_load_balancer=headtail"});
+  EXPECT_THAT(by_work, StartsWith("blocks of packed sequences, by attention's work; worst rank / mean: 1."));
+  EXPECT_THAT(headtail, StartsWith("heads and tails of packed sequences; attention's work, worst rank / mean: 1."));
+  EXPECT_EQ(ratio_of(by_work, "(heads and tails: "), ratio_of(headtail, "mean: "));
+  EXPECT_LT(ratio_of(by_work, "mean: "), 1.05);
+  EXPECT_GT(ratio_of(headtail, "mean: "), 1.05);
+  EXPECT_EQ(said({"--parallelism.context_parallel_exchange=ring"}), headtail);
+  EXPECT_THAT(said({"--parallelism.context_parallel_exchange=heads"}), HasSubstr("the same work"));
+  EXPECT_EQ(said({"--training.packing=none", "--training.attn_mask_type=causal"}), "");
 }
 
 TEST_F(TrainerDocumentsTest, AMaskedRunGoesOnWithItsMaskAlone) {

@@ -82,7 +82,7 @@ TrainingData open_training_data(const config::TrainConfig& config, const config:
                                           .steps = config.validation.steps,
                                           .data_parallel_rank = plan.parallel.data_parallel_rank(rank),
                                           .data_parallel_size = plan.parallel.data_parallel_size(),
-                                          .cut = plan.parallel.context_cut(rank),
+                                          .cut = plan.context_cut(rank),
                                           .autocast = autocast_dtype(config, plan),
                                           .device = device,
                                           .reference = result.validation_reference});

@@ -36,6 +36,7 @@ Keys shards(int degree, int stage = 3) {
 }
 const Keys kHeads = {"--parallelism.context_parallel_exchange=heads"};
 const Keys kRing = {"--parallelism.context_parallel_exchange=ring"};
+const Keys kHeadTail = {"--parallelism.context_parallel_load_balancer=headtail"};
 const Keys kTwoReplicas = {"--parallelism.data_parallel_replicate_degree=2"};
 const Keys kWholeTokens = {"--parallelism.no-enable_sequence_parallel"};
 
@@ -187,6 +188,27 @@ TEST_F(ContextLayoutsTest, KeepDocumentsApart) {
   }
 }
 
+// Rows of several documents, several of them in a forward pass, and pieces of blocks that differ by one.
+TEST_F(ContextLayoutsTest, CutsByWorkHaveOneRanksNumbers) {
+  const Keys packed = documents() + Keys{"--training.seq_len=64", "--training.local_batch_size=3"};
+  const Keys full = {"--activation_checkpoint.mode=full"},
+             op = {"--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"},
+             bfloat16 = {"--training.mixed_precision_param=bfloat16"},
+             float16 = {"--training.mixed_precision_param=float16"}, longer = {"--training.seq_len=150"};
+  for (const int degree : {2, 4, 8}) {
+    for (const Keys& how : {Keys(), full, op, bfloat16 + op, float16 + full, longer, kHeadTail, kRing + op}) {
+      const Case layout{"cp" + std::to_string(degree) + (how.empty() ? "" : ", " + how.back()), degree,
+                        cp(degree) + packed + how};
+      EXPECT_EQ(config::plan_run(config_of(layout), degree).cuts_by_work, how != kHeadTail && how != kRing + op);
+      expect_right(layout, 1, /*has_documents=*/true);
+    }
+  }
+  for (const Case& layout : layouts({"zero2_2 cp2", "cp4 tp2", "pp2 cp4 zbv", "pp2 cp2 zero3_2"})) {
+    expect_right({layout.name + ", longer", layout.ranks, layout.keys + packed + longer + full}, 2,
+                 /*has_documents=*/true);
+  }
+}
+
 // Learnt positions, experts, sinks, and windows that end within and beyond a rank's pieces.
 TEST_F(ContextLayoutsTest, HaveOneRanksNumbersInOtherFamilies) {
   const std::vector<std::pair<std::string, nlohmann::json>> families = {
@@ -256,7 +278,7 @@ TEST_F(ContextLayoutsTest, WrongAttentionIsFoundAndNamed) {
 struct ContextRanks {
   explicit ContextRanks(const LayoutSide& side) {
     const std::shared_ptr<Communicator>& world = side.model->mesh().world();
-    cut = {.ranks = world->size(), .rank = world->rank()};
+    cut = side.plan.context_cut(world->rank());
     group = world->split(0, world->rank());
   }
   ContextCut cut;
@@ -316,7 +338,7 @@ TEST_F(ContextLayoutsTest, GradientsOfKeysThatARingAddsTwiceAreFound) {
 }
 
 TEST_F(ContextLayoutsTest, AMaskOfDocumentsThatOneRankLosesIsFound) {
-  const LayoutCheck found = check({"cp4", 4, cp(4) + documents()}, 1, [&](LayoutSide& side) {
+  const LayoutCheck found = check({"cp4", 4, cp(4) + documents() + kHeadTail}, 1, [&](LayoutSide& side) {
     const ContextRanks ranks(side);
     attend_through(side,
                    std::make_shared<FaultyAttention>(ContextExchange::keys, ranks,
@@ -324,6 +346,18 @@ TEST_F(ContextLayoutsTest, AMaskOfDocumentsThatOneRankLosesIsFound) {
   });
   ASSERT_TRUE(found.finding);  // before any parameter is compared
   EXPECT_THAT(found.finding->text(), HasSubstr("attention crosses the boundary between two documents"));
+}
+
+TEST_F(ContextLayoutsTest, ARankWhoseAttentionCutsRowsOtherwiseIsFound) {
+  for (const bool cuts_otherwise : {false, true}) {
+    const LayoutCheck found = check({"cp4", 4, cp(4) + documents()}, 1, [&](LayoutSide& side) {
+      ContextRanks ranks(side);
+      EXPECT_TRUE(ranks.cut.by_work);
+      if (cuts_otherwise && ranks.cut.rank == 1) ranks.cut.by_work = false;
+      attend_through(side, make_context_attention(ContextExchange::keys, ranks.group, ranks.cut));
+    });
+    EXPECT_EQ(found.finding.has_value(), cuts_otherwise);
+  }
 }
 
 // Rotary positions are relative, so they may start anywhere if all ranks agree. Learnt ones are not.

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "phalanx/parallel/context/packed_positions.h"
 #include "phalanx/train/token_batch.h"
 #include "phalanx/verify/forward_trace.h"
 #include "phalanx/verify/layout_cause.h"
@@ -23,6 +24,7 @@ using nlohmann::json;
 struct Path {
   std::vector<std::unique_ptr<ForwardTrace>> traces;  // of the stages that this rank has
   at::Tensor tokens;  // [rows, 2 seq_len], float64: inputs, labels; then positions in documents
+  std::shared_ptr<const DocumentBoundaries> documents;
 
   Path(LayoutSide& side, std::int64_t step) {
     const data::RowRange rows = side.rows();
@@ -35,7 +37,8 @@ struct Path {
     for (const auto& trace : traces) trace->note_uncalled();
     const train::TokenBatch batch = train::load_batch(*side.data.dataloader, step, rows, at::kCPU);
     tokens = at::cat({batch.inputs, batch.labels}, 1).to(at::kDouble);
-    if (batch.documents) tokens = at::cat({tokens, batch.documents->positions().to(at::kDouble)}, 1);
+    documents = batch.documents;
+    if (documents) tokens = at::cat({tokens, documents->positions().to(at::kDouble)}, 1);
   }
 
   const ForwardTrace::ModuleRecord* find(const std::string& module) const {
@@ -175,13 +178,19 @@ class Search {
     std::vector<std::int64_t> offset(static_cast<std::size_t>(whole.dim()));
     at::Tensor part = whole.narrow(0, rows.begin, rows.size());
     offset[0] = rows.begin;
-    const ContextCut cut = parallelized_.plan.parallel.context_cut(parallelized_.options.rank);
+    const ContextCut cut = parallelized_.plan.context_cut(parallelized_.options.rank);
     if (cut.ranks > 1 && whole.dim() == 3) {
       const std::int64_t seq = whole.size(1);
       if (cut.padded(seq) != seq) return std::nullopt;  // what padding becomes is nobody's business
-      const auto [head, tail] = cut.ranges(seq);
-      part = at::cat({part.narrow(1, head.first, head.count), part.narrow(1, tail.first, tail.count)}, 1);
-      offset[1] = head.first;
+      if (cut.by_work && mine_.documents) {
+        const PackedPositions packed(cut, *mine_.documents);
+        part = packed.own(part);
+        offset[1] = packed.ranges()[0][0].first;
+      } else {
+        const auto [head, tail] = cut.ranges(seq);
+        part = at::cat({part.narrow(1, head.first, head.count), part.narrow(1, tail.first, tail.count)}, 1);
+        offset[1] = head.first;
+      }
     }
     for (std::int64_t dim = 1; dim < whole.dim(); ++dim) {
       const std::int64_t size = found.size(dim);

@@ -57,7 +57,7 @@ void LayoutSide::observe_routing() {
   if (!model->expert_load()) return;
   std::vector<nn::Module*> models = model->modules();
   if (cast_) models.push_back(cast_.get());
-  routing_ = std::make_unique<RoutingReplay>(models, rows().begin, plan.parallel.context_cut(options.rank));
+  routing_ = std::make_unique<RoutingReplay>(models, rows().begin, plan.context_cut(options.rank));
 }
 
 std::vector<nn::Module*> LayoutSide::modules() const {
@@ -105,7 +105,8 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
 
 double LayoutSide::forward_backward(std::int64_t step) {
   if (!routing_) return plain_forward_backward(step);
-  routing_->begin_step();
+  routing_->begin_step(plan.cuts_by_work ? train::load_batch(*data.dataloader, step, rows(), at::kCPU).documents
+                                         : nullptr);
   const double loss = plain_forward_backward(step);
   routing_->end_step();
   return loss;

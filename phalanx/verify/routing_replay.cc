@@ -17,6 +17,7 @@
 
 #include "phalanx/base/assert.h"
 #include "phalanx/models/expert_bias.h"
+#include "phalanx/parallel/context/packed_positions.h"
 
 namespace phalanx::verify {
 namespace {
@@ -25,11 +26,15 @@ using nlohmann::json;
 
 constexpr std::int64_t kPadding = -1;  // the experts of positions behind the end of a sequence
 
-/// The positions of `cut` of whole rows [rows, seq_len, n]; `fill` behind their end.
-at::Tensor positions_of(const at::Tensor& whole, const ContextCut& cut, double fill) {
+/// The positions of `cut` of whole rows [rows, seq_len, n], with these documents; `fill` behind their end.
+at::Tensor positions_of(const at::Tensor& whole, const ContextCut& cut, const DocumentBoundaries* documents,
+                        double fill) {
   if (cut.ranks == 1) return whole;
   const std::int64_t seq_len = whole.size(1);
   const at::Tensor padded = at::constant_pad_nd(whole, {0, 0, 0, cut.padded(seq_len) - seq_len}, fill);
+  if (cut.by_work && documents != nullptr) {
+    return PackedPositions(cut, *documents->padded(cut.padded(seq_len))).own(padded);
+  }
   const auto [head, tail] = cut.ranges(seq_len);
   return at::cat({padded.narrow(1, head.first, head.count), padded.narrow(1, tail.first, tail.count)}, 1);
 }
@@ -100,7 +105,8 @@ void RoutingReplay::replay(std::shared_ptr<const RoutingTable> table) {
   table_ = std::move(table);
 }
 
-void RoutingReplay::begin_step() {
+void RoutingReplay::begin_step(std::shared_ptr<const DocumentBoundaries> documents) {
+  documents_ = std::move(documents);
   is_active_ = records_ || table_ != nullptr;
   for (const auto& layer : layers_) {
     layer->next_row = 0;
@@ -147,8 +153,10 @@ at::Tensor RoutingReplay::choose(Layer& layer, const nn::RouterChoice& choice) {
 at::Tensor RoutingReplay::replayed(Layer& layer, const nn::RouterChoice& choice) {
   const RoutingOfLayer& whole = table_->at(layer.number);
   const std::int64_t rows = choice.shape[0];
+  const auto documents = documents_ ? documents_->narrow(layer.next_row, rows) : nullptr;
   const auto part_of = [&](const at::Tensor& tensor, double fill) {
-    const at::Tensor part = positions_of(tensor.narrow(0, first_row_ + layer.next_row, rows), cut_, fill);
+    const at::Tensor part =
+        positions_of(tensor.narrow(0, first_row_ + layer.next_row, rows), cut_, documents.get(), fill);
     PHALANX_ASSERT(part.size(1) == choice.shape[1], "this rank's positions");
     return part.flatten(0, 1).to(choice.experts.device());
   };

@@ -28,6 +28,7 @@
 #include "phalanx/layout/context_cut.h"
 #include "phalanx/nn/mixture_of_experts.h"
 #include "phalanx/nn/module.h"
+#include "phalanx/tensor/document_boundaries.h"
 
 namespace phalanx::verify {
 
@@ -61,8 +62,9 @@ class RoutingReplay {
   /// Passes replay `table` from now on.
   void replay(std::shared_ptr<const RoutingTable> table);
 
-  /// Around the forward and backward passes of a step. Passes at other times are left alone.
-  void begin_step();
+  /// Around the forward and backward passes of a step. Passes at other times are left alone. `documents`: of the rows that
+  /// this side computes, which a cut by work needs; null: each row is one.
+  void begin_step(std::shared_ptr<const DocumentBoundaries> documents = nullptr);
   void end_step();
 
   /// What the last step recorded.
@@ -78,6 +80,7 @@ class RoutingReplay {
   std::vector<std::unique_ptr<Layer>> layers_;
   std::int64_t first_row_;
   ContextCut cut_;
+  std::shared_ptr<const DocumentBoundaries> documents_;
   bool records_ = false, is_active_ = false;
   std::shared_ptr<const RoutingTable> table_;
 };

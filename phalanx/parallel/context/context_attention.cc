@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "phalanx/kernels/attention_sinks.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/causal_attention.h"
+#include "phalanx/parallel/context/packed_positions.h"
 #include "phalanx/parallel/context/ring_attention.h"
 #include "phalanx/parallel/tensor/functional_collectives.h"
 
@@ -24,9 +26,12 @@ using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
 struct Ranks : torch::CustomClassHolder {
-  Ranks(std::shared_ptr<Communicator> group, const ContextCut& cut) : group(std::move(group)), cut(cut) {}
+  Ranks(std::shared_ptr<Communicator> group, const ContextCut& cut,
+        std::shared_ptr<const PackedPositions> packed = nullptr)
+      : group(std::move(group)), cut(cut), packed(std::move(packed)) {}
   std::shared_ptr<Communicator> group;
   ContextCut cut;
+  std::shared_ptr<const PackedPositions> packed;  // null: heads and tails
 };
 using RanksPtr = c10::intrusive_ptr<Ranks>;
 
@@ -77,7 +82,7 @@ struct GatherKeys : torch::autograd::Function<GatherKeys> {
     mine[1].copy_(v.transpose(1, 2));
     const at::Tensor parts = at::empty({ranks->cut.ranks, 2, batch, local, heads, dim}, k.options());
     ranks->group->all_gather(parts, mine);
-    const at::Tensor whole = in_sequence(parts, ranks->cut);
+    const at::Tensor whole = ranks->packed ? ranks->packed->in_sequence(parts) : in_sequence(parts, ranks->cut);
     return {whole[0].transpose(1, 2), whole[1].transpose(1, 2)};
   }
 
@@ -90,8 +95,9 @@ struct GatherKeys : torch::autograd::Function<GatherKeys> {
     const auto wide = some.options().dtype(some.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
     const at::Tensor parts = at::empty({ranks->cut.ranks, 2, batch, local, heads, dim}, wide);
     for (std::int64_t i = 0; i < 2; ++i) {
-      const at::Tensor& grad = grads[static_cast<std::size_t>(i)];
-      to_parts((grad.defined() ? grad : at::zeros_like(some)).transpose(1, 2), ranks->cut, parts.select(1, i));
+      const at::Tensor& given = grads[static_cast<std::size_t>(i)];
+      const at::Tensor grad = (given.defined() ? given : at::zeros_like(some)).transpose(1, 2);
+      ranks->packed ? ranks->packed->to_parts(grad, i, parts) : to_parts(grad, ranks->cut, parts.select(1, i));
     }
     const at::Tensor sum = at::empty({2, batch, local, heads, dim}, wide);
     ranks->group->reduce_scatter(sum, parts);
@@ -146,14 +152,35 @@ class GatheredKeys final : public nn::ContextAttention {
   explicit GatheredKeys(RanksPtr ranks) : ranks_(std::move(ranks)) {}
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const nn::AttendOptions& options) const override {
-    const auto all = GatherKeys::apply(kernels::in_autocast_type(k), kernels::in_autocast_type(v), ranks_);
+    const auto packed = packed_positions(options.documents);
+    const RanksPtr ranks = packed ? c10::make_intrusive<Ranks>(ranks_->group, ranks_->cut, packed) : ranks_;
+    const auto all = GatherKeys::apply(kernels::in_autocast_type(k), kernels::in_autocast_type(v), ranks);
+    if (packed) {
+      return kernels::causal_attention_of_rows(q, all[0], all[1], packed->ranges(), options.window, options.documents,
+                                               options.sinks);
+    }
     const auto ranges = ranks_->cut.ranges(q.size(2) * ranks_->cut.ranks);
     return kernels::causal_attention_of_positions(q, all[0], all[1], {ranges.begin(), ranges.end()}, options.window,
                                                   options.documents, options.sinks);
   }
 
  private:
+  /// Null where rows are cut into heads and tails. All layers of a pass have the same documents, one pass after another.
+  std::shared_ptr<const PackedPositions> packed_positions(
+      const std::shared_ptr<const DocumentBoundaries>& documents) const {
+    if (!ranks_->cut.by_work || documents == nullptr) return nullptr;
+    const std::lock_guard lock(mutex_);  // layers are computed again on threads of autograd
+    if (documents_of_last_.lock() != documents) {
+      last_ = std::make_shared<const PackedPositions>(ranks_->cut, *documents);
+      documents_of_last_ = documents;
+    }
+    return last_;
+  }
+
   RanksPtr ranks_;
+  mutable std::mutex mutex_;
+  mutable std::weak_ptr<const DocumentBoundaries> documents_of_last_;
+  mutable std::shared_ptr<const PackedPositions> last_;
 };
 
 class ExchangedHeads final : public nn::ContextAttention {
@@ -199,6 +226,12 @@ std::shared_ptr<const nn::ContextAttention> make_context_attention(ContextExchan
   if (cut.ranks != group->size() || cut.rank != group->rank()) {
     throw Error(fmt::format("context parallel: a cut for rank {} of {}, in a group of {} whose rank this is {}",
                             cut.rank, cut.ranks, group->size(), group->rank()));
+  }
+  if (cut.by_work && exchange != ContextExchange::keys) {
+    throw Error(fmt::format(
+        "context parallel: rows that are cut by work, and an exchange of {}; expected ContextExchange::keys, "
+        "or a cut into heads and tails",
+        exchange == ContextExchange::ring ? "pieces round a ring" : "heads"));
   }
   if (exchange == ContextExchange::ring) return make_ring_attention(std::move(group), cut);
   auto ranks = c10::make_intrusive<Ranks>(std::move(group), cut);

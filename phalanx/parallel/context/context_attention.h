@@ -7,7 +7,8 @@
 // What is exchanged:
 // - keys: every rank gathers the keys and values of all positions, and attends from its own positions with all heads.
 //   Their gradients are reduce-scattered in fp32. Keys and values travel with their own heads, not with those of the
-//   queries. They stay in memory until the backward pass: 2 * positions * kv_heads * head_dim numbers a layer.
+//   queries. They stay in memory until the backward pass: 2 * positions * kv_heads * head_dim numbers a layer. It alone
+//   takes a cut by work (ContextCut::by_work): then each packed row has positions of its own on each rank.
 // - heads (Ulysses): an all-to-all turns all heads of some positions into all positions of some heads, and another one
 //   turns the result back. Needs a number of heads that the ranks divide. If there are fewer key and value heads than
 //   ranks, several ranks have the same one, and its gradients are summed. It has every kernel of whole sequences.

@@ -17,6 +17,8 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/kernels/causal_attention.h"
+#include "phalanx/layout/packed_cut.h"
+#include "phalanx/parallel/context/packed_positions.h"
 
 namespace phalanx::context_attention_test {
 namespace {
@@ -27,10 +29,19 @@ using Documents = std::shared_ptr<const DocumentBoundaries>;
 constexpr std::int64_t kSeq = 48;
 constexpr ContextExchange kExchanges[] = {ContextExchange::keys, ContextExchange::heads, ContextExchange::ring};
 
-at::Tensor at_ranges(const at::Tensor& x, const ContextCut& cut) {
-  Tensors parts;
-  for (const auto& [first, count] : cut.ranges(x.size(2))) parts.push_back(x.narrow(2, first, count));
-  return at::cat(parts, 2);
+/// This rank's positions of x [rows, heads, seq, head_dim].
+at::Tensor at_ranges(const at::Tensor& x, const ContextCut& cut, const Documents& documents = nullptr) {
+  Tensors rows;
+  for (std::int64_t row = 0; row < x.size(0); ++row) {
+    Tensors parts;
+    const auto add = [&](const auto& ranges) {
+      for (const auto& [first, count] : ranges) parts.push_back(x.narrow(0, row, 1).narrow(2, first, count));
+    };
+    documents ? add(packed_ranges(cut, documents->of_row(row))[static_cast<std::size_t>(cut.rank)])
+              : add(cut.ranges(x.size(2)));
+    rows.push_back(at::cat(parts, 2));
+  }
+  return at::cat(rows, 0);
 }
 
 at::Tensor direction_like(const at::Tensor& y) {
@@ -46,14 +57,15 @@ struct Case {
   bool sinks = false;
   at::ScalarType type = at::kFloat;
   double tolerance = 1e-5;
+  bool by_work = false;
 };
 
 void expect_one_ranks_numbers(const Case& c) {
   static const char* const kNames[] = {"keys", "heads", "ring"};
   SCOPED_TRACE(testing::Message() << kNames[static_cast<std::size_t>(c.exchange)] << ", " << c.ranks << " ranks, "
                                   << c.heads << "/" << c.kv_heads << " heads, window " << c.window
-                                  << (c.documents ? ", documents" : "") << (c.sinks ? ", sinks" : "") << ", "
-                                  << c10::toString(c.type));
+                                  << (c.documents ? ", documents" : "") << (c.by_work ? ", cut by work" : "")
+                                  << (c.sinks ? ", sinks" : "") << ", " << c10::toString(c.type));
   at::manual_seed(3);
   Tensors inputs;
   for (const std::int64_t heads : {c.heads, c.kv_heads, c.kv_heads}) {
@@ -72,16 +84,17 @@ void expect_one_ranks_numbers(const Case& c) {
   expected.backward(direction);
 
   run_local_ranks(c.ranks, [&](const std::shared_ptr<Communicator>& world) {
-    const ContextCut cut{.ranks = world->size(), .rank = world->rank()};
+    const ContextCut cut{
+        .ranks = world->size(), .rank = world->rank(), .by_work = c.by_work, .window = c.by_work ? c.window : 0};
     const auto attention = make_context_attention(c.exchange, world, cut);
     Tensors mine;
-    for (const at::Tensor& input : inputs) mine.push_back(at_ranges(input, cut).requires_grad_());
-    const at::Tensor my_sinks = c.sinks ? sinks.clone().requires_grad_() : at::Tensor();
+    for (const at::Tensor& input : inputs) mine.push_back(at_ranges(input, cut, c.documents).requires_grad_());
+    const at::Tensor my_sinks = c.sinks ? sinks.detach().clone().requires_grad_() : at::Tensor();
     const at::Tensor y =
         attention->attend(mine[0], mine[1], mine[2], {.window = c.window, .documents = c.documents, .sinks = my_sinks});
-    y.backward(at_ranges(direction, cut).to(c.type));
+    y.backward(at_ranges(direction, cut, c.documents).to(c.type));
     const auto expect_close = [&](const at::Tensor& found, const at::Tensor& whole, const char* what) {
-      const at::Tensor part = at_ranges(whole.detach(), cut);
+      const at::Tensor part = at_ranges(whole.detach(), cut, c.documents);
       EXPECT_EQ(found.scalar_type(), c.type);
       EXPECT_LE((found.to(at::kDouble) - part).norm().item<double>(), c.tolerance * part.norm().item<double>())
           << what << " on rank " << world->rank();
@@ -114,6 +127,57 @@ TEST(ContextAttention, HasOneRanksNumbers) {
       }
     }
   }
+}
+
+TEST(ContextAttention, HasOneRanksNumbersWithRowsThatAreCutByWork) {
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    for (const auto& [type, tolerance] :
+         {std::pair(at::kFloat, 1e-5), std::pair(at::kDouble, 1e-12), std::pair(at::kBFloat16, 2e-2)}) {
+      for (const std::int64_t window : {0, 2, 20}) {
+        for (const bool sinks : {false, true}) {
+          expect_one_ranks_numbers({.ranks = ranks,
+                                    .kv_heads = 2,
+                                    .window = window,
+                                    .documents = documents(),
+                                    .sinks = sinks,
+                                    .type = type,
+                                    .tolerance = tolerance,
+                                    .by_work = true});
+        }
+      }
+    }
+  }
+}
+
+// One attention, whose batches have other documents, and none.
+TEST(ContextAttention, EachBatchIsCutByItsOwnDocuments) {
+  const auto other = std::make_shared<const DocumentBoundaries>(kSeq, std::vector<std::int32_t>{0, 40, 48, 50, 96});
+  at::manual_seed(3);
+  const at::Tensor x = at::randn({2, 4, kSeq, 8});
+  run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+    const ContextCut cut{.ranks = 4, .rank = world->rank(), .by_work = true};
+    const auto attention = make_context_attention(ContextExchange::keys, world, cut);
+    for (const Documents& of_batch : {documents(), Documents(other), Documents(), documents()}) {
+      const at::Tensor mine = at_ranges(x, cut, of_batch);
+      const at::Tensor expected =
+          at_ranges(kernels::causal_attention_reference(x, x, x, 0, of_batch.get()), cut, of_batch);
+      EXPECT_TRUE(attention->attend(mine, mine, mine, {.documents = of_batch}).allclose(expected, 1e-5, 1e-5));
+    }
+  });
+}
+
+TEST(ContextAttention, RefusesACutByWorkThatItCannotTake) {
+  for (const ContextExchange exchange : {ContextExchange::heads, ContextExchange::ring}) {
+    EXPECT_THAT(error_text<Error>([&] {
+                  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+                    make_context_attention(exchange, world, {.ranks = 2, .rank = world->rank(), .by_work = true});
+                  });
+                }),
+                HasSubstr("rows that are cut by work, and an exchange of"));
+  }
+  const DocumentBoundaries odd(30, {0, 30});
+  EXPECT_THAT(error_text<Error>([&] { PackedPositions({.ranks = 4, .by_work = true}, odd); }),
+              HasSubstr("rows of 30 tokens over 4 ranks; expected rows that are padded to 32"));
 }
 
 TEST(ContextAttention, HasOneRanksNumbersWithFewerKeyHeadsThanRanks) {
