@@ -66,6 +66,8 @@ def verified(program, ranks, kind, folder):
     run([program, "verify", "-n", ranks, "run.toml", "--all", "--steps", 2, "--json", report, *KINDS[kind]], folder)
     counts = collections.Counter()
     for entry in json.loads(report.read_text()):
+        if "left_out" in entry:
+            continue
         if not entry["right"]:
             sys.exit(f"mask_support: {kind}: {entry['layout']} is wrong")
         if kind != "causal" and not entry["documents_compared"]:

@@ -55,11 +55,28 @@ TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
 
 TEST_F(VerifyCommandTest, LayoutsThatAreLeftOutAreListedWithTheReason) {
   ASSERT_EQ(
-      run("-n 2 --all --steps 1 --training.seq_len 16 --training.local_batch_size 1 --training.global_batch_size 1"), 0)
+      run("-n 2 --all --steps 1 --training.seq_len 16 --training.local_batch_size 1 --training.global_batch_size 1 "
+          "--json " +
+          path("figures.json")),
+      0)
       << error_;
   EXPECT_THAT(out_, AllOf(ContainsRegex("left out, because .*: 15 layouts"), HasSubstr("\n  dp_replicate=2; "),
                           HasSubstr("; dp_shard=2,zero=1; "), HasSubstr("global_batch_size 1 is not a multiple of")));
   EXPECT_THAT(out_, ContainsRegex("ok +tp=2 "));
+  std::vector<std::string> left_out;
+  bool has_checked = false;
+  for (const auto& layout : nlohmann::json::parse(read_file(path("figures.json")))) {
+    if (!layout.contains("left_out")) {
+      has_checked |= layout.at("right").get<bool>();
+      continue;
+    }
+    EXPECT_FALSE(layout.contains("right"));
+    EXPECT_THAT(layout["left_out"].get<std::string>(), HasSubstr("global_batch_size 1 is not a multiple of"));
+    left_out.push_back(layout.at("layout"));
+  }
+  EXPECT_TRUE(has_checked);
+  EXPECT_EQ(left_out.size(), 15U);
+  EXPECT_THAT(left_out, AllOf(Contains("dp_replicate=2"), Contains("dp_shard=2,zero=1")));
 }
 
 TEST_F(VerifyCommandTest, LayoutsAreRightOverSocketsToo) {

@@ -111,6 +111,7 @@ int verify_worker(const Arguments& arguments) {
       fmt::print("{} of {} layout{} right over {} step{}\n", std::ssize(layouts) - verdict.wrong, layouts.size(),
                  layouts.size() == 1 ? "" : "s", parsed.steps, parsed.steps == 1 ? "" : "s");
       std::fflush(stdout);
+      for (const auto& [name, reason] : left_out) record.push_back({{"layout", name}, {"left_out", reason}});
       if (!parsed.json.empty()) {
         std::ofstream file(parsed.json);
         file << record.dump(1) << "\n";
