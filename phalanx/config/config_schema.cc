@@ -437,7 +437,8 @@ const std::vector<Key>& known_keys() {
        at<&C::parallelism, &C::Parallelism::context_parallel_load_balancer>,
        "Which positions a rank has. headtail: a piece from the head of the sequence and one from its tail. ptrr "
        "(torchtitan's name): blocks of each packed sequence, dealt out by attention's work, for attn_mask_type = "
-       "\"block_causal\" and an exchange of keys. auto: ptrr where it can be, headtail elsewhere.",
+       "\"block_causal\" and an exchange of keys. auto: ptrr where it can be, headtail elsewhere. "
+       "With moe_input_jitter_eps it cannot.",
        -kAny,
        kAny,
        {"auto", "headtail", "ptrr"}},

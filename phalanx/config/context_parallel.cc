@@ -54,9 +54,12 @@ void check_load_balancer(const TrainConfig& config, const std::string& exchange)
                     config.training.attn_mask_type));
   }
   if (exchange != "keys" && exchange != "auto") {
-    refuse(fmt::format("is for an exchange of keys, but {} are exchanged: set context_parallel_exchange = \"keys\"{}",
-                       exchange == "heads" ? "heads" : "pieces round a ring",
-                       exchange == "heads" ? ", though with heads all ranks have equal work" : ""));
+    const bool by_rotation = config.parallelism.context_parallel_rotate_method == "alltoall";
+    refuse(fmt::format(
+        "is for an exchange of keys, but {} are exchanged: set {}{}",
+        exchange == "heads" ? "heads" : "pieces round a ring",
+        by_rotation ? "context_parallel_rotate_method = \"allgather\"" : "context_parallel_exchange = \"keys\"",
+        exchange == "heads" ? ", though with heads all ranks have equal work" : ""));
   }
   if (config.training.moe_input_jitter_eps != 0) {
     refuse(

@@ -1,6 +1,7 @@
 #include "phalanx/kernels/frozen_weight.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
@@ -18,9 +19,11 @@ namespace phalanx::kernels {
 namespace {
 
 NarrowMatrix narrow_matrix(const at::Tensor& weight) {
-  return {.rows = weight.size(0), .columns = weight.size(1), .widen = [&](std::int64_t first, const at::Tensor& wide) {
-            wide.copy_(weight.narrow(0, first, wide.size(0)));
-          }};
+  return {
+      .rows = weight.size(0),
+      .columns = weight.size(1),
+      .device = weight.device(),
+      .widen = [&](std::int64_t first, const at::Tensor& wide) { wide.copy_(weight.narrow(0, first, wide.size(0))); }};
 }
 
 struct FrozenLinearFunction : torch::autograd::Function<FrozenLinearFunction> {
@@ -41,8 +44,9 @@ struct FrozenLinearFunction : torch::autograd::Function<FrozenLinearFunction> {
     const at::Tensor weight = ctx->get_saved_variables()[0];
     at::Tensor dx;
     if (ctx->needs_input_grad(0)) {
-      dx = widens_by_rows(grads[0]) ? input_gradient_by_rows(grads[0], narrow_matrix(weight))
-                                    : at::matmul(grads[0], weight.to(grads[0].scalar_type()));
+      dx = widens_by_rows(grads[0]) && !at::GradMode::is_enabled()
+               ? input_gradient_by_rows(grads[0], narrow_matrix(weight))
+               : at::matmul(grads[0], weight.to(grads[0].scalar_type()));
     }
     return {dx, at::Tensor(), at::Tensor()};
   }

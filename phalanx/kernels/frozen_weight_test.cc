@@ -8,6 +8,7 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
@@ -37,6 +38,18 @@ TEST(FrozenWeight, SeveralPiecesMakeTheSameProduct) {
   EXPECT_TRUE(at::allclose(y, at::linear(x, wide, bias), 1e-5, 1e-3));
   y.backward(dy);
   EXPECT_TRUE(at::allclose(x.grad(), at::matmul(dy, wide), 1e-5, 1e-3));
+}
+
+// The gradient of |dx|^2 by dy is 2 dx W^T.
+TEST(FrozenWeight, AGradientOfAGradientIsThatOfTheWideWeight) {
+  const at::Tensor weight = at::randn({2100, 1024}).to(at::kBFloat16), wide = weight.to(at::kFloat);
+  const at::Tensor x = at::randn({3, 1024}), dy = at::randn({3, 2100});
+  x.set_requires_grad(true);
+  dy.set_requires_grad(true);
+  const auto dx =
+      torch::autograd::grad({kernels::linear(x, weight)}, {x}, {dy}, /*retain_graph=*/true, /*create_graph=*/true);
+  const auto found = torch::autograd::grad({dx[0].square().sum()}, {dy});
+  EXPECT_TRUE(at::allclose(found[0], 2.0 * dy.detach().mm(wide).mm(wide.t()), 1e-4, 1e-1));
 }
 
 TEST(FrozenWeight, TrainedOrEqualTypesAreNoNarrowWeights) {

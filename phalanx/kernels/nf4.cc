@@ -180,8 +180,9 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
       const Nf4Weight weight{saved[0], saved[1], saved[2],
                              std::make_shared<const Nf4Tables>(Nf4Tables{saved[3], saved[4]})};
       const Nf4Part saved_part{part[0], part[1], part[2]};
-      dx = widens_by_rows(grads[0]) ? input_gradient_by_rows(grads[0], narrow_matrix(weight, saved_part))
-                                    : at::matmul(grads[0], dequantise_nf4(weight, saved_part, grads[0].scalar_type()));
+      dx = widens_by_rows(grads[0]) && !at::GradMode::is_enabled()
+               ? input_gradient_by_rows(grads[0], narrow_matrix(weight, saved_part))
+               : at::matmul(grads[0], dequantise_nf4(weight, saved_part, grads[0].scalar_type()));
     }
     return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }

@@ -10,6 +10,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cstdint>
 #include <vector>
@@ -113,6 +114,18 @@ TEST(Nf4, SeveralPiecesMakeTheSameProduct) {
   EXPECT_TRUE(at::allclose(y, at::linear(x, wide), 1e-5, 1e-4));
   y.backward(dy);
   EXPECT_TRUE(at::allclose(x.grad(), at::matmul(dy, wide), 1e-5, 1e-3));
+}
+
+TEST(Nf4, AGradientOfAGradientIsThatOfTheWideWeight) {
+  const Nf4Weight stored = quantise_nf4(at::randn({9000, 128}), tables());
+  const at::Tensor wide = dequantise_nf4(stored, {.columns = 128}, at::kFloat);
+  const at::Tensor x = at::randn({3, 128}), dy = at::randn({3, 9000});
+  x.set_requires_grad(true);
+  dy.set_requires_grad(true);
+  const auto dx = torch::autograd::grad({nf4_linear(x, stored, {.columns = 128})}, {x}, {dy}, /*retain_graph=*/true,
+                                        /*create_graph=*/true);
+  const auto found = torch::autograd::grad({dx[0].square().sum()}, {dy});
+  EXPECT_TRUE(at::allclose(found[0], 2.0 * dy.detach().mm(wide).mm(wide.t()), 1e-4, 1e-1));
 }
 
 }  // namespace nf4_test

@@ -19,7 +19,7 @@ at::Tensor like_with_last(const at::Tensor& x, std::int64_t last) {
 void for_wide_rows(const NarrowMatrix& weight,
                    const std::function<void(std::int64_t first, const at::Tensor& wide)>& use) {
   const std::int64_t at_once = wide_rows_at_once(weight.rows, weight.columns);
-  const at::Tensor buffer = at::empty({at_once, weight.columns}, at::TensorOptions(at::kFloat));
+  const at::Tensor buffer = at::empty({at_once, weight.columns}, at::TensorOptions(at::kFloat).device(weight.device));
   for (std::int64_t first = 0; first < weight.rows; first += at_once) {
     const at::Tensor wide = buffer.narrow(0, 0, std::min(at_once, weight.rows - first));
     weight.widen(first, wide);

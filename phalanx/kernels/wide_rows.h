@@ -1,8 +1,7 @@
-// Products on the host with a frozen weight in fewer bits than the fp32 activations. Some rows of it are widened at a time,
-// into one small buffer. A wide copy of the whole weight would cost memory, and more of it than its own bytes: what the
-// heap allocates in the space that it leaves keeps the next copy from fitting there.
+// Products with a frozen weight in fewer bits than the fp32 activations. Some rows of it are widened at a time, into one
+// small buffer.
 //
-//   const NarrowMatrix w{rows, columns, [&](std::int64_t first, const at::Tensor& wide) {
+//   const NarrowMatrix w{rows, columns, weight.device(), [&](std::int64_t first, const at::Tensor& wide) {
 //     wide.copy_(weight.narrow(0, first, wide.size(0)));
 //   }};
 //   at::Tensor y = product_by_rows(x, w);
@@ -19,6 +18,7 @@ namespace phalanx::kernels {
 
 struct NarrowMatrix {
   std::int64_t rows = 0, columns = 0;
+  at::Device device = at::kCPU;
   /// Writes the rows from `first` on into `wide`, fp32 [some rows, columns].
   std::function<void(std::int64_t first, const at::Tensor& wide)> widen;
 };
@@ -27,7 +27,7 @@ struct NarrowMatrix {
 void for_wide_rows(const NarrowMatrix& weight,
                    const std::function<void(std::int64_t first, const at::Tensor& wide)>& use);
 
-/// Whether a product with x is to be one of those below: x is in fp32 on the host.
+/// Whether a product with x is to be one of those below: x is in fp32 on the host. Autograd cannot follow them.
 inline bool widens_by_rows(const at::Tensor& x) { return x.device().is_cpu() && x.scalar_type() == at::kFloat; }
 
 /// x W^T + b: x [..., columns], bias [rows] or undefined -> [..., rows].

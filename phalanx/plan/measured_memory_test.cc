@@ -36,6 +36,7 @@
 #include "phalanx/plan/memory_model.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/tensor/counting_allocator.h"
+#include "phalanx/tensor/host_block_pool.h"
 
 namespace phalanx::plan {
 namespace {
@@ -121,6 +122,7 @@ std::int64_t pss_without_files() {
 /// because a page of two ranks counts half only when both have touched it.
 std::int64_t own_pss(Communicator& world) {
   ::malloc_trim(0);
+  HostBlockPool::instance().trim();
   world.barrier();
   const std::int64_t pss = pss_without_files();
   world.barrier();

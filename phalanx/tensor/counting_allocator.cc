@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/Exception.h>
 #include <malloc.h>
 
 #include <cstdint>
@@ -34,6 +35,15 @@ void* from_pool(std::size_t bytes, MemoryCategory category) {
   return HostBlockPool::instance().allocate(bytes, static_cast<std::uint8_t>(category));
 }
 
+void* from_heap(std::size_t bytes) {
+  try {
+    return c10::alloc_cpu(bytes);
+  } catch (const c10::Error&) {
+    if (HostBlockPool::instance().trim() == 0) throw;
+    return c10::alloc_cpu(bytes);
+  }
+}
+
 void free_block(void* block) {
   if (block == nullptr) return;
   if (SharedHeap* const heap = SharedHeap::owner_of(block)) {
@@ -61,7 +71,7 @@ class CountingAllocator final : public c10::Allocator {
       observe::record_memory_allocated(category, bytes);
       return {large, large, &free_block, c10::DeviceType::CPU};
     }
-    void* const block = c10::alloc_cpu(bytes + 1);
+    void* const block = from_heap(bytes + 1);
     last_byte(block) = static_cast<std::uint8_t>(category);
     observe::record_memory_allocated(category, malloc_usable_size(block));
     return {block, block, &free_block, c10::DeviceType::CPU};

@@ -1,5 +1,6 @@
 #include "phalanx/tensor/host_block_pool.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -37,41 +38,51 @@ void* map_pages(std::size_t bytes) {
 
 HostBlockPool& HostBlockPool::instance() {
   static auto* const pool = new HostBlockPool;
+  // A child has no other thread that could unlock it.
+  static const int at_fork =
+      ::pthread_atfork([] { pool->mutex_.lock(); }, [] { pool->mutex_.unlock(); }, [] { pool->mutex_.unlock(); });
+  static_cast<void>(at_fork);
   return *pool;
 }
 
 HostBlockPool::~HostBlockPool() {
   PHALANX_ASSERT(blocks_.empty(), "blocks do not outlive their pool");
-  while (use_.kept > 0) return_oldest();
+  trim();
 }
 
 void* HostBlockPool::allocate(std::size_t bytes, std::uint8_t tag) noexcept {
   PHALANX_ASSERT(bytes >= kLeastBytes, "smaller blocks are malloc's");
   if (bytes > PTRDIFF_MAX / 2) return nullptr;
+  const std::size_t rounded = rounded_up(bytes);
+  void* block = nullptr;
+  // The kernel's work on large blocks is not done under the lock.
   try {
-    const std::scoped_lock lock(mutex_);
-    const std::size_t rounded = rounded_up(bytes);
-    void* block = reuse(rounded);
-    if (block == nullptr) {
+    std::vector<Pages> returned;
+    {
+      const std::scoped_lock lock(mutex_);
+      block = reuse(rounded);
       const std::size_t most = std::max(use_.most_in_use, use_.in_use + rounded) + kSpareBytes;
-      while (use_.kept > 0 && use_.in_use + rounded + use_.kept > most) return_oldest();
-      block = map_pages(rounded);
-      while (block == nullptr && use_.kept > 0) {
-        return_oldest();
-        block = map_pages(rounded);
+      while (block == nullptr && use_.kept > 0 && use_.in_use + rounded + use_.kept > most) {
+        returned.emplace_back();
+        returned.back() = take_oldest();
       }
-      if (block == nullptr) return nullptr;
     }
+    for (const Pages& pages : returned) return_pages(pages);
+    if (block == nullptr) block = map_pages(rounded);
+    if (block == nullptr && trim() > 0) block = map_pages(rounded);
+    if (block == nullptr) return nullptr;
+    const std::scoped_lock lock(mutex_);
     blocks_[block] = {bytes, tag};
     use_.in_use += rounded;
     use_.most_in_use = std::max(use_.most_in_use, use_.in_use);
     return block;
   } catch (const std::bad_alloc&) {
+    if (block != nullptr) return_pages({block, rounded});
     return nullptr;
   }
 }
 
-void* HostBlockPool::reuse(std::size_t rounded) {
+void* HostBlockPool::reuse(std::size_t rounded) noexcept {
   const auto same = kept_.find(rounded);
   if (same == kept_.end()) return nullptr;
   void* const block = same->second.back().block;
@@ -81,13 +92,34 @@ void* HostBlockPool::reuse(std::size_t rounded) {
   return block;
 }
 
-void HostBlockPool::return_oldest() {
+HostBlockPool::Pages HostBlockPool::take_oldest() noexcept {
   const auto oldest = std::ranges::min_element(
       kept_, {}, [](const auto& size_and_blocks) { return size_and_blocks.second.front().freed_at; });
-  ::munmap(oldest->second.front().block, oldest->first);
-  use_.kept -= oldest->first;
+  const Pages pages{oldest->second.front().block, oldest->first};
+  use_.kept -= pages.bytes;
   oldest->second.pop_front();
   if (oldest->second.empty()) kept_.erase(oldest);
+  return pages;
+}
+
+void HostBlockPool::return_pages(const Pages& pages) noexcept {
+  // A process has only so many mappings, and this may need one more. The addresses are lost then, the memory is not.
+  if (::munmap(pages.begin, pages.bytes) != 0) ::madvise(pages.begin, pages.bytes, MADV_DONTNEED);
+}
+
+std::size_t HostBlockPool::trim() noexcept {
+  std::size_t sum = 0;
+  while (true) {
+    Pages pages;
+    {
+      const std::scoped_lock lock(mutex_);
+      use_.most_in_use = use_.in_use;
+      if (use_.kept == 0) return sum;
+      pages = take_oldest();
+    }
+    return_pages(pages);
+    sum += pages.bytes;
+  }
 }
 
 std::optional<HostBlockPool::Block> HostBlockPool::find(const void* block) {
@@ -103,16 +135,26 @@ void HostBlockPool::set_tag(const void* block, std::uint8_t tag) {
   blocks_.at(block).tag = tag;
 }
 
-HostBlockPool::Block HostBlockPool::free(void* block) {
-  const std::scoped_lock lock(mutex_);
-  const auto found = blocks_.find(block);
-  PHALANX_ASSERT(found != blocks_.end(), "the block is in use");
-  const Block was = found->second;
-  blocks_.erase(found);
-  const std::size_t rounded = rounded_up(was.bytes);
-  use_.in_use -= rounded;
-  use_.kept += rounded;
-  kept_[rounded].push_back({block, ++frees_});
+HostBlockPool::Block HostBlockPool::free(void* block) noexcept {
+  Block was;
+  std::size_t rounded = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto found = blocks_.find(block);
+    PHALANX_ASSERT(found != blocks_.end(), "the block is in use");
+    was = found->second;
+    blocks_.erase(found);
+    rounded = rounded_up(was.bytes);
+    use_.in_use -= rounded;
+    try {
+      kept_[rounded].push_back({block, ++frees_});
+      use_.kept += rounded;
+      return was;
+    } catch (const std::bad_alloc&) {
+      if (const auto same = kept_.find(rounded); same != kept_.end() && same->second.empty()) kept_.erase(same);
+    }
+  }
+  return_pages({block, rounded});
   return was;
 }
 

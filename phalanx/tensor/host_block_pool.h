@@ -7,7 +7,7 @@
 //
 // What the process has from the pool, in use and kept, is at most kSpareBytes more than was ever in use at a time. Blocks
 // that have been free for longest go back first. Whole huge pages of a block are asked for (MADV_HUGEPAGE).
-// Any thread may call. Torch-free.
+// Any thread may call, and fork. Torch-free.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,7 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <vector>
 
 namespace phalanx {
 
@@ -44,7 +45,9 @@ class HostBlockPool {
   /// The block in use that begins there; none: it is not the pool's.
   std::optional<Block> find(const void* block);
   void set_tag(const void* block, std::uint8_t tag);
-  Block free(void* block);
+  Block free(void* block) noexcept;
+  /// Returns the pages of all free blocks, and forgets how much was in use. Returns how many bytes they had.
+  std::size_t trim() noexcept;
 
   struct Use {
     std::size_t in_use = 0, kept = 0, most_in_use = 0;  // bytes of blocks, rounded up
@@ -56,8 +59,13 @@ class HostBlockPool {
     void* block = nullptr;
     std::uint64_t freed_at = 0;
   };
-  void* reuse(std::size_t rounded);
-  void return_oldest();
+  struct Pages {
+    void* begin = nullptr;
+    std::size_t bytes = 0;
+  };
+  void* reuse(std::size_t rounded) noexcept;
+  Pages take_oldest() noexcept;
+  static void return_pages(const Pages& pages) noexcept;
 
   std::mutex mutex_;
   std::unordered_map<const void*, Block> blocks_;  // in use

@@ -69,6 +69,18 @@ TEST(HostBlockPool, WhatIsKeptHasABound) {
   EXPECT_GE(pool.use().kept, 16 * 36 * kMiB);
 }
 
+TEST(HostBlockPool, WhatIsFreeCanBeReturned) {
+  HostBlockPool pool;
+  void* const stays = pool.allocate(4 * kMiB, 0);
+  pool.free(pool.allocate(64 * kMiB, 0));
+  EXPECT_EQ(pool.use().most_in_use, 68 * kMiB);
+  EXPECT_EQ(pool.trim(), 64 * kMiB);
+  EXPECT_EQ(pool.use().kept, 0U);
+  EXPECT_EQ(pool.use().most_in_use, 4 * kMiB);
+  EXPECT_EQ(pool.trim(), 0U);
+  pool.free(stays);
+}
+
 TEST(HostBlockPool, MemoryThatIsNotThereIsNoBlock) {
   HostBlockPool pool;
   EXPECT_EQ(pool.allocate(std::size_t{1} << 50, 0), nullptr);

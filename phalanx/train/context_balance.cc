@@ -12,7 +12,7 @@
 namespace phalanx::train {
 namespace {
 
-constexpr std::int64_t kSequences = 64;  // of each file
+constexpr std::int64_t kSequences = 64;  // of all files
 
 /// The sums, over forward passes, of the most work that a rank has and of the mean.
 struct Balance {
@@ -44,9 +44,11 @@ std::string context_balance_text(const data::BatchSource& data, const config::Ru
   head_and_tail.by_work = false;
   const std::int64_t rows_of_pass = plan.local_batch_size / plan.micro_batches;
   Balance balance, of_head_and_tail;
-  std::int64_t sequences = 0;
+  std::int64_t sequences = 0, files = 0;
+  data.each_file([&](const std::string&, const data::DataLoader&) { ++files; });
+  const std::int64_t of_each = std::max<std::int64_t>(1, kSequences / std::max<std::int64_t>(1, files));
   data.each_file([&](const std::string&, const data::DataLoader& file) {
-    const std::int64_t count = std::min(kSequences, file.sample_count()), seq_len = file.seq_len();
+    const std::int64_t count = std::min(of_each, file.sample_count()), seq_len = file.seq_len();
     std::vector<std::int64_t> inputs(static_cast<std::size_t>(seq_len)), labels(inputs.size());
     std::vector<DocumentBoundaries> pass;
     for (std::int64_t i = 0; i < count; ++i) {

@@ -1,6 +1,7 @@
 #include "phalanx/verify/layout_origin.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -113,6 +114,12 @@ class Search {
   }
 
  private:
+  /// Where a rank's part of a tensor is.
+  struct Place {
+    std::vector<std::int64_t> offset;
+    at::Tensor positions;  // with context parallelism, [rows, seq]: of dimension 1, in place of its offset
+  };
+
   /// Rank 0's tensor on every rank; undefined on all ranks if it has none.
   at::Tensor shared(const at::Tensor& of_reference) {
     json shape;
@@ -127,10 +134,12 @@ class Search {
   }
 
   /// The rank with the largest difference, if it is more than `tolerance` of the full norm.
-  Verdict worst_of_ranks(const SuspectValue& value, const std::vector<std::int64_t>& offset, double norm,
-                         double tolerance) {
+  Verdict worst_of_ranks(const SuspectValue& value, const Place& place, double norm, double tolerance) {
     TensorDifference mine;
-    if (value.found.defined()) mine = difference_of(value.found, value.expected, norm, offset);
+    if (value.found.defined()) mine = difference_of(value.found, value.expected, norm, place.offset);
+    if (place.positions.defined() && mine.index.size() > 1) {
+      mine.index[1] = place.positions[mine.index[0] - place.offset[0]][mine.index[1]].item<std::int64_t>();
+    }
     Verdict verdict{.difference = {.relative = tolerance}};
     int rank = 0;
     for (const std::string& text : world_.all_gather_bytes(to_text(mine))) {
@@ -141,9 +150,9 @@ class Search {
     return verdict;
   }
 
-  std::optional<LayoutOrigin> judge(const SuspectValue& value, const std::vector<std::int64_t>& offset, double norm,
-                                    double tolerance, const std::string& what, const std::string& parameter) {
-    const Verdict worst = worst_of_ranks(value, offset, norm, tolerance);
+  std::optional<LayoutOrigin> judge(const SuspectValue& value, const Place& place, double norm, double tolerance,
+                                    const std::string& what, const std::string& parameter) {
+    const Verdict worst = worst_of_ranks(value, place, norm, tolerance);
     if (worst.rank < 0) return std::nullopt;
     return LayoutOrigin{.what = what,
                         .parameter = parameter,
@@ -159,37 +168,40 @@ class Search {
     const SuspectValue value{.found = mine_.tokens,
                              .expected = whole.narrow(0, rows.begin, rows.size()),
                              .part = fmt::format("rows {}", rows.begin)};
-    auto origin = judge(value, {rows.begin, 0}, whole.norm().item<double>(), 0, "batch", "");
+    auto origin = judge(value, {.offset = {rows.begin, 0}}, whole.norm().item<double>(), 0, "batch", "");
     if (origin && origin->cause.empty()) {
       origin->cause = "this rank reads other tokens than one rank does: its files, its seed or its rows are others";
     }
     return origin;
   }
 
-  /// This rank's part of a module's input, and its offset: cut along the tokens' rows by data-parallel rank, along the
-  /// positions by context-parallel rank (the offset of the first piece), and along
-  /// another dimension by tensor-parallel rank if it is that much shorter. Nothing if its shape does not fit.
-  std::optional<std::pair<at::Tensor, std::vector<std::int64_t>>> own_part(const at::Tensor& whole,
-                                                                           const at::Tensor& found) const {
+  /// This rank's part of a module's input, and its place: cut along the tokens' rows by data-parallel rank, along the
+  /// positions by context-parallel rank, and along another dimension by tensor-parallel rank if it is that much shorter.
+  /// Nothing if its shape does not fit.
+  std::optional<std::pair<at::Tensor, Place>> own_part(const at::Tensor& whole, const at::Tensor& found) const {
     const data::RowRange rows = parallelized_.rows();
     if (found.dim() != whole.dim() || found.size(0) != rows.size()) return std::nullopt;
     const DeviceMesh& mesh = parallelized_.model->mesh();
     const bool is_cut = mesh.has("tp");
-    std::vector<std::int64_t> offset(static_cast<std::size_t>(whole.dim()));
+    Place place{.offset = std::vector<std::int64_t>(static_cast<std::size_t>(whole.dim())), .positions = {}};
     at::Tensor part = whole.narrow(0, rows.begin, rows.size());
-    offset[0] = rows.begin;
+    place.offset[0] = rows.begin;
     const ContextCut cut = parallelized_.plan.context_cut(parallelized_.options.rank);
     if (cut.ranks > 1 && whole.dim() == 3) {
       const std::int64_t seq = whole.size(1);
       if (cut.padded(seq) != seq) return std::nullopt;  // what padding becomes is nobody's business
+      const at::Tensor all = at::arange(seq, at::TensorOptions(at::kLong)).expand({rows.size(), seq});
       if (cut.by_work && mine_.documents) {
         const PackedPositions packed(cut, *mine_.documents);
         part = packed.own(part);
-        offset[1] = packed.ranges()[0][0].first;
+        place.positions = packed.own(all);
       } else {
         const auto [head, tail] = cut.ranges(seq);
-        part = at::cat({part.narrow(1, head.first, head.count), part.narrow(1, tail.first, tail.count)}, 1);
-        offset[1] = head.first;
+        const auto both = [&head = head, &tail = tail](const at::Tensor& x) {
+          return at::cat({x.narrow(1, head.first, head.count), x.narrow(1, tail.first, tail.count)}, 1);
+        };
+        part = both(part);
+        place.positions = both(all);
       }
     }
     for (std::int64_t dim = 1; dim < whole.dim(); ++dim) {
@@ -197,10 +209,14 @@ class Search {
       if (size == part.size(dim)) continue;
       if (!is_cut || size * mesh.size("tp") != part.size(dim)) return std::nullopt;
       const std::int64_t first = size * mesh.coordinate("tp");
-      offset[static_cast<std::size_t>(dim)] += first;
       part = part.narrow(dim, first, size);
+      if (dim == 1 && place.positions.defined()) {
+        place.positions = place.positions.narrow(1, first, size);
+      } else {
+        place.offset[static_cast<std::size_t>(dim)] = first;
+      }
     }
-    return std::pair(part, offset);
+    return std::pair(part, place);
   }
 
   std::optional<LayoutOrigin> input_of(const std::string& module, const std::string& from, const std::string& what,
@@ -211,14 +227,16 @@ class Search {
     const auto* seen = mine_.find(module);
     if (seen && !seen->has_weight && mine_.after(module) != next_) seen = nullptr;
     SuspectValue value;
-    std::vector<std::int64_t> offset;
+    Place place;
     if (const at::Tensor found = seen ? seen->input() : at::Tensor(); found.defined()) {
       if (const auto part = own_part(whole, found)) {
-        offset = part->second;
-        value = {.found = found, .expected = part->first, .part = fmt::format("{}", json(offset).dump())};
+        place = part->second;
+        std::vector<std::int64_t> first = place.offset;
+        if (place.positions.defined()) first[1] = place.positions[0][0].item<std::int64_t>();
+        value = {.found = found, .expected = part->first, .part = json(first).dump()};
       }
     }
-    return judge(value, offset, whole.norm().item<double>(), tolerance, what, from + ".weight");
+    return judge(value, place, whole.norm().item<double>(), tolerance, what, from + ".weight");
   }
 
   /// The input of `module` is wrong, although the weights up to `last` are right. Tests whether the reference gives it
@@ -276,7 +294,7 @@ class Search {
       if (seen->shard) offset = seen->shard->box().offsets;
     }
     const bool is_forward = which == &ForwardTrace::ModuleRecord::weight;
-    return judge(value, offset, whole.norm().item<double>(), options_.weight_tolerance,
+    return judge(value, {.offset = offset}, whole.norm().item<double>(), options_.weight_tolerance,
                  is_forward ? "weight in use" : "weight in use by the backward pass", name);
   }
 
