@@ -28,7 +28,8 @@ void for_wide_rows(const NarrowMatrix& weight,
 }
 
 at::Tensor product_by_rows(const at::Tensor& x, const NarrowMatrix& weight, const at::Tensor& bias) {
-  const at::Tensor y = like_with_last(x, weight.rows), rows_of_x = x.reshape({-1, weight.columns});
+  const at::Tensor rows_of_x = x.reshape({-1, weight.columns});
+  at::Tensor y = like_with_last(x, weight.rows);
   const at::Tensor rows_of_y = y.view({-1, weight.rows});
   if (bias.defined()) rows_of_y.copy_(bias);
   for_wide_rows(weight, [&](std::int64_t first, const at::Tensor& wide) {
@@ -38,7 +39,8 @@ at::Tensor product_by_rows(const at::Tensor& x, const NarrowMatrix& weight, cons
 }
 
 at::Tensor input_gradient_by_rows(const at::Tensor& dy, const NarrowMatrix& weight) {
-  const at::Tensor dx = like_with_last(dy, weight.columns), rows_of_dy = dy.reshape({-1, weight.rows});
+  const at::Tensor rows_of_dy = dy.reshape({-1, weight.rows});
+  at::Tensor dx = like_with_last(dy, weight.columns);
   const at::Tensor rows_of_dx = dx.view({-1, weight.columns});
   for_wide_rows(weight, [&](std::int64_t first, const at::Tensor& wide) {
     rows_of_dx.addmm_(rows_of_dy.narrow(1, first, wide.size(0)), wide, first == 0 ? 0.0 : 1.0);
