@@ -58,6 +58,9 @@ if(NOT PHALANX_TORCH_FOR_PACKAGE)
   add_library(Phalanx::torch ALIAS phalanx_torch)
   set_target_properties(phalanx_torch PROPERTIES EXPORT_NAME torch)
   phalanx_use_torch(phalanx_torch)
+  # $<TARGET_PROPERTY:PHALANX_LINKS_TORCH> is true for every target that links it, however indirectly.
+  set_target_properties(phalanx_torch PROPERTIES
+    INTERFACE_PHALANX_LINKS_TORCH ON COMPATIBLE_INTERFACE_BOOL PHALANX_LINKS_TORCH)
 
   # torch's include folder carries an fmt newer than the system's, and every source that includes torch sees that one.
   # Its compiled part is ours to link; where its version is not the one torch_fmt.cc knows, it is used as headers.
