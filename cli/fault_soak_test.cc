@@ -168,7 +168,9 @@ TEST_F(TrainingFaultSoak, IsToldInEveryPhase) {
   const char* const asked = std::getenv("PHALANX_SOAK_FAULTS");
   const int faults = asked != nullptr ? std::atoi(asked) : 5;
   const char* const given = std::getenv("PHALANX_SOAK_SEED");
-  const unsigned seed = given != nullptr ? static_cast<unsigned>(std::atoi(given)) : std::random_device()();
+  const unsigned seed = given != nullptr   ? static_cast<unsigned>(std::atoi(given))
+                        : asked != nullptr ? std::random_device()()
+                                           : 1U;
   std::mt19937 random(seed);
   const std::string file = config();
   const std::vector<Phase> all = phases(file);

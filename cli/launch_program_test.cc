@@ -20,6 +20,7 @@
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/listeners.h"
 #include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/free_address.h"
 
 namespace phalanx::cli {
 namespace {
@@ -134,7 +135,7 @@ class BoundRendezvous : public testing::TestWithParam<const char*> {};
 
 TEST_P(BoundRendezvous, ListensWhereItIsTold) {
   const std::string bind = GetParam();
-  const std::uint16_t port = TcpStoreServer().address().port;  // a port that was free a moment ago
+  const std::uint16_t port = free_address().port;
   const TempDirectory notes("notes");
   const auto node = [&](const std::string& endpoint, const std::string& configuration) {
     return launched({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + endpoint + ":" + std::to_string(port),
@@ -155,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(Addresses, BoundRendezvous, testing::Values("127.0.0.5"
                          [](const auto& info) { return info.index == 0 ? "One" : "All"; });
 
 TEST(LaunchProgramTest, OtherNodesAreToldTheLocalAddress) {
-  const HostPort endpoint = TcpStoreServer().address();  // a port that was free a moment ago
+  const HostPort endpoint = free_address();
   const TempDirectory notes("notes");
   std::vector<std::unique_ptr<CollectedProcess>> nodes;
   for (int node = 0; node < 2; ++node) {

@@ -9,7 +9,9 @@
 #
 #   $ recipes/combinations.sh
 #   == a pipeline of 2 inside each machine, data parallelism over the link of 1gbit
+#   ...
 #   [phalanx] <date and time> - info - this node hosts the rendezvous of 2 nodes at 10.99.0.1:29400
+#   ...
 #   [phalanx] <date and time> - info - rank 0 of 4, from phalanx launch
 #   [phalanx] <date and time> - info - security: <who may join>
 #   [phalanx] <date and time> - info - device: cpu, backend: shm+gloo, 4 ranks, rendezvous at <address>, 1 thread a rank
@@ -26,7 +28,9 @@
 #   step 5: in sites 6.2772544, one rank 6.2772543
 #   losses differ from one rank's by 4.7e-08 of them: the same
 #   == tensor parallelism over pairs inside each machine, sharded data parallelism over the link of 1gbit
+#   ...
 #   [phalanx] <date and time> - info - this node hosts the rendezvous of 2 nodes at 10.99.0.1:29400
+#   ...
 #   [phalanx] <date and time> - info - rank 0 of 4, from phalanx launch
 #   [phalanx] <date and time> - info - security: <who may join>
 #   [phalanx] <date and time> - info - device: cpu, backend: shm+gloo, 4 ranks, rendezvous at <address>, 1 thread a rank

@@ -34,13 +34,16 @@ mkdir -p "$work"
 
 # The wheels of packages, from PyPI, for the Python that the wheels are named after; nothing is installed.
 download() {  # download FOLDER PACKAGE...
-  local folder=$1 minor
+  local folder=$1 minor try
   shift
   local -a platforms=(--platform manylinux2014_x86_64)
   for minor in 17 18 25 27 28; do platforms+=(--platform "manylinux_2_${minor}_x86_64"); done
-  "$python" -m pip download --disable-pip-version-check --no-input -q --no-deps --only-binary :all: \
-    --python-version 3.12 --implementation cp "${platforms[@]}" -d "$folder" "$@" ||
-    fail "pip cannot download $* (its output is above)"
+  for try in 1 2 3; do
+    "$python" -m pip download --disable-pip-version-check --no-input -q --no-deps --only-binary :all: \
+      --python-version 3.12 --implementation cp "${platforms[@]}" -d "$folder" "$@" && return
+    say "pip cannot download $*, try $try of 3"
+  done
+  fail "pip cannot download $* (its output is above)"
 }
 unpack() { "$python" -m zipfile -e "$1" "$2"; }
 

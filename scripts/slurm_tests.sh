@@ -144,10 +144,12 @@ shown() {
   local -a words
   read -ra words <<<"$(sed -n 's/^#   \$ sbatch //p' "$script")"
   words=("${words[@]/#recipes/$repository/recipes}")
-  run sbatch --wait --output=output.job "${words[@]}"
-  cat output.job >>output 2>/dev/null || true
+  # The log first: two streams of ranks come into one file in any order.
+  run sbatch --wait --output=output.out --error=output.err "${words[@]}"
+  cat output.err output.out >output.job 2>/dev/null || true
+  cat output.job >>output
   if says "$1 prints what it shows" "$script"; then echo "passed  $1 prints what it shows"; fi
-  rm -f output.job
+  rm -f output.job output.out output.err
 }
 
 none=--gres=none  # on a cluster without GPUs

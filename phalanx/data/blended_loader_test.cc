@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -13,6 +12,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/ignored_label.h"
+#include "phalanx/base/process_stats.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
@@ -330,7 +330,7 @@ TEST_F(BlendedLoaderTest, LargeFilesOpenAtOnceAndCostNoMemory) {
     return (in_memory - shared) * 4096;
   };
   const std::int64_t before = resident();
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = process_cpu_seconds();
   std::vector<BlendedLoader::Part> parts;
   for (const std::string& path : paths) {
     parts.push_back({.name = path,
@@ -340,11 +340,12 @@ TEST_F(BlendedLoaderTest, LargeFilesOpenAtOnceAndCostNoMemory) {
   }
   const BlendedLoader blended(std::move(parts), 64);
   read(blended, 1'000'000, {0, 64});
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds = process_cpu_seconds() - begin;
   const nlohmann::json description = blended.describe();
-  const double described = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() - seconds;
-  std::printf("10 files of 10^9 tokens: opened and a batch of 64 read in %.1f ms, described in %.1f ms\n",
-              1e3 * seconds, 1e3 * described);
+  const double described = process_cpu_seconds() - begin - seconds;
+  std::printf(
+      "10 files of 10^9 tokens: opened and a batch of 64 read in %.1f ms of processor time, described in %.1f ms\n",
+      1e3 * seconds, 1e3 * described);
   EXPECT_LT(seconds, 1.0);
   EXPECT_LT(resident() - before, 16 << 20);
 }

@@ -18,6 +18,7 @@
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/store/job_secret.h"
 #include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/free_address.h"
 
 namespace phalanx {
 namespace {
@@ -48,7 +49,7 @@ class ByFile : public testing::Test {
 
 TEST_F(ByFile, RanksMeetAndLeaveNoFile) {
   // A file that an earlier job left behind; nothing listens at its address any more.
-  RendezvousFile(path()).publish({TcpStoreServer().address(), generate_job_secret()});
+  RendezvousFile(path()).publish({free_address(), generate_job_secret()});
   std::string output;
   for (auto& process : start({2, 1, 0}, 3)) {
     EXPECT_EQ(process->wait(), 0) << process->output();
@@ -112,8 +113,7 @@ TEST_F(ByTcp, APortInUseAndANameThatDoesNotResolveAreSaidAtOnce) {
   EXPECT_THAT(lost->output(),
               AllOf(HasSubstr("rank 1 did not reach the rendezvous with rank 0, which is to host the store at "),
                     HasSubstr("'no-such-host.invalid' does not resolve")));
-  HostPort nobody;
-  { nobody = TcpStoreServer().address(); }
+  const HostPort nobody = free_address();
   auto early = start(nobody.text(), 1, "", std::chrono::milliseconds(200));
   EXPECT_EQ(early->wait(), 1);
   EXPECT_THAT(early->output(), AllOf(HasSubstr("host the store at " + nobody.text()), HasSubstr("nothing listens")));
@@ -121,8 +121,7 @@ TEST_F(ByTcp, APortInUseAndANameThatDoesNotResolveAreSaidAtOnce) {
 
 // A process with another secret takes rank 1's place first. It is refused with a message, and the job continues.
 TEST_F(ByTcp, ASecretKeepsOthersOut) {
-  HostPort address;
-  { address = TcpStoreServer().address(); }
+  const HostPort address = free_address();
   const std::string secret = generate_job_secret();
   auto host = start(address.text(), 0, secret);
   auto intruder = start(address.text(), 1, generate_job_secret());

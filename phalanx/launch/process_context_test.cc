@@ -23,6 +23,7 @@
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/netns_nodes.h"
 #include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/free_address.h"
 #include "phalanx/store/testing/tcp_proxy.h"
 
 namespace phalanx {
@@ -133,8 +134,7 @@ TEST(ProcessContextTest, ARankLeavesItsMeetingThoughTheStoreIsSilent) {
 // Like torch's env:// by hand: rank 0 hosts the store at MASTER_ADDR:MASTER_PORT.
 TEST(ProcessContextTest, StaticMasterAndTcpMethod) {
   for (const bool by_environment : {true, false}) {
-    HostPort address;
-    { address = TcpStoreServer().address(); }  // a port that is free now
+    const HostPort address = free_address();
     std::vector<std::unique_ptr<CollectedProcess>> ranks;
     for (int rank = 1; rank >= 0; --rank) {
       auto environment = clean_environment();

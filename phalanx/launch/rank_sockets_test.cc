@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -13,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/base/error.h"
 #include "phalanx/base/testing/comes_true.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/testing/collected_process.h"
@@ -21,6 +18,7 @@
 #include "phalanx/launch/testing/listeners.h"
 #include "phalanx/launch/testing/netns_nodes.h"
 #include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/free_address.h"
 
 namespace phalanx {
 namespace {
@@ -43,26 +41,12 @@ TEST(RankSockets, AJobOfOneNodeListensOnLoopbackOnly) {
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
 }
 
-// It was free a moment ago. Not one of those that the system gives to whoever asks for any port, such as other tests.
-std::uint16_t free_port() {
-  constexpr int kFirst = 20000, kPorts = 8000;
-  for (int i = 0; i < kPorts; ++i) {
-    const auto port = static_cast<std::uint16_t>(kFirst + (::getpid() + i) % kPorts);
-    try {
-      const TcpStoreServer probe({.port = port});
-      return port;
-    } catch (const Error&) {
-    }
-  }
-  throw Error("no port from 20000 to 27999 is free");
-}
-
 // Two ranks started by hand. The second one gets an address that surely reaches the first.
 class MasterSocket : public testing::Test {
  protected:
   // Both run until FOLDER/go exists.
   void start(const std::string& master, const EnvironmentMap& more = {}, const std::vector<std::string>& before = {}) {
-    const std::uint16_t free = free_port();
+    const std::uint16_t free = free_address().port;
     for (int rank = 0; rank < 2; ++rank) {
       auto environment = clean_environment();
       environment["RANK"] = std::to_string(rank);

@@ -19,6 +19,7 @@
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/free_address.h"
 
 namespace phalanx {
 namespace {
@@ -40,7 +41,7 @@ std::unique_ptr<RunningLauncher> start_node(const std::string& endpoint, int ran
 class RestartedRanks : public testing::TestWithParam<const char*> {};
 
 TEST_P(RestartedRanks, AddUpAgainAfterOneWasKilledOnAnotherNode) {
-  const std::string endpoint = TcpStoreServer().address().text();
+  const std::string endpoint = free_address().text();
   std::vector<std::unique_ptr<RunningLauncher>> nodes;
   for (int node = 0; node < 2; ++node)
     nodes.push_back(start_node(
@@ -62,7 +63,7 @@ TEST_P(RestartedRanks, AddUpHoweverOftenOneIsKilledAtAnyMoment) {
   constexpr int kRanks = 3, kKills = 4;
   std::mt19937 random(7);
   const TempDirectory notes("notes");
-  const auto node = start_node(TcpStoreServer().address().text(), kRanks, {fmt::format("--max-restarts={}", kKills)},
+  const auto node = start_node(free_address().text(), kRanks, {fmt::format("--max-restarts={}", kKills)},
                                {"--backend", GetParam(), "--notes", notes.path().string()});
   std::set<pid_t> processes;
   for (int kills = 0; kills <= kKills; ++kills) {
@@ -94,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, RestartedRanks, testing::Values("auto", "gloo
                          [](const auto& info) { return info.param; });
 
 TEST(RestartedRanks, AddUpInALargerWorldAfterANodeHasCome) {
-  const std::string endpoint = TcpStoreServer().address().text();
+  const std::string endpoint = free_address().text();
   const Words nodes{"--min-nodes=1", "--max-nodes=2"}, of_worker{"--until-world", "3"};
   const auto first = start_node(endpoint, 1, nodes, of_worker);
   ASSERT_TRUE(comes_true([&] { return first->err().find("1 ranks add up") != std::string::npos; })) << first->err();

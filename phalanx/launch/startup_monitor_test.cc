@@ -19,6 +19,7 @@
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/free_address.h"
 
 namespace phalanx {
 namespace {
@@ -135,7 +136,7 @@ TEST_F(StartupMonitorTest, ARankThatIsStoppedBeforeItComesIsNamed) {
 }
 
 TEST_F(StartupMonitorTest, ARankOfAnotherNodeThatIsStoppedBeforeItComesIsNamed) {
-  const std::string endpoint = TcpStoreServer().address().text();
+  const std::string endpoint = free_address().text();
   auto environment = clean_environment();
   environment["PHALANX_COMM_HEARTBEAT_SECONDS"] = "2";
   environment["PHALANX_JOB_SECRET"] = "a secret of the two nodes here";

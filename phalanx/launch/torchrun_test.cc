@@ -19,6 +19,7 @@
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/store/job_secret.h"
 #include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/free_address.h"
 
 namespace phalanx {
 namespace {
@@ -52,7 +53,7 @@ class Torchrun : public testing::Test {
   }
 
   std::string program_;
-  const HostPort agent_ = TcpStoreServer().address();  // a port that was free a moment ago
+  const HostPort agent_ = free_address();
   TempDirectory notes_{"notes"};
 };
 
@@ -164,7 +165,7 @@ TEST_F(AgentStore, RankZeroThatDoesNotComeIsNamed) {
 }
 
 TEST_F(AgentStore, ARankZeroThatIsNotThereAnyMoreIsNamedWithWhereItWas) {
-  const std::string gone = TcpStoreServer().address().text();
+  const std::string gone = free_address().text();
   store_->set("phalanx/job9/store", std::vector<std::uint8_t>(gone.begin(), gone.end()));
   const auto rank = start(1, 0, "1000");
   EXPECT_EQ(rank->wait(), 1);
@@ -175,7 +176,7 @@ TEST_F(AgentStore, ARankZeroThatIsNotThereAnyMoreIsNamedWithWhereItWas) {
 
 // Nodes count restarts differently, and the store still has the address of the last attempt.
 TEST_F(AgentStore, RanksMeetAfterARestartThatOneNodeDoesNotCount) {
-  const std::string gone = TcpStoreServer().address().text(), key = "phalanx/job9/store";
+  const std::string gone = free_address().text(), key = "phalanx/job9/store";
   store_->set(key, std::vector<std::uint8_t>(gone.begin(), gone.end()));
   const auto early = start(1, 0);
   const auto late = start(0, 1);

@@ -252,7 +252,7 @@ TEST_F(GuardedStore, ManyWhoNeverGreetKeepNobodyOut) {
 
 TEST_F(GuardedStore, ManyClientsAtOnceAllComeIn) {
   auto limited = options();
-  limited.max_unauthenticated = 4;
+  limited.max_unauthenticated = 8;
   TcpStoreServer server(limited);
   std::vector<std::thread> clients;
   for (int i = 0; i < 16; ++i)

@@ -91,7 +91,8 @@ LoadedTime FaultRank::fault() const {
 }
 
 void FaultRank::require_in_time(std::chrono::milliseconds bound, const std::string& what) {
-  if (page_->fault_us.load() == 0) throw std::runtime_error("an error before the fault: " + what);
+  // On a busy machine a rank may seem lost that only waits for a processor.
+  if (page_->fault_us.load() == 0) throw std::runtime_error("late: an error before the fault: " + what);
   std::chrono::milliseconds took{};
   const std::string how_late = late(fault(), bound, &took);
   std::int64_t worst = page_->worst_us.load();

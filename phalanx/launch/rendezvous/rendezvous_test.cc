@@ -18,6 +18,7 @@
 #include "phalanx/launch/rendezvous/rendezvous_file.h"
 #include "phalanx/launch/rendezvous/slurm_nodes.h"
 #include "phalanx/store/job_secret.h"
+#include "phalanx/store/testing/free_address.h"
 
 namespace phalanx {
 namespace {
@@ -179,8 +180,7 @@ TEST_F(RendezvousFileTest, ASecretFromTheEnvironmentStaysOutOfIt) {
 
 // The file of a crashed job is tried, found to be stale, and read again until rank 0 has replaced it.
 TEST_F(RendezvousFileTest, AStaleFileDoesNoHarm) {
-  HostPort gone;
-  { gone = TcpStoreServer().address(); }
+  const HostPort gone = free_address();
   file_.publish({gone, generate_job_secret()});
   const std::string secret = generate_job_secret();
   TcpStoreServer server({.secret = secret});

@@ -14,6 +14,7 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/free_address.h"
 #include "phalanx/store/testing/tcp_proxy.h"
 
 namespace phalanx {
@@ -25,7 +26,7 @@ using namespace std::chrono_literals;
 // the link.
 class NodeLinkTest : public testing::Test {
  protected:
-  NodeLinkTest() : endpoint_(TcpStoreServer().address()), link_(endpoint_), notes_("notes") {}
+  NodeLinkTest() : endpoint_(free_address()), link_(endpoint_), notes_("notes") {}
 
   void start(const std::vector<std::string>& more = {}) {
     for (int node = 0; node < 2; ++node) {
@@ -56,7 +57,7 @@ class NodeLinkTest : public testing::Test {
     expect_no_orphans();
   }
 
-  const HostPort endpoint_;  // a port that was free a moment ago
+  const HostPort endpoint_;
   TcpProxy link_;
   TempDirectory notes_;
   std::vector<std::unique_ptr<RunningLauncher>> launchers_;

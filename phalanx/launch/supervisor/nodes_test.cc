@@ -20,6 +20,7 @@
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/netns_nodes.h"
 #include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/free_address.h"
 
 namespace phalanx {
 namespace {
@@ -37,7 +38,7 @@ Words together(Words head, const Words& tail) {
 // Simulated nodes on this machine. Their rendezvous is on loopback, at a port that was free a moment ago.
 class Nodes {
  public:
-  Nodes() : endpoint_(TcpStoreServer().address().text()) {}
+  Nodes() : endpoint_(free_address().text()) {}
 
   Launcher dynamic(const std::string& nodes, int ranks, const Words& rest, const std::string& secret = kSecret) const {
     const auto colon = nodes.find(':');

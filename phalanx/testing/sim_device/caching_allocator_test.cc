@@ -91,7 +91,7 @@ TEST_F(SimAllocator, AForgottenRecordStreamIsARace) {
 }
 
 TEST_F(SimAllocator, RecordedUsesDelayTheReuse) {
-  runtime.set_delays({.longest = std::chrono::milliseconds(30), .seed = 2});
+  runtime.set_delays({.longest = std::chrono::milliseconds(600), .seed = 2});
   std::byte* p = allocate(512);
   allocator.record_stream(p + 100, {0, 1});
   runtime.wait({0, 1}, runtime.record({0, 0}));

@@ -247,7 +247,7 @@ TEST_F(SimPinned, AHostWriteBeforeTheCopyIsDoneIsFound) {
 }
 
 TEST_F(SimPinned, AFreedBlockIsReusedOnlyWhenItsCopyIsDone) {
-  runtime.set_delays({.longest = 20ms, .seed = 5});
+  runtime.set_delays({.longest = 400ms, .seed = 5});
   for (int i = 0; i < 3; ++i) copy("to device", device, pinned);
   runtime.pinned().release(pinned);
   std::byte* other = runtime.allocate_pinned(4);
