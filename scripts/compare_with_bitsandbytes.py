@@ -8,6 +8,8 @@ For a small random Llama, as a Hugging Face folder in float32 and as bitsandbyte
   both runs, whose adapters add nothing, gives the weights that bitsandbytes' own dequantisation gives. On a CPU
   bitsandbytes rounds some scales near the middle of two 8-bit numbers to the farther one: those blocks are counted.
 - The losses of both runs are nearly the same.
+- `phalanx eval` says the same loss of a run's checkpoint, of bitsandbytes' folder with the run's adapter, and of these
+  two merged; `phalanx generate` the same tokens. That adapter adds something.
 
 Packages come into a folder of their own (--cache). Status 77: skipped, there is no network.
 """
@@ -23,7 +25,7 @@ import pypi_libraries
 
 LIBRARIES = ["safetensors", "numpy", "packaging"]
 WITHOUT_TORCH = ["bitsandbytes==0.50.2"]
-VOCAB, SEQ, DIM, FFN, LAYERS = 64, 16, 128, 192, 2
+VOCAB, SEQ, DIM, FFN, LAYERS = 64, 16, 128, 256, 2
 MATRICES = {"self_attn.q_proj": (DIM, DIM), "self_attn.k_proj": (DIM // 2, DIM), "self_attn.v_proj": (DIM // 2, DIM),
             "self_attn.o_proj": (DIM, DIM), "mlp.gate_proj": (FFN, DIM), "mlp.up_proj": (FFN, DIM),
             "mlp.down_proj": (DIM, FFN)}
@@ -87,6 +89,33 @@ def trained(program, scratch, base):
     return [line["loss"] for line in lines if "loss" in line], load_file(merged / "model.safetensors")
 
 
+def used(program, scratch, base):
+    """What eval and generate say of a run on `base` that trains, in every form in which it can be given to them.
+
+    And of trained()'s run, whose adapter adds nothing.
+    """
+    run_folder, merged = scratch / "used-run", scratch / "used-merged"
+    run(program, "train", scratch / "run.toml", "--job.dump_folder", run_folder, "--model.flavor", "hf",
+        "--model.hf_assets_path", base, "--checkpoint.initial_load_in_hf", "--checkpoint.enable", "--lora.rank", 2,
+        "--lora.base_dtype", "nf4", "--training.dataset_path", scratch / "tokens.bin", "--training.seq_len", SEQ,
+        "--training.local_batch_size", 2, "--training.steps", 20, "--optimizer.lr", 1e-2)
+    with_adapter = ["--checkpoint", base, "--adapter", run_folder / "adapter"]
+    run(program, "checkpoint", "merge", base, merged, "--adapter", run_folder / "adapter", "--dtype", "fp32")
+    (scratch / "prompt.jsonl").write_text('{"ids": [3, 14, 15]}\n')
+    found = {}
+    ways = {"nothing": ["--checkpoint", scratch / f"{base.name}-run"], "run": ["--checkpoint", run_folder],
+            "folder": with_adapter, "merged": ["--checkpoint", merged],
+            "folder, tp": [*with_adapter, "-n", 2, "--tp", 2], "folder, pp": [*with_adapter, "-n", 2, "--pp", 2]}
+    for name, how in ways.items():
+        run(program, "eval", *how, "--tokens", scratch / "tokens.bin", "--seq-len", SEQ, "--max-tokens", 200, "--json",
+            scratch / "eval.json", "--quiet")
+        loss = json.loads((scratch / "eval.json").read_text())["loss"]
+        ids = json.loads(run(program, "generate", *how, "--prompts-file", scratch / "prompt.jsonl", "--greedy",
+                             "--max-new-tokens", 8))["ids"]
+        found[name] = (loss, ids)
+    return found
+
+
 def other_blocks(merged, wide):
     """How many blocks of 64 elements have other values, and of how many."""
     differ = blocks = 0
@@ -118,6 +147,14 @@ def main():
         print(f"losses: {losses[0]}, {losses[1]}")
         if max(abs(a - b) for a, b in zip(*losses)) > 1e-3:
             sys.exit("the losses differ")
+        found = used(options.program.resolve(), scratch, in_4_bits)
+        print(f"used: {found}")
+        of_base, _ = found.pop("nothing")
+        of_run, ids = found["run"]
+        if of_base - of_run < 0.1:
+            sys.exit("the adapter adds nothing")
+        if any(abs(loss - of_run) > 1e-5 or other != ids for loss, other in found.values()):
+            sys.exit("eval or generate differ")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 For a small random model of several families:
 - PEFT makes a random adapter. `phalanx generate --adapter` gives the ids that PEFT's model gives, `phalanx eval
   --adapter` its log-likelihoods, and `phalanx checkpoint merge` the bits of PEFT's own merge.
-- `phalanx train` goes on with that adapter. Its losses are those of torch with PEFT on the same rows.
+- `phalanx train` goes on with that adapter. Its losses are those of torch with PEFT on the same rows. Where a layer of
+  the files is several of Phalanx's (GPT-2, Phi-3), PEFT trains the adapter in blocks that Phalanx would save.
 - PEFT loads the adapter that this run has saved, with no name missing or left over. Its merge has the bits of
   `phalanx checkpoint merge` and of the run's hf/, and its logits are those of the merged model.
 
@@ -36,12 +37,19 @@ LATENT = dict(num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=16, qk_nope_he
               n_group=2, topk_group=1, first_k_dense_replace=1)
 # The names of nets mean routed experts, too, for PEFT.
 LATENT_LAYERS = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+GPT2 = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=48, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 CASES = {"llama": ("Llama", {}, dict(r=4, lora_alpha=8, target_modules="all-linear")),
          "llama_tied": ("Llama", dict(tie_word_embeddings=True), dict(r=2, lora_alpha=6, target_modules=["q_proj", "v_proj"])),
          "mistral": ("Mistral", dict(sliding_window=5), dict(r=3, lora_alpha=3, target_modules=["down_proj", "k_proj"])),
          "qwen2": ("Qwen2", {}, dict(r=4, lora_alpha=16, target_modules=["o_proj", "gate_proj", "q_proj"])),
          "qwen3": ("Qwen3", dict(head_dim=12), dict(r=5, lora_alpha=7, target_modules="all-linear", use_rslora=True)),
-         "deepseek_v3": ("DeepseekV3", LATENT, dict(r=4, lora_alpha=8, target_modules=LATENT_LAYERS))}
+         "deepseek_v3": ("DeepseekV3", LATENT, dict(r=4, lora_alpha=8, target_modules=LATENT_LAYERS)),
+         "gpt2": ("GPT2", GPT2, dict(r=4, lora_alpha=8, target_modules=["c_attn", "c_proj", "c_fc"],
+                                     fan_in_fan_out=True)),
+         "phi3": ("Phi3", {}, dict(r=3, lora_alpha=5, target_modules="all-linear", use_rslora=True))}
+# Layers that are several of Phalanx's, each with an adapter of its own: the rows of these.
+JOINED = {"c_attn": (32, 32, 32), "qkv_proj": (32, 16, 16), "gate_up_proj": (48, 48)}
+
 
 def run(*command):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
@@ -64,9 +72,11 @@ class Case:
         family, options, self.lora = CASES[name]
         self.name, self.program, self.scratch = name, program, scratch / name
         torch.manual_seed(1)
-        config = getattr(transformers, family + "Config")(**(SHAPE | options))
+        others = ("num_", "hidden", "inter", "max_") if family == "GPT2" else ()  # it has other names for these
+        shape = {k: v for k, v in SHAPE.items() if not k.startswith(others)}
+        config = getattr(transformers, family + "Config")(**(shape | options))
         self.base = self.scratch / "base"
-        getattr(transformers, family + "ForCausalLM")(config).save_pretrained(self.base)
+        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").save_pretrained(self.base)
         self.adapter = self.scratch / "adapter"
         config = peft.LoraConfig(init_lora_weights=False, task_type="CAUSAL_LM", **self.lora)
         peft.get_peft_model(self.load_base(), config).save_pretrained(self.adapter)
@@ -87,6 +97,35 @@ class Case:
             warnings.simplefilter("error", UserWarning)  # PEFT warns of names that are missing or left over
             model = self.peft.PeftModel.from_pretrained(self.load_base(), adapter, is_trainable=trains)
         return model.train() if trains else model.eval()
+
+    def separate(self, adapter):
+        """The same adapter with an A for each part of the layers in JOINED, as Phalanx has them and saves them."""
+        import safetensors.torch
+        torch, folder = self.torch, self.scratch / "separate"
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        tensors = safetensors.torch.load_file(adapter / "adapter_model.safetensors")
+        for name, b in list(tensors.items()):
+            layer = name.split(".")[-3]
+            if layer not in JOINED or not name.endswith("lora_B.weight"):
+                continue
+            parts, of_a = len(JOINED[layer]), name.replace("lora_B", "lora_A")
+            tensors[name] = torch.block_diag(*b.split(JOINED[layer]))
+            tensors[of_a] = torch.cat([tensors[of_a]] * parts)
+            config["rank_pattern"][layer] = parts * config["r"]
+            times = math.sqrt(parts) if config["use_rslora"] else parts
+            config["alpha_pattern"][layer] = config["lora_alpha"] * times
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
+        return folder
+
+    def keep_apart(self, model):
+        """A part's B has no gradient where it would use another's A."""
+        for name, b in model.named_parameters():
+            rows = JOINED.get(name.split(".")[-4]) if "lora_B" in name else None
+            if rows:
+                mask = self.torch.block_diag(*(self.torch.ones(count, self.lora["r"]) for count in rows))
+                b.register_hook(lambda gradient, mask=mask: gradient * mask)
 
     def logits(self, model):
         with self.torch.no_grad():
@@ -149,7 +188,8 @@ class Case:
             f"--job.dump_folder={outputs}")
         lines = [json.loads(line) for line in (outputs / "metrics.jsonl").read_text().splitlines()]
         losses = [line["loss"] for line in lines if "loss" in line]
-        torch, model = self.torch, self.load(self.adapter, trains=True)
+        torch, model = self.torch, self.load(self.separate(self.adapter), trains=True)
+        self.keep_apart(model)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, betas=(0.9, 0.999),
                                       eps=1e-8, weight_decay=0.01)
         expected = []

@@ -103,6 +103,36 @@ TEST_F(AdapterCommandTest, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(error_, HasSubstr("`phalanx checkpoint merge` writes its base with them added"));
 }
 
+// A QLoRA run's checkpoint holds the base in 4 bits, and its adapters add to that.
+TEST_F(AdapterCommandTest, AdaptersOnABaseInFourBitsAreUsedInEveryWay) {
+  const std::string train = "train " + file("run.toml") + " --model.dim=128 --model.ffn_hidden=256 ";
+  ASSERT_EQ(call(train + "--training.steps=3 --checkpoint.last_save_in_hf --job.dump_folder=" + file("wide")), 0)
+      << error_;
+  ASSERT_EQ(call(train + "-n 2 --training.steps=30 --parallelism.tensor_parallel_degree=2 --lora.rank=4 " +
+                 "--lora.base_dtype=nf4 --checkpoint.initial_load_in_hf --checkpoint.last_save_in_hf " +
+                 "--checkpoint.initial_load_path=" + file("wide/hf") + " --job.dump_folder=" + file("qlora")),
+            0)
+      << error_;
+  ASSERT_EQ(call("checkpoint merge " + file("qlora") + " " + file("qlora-merged")), 0) << error_;
+  const std::string run = "--checkpoint " + file("qlora"), merged = "--checkpoint " + file("qlora-merged"),
+                    wide = "--checkpoint " + file("wide/hf");
+  const auto expected = generated(run);
+  EXPECT_NE(expected, generated(wide));
+  for (const std::string& way : {"-n 2 --tp 2 " + run, "-n 2 --pp 2 " + run, merged, "-n 2 --tp 2 " + merged,
+                                 "--checkpoint " + file("qlora/hf")}) {
+    EXPECT_EQ(generated(way), expected) << way;
+  }
+  const double tuned = loss(run);
+  for (const std::string& way : {"-n 2 --tp 2 " + run, "-n 2 --pp 2 " + run, merged}) {
+    EXPECT_NEAR(loss(way), tuned, 1e-5) << way;
+  }
+  EXPECT_LT(tuned, loss(wide) - 0.1);
+  // The same adapter on the base in float32 is near it, and not the same.
+  const double on_wide = loss(wide + " --adapter " + file("qlora/adapter"));
+  EXPECT_NEAR(on_wide, tuned, 0.1);
+  EXPECT_GT(std::abs(on_wide - tuned), 1e-4);
+}
+
 // They are no parameters of the model, and part of it all the same.
 TEST_F(AdapterCommandTest, AMergedModelHasTheBiasesOfItsExperts) {
   const std::string train = "train " + file("run.toml") + " --model.name=deepseek_v3 --training.steps=2 ";

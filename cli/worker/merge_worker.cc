@@ -71,7 +71,7 @@ int merge_worker(const Arguments& arguments) {
         "{} has no adapters: expected --adapter DIR, or the folder of a run that trains adapters", parsed.model));
   }
   const auto model = infer::load_model(files, at::kCPU);
-  std::vector<NamedTensor> weights = merged_weights(nn::named_parameters(*model), files.lora);
+  std::vector<NamedTensor> weights = merged_weights(nn::named_parameters(*model), files.config, files.lora);
   std::ranges::copy(expert_biases(*model, files), std::back_inserter(weights));
   const std::filesystem::path assets =
       files.tokenizer ? std::filesystem::path(*files.tokenizer).parent_path() : std::filesystem::path();

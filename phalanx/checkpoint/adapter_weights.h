@@ -22,7 +22,8 @@ std::vector<NamedTensor> base_among(const std::vector<NamedTensor>& tensors);
 
 /// Fills the adapters among `tensors`, converted to their types. A tensor with a shard reads its box. Throws
 /// CheckpointError, before any is changed, if one is missing or has another shape; and, if `all` of the model's are
-/// there, if the file has more.
+/// there, if the file has more. Also if a layer that is several of ours has an A for each of them, and one part's B is
+/// not zero where it would use another's A; some tensors may be changed then.
 void load_adapter(const PeftAdapter& adapter, const models::LlamaConfig& model, const std::vector<NamedTensor>& tensors,
                   bool all = true);
 
@@ -31,15 +32,17 @@ struct SaveAdapterOptions {
   std::string metadata;   // of a checkpoint; its publishable part and the base's fingerprint go into the header
 };
 
-/// Writes the adapters among `tensors`, which are whole, in float32. Creates the folder. The weights appear when they
-/// are complete.
+/// Writes the adapters among `tensors`, in float32. Creates the folder. The weights appear when they are complete.
+/// Throws Error if a tensor is a rank's part of one, or if half of an adapter is not there.
 void save_adapter(const std::filesystem::path& folder, const models::LlamaConfig& model,
                   const models::LoraOptions& lora, const std::vector<NamedTensor>& tensors,
                   const SaveAdapterOptions& options);
 
 /// The base's tensors with what the adapters add, W + scale B A, in new memory where there is an adapter, in the
-/// wider one of their types; a base in NF4 is fp32. In float32 these are the bits of PEFT's merge.
-/// REQUIRES: whole tensors, not a rank's parts.
-std::vector<NamedTensor> merged_weights(const std::vector<NamedTensor>& tensors, const models::LoraOptions& lora);
+/// wider one of their types; a base in NF4 is fp32. In float32 these are the bits of PEFT's merge, whose products are
+/// those of the files' layers.
+/// Throws Error if a tensor is a rank's part of one, or if an adapter has no base.
+std::vector<NamedTensor> merged_weights(const std::vector<NamedTensor>& tensors, const models::LlamaConfig& model,
+                                        const models::LoraOptions& lora);
 
 }  // namespace phalanx

@@ -3,10 +3,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
@@ -154,7 +157,6 @@ TEST_F(PeftAdapterTest, RefusesAnotherBase) {
 TEST_F(PeftAdapterTest, KindsThatPhalanxDoesNotHaveAreRefusedByName) {
   const std::vector<std::pair<std::string, nlohmann::json>> others = {{"peft_type", "LOHA"},
                                                                       {"use_dora", true},
-                                                                      {"fan_in_fan_out", true},
                                                                       {"bias", "all"},
                                                                       {"rank_pattern", {{"q_proj", 4}}},
                                                                       {"modules_to_save", {"lm_head"}}};
@@ -190,12 +192,14 @@ TEST_F(PeftAdapterTest, DamagedOnesAreRefused) {
   change_config(folder, "r", 0);
   EXPECT_THAT(refusal(folder), HasSubstr("\"r\" is 0: expected 1 or more"));
   change_config(folder, "r", 4);  // not that of the tensors
-  EXPECT_THAT(
-      error_text<CheckpointError>([&] {
-        PeftAdapter adapter = read_peft_adapter(folder);
-        load_adapter(adapter, two_layers(), {{"layers.0.attention.wq.lora_A", at::zeros({4, 8})}}, /*all=*/false);
-      }),
-      HasSubstr("lora_A"));
+  EXPECT_THAT(error_text<CheckpointError>([&] {
+                PeftAdapter adapter = read_peft_adapter(folder);
+                load_adapter(adapter, two_layers(),
+                             {{"layers.0.attention.wq.lora_A", at::zeros({4, 8})},
+                              {"layers.0.attention.wq.lora_B", at::zeros({8, 4})}},
+                             /*all=*/false);
+              }),
+              HasSubstr("lora_A"));
   replace_file(folder + "/adapter_config.json", "{");
   EXPECT_THAT(refusal(folder), HasSubstr("adapter_config.json"));
   save("half");
@@ -212,12 +216,211 @@ TEST_F(PeftAdapterTest, DamagedOnesAreRefused) {
   EXPECT_THAT(refusal(path("half")), HasSubstr("is no part of an adapter of PEFT"));
 }
 
+// The transposed matrices of a GPT-2, which PEFT calls so, are transposed in its base alone.
+TEST_F(PeftAdapterTest, FanInFanOutIsOfAGpt2) {
+  const std::string folder = save("adapter");
+  change_config(folder, "fan_in_fan_out", true);
+  EXPECT_THAT(error_text<CheckpointError>([&] { layers_of_adapter(two_layers(), read_peft_adapter(folder)); }),
+              AllOf(HasSubstr("adapter_config.json: \"fan_in_fan_out\" is true, as for the matrices of GPT-2's files"),
+                    HasSubstr("expected null, false or nothing for a model of the family llama")));
+}
+
+TEST_F(PeftAdapterTest, HalvesAndPartsAreNeitherSavedNorMerged) {
+  const auto refused = [&](const std::vector<NamedTensor>& list) {
+    const std::string saving = error_text<Error>([&] { save_adapter(path("no"), two_layers(), lora_, list, {}); });
+    EXPECT_EQ(error_text<Error>([&] { merged_weights(list, two_layers(), lora_); }), saving);
+    return saving;
+  };
+  const auto without = [&](const std::string& name) {
+    std::vector<NamedTensor> list = tensors(1);
+    EXPECT_EQ(std::erase_if(list, [&](const NamedTensor& one) { return one.name == name; }), 1U) << name;
+    return list;
+  };
+  EXPECT_THAT(refused(without("layers.0.attention.wq.lora_B")), HasSubstr("wq.lora_B is not among the tensors"));
+  EXPECT_THAT(refused(without("layers.0.attention.wq.lora_A")), HasSubstr("a lora_B, but no lora_A"));
+  std::vector<NamedTensor> list = tensors(1);
+  NamedTensor& half = *std::ranges::find(list, "layers.0.attention.wq.lora_B", &NamedTensor::name);
+  const ShardSpec rows(half.name, half.tensor.sizes().vec(), DataType::f32, MeshShape({{"tp", 2}}),
+                       {.splits = {{"tp", 0}}});
+  half.shard = std::make_shared<Shard>(rows, 1);
+  half.tensor = half.tensor.narrow(0, 0, half.shard->box().shape[0]);
+  EXPECT_THAT(refused(list), HasSubstr("wq.lora_B: this rank has only"));
+  EXPECT_THAT(error_text<Error>([&] { merged_weights(without("layers.0.attention.wq.weight"), two_layers(), lora_); }),
+              HasSubstr("layers.0.attention.wq has an adapter, but no weight"));
+}
+
+/// A model whose files keep several of our layers in one matrix.
+class JoinedAdapterTest : public FolderTest, public ::testing::WithParamInterface<models::LlamaFamily> {
+ protected:
+  static models::LlamaConfig model() {
+    models::LlamaConfig config = models::llama_flavor("debug", GetParam());
+    config.n_layers = 1;
+    return config;
+  }
+  static bool is_gpt2() { return GetParam() == models::LlamaFamily::gpt2; }
+  static std::string joined() {
+    return is_gpt2() ? "transformer.h.0.attn.c_attn" : "model.layers.0.self_attn.qkv_proj";
+  }
+  static std::string last() { return is_gpt2() ? "c_attn" : "qkv_proj"; }
+
+  std::vector<NamedTensor> tensors() const {
+    std::vector<NamedTensor> all;
+    double first = 0;
+    const auto add = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
+      std::int64_t count = 1;
+      for (const std::int64_t size : shape) count *= size;
+      all.push_back({name, at::arange(count, at::TensorOptions(at::kFloat)).add(first += 0.37).sin().view(shape)});
+    };
+    const auto shapes = models::llama_parameter_shapes(model());
+    for (const auto& [name, shape] : shapes) add(name, shape);
+    for (const std::string& layer : models::lora_layers(model(), lora_)) {
+      const auto& shape = shapes.at(layer + ".weight");
+      add(layer + models::kLoraA, {lora_.rank, shape[1]});
+      add(layer + models::kLoraB, {shape[0], lora_.rank});
+    }
+    return all;
+  }
+  static at::Tensor find(const std::vector<NamedTensor>& list, const std::string& name) {
+    return std::ranges::find(list, name, &NamedTensor::name)->tensor;
+  }
+  /// What load_adapter() makes of the folder.
+  std::vector<NamedTensor> loaded() const {
+    std::vector<NamedTensor> result;
+    for (const NamedTensor& one : adapters_among(tensors()))
+      result.push_back({one.name, at::zeros(one.tensor.sizes())});
+    const PeftAdapter adapter = read_peft_adapter(path("adapter"));
+    layers_of_adapter(model(), adapter);
+    load_adapter(adapter, model(), result);
+    return result;
+  }
+  void save() const { save_adapter(path("adapter"), model(), lora_, tensors(), {.base_name = "base", .metadata = ""}); }
+  /// Replaces the adapter of the joined layer by this one.
+  void replace_joined(const at::Tensor& a, const at::Tensor& b) const {
+    std::vector<NamedTensor> others;
+    const safetensors::File file(path("adapter/adapter_model.safetensors"));
+    for (const auto& info : file.tensors()) others.push_back({info.name, at::zeros(info.shape)});
+    load_weights(path("adapter/adapter_model.safetensors"), others);
+    for (NamedTensor& one : others) {
+      if (one.name == peft_name(joined() + ".lora_A")) one.tensor = a;
+      if (one.name == peft_name(joined() + ".lora_B")) one.tensor = b;
+    }
+    export_weights(path("adapter/adapter_model.safetensors"), others, {}, posix_file_system());
+  }
+  void change_config(const std::string& key, const nlohmann::json& value) const {
+    auto json = nlohmann::json::parse(read_file(path("adapter/adapter_config.json")));
+    json[key] = value;
+    replace_file(path("adapter/adapter_config.json"), json.dump());
+  }
+  std::string refusal() const {
+    return error_text<CheckpointError>([&] { loaded(); });
+  }
+
+  const models::LoraOptions lora_{.rank = 2, .alpha = 6};
+};
+
+TEST_P(JoinedAdapterTest, IsSavedAsBlocksThatAddWhatThePartsAdd) {
+  save();
+  const auto all = tensors();
+  const auto config = nlohmann::json::parse(read_file(path("adapter/adapter_config.json")));
+  EXPECT_EQ(config["fan_in_fan_out"], is_gpt2());
+  EXPECT_EQ(config["rank_pattern"][last()], 6);
+  EXPECT_EQ(config["alpha_pattern"][last()].dump(), "18");
+  EXPECT_EQ(config["rank_pattern"].size(), is_gpt2() ? 1U : 2U);
+  EXPECT_EQ(config["target_modules"], is_gpt2() ? nlohmann::json({"c_attn", "c_fc", "c_proj"})
+                                                : nlohmann::json({"down_proj", "gate_up_proj", "o_proj", "qkv_proj"}));
+  std::vector<at::Tensor> expected;
+  std::int64_t rows = 0;
+  for (const char* part : {"wq", "wk", "wv"}) {
+    const std::string layer = std::string("layers.0.attention.") + part;
+    expected.push_back(at::matmul(find(all, layer + ".lora_B"), find(all, layer + ".lora_A")));
+    rows += expected.back().size(0);
+  }
+  const std::vector<NamedTensor> halves = {{peft_name(joined() + ".lora_A"), at::zeros({6, model().dim})},
+                                           {peft_name(joined() + ".lora_B"), at::zeros({rows, 6})}};
+  load_weights(path("adapter/adapter_model.safetensors"), halves, {.elsewhere = [](const auto&) { return true; }});
+  EXPECT_TRUE(at::equal(at::matmul(halves[1].tensor, halves[0].tensor), at::cat(expected)));
+  const auto again = loaded();
+  for (const NamedTensor& one : adapters_among(all)) {
+    EXPECT_TRUE(at::equal(find(again, one.name), one.tensor)) << one.name;
+  }
+  // And so they are merged.
+  const auto merged = merged_weights(all, model(), lora_);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const std::string weight = std::string("layers.0.attention.") + std::array{"wq", "wk", "wv"}.at(i) + ".weight";
+    EXPECT_TRUE(at::equal(find(merged, weight), find(all, weight) + expected[i] * 3.0)) << weight;
+  }
+}
+
+TEST_P(JoinedAdapterTest, OfPeftWithOneAGivesItToEachPart) {
+  save();
+  change_config("rank_pattern", nlohmann::json::object());
+  change_config("alpha_pattern", nlohmann::json::object());
+  if (!is_gpt2()) {  // gate and up, too
+    EXPECT_THAT(refusal(),
+                AllOf(HasSubstr("lora_A of 6 rows, and "), HasSubstr("adapter_config.json gives it rank 2 and alpha 6"),
+                      HasSubstr("or 6 rows with rank 6 and alpha 18")));
+    change_config("rank_pattern", {{"gate_up_proj", 4}});
+    change_config("alpha_pattern", {{"gate_up_proj", 12}});
+  }
+  const auto all = tensors();
+  const at::Tensor a = find(all, "layers.0.attention.wq.lora_A");
+  const std::vector<at::Tensor> b = {find(all, "layers.0.attention.wq.lora_B"),
+                                     find(all, "layers.0.attention.wk.lora_B"),
+                                     find(all, "layers.0.attention.wv.lora_B")};
+  replace_joined(a, at::cat(b));
+  auto with_base = base_among(all);
+  for (const NamedTensor& one : loaded()) with_base.push_back(one);
+  const auto merged = merged_weights(with_base, model(), lora_);
+  const at::Tensor expected = at::matmul(at::cat(b), a) * 3.0;
+  std::int64_t row = 0;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    const std::string layer = std::string("layers.0.attention.") + std::array{"wq", "wk", "wv"}.at(i);
+    EXPECT_TRUE(at::equal(find(with_base, layer + ".lora_A"), a)) << layer;
+    EXPECT_TRUE(at::equal(find(with_base, layer + ".lora_B"), b[i])) << layer;
+    const at::Tensor weight = find(all, layer + ".weight");
+    EXPECT_TRUE(at::equal(find(merged, layer + ".weight"), weight + expected.narrow(0, row, weight.size(0)))) << layer;
+    row += weight.size(0);
+  }
+}
+
+TEST_P(JoinedAdapterTest, ThatMixesThePartsOrScalesThemOtherwiseIsRefused) {
+  save();
+  const std::int64_t rows = model().dim + 2 * model().n_kv_heads * model().head_dim();
+  const at::Tensor b = at::zeros({rows, 6});
+  b[rows - 1][4] = 1;  // of v by its own A
+  replace_joined(at::zeros({6, model().dim}), b);
+  EXPECT_EQ(refusal(), "");
+  b[rows - 1][3] = 1;  // of v by k's
+  replace_joined(at::zeros({6, model().dim}), b);
+  EXPECT_THAT(refusal(),
+              AllOf(HasSubstr("'" + joined() + "' has an A of 6 rows for its 3 parts"),
+                    HasSubstr("takes layers.0.attention.wv from rows 4 to 5"), HasSubstr("merge_and_unload")));
+  const auto patterns = nlohmann::json::parse(read_file(path("adapter/adapter_config.json")));
+  const auto with = [&](const char* key, double value) {
+    auto changed = patterns[key];
+    changed[last()] = value;
+    change_config(key, changed);
+    const std::string text = refusal();
+    change_config(key, patterns[key]);
+    return text;
+  };
+  EXPECT_THAT(with("alpha_pattern", 6), AllOf(HasSubstr("rank 6 and alpha 6; expected 2 rows with rank 2 and alpha 6"),
+                                              HasSubstr("6 rows with rank 6 and alpha 18"), HasSubstr(joined())));
+  EXPECT_THAT(with("rank_pattern", 2), AllOf(HasSubstr("lora_A of 6 rows, and "), HasSubstr("gives it rank 2")));
+  replace_joined(at::zeros({3, model().dim}), at::zeros({rows, 3}));
+  EXPECT_THAT(with("rank_pattern", 3), AllOf(HasSubstr("lora_A of 3 rows, and "), HasSubstr("gives it rank 3")));
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, JoinedAdapterTest,
+                         ::testing::Values(models::LlamaFamily::gpt2, models::LlamaFamily::phi3),
+                         [](const auto& info) { return models::family_name(info.param); });
+
 TEST_F(PeftAdapterTest, MergingAddsTheProductToTheLayersOfAdaptersAlone) {
   const std::vector<NamedTensor> all = tensors(1);
   const auto find = [](const std::vector<NamedTensor>& list, const std::string& name) {
     return std::ranges::find(list, name, &NamedTensor::name)->tensor;
   };
-  const std::vector<NamedTensor> merged = merged_weights(all, lora_);
+  const std::vector<NamedTensor> merged = merged_weights(all, two_layers(), lora_);
   EXPECT_EQ(merged.size(), base_among(all).size());
   for (const NamedTensor& one : merged) {
     const std::string layer = one.name.substr(0, one.name.rfind('.'));

@@ -1,12 +1,17 @@
 #include "phalanx/infer/model_files.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
+#include <unordered_set>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
@@ -21,10 +26,12 @@
 #include "phalanx/checkpoint/files/weight_index.h"
 #include "phalanx/checkpoint/files/weights_description.h"
 #include "phalanx/checkpoint/hf_weights.h"
+#include "phalanx/checkpoint/nf4_layers.h"
 #include "phalanx/checkpoint/nf4_weights.h"
 #include "phalanx/checkpoint/rank_group.h"
 #include "phalanx/data/token_sidecar.h"
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
+#include "phalanx/models/config/file_layers.h"
 #include "phalanx/models/config/hf_config.h"
 #include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/config/llama_json.h"
@@ -123,6 +130,16 @@ void take_adapter(ModelFiles& files, const std::filesystem::path& folder, bool a
   require_base(adapter, files.weights, allow_base_mismatch);
   files.lora = adapter.lora;
   files.adapter = folder;
+  // A base that bitsandbytes has quantised stays as it is.
+  if (files.hugging_face && !BitsAndBytesFiles(files.weights).names().empty()) {
+    files.lora.base_dtype = "nf4";
+    try {
+      models::lora_layers(files.config, files.lora, files.weights.string());
+    } catch (const ConfigError& error) {
+      throw CheckpointError(
+          fmt::format("{}; its matrices are in 4 bits: use the model in 16 or 32 bits here", error.what()));
+    }
+  }
 }
 
 namespace {
@@ -221,12 +238,12 @@ void check_config(const ModelFiles& files) {
   } catch (const ConfigError& error) {
     throw CheckpointError(fmt::format("{}: {}", files.weights.string(), error.what()));
   }
-  if (files.hugging_face && !BitsAndBytesFiles(files.weights).names().empty()) {
-    throw CheckpointError(
-        fmt::format("{} holds matrices in 4 bits, of bitsandbytes: such a model is the base of `phalanx train` with "
-                    "[lora] base_dtype = \"nf4\" alone; expected the checkpoint of that run, or the model in 16 or 32 "
-                    "bits",
-                    files.weights.string()));
+  const bool has_4_bits = files.hugging_face && !BitsAndBytesFiles(files.weights).names().empty();
+  if (has_4_bits && !files.lora.has_nf4_base()) {
+    throw CheckpointError(fmt::format(
+        "{} holds matrices in 4 bits, of bitsandbytes: such a model is the base of adapters alone; expected "
+        "an adapter as well (--adapter), or the model in 16 or 32 bits",
+        files.weights.string()));
   }
   refuse_more_parameters_than_bytes(files.weights, models::least_bytes(files.config, files.lora),
                                     (files.weights / (files.hugging_face ? "config.json" : kManifestName)).string());
@@ -239,6 +256,40 @@ void add_adapters(models::Llama& model, const ModelFiles& files, c10::ScalarType
   model.set_activation_dtype(dtype);
 }
 
+/// What is not in 4 bits is rounded to 16, as where adapters are trained on such a base.
+void round_to_bfloat16(const std::vector<NamedTensor>& tensors, const ModelFiles& files) {
+  const at::NoGradGuard no_grad;
+  bool is_other = false;
+  for (const NamedTensor& one : tensors) {
+    if (!one.tensor.is_floating_point()) continue;
+    const at::Tensor rounded = one.tensor.to(at::kBFloat16).to(one.tensor.scalar_type());
+    is_other = is_other || !at::equal(rounded, one.tensor);
+    one.tensor.copy_(rounded);
+  }
+  if (!is_other) return;
+  log::info(
+      fmt::format("{}: what is not in 4 bits there is rounded to bfloat16, as in training with lora.base_dtype = "
+                  "\"nf4\"",
+                  files.weights.string()));
+}
+
+LoadedWeights load_4_bit_base(const ModelFiles& files, const std::vector<NamedTensor>& wanted,
+                              const LoadWeightsOptions& options) {
+  const std::vector<std::string> layers = models::nf4_layers(files.config, files.lora);
+  const auto in_4_bits = std::make_shared<const BitsAndBytesFiles>(files.weights);
+  std::unordered_set<std::string> matrices;
+  for (const std::string& layer : layers) matrices.insert(models::file_layer_name(files.config, layer) + ".weight");
+  LoadWeightsOptions of_others = options;
+  of_others.elsewhere = [known = options.elsewhere, in_4_bits, matrices](const std::string& name) {
+    return (known && known(name)) || matrices.contains(name) || in_4_bits->is_part(name);
+  };
+  const std::vector<NamedTensor> others = without_nf4_parts(layers, wanted);
+  LoadedWeights loaded = load_weights(files.weights, others, of_others);
+  round_to_bfloat16(others, files);
+  load_nf4_layers(files.weights, layers, wanted, options);
+  return loaded;
+}
+
 void load_into(models::Llama& model, const ModelFiles& files) {
   const bool whole = model.part().is_whole(files.config);
   LoadWeightsOptions options;
@@ -247,7 +298,10 @@ void load_into(models::Llama& model, const ModelFiles& files) {
   } else if (!whole) {
     // A part of the model does not read the weights of the other parts.
     options.elsewhere = [shapes = models::llama_weight_shapes(files.config)](const std::string& name) {
-      return shapes.contains(name) || models::is_lora_name(name) || models::is_expert_bias(name);
+      return shapes.contains(name) || models::is_lora_name(name) || models::is_expert_bias(name) ||
+             std::ranges::any_of(models::kNf4Scales, [&](std::string_view end) {
+               return name.ends_with(end) && shapes.contains(name.substr(0, name.size() - end.size()));
+             });
     };
   }
   const std::vector<NamedTensor> parameters = nn::named_parameters(model);
@@ -255,7 +309,12 @@ void load_into(models::Llama& model, const ModelFiles& files) {
   if (files.config.has_expert_biases() || holds_expert_biases(files.weights)) {
     std::ranges::copy(models::make_expert_biases(model), std::back_inserter(wanted));
   }
-  const LoadedWeights loaded = load_weights(files.weights, wanted, options);
+  LoadedWeights loaded;
+  if (files.hugging_face && files.lora.has_nf4_base()) {
+    loaded = load_4_bit_base(files, wanted, options);
+  } else {
+    loaded = load_weights(files.weights, wanted, options);
+  }
   if (!files.adapter.empty()) load_adapter(read_peft_adapter(files.adapter), files.config, parameters, whole);
   if (!loaded.ignored.empty()) {
     log::info(fmt::format("{}: not read: {}", files.weights.string(), brief_names(loaded.ignored)));

@@ -53,7 +53,8 @@ struct ModelFiles {
 /// Throws CheckpointError that says what is missing or malformed.
 ModelFiles find_model(const std::filesystem::path& path);
 
-/// From now on the model has this adapter (checkpoint/files/peft_adapter.h). Throws CheckpointError if there is none, if
+/// From now on the model has this adapter (checkpoint/files/peft_adapter.h). Matrices that bitsandbytes has quantised
+/// (NF4) stay in 4 bits; without an adapter they are refused at loading. Throws CheckpointError if there is none, if
 /// it was trained on another base, unless that is allowed, and if the model is a run's with adapters of its own.
 void take_adapter(ModelFiles& files, const std::filesystem::path& folder, bool allow_base_mismatch);
 

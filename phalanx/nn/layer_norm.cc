@@ -9,7 +9,9 @@ LayerNorm::LayerNorm(std::int64_t dim, double eps, TensorOptionsOfModule tensor)
 }
 
 at::Tensor LayerNorm::forward(const at::Tensor& x) {
-  return at::layer_norm(x, {x.size(-1)}, used("weight", weight), used("bias", bias), eps());
+  // What is stored in 16 bits is widened for x in fp32.
+  const auto widened = [&](const at::Tensor& w) { return x.scalar_type() == at::kFloat ? w.to(at::kFloat) : w; };
+  return at::layer_norm(x, {x.size(-1)}, widened(used("weight", weight)), widened(used("bias", bias)), eps());
 }
 
 }  // namespace phalanx::nn

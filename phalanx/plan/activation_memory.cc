@@ -302,7 +302,10 @@ void add_adapters(const TrainingShape& shape, bool was_fused, ActivationBytes& b
   }
   if (drops && std::ranges::any_of(kReadHidden, has)) bytes.attention -= type * n.dim;
   if (drops && (has("w1") || has("w3"))) bytes.feed_forward -= type * n.dim;
-  if (!was_fused || !(has("w1") || has("w2") || has("w3") || shape.has_narrow_base())) return;
+  // The adapter of the layer behind GELU keeps its result.
+  if (shape.model.is_gpt2() && (drops || !has("w2"))) bytes.feed_forward -= type * n.ffn;
+  if (!was_fused || shape.model.is_gpt2()) return;
+  if (!has("w1") && !has("w2") && !has("w3") && !shape.has_narrow_base()) return;
   // SiLU's result, and the product if it goes into an adapter; in the backward pass the gradient of the product, when
   // the product is gone.
   const std::int64_t hidden = hidden_of_net(n, shape.model.n_layers);

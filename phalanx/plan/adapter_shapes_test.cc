@@ -20,7 +20,8 @@ namespace adapter_shapes_test {
 using models::LlamaFamily;
 
 TEST(AdapterShapes, AreThoseOfTheModelOnARank) {
-  for (const LlamaFamily family : {LlamaFamily::llama, LlamaFamily::deepseek_v2, LlamaFamily::deepseek_v3}) {
+  for (const LlamaFamily family :
+       {LlamaFamily::llama, LlamaFamily::deepseek_v2, LlamaFamily::deepseek_v3, LlamaFamily::gpt2, LlamaFamily::phi3}) {
     for (const int ranks : {1, 2}) {
       SCOPED_TRACE(fmt::format("{}, {} ranks", models::family_name(family), ranks));
       const models::LlamaConfig config = models::llama_flavor("debug", family);

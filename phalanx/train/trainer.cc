@@ -379,7 +379,7 @@ void Trainer::save_in_hf() {
   require_finite();
   std::vector<NamedTensor> whole = model_->full_weights_on_rank0();
   if (!is_first_rank()) return;
-  if (config_.lora.rank > 0) whole = merged_weights(whole, config_.lora);
+  if (config_.lora.rank > 0) whole = merged_weights(whole, model().config(), config_.lora);
   if (model().config().has_expert_biases()) whole = model_->with_expert_biases(std::move(whole));
   const auto folder = std::filesystem::path(config_.job.dump_folder) / "hf";
   const auto written = export_in_hf(

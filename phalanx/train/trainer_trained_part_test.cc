@@ -226,6 +226,44 @@ TEST_F(TrainedPartRunTest, AnInitialAdapterIsOneOfTheRunAndTheSameOnAllRanks) {
   EXPECT_THAT(said, HasSubstr("initial adapter"));
 }
 
+// Its file has other matrices than the model: joined ones, of several layers.
+TEST_F(TrainedPartRunTest, AnAdapterOfJoinedLayersIsLoadedAndMergedInAnyLayout) {
+  for (const std::string family : {"gpt2", "phi3"}) {
+    SCOPED_TRACE(family);
+    const std::vector<std::string> model = {"--model.name=" + family};
+    const auto with = [](std::vector<std::string> keys, const std::vector<std::string>& more) {
+      keys.insert(keys.end(), more.begin(), more.end());
+      return keys;
+    };
+    train(config(family, with(model, {"--training.steps=2", "--checkpoint.last_save_in_hf"})), 1);
+    const std::vector<std::string> tuned =
+        with(model, {"--checkpoint.initial_load_in_hf", "--checkpoint.initial_load_path=" + path(family + "/hf"),
+                     "--lora.rank=4", "--training.steps=3"});
+    train(config(family + "-first", with(tuned, {"--lora.no-zero_b"})), 1);
+    const auto again =
+        with(tuned, {"--lora.initial_adapter=" + path(family + "-first/adapter"), "--checkpoint.last_save_in_hf"});
+    train(config(family + "-one", again), 1);
+    EXPECT_LT(losses(family + "-one").front(), losses(family + "-first").front() - 0.01);
+    for (const Layout& layout :
+         {Layout{.name = "zero3", .ranks = 2, .keys = sharded(3)}, Layout{.name = "tp2", .ranks = 2, .tp = 2},
+          Layout{.name = "pp2_zero3_2", .ranks = 4, .pp = 2, .keys = sharded(3, 2)}}) {
+      SCOPED_TRACE(layout.name);
+      train(config_of(layout, family + layout.name, again), layout.ranks);
+      expect_same_losses(losses(family + layout.name), losses(family + "-one"));
+      // A run that begins with what it has merged goes on from where it was.
+      train(config(family + layout.name + "-merged",
+                   with(model, {"--checkpoint.initial_load_in_hf", "--training.steps=1", "--optimizer.lr=0",
+                                "--checkpoint.initial_load_path=" + path(family + layout.name + "/hf")})),
+            1);
+      train(config(family + layout.name + "-kept",
+                   with(tuned, {"--training.steps=1", "--optimizer.lr=0",
+                                "--lora.initial_adapter=" + path(family + layout.name + "/adapter")})),
+            1);
+      expect_same_losses(losses(family + layout.name + "-merged"), losses(family + layout.name + "-kept"));
+    }
+  }
+}
+
 TEST_F(TrainedPartRunTest, CountsWhatItComputes) {
   train(config("lora", lora_), 1);
   const auto model = config::model_config(config("lora", lora_));

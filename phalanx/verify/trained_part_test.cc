@@ -163,6 +163,26 @@ TEST_F(TrainedPartTest, AdaptersOfLatentAttentionAndSharedExpertsTrainAsOnOneRan
   }
 }
 
+// Their biases behind a product that ranks share, and matrices that their files keep in one, change nothing.
+TEST_F(TrainedPartTest, AdaptersOfGpt2AndPhi3TrainAsOnOneRank) {
+  for (const auto family : {models::LlamaFamily::gpt2, models::LlamaFamily::phi3}) {
+    const auto model = models::llama_flavor("debug", family);
+    const std::vector<std::string> lora = {std::string("--model.name=") + models::family_name(family), "--lora.rank=4",
+                                           "--lora.no-zero_b", "--lora.dropout=0.3"};
+    const auto layers = static_cast<std::size_t>(model.n_layers * (4 + model.ffn_matrices()));
+    for (const Case& layout : layouts()) expect_one_ranks_training(layout, lora, 2 * layers);
+    // Their biases and norms are narrow, too.
+    const std::vector<std::string> narrow = lora + std::vector<std::string>{"--lora.base_dtype=bfloat16"};
+    const std::vector<std::string> in_nf4 =
+        lora + std::vector<std::string>{"--lora.base_dtype=nf4", "--model.dim=256", "--model.ffn_hidden=256"};
+    for (const Case& layout : layouts()) {
+      if (!layout.name.starts_with("tp_2") && layout.ranks < 4) continue;
+      expect_one_ranks_training(layout, narrow, 2 * layers);
+      expect_one_ranks_training(layout, in_nf4, 2 * layers);
+    }
+  }
+}
+
 TEST_F(TrainedPartTest, AdaptersTrainOnABaseInFewerBitsAsOnOneRank) {
   const std::vector<std::string> lora = {"--lora.rank=4", "--lora.alpha=8", "--lora.no-zero_b",
                                          "--lora.base_dtype=bfloat16"};

@@ -6,13 +6,14 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <string_view>
 #include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/layout/nf4_blocks.h"
-#include "phalanx/models/config/hf_names.h"
+#include "phalanx/models/config/file_layers.h"
 #include "phalanx/models/config/llama_json.h"
 
 namespace phalanx::models {
@@ -36,9 +37,7 @@ std::vector<LayerName> layers_of(const LlamaConfig& config) {
     for (const char* linear : kLinear) {
       const std::string ours = fmt::format("layers.{}.{}", layer, linear);
       if (!shapes.contains(ours + ".weight")) continue;
-      std::string theirs = hf_tensor_view(config, ours + ".weight").name;
-      theirs.resize(theirs.size() - std::string_view(".weight").size());
-      names.push_back({ours, std::move(theirs)});
+      names.push_back({ours, file_layer_name(config, ours)});
     }
   }
   return names;
@@ -58,6 +57,21 @@ void require_whole_blocks(const LlamaConfig& config, const std::string& what) {
         fmt::format("{}: base_dtype is \"nf4\", but rows of {} have {} elements, which are no whole blocks of "
                     "{}; expected a model with multiples of {}, or base_dtype = \"bfloat16\"",
                     what, layer.ours, columns, kNf4Block, kNf4Block));
+  }
+}
+
+/// An adapter in PEFT's format is one of a whole layer of the files.
+void require_whole_file_layers(const LlamaConfig& config, const std::vector<LayerName>& layers,
+                               const std::vector<bool>& chosen, const std::string& what) {
+  std::map<std::string, std::array<const LayerName*, 2>> of_file;  // without an adapter, and with one
+  for (std::size_t i = 0; i < layers.size(); ++i) of_file[layers[i].theirs].at(chosen[i] ? 1 : 0) = &layers[i];
+  for (const auto& [theirs, parts] : of_file) {
+    if (parts[0] == nullptr || parts[1] == nullptr) continue;
+    throw ConfigError(
+        fmt::format("{}: target_modules mean {}, but not {}: the files of the family {} keep them in one matrix, {}, "
+                    "which has an adapter as a whole; expected all of its parts, such as by \"{}\", or none",
+                    what, parts[1]->ours, parts[0]->ours, family_name(config.family), theirs,
+                    theirs.substr(theirs.rfind('.') + 1)));
   }
 }
 
@@ -110,12 +124,6 @@ std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOption
         "{}: rank {}, alpha {}, dropout {}: expected a rank of 0 or more, an alpha above 0 and 0 <= dropout < 1", what,
         options.rank, options.alpha, options.dropout));
   }
-  if (config.is_gpt2() || config.family == LlamaFamily::phi3) {
-    throw ConfigError(fmt::format(
-        "{}: a model of the family {} has no adapters: its files keep queries, keys and values in one matrix; expected "
-        "another family, or rank = 0",
-        what, family_name(config.family)));
-  }
   if (options.has_narrow_base() && config.has_experts()) {
     throw ConfigError(
         fmt::format("{}: base_dtype is \"{}\", but experts of a mixture are stored in float32 alone; expected "
@@ -142,6 +150,7 @@ std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOption
         what, target, layers.size(), did_you_mean(target, known), fmt::join(known, ", "), layers.front().theirs,
         config.has_experts() ? " (routers and experts have no adapters)" : ""));
   }
+  require_whole_file_layers(config, layers, chosen, what);
   std::vector<std::string> names;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (chosen[i]) names.push_back(layers[i].ours);

@@ -63,7 +63,7 @@ void check_nf4_cuts(const LlamaConfig& config, const LoraOptions& options, std::
 std::int64_t least_bytes(const LlamaConfig& config, const LoraOptions& options);
 
 /// The names of the layers with adapters, in the model's order; none if the rank is 0. ConfigError that begins with
-/// `what` for a target that matches no layer, for wrong numbers, and for families without adapters (GPT-2, Phi-3). Also
+/// `what` for a target that matches no layer, for wrong numbers, and for some of the layers that are one in files. Also
 /// for a base that cannot be stored so: experts in another type than float32, rows that are no whole blocks in NF4.
 std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOptions& options,
                                      const std::string& what = "[lora]");

@@ -5,6 +5,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
+#include "phalanx/models/config/file_layers.h"
 
 namespace phalanx::models {
 namespace lora_config_test {
@@ -73,9 +74,34 @@ TEST(LoraLayers, WrongOnesAreRefused) {
   EXPECT_THAT(error_text<ConfigError>([] { layers({}); }), HasSubstr("target_modules is empty"));
   EXPECT_THAT(error_text<ConfigError>([] { lora_layers(two_layers(), {.rank = 2, .alpha = 0}); }),
               HasSubstr("expected a rank of 0 or more"));
-  LlamaConfig gpt2 = two_layers();
-  gpt2.family = LlamaFamily::gpt2;
-  EXPECT_THAT(error_text<ConfigError>([&] { layers({"all-linear"}, gpt2); }), HasSubstr("gpt2 has no adapters"));
+}
+
+// A layer of the files has an adapter as a whole, and its parts are several layers here.
+TEST(LoraLayers, ThatTheFilesKeepInOneMatrixAreAllOfItsParts) {
+  const LlamaConfig gpt2 = llama_flavor("debug", LlamaFamily::gpt2), phi3 = llama_flavor("debug", LlamaFamily::phi3);
+  EXPECT_EQ(layers({"all-linear"}, gpt2).size(), static_cast<std::size_t>(gpt2.n_layers * 6));
+  EXPECT_EQ(layers({"all-linear"}, phi3).size(), static_cast<std::size_t>(phi3.n_layers * 7));
+  EXPECT_EQ(layers({"c_attn"}, gpt2), layers({"wq", "wk", "wv"}, gpt2));
+  EXPECT_EQ(layers({"c_proj"}, gpt2), layers({"wo", "w2"}, gpt2));
+  EXPECT_EQ(layers({"transformer.h.1.mlp.c_fc"}, gpt2), layers({"layers.1.feed_forward.w1"}, gpt2));
+  EXPECT_EQ(layers({"qkv_proj", "gate_up_proj"}, phi3), layers({"wq", "wk", "wv", "w1", "w3"}, phi3));
+  EXPECT_THAT(error_text<ConfigError>([&] { layers({"wq"}, gpt2); }),
+              AllOf(HasSubstr("target_modules mean layers.0.attention.wq, but not layers.0.attention.w"),
+                    HasSubstr("the family gpt2 keep them in one matrix, transformer.h.0.attn.c_attn"),
+                    HasSubstr("such as by \"c_attn\", or none")));
+  EXPECT_THAT(error_text<ConfigError>([&] {
+                layers({"qkv_proj", "w1"}, phi3);
+              }),
+              AllOf(HasSubstr("mean layers.0.feed_forward.w1, but not layers.0.feed_forward.w3"),
+                    HasSubstr("model.layers.0.mlp.gate_up_proj")));
+  const std::string qkv = "layers.0.attention.w";
+  EXPECT_EQ(file_layers(phi3, {qkv + "v", qkv + "o", qkv + "q", qkv + "k"}),
+            (std::vector<FileLayer>{{"model.layers.0.self_attn.qkv_proj", {qkv + "q", qkv + "k", qkv + "v"}},
+                                    {"model.layers.0.self_attn.o_proj", {qkv + "o"}}}));
+  EXPECT_THAT(error_text<Error>([&] {
+                file_layers(phi3, {qkv + "v", qkv + "q"});
+              }),
+              HasSubstr("parts of model.layers.0.self_attn.qkv_proj only 3 are there: layers.0.attention.wq, "));
 }
 
 }  // namespace lora_config_test
