@@ -166,7 +166,7 @@ class TrainingFaultSoak : public ProgramTest {
 
 TEST_F(TrainingFaultSoak, IsToldInEveryPhase) {
   const char* const asked = std::getenv("PHALANX_SOAK_FAULTS");
-  const int faults = asked != nullptr ? std::atoi(asked) : 5;
+  const int faults = asked != nullptr ? std::atoi(asked) : 8;  // one in every phase, and each kind
   const char* const given = std::getenv("PHALANX_SOAK_SEED");
   const unsigned seed = given != nullptr   ? static_cast<unsigned>(std::atoi(given))
                         : asked != nullptr ? std::random_device()()
@@ -185,7 +185,8 @@ TEST_F(TrainingFaultSoak, IsToldInEveryPhase) {
   for (int number = 0; number < faults; ++number) {
     const std::size_t chosen = (first + static_cast<std::size_t>(number)) % all.size();
     const Phase& phase = all[chosen];
-    const auto& [fault, verb] = kinds[random() % std::size(kinds)];
+    const std::size_t kind = asked != nullptr ? random() : static_cast<std::size_t>(number);
+    const auto& [fault, verb] = kinds[kind % std::size(kinds)];
     const int ranks = 2 + static_cast<int>(random() % 3);
     const std::string backend = random() % 2 == 0 ? "shm" : "gloo";
     SCOPED_TRACE(fmt::format("PHALANX_SOAK_SEED={}, fault {}: {} ranks on {}, {} in phase '{}'", seed, number, ranks,

@@ -7,6 +7,8 @@
 # 2. llama_sharded_tensor_parallel: pairs of tensor-parallel ranks inside, sharded data parallelism between: what crosses are
 #    parameters and gradients of each rank's part of the matrices.
 #
+# It prints (recipes/expected/combinations.txt has all lines):
+#
 #   $ recipes/combinations.sh
 #   == a pipeline of 2 inside each machine, data parallelism over the link of 1gbit
 #   ...

@@ -44,6 +44,7 @@ CASES = {"llama": ("Llama", {}, dict(r=4, lora_alpha=8, target_modules="all-line
          "qwen2": ("Qwen2", {}, dict(r=4, lora_alpha=16, target_modules=["o_proj", "gate_proj", "q_proj"])),
          "qwen3": ("Qwen3", dict(head_dim=12), dict(r=5, lora_alpha=7, target_modules="all-linear", use_rslora=True)),
          "deepseek_v3": ("DeepseekV3", LATENT, dict(r=4, lora_alpha=8, target_modules=LATENT_LAYERS)),
+         "llama_output": ("Llama", {}, dict(r=4, lora_alpha=8, target_modules=["q_proj", "lm_head"])),
          "gpt2": ("GPT2", GPT2, dict(r=4, lora_alpha=8, target_modules=["c_attn", "c_proj", "c_fc"],
                                      fan_in_fan_out=True)),
          "phi3": ("Phi3", {}, dict(r=3, lora_alpha=5, target_modules="all-linear", use_rslora=True))}

@@ -96,6 +96,7 @@ def self_test():
         is_slow = wrong == "sleep 5"
         problems = list(problems_of(f"```sh\n{wrong}\n```\n", [], limit=0.5 if is_slow else LONGEST))
         assert problems and ("0.5 s" in problems[-1]) == is_slow, problems
+        assert ("ended with status" in problems[0]) != is_slow, problems
     assert list(problems_of("no command\n", []))
     here, times = as_here("phalanx launch --nnodes 2 --rdzv-endpoint HOST:29400 -- PROGRAM")
     assert re.fullmatch(r"phalanx launch --nnodes 2 --rdzv-endpoint 127\.0\.0\.1:\d+ -- lifecycle", here), here

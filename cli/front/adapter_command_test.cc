@@ -133,6 +133,30 @@ TEST_F(AdapterCommandTest, AdaptersOnABaseInFourBitsAreUsedInEveryWay) {
   EXPECT_GT(std::abs(on_wide - tuned), 1e-4);
 }
 
+// Their files keep queries, keys and values in one matrix, which has one adapter there.
+TEST_F(AdapterCommandTest, AdaptersOfJoinedLayersAreUsedInEveryWay) {
+  for (const std::string family : {"gpt2", "phi3"}) {
+    const std::string train = "train " + file("run.toml") + " --model.name=" + family + " ";
+    const std::string base = file(family) + "/hf", adapter = file(family + "-tuned") + "/adapter";
+    ASSERT_EQ(call(train + "--training.steps=2 --checkpoint.last_save_in_hf --job.dump_folder=" + file(family)), 0)
+        << error_;
+    ASSERT_EQ(call(train + "--training.steps=40 --lora.rank=4 --checkpoint.initial_load_in_hf " +
+                   "--checkpoint.initial_load_path=" + base + " --job.dump_folder=" + file(family + "-tuned")),
+              0)
+        << error_;
+    ASSERT_EQ(call("checkpoint merge " + base + " " + file(family + "-merged") + " --adapter " + adapter), 0) << error_;
+    const std::string with_adapter = "--checkpoint " + base + " --adapter " + adapter;
+    const double tuned = loss(with_adapter);
+    EXPECT_GT(std::abs(tuned - loss("--checkpoint " + base)), 1e-3) << family;
+    for (const std::string& way :
+         {"--checkpoint " + file(family + "-merged"), "--checkpoint " + file(family + "-tuned"),
+          "-n 2 --tp 2 " + with_adapter, "-n 2 --pp 2 " + with_adapter}) {
+      EXPECT_NEAR(loss(way), tuned, 1e-5) << family << ": " << way;
+      EXPECT_EQ(generated(way), generated(with_adapter)) << family << ": " << way;
+    }
+  }
+}
+
 // They are no parameters of the model, and part of it all the same.
 TEST_F(AdapterCommandTest, AMergedModelHasTheBiasesOfItsExperts) {
   const std::string train = "train " + file("run.toml") + " --model.name=deepseek_v3 --training.steps=2 ";

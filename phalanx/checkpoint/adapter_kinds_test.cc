@@ -105,7 +105,7 @@ TEST_F(AdapterKindsTest, ErrorsNameTheFileAndGiveAdviceThatCanBeFollowed) {
   models::LlamaConfig smaller = kModel;
   smaller.family = models::LlamaFamily::gpt2;
   EXPECT_THAT(error_text<CheckpointError>([&] { layers_with_adapters(smaller, kLora, "file"); }),
-              HasSubstr("file: target_modules: 'q_proj' matches none of the 6 linear layers"));
+              HasSubstr("file: target_modules: 'q_proj' matches none of the 7 linear layers"));
   export_weights(path("base.safetensors"), {{"w", at::ones({2})}}, {}, posix_file_system());
   const PeftAdapter adapter = read_peft_adapter(save("of_another", R"({"base": {"bytes": 1, "hash": "0"}})"));
   EXPECT_THAT(error_text<CheckpointError>([&] { require_base(adapter, path("base.safetensors"), false, ""); }),

@@ -2,9 +2,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/block_diag.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <c10/core/ScalarType.h>
@@ -17,6 +19,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/checkpoint/files/safetensors.h"
 #include "phalanx/checkpoint/files/weights_description.h"
 #include "phalanx/checkpoint/nf4_weights.h"
 #include "phalanx/checkpoint/own_part.h"
@@ -63,7 +66,7 @@ std::vector<AdaptedLayer> adapted_layers(const models::LlamaConfig& model, const
   const auto half = [&](const std::string& layer, const char* name) -> const NamedTensor& {
     const auto found = by_name.find(layer + name);
     if (found == by_name.end()) {
-      throw Error(fmt::format("{}{} is not among the tensors, of an adapter whose others are", layer, name));
+      throw Error(fmt::format("the tensors have no {}{}, which is a part of an adapter that they have", layer, name));
     }
     return *found->second;
   };
@@ -75,14 +78,14 @@ std::vector<AdaptedLayer> adapted_layers(const models::LlamaConfig& model, const
       one.b.push_back(half(ours, models::kLoraB));
     }
   }
-  if (by_name.size() != 2 * layers.size()) throw Error("an adapter has a lora_B, but no lora_A");
+  for (const auto& [name, tensor] : by_name) half(name.substr(0, name.rfind('.')), models::kLoraA);
   return adapted;
 }
 
 /// Of tensors that are whole.
 std::vector<AdaptedLayer> whole_adapted_layers(const models::LlamaConfig& model,
                                                const std::vector<NamedTensor>& tensors) {
-  for (const NamedTensor& one : adapters_among(tensors)) {
+  for (const NamedTensor& one : tensors) {
     if (one.tensor.sizes() == one.global_shape()) continue;
     throw Error(fmt::format("{}: this rank has only {} of {}; expected whole tensors, such as a checkpoint holds",
                             one.name, fmt::join(one.tensor.sizes(), " x "), fmt::join(one.global_shape(), " x ")));
@@ -162,6 +165,33 @@ void copy_parts(const PeftAdapter& adapter, const JoinedAdapter& joined) {
   }
 }
 
+constexpr double kUnitOfBFloat16 = 1.0 / 256, kUnitOfFloat16 = 1.0 / 2048, kLeastFloat16 = 0x1p-24;
+
+/// PEFT would take its own copy in place of the base's. Either may have been rounded to 16 bits: the copy when PEFT read
+/// the base, ours when Phalanx did, which rounds what is beside matrices in 4 bits.
+void require_same_output(const PeftAdapter& adapter, const std::vector<NamedTensor>& tensors) {
+  const auto output = std::ranges::find(tensors, "output.weight", &NamedTensor::name);
+  if (output == tensors.end() || output->tensor.numel() == 0) return;
+  const at::Tensor base = output->tensor.to(at::kCPU, at::kFloat);
+  const NamedTensor copy{kOutputInAdapter, at::empty_like(base), output->shard};
+  load_weights(adapter.weights(), {copy}, {.elsewhere = [](const std::string&) { return true; }});
+  const safetensors::File file(adapter.weights().string());
+  const bool is_in_4_bits = std::ranges::any_of(
+      tensors, [](const NamedTensor& one) { return one.name.ends_with(models::kNf4Scales.front()); });
+  using safetensors::Dtype;
+  const Dtype stored = file.find(kOutputInAdapter)->dtype;
+  const auto type = output->tensor.scalar_type();
+  const bool is_bfloat16 = stored == Dtype::bf16 || type == at::kBFloat16 || is_in_4_bits;
+  const bool is_float16 = stored == Dtype::f16 || type == at::kHalf;
+  const double relative = is_bfloat16 ? kUnitOfBFloat16 : is_float16 ? kUnitOfFloat16 : 0;
+  if (at::allclose(copy.tensor, base, relative, is_float16 ? kLeastFloat16 : 0)) return;
+  throw CheckpointError(fmt::format(
+      "{}: {} is another weight of the output layer than the base's; expected an adapter of this base, or "
+      "one that was saved without it (save_pretrained(..., save_embedding_layers=False)); merge one that brings "
+      "its own with peft (merge_and_unload)",
+      adapter.weights().string(), safetensors::quote_name(kOutputInAdapter)));
+}
+
 }  // namespace
 
 std::vector<NamedTensor> adapters_among(const std::vector<NamedTensor>& tensors) { return those(tensors, true); }
@@ -183,9 +213,10 @@ void load_adapter(const PeftAdapter& adapter, const models::LlamaConfig& model, 
     wanted.push_back({layer.name_of(models::kLoraB), joined.back().b});
   }
   LoadWeightsOptions options;
-  if (!all) options.elsewhere = [](const std::string&) { return true; };
+  options.elsewhere = [all](const std::string& name) { return !all || name == kOutputInAdapter; };
   load_weights(adapter.weights(), wanted, options);
   for (const JoinedAdapter& one : joined) copy_parts(adapter, one);
+  if (adapter.has_output_weight) require_same_output(adapter, tensors);
 }
 
 void save_adapter(const std::filesystem::path& folder, const models::LlamaConfig& model,

@@ -22,8 +22,9 @@ std::vector<NamedTensor> base_among(const std::vector<NamedTensor>& tensors);
 
 /// Fills the adapters among `tensors`, converted to their types. A tensor with a shard reads its box. Throws
 /// CheckpointError, before any is changed, if one is missing or has another shape; and, if `all` of the model's are
-/// there, if the file has more. Also if a layer that is several of ours has an A for each of them, and one part's B is
-/// not zero where it would use another's A; some tensors may be changed then.
+/// there, if the file has more. Some may be changed when it throws because of values: if a layer that is several of ours
+/// has an A for each of them, and one part's B is not zero where it would use another's A; or if the file has another
+/// weight of the output layer than `tensors`, whose base is loaded already.
 void load_adapter(const PeftAdapter& adapter, const models::LlamaConfig& model, const std::vector<NamedTensor>& tensors,
                   bool all = true);
 
@@ -41,7 +42,7 @@ void save_adapter(const std::filesystem::path& folder, const models::LlamaConfig
 /// The base's tensors with what the adapters add, W + scale B A, in new memory where there is an adapter, in the
 /// wider one of their types; a base in NF4 is fp32. In float32 these are the bits of PEFT's merge, whose products are
 /// those of the files' layers.
-/// Throws Error if a tensor is a rank's part of one, or if an adapter has no base.
+/// Throws Error if any tensor is a rank's part of one, or if an adapter has no base.
 std::vector<NamedTensor> merged_weights(const std::vector<NamedTensor>& tensors, const models::LlamaConfig& model,
                                         const models::LoraOptions& lora);
 

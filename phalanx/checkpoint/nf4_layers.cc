@@ -10,6 +10,7 @@
 #include <array>
 #include <iterator>
 #include <memory>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -66,6 +67,13 @@ std::vector<NamedTensor> without_nf4_parts(const std::vector<std::string>& layer
   return others;
 }
 
+std::string weight_of_nf4_scales(const std::string& name) {
+  for (const std::string_view end : models::kNf4Scales) {
+    if (name.ends_with(end)) return name.substr(0, name.size() - end.size());
+  }
+  return name;
+}
+
 std::uint64_t load_nf4_layers(const std::filesystem::path& path, const std::vector<std::string>& layers,
                               const std::vector<NamedTensor>& weights, const LoadWeightsOptions& options) {
   if (layers.empty()) return 0;
@@ -84,7 +92,7 @@ std::uint64_t load_nf4_layers(const std::filesystem::path& path, const std::vect
         if (files.has(in_file) && view.form.parts > 1) {
           throw CheckpointError(fmt::format(
               "{}: {} is in 4 bits, and holds {} as one of its parts, whose blocks have no scales of their own; "
-              "expected the model in 16 or 32 bits, which is then quantised here",
+              "expected a model in 16 or 32 bits",
               path.string(), safetensors::quote_name(in_file), name));
         }
         if (files.has(in_file)) {
@@ -95,7 +103,7 @@ std::uint64_t load_nf4_layers(const std::filesystem::path& path, const std::vect
         if (!files.names().empty()) {
           throw CheckpointError(
               fmt::format("{}: {} is not in 4 bits, as others there are: expected all matrices of the blocks, or "
-                          "none, which are then quantised here",
+                          "none of them",
                           path.string(), safetensors::quote_name(in_file)));
         }
         const at::Tensor wide = at::empty({rows, columns}, at::TensorOptions(at::kFloat));

@@ -27,6 +27,9 @@ void fill_nf4_parts(const std::vector<std::string>& layers, const std::vector<Na
 std::vector<NamedTensor> without_nf4_parts(const std::vector<std::string>& layers,
                                            const std::vector<NamedTensor>& weights);
 
+/// The weight whose scales these are ("w1.weight_absmax" -> "w1.weight"), or the name itself.
+std::string weight_of_nf4_scales(const std::string& name);
+
 /// Fills the parts among `weights` from files: from 4-bit matrices of bitsandbytes as they are, from others by
 /// quantising them. `options`: as for the other weights. Returns the bytes that were read. Throws CheckpointError as of
 /// load_weights() and BitsAndBytesFiles::read().

@@ -236,8 +236,8 @@ TEST_F(PeftAdapterTest, HalvesAndPartsAreNeitherSavedNorMerged) {
     EXPECT_EQ(std::erase_if(list, [&](const NamedTensor& one) { return one.name == name; }), 1U) << name;
     return list;
   };
-  EXPECT_THAT(refused(without("layers.0.attention.wq.lora_B")), HasSubstr("wq.lora_B is not among the tensors"));
-  EXPECT_THAT(refused(without("layers.0.attention.wq.lora_A")), HasSubstr("a lora_B, but no lora_A"));
+  EXPECT_THAT(refused(without("layers.0.attention.wq.lora_B")), HasSubstr("have no layers.0.attention.wq.lora_B"));
+  EXPECT_THAT(refused(without("layers.0.attention.wq.lora_A")), HasSubstr("have no layers.0.attention.wq.lora_A"));
   std::vector<NamedTensor> list = tensors(1);
   NamedTensor& half = *std::ranges::find(list, "layers.0.attention.wq.lora_B", &NamedTensor::name);
   const ShardSpec rows(half.name, half.tensor.sizes().vec(), DataType::f32, MeshShape({{"tp", 2}}),
@@ -247,6 +247,40 @@ TEST_F(PeftAdapterTest, HalvesAndPartsAreNeitherSavedNorMerged) {
   EXPECT_THAT(refused(list), HasSubstr("wq.lora_B: this rank has only"));
   EXPECT_THAT(error_text<Error>([&] { merged_weights(without("layers.0.attention.wq.weight"), two_layers(), lora_); }),
               HasSubstr("layers.0.attention.wq has an adapter, but no weight"));
+}
+
+// PEFT saves the base's weight beside the adapter of an output layer, and would take it in place of the base's.
+TEST_F(PeftAdapterTest, ACopyOfTheOutputLayerIsTheBases) {
+  const models::LoraOptions lora{.rank = 3, .alpha = 6, .target_modules = {"lm_head"}};
+  std::vector<NamedTensor> all = base_among(tensors(1));
+  all.push_back({"output.lora_A", at::arange(24, at::kFloat).view({3, 8})});
+  all.push_back({"output.lora_B", at::arange(48, at::kFloat).view({16, 3})});
+  save_adapter(path("adapter"), two_layers(), lora, all, {.base_name = "base", .metadata = ""});
+  const std::string file = path("adapter/adapter_model.safetensors");
+  EXPECT_EQ(nlohmann::json::parse(read_file(path("adapter/adapter_config.json")))["target_modules"],
+            nlohmann::json({"lm_head"}));
+  const at::Tensor weight = std::ranges::find(all, "output.weight", &NamedTensor::name)->tensor;
+  const auto load = [&](const at::Tensor& copy) {
+    std::vector<NamedTensor> with_copy = {{"base_model.model.lm_head.lora_A.weight", at::zeros({3, 8})},
+                                          {"base_model.model.lm_head.lora_B.weight", at::zeros({16, 3})}};
+    with_copy.push_back({kOutputInAdapter, copy});
+    export_weights(file, with_copy, {}, posix_file_system());
+    const PeftAdapter adapter = read_peft_adapter(path("adapter"));
+    EXPECT_THAT(layers_of_adapter(two_layers(), adapter), ElementsAre("output"));
+    load_adapter(adapter, two_layers(), all);
+  };
+  load(weight);
+  load(weight.to(at::kBFloat16));
+  load(weight.to(at::kHalf));
+  EXPECT_THAT(error_text<CheckpointError>([&] { load(weight * (1 + 0x1p-20)); }), HasSubstr("another weight"));
+  EXPECT_THAT(error_text<CheckpointError>([&] { load((weight * (1 + 0x1p-6)).to(at::kHalf)); }),
+              HasSubstr("another weight"));
+  EXPECT_THAT(error_text<CheckpointError>([&] { load(weight + 1); }),
+              AllOf(HasSubstr("another weight of the output layer"), HasSubstr("save_embedding_layers=False")));
+  models::LlamaConfig tied = two_layers();
+  tied.tie_embeddings = true;
+  EXPECT_THAT(error_text<CheckpointError>([&] { layers_of_adapter(tied, read_peft_adapter(path("adapter"))); }),
+              HasSubstr("an adapter of 'lm_head'"));
 }
 
 /// A model whose files keep several of our layers in one matrix.

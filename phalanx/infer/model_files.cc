@@ -9,7 +9,6 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <string_view>
 #include <system_error>
 #include <unordered_set>
 
@@ -298,10 +297,7 @@ void load_into(models::Llama& model, const ModelFiles& files) {
   } else if (!whole) {
     // A part of the model does not read the weights of the other parts.
     options.elsewhere = [shapes = models::llama_weight_shapes(files.config)](const std::string& name) {
-      return shapes.contains(name) || models::is_lora_name(name) || models::is_expert_bias(name) ||
-             std::ranges::any_of(models::kNf4Scales, [&](std::string_view end) {
-               return name.ends_with(end) && shapes.contains(name.substr(0, name.size() - end.size()));
-             });
+      return shapes.contains(weight_of_nf4_scales(name)) || models::is_lora_name(name) || models::is_expert_bias(name);
     };
   }
   const std::vector<NamedTensor> parameters = nn::named_parameters(model);

@@ -240,6 +240,18 @@ TEST_P(GpuFunction, LinearCrossEntropy) {
         return {(losses * weights.flatten()).sum() / 3.0 + losses.detach().sum()};
       },
       {at::randn({3, 7, 12}), at::randn({37, 12})});
+  // With an adapter.
+  expect_equal(
+      [&](const Tensors& in) -> Tensors {
+        const kernels::LowRank low{in[2], in[3]};
+        return {kernels::linear_cross_entropy(in[0], in[1], labels, 3.0, 0, weights, low) +
+                kernels::linear_token_losses(in[0], in[1], labels, low).sum()};
+      },
+      [&](const Tensors& in) -> Tensors {
+        const at::Tensor losses = losses_of(at::linear(in[0], in[1]) + at::linear(in[2], in[3]));
+        return {(losses * weights.flatten()).sum() / 3.0 + losses.detach().sum()};
+      },
+      {at::randn({3, 7, 12}), at::randn({37, 12}), at::randn({3, 7, 2}), at::randn({37, 2})});
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, GpuFunction, testing::ValuesIn(kPrecisions),

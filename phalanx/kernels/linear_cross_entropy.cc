@@ -41,6 +41,7 @@ struct HeadGradients : torch::CustomClassHolder {
   std::optional<EarlyWeightGradient> dweight;
   at::Tensor dlogits, x, weight;  // in place of dweight, if that is computed later
   at::Tensor wide;                // in place of dweight, for a float16 weight on a GPU: float32
+  LowRankRows low;
 };
 
 // dlogits^T x, in the same chunks as in the forward pass, times the loss's own gradient.
@@ -98,7 +99,8 @@ at::Tensor write_or_defer(const torch::autograd::AutogradContext& ctx, const at:
 struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
                             const at::Tensor& labels_in, std::optional<double> given, double z_loss_weight,
-                            const std::optional<at::Tensor>& token_weights, bool record) {
+                            const std::optional<at::Tensor>& token_weights, const std::optional<at::Tensor>& low_x,
+                            const std::optional<at::Tensor>& low_weight, bool record) {
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = std::min(rows, kLogitsChunk);
     check_labels(labels, vocab);
@@ -107,6 +109,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options());
     auto gradients = c10::make_intrusive<HeadGradients>();
+    gradients->low = LowRankRows(low_x, low_weight, record);
     if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
     if (record && weight.requires_grad() && !later.queue) gradients->dweight.emplace(weight);
     const float scale = record ? static_cast<float>(1.0 / divisor) : 0.0f;
@@ -117,6 +120,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
       at::Tensor logits = buffer.narrow(0, later.queue ? from : 0, n);
       const at::Tensor x_rows = x.narrow(0, from, n);
       product_out(logits, x_rows, weight);
+      gradients->low.add_to(logits, from);
       float *values = logits.mutable_data_ptr<float>(), *loss = losses.mutable_data_ptr<float>() + from;
       const std::int64_t* label = labels.const_data_ptr<std::int64_t>() + from;
       at::parallel_for(0, n, 16, [&](std::int64_t begin, std::int64_t end) {
@@ -131,6 +135,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
         input_gradient_out(dx_rows, logits, weight);
       }
       if (gradients->dweight) gradients->dweight->out().addmm_(logits.t(), x_rows, from == 0 ? 0.0 : 1.0);
+      if (record) gradients->low.add_gradients(logits, from);
     }
     if (gradients->dx.defined()) gradients->dx = gradients->dx.view(x_in.sizes());
     if (later.queue) keep_for_later(*ctx, *gradients, buffer, x, weight);
@@ -156,7 +161,9 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
                           factor](const WeightGradient& out) { head_weight_gradient(dlogits, x, factor, out); };
       dweight = write_or_defer(*ctx, gradients.weight, write);
     }
-    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    auto [dlow, dlow_weight] = gradients.low.deliver(factor);
+    const at::Tensor none;
+    return {std::move(dx), std::move(dweight), none, none, none, none, std::move(dlow), std::move(dlow_weight), none};
   }
 };
 
@@ -166,7 +173,8 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
 struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
                             const at::Tensor& labels_in, std::optional<double> divisor, double z_loss_weight,
-                            const std::optional<at::Tensor>& token_weights, bool record) {
+                            const std::optional<at::Tensor>& token_weights, const std::optional<at::Tensor>& low_x,
+                            const std::optional<at::Tensor>& low_weight, bool record) {
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const at::Tensor used = weight.to(x.scalar_type());
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = gpu::rows_of_logits(rows, vocab);
@@ -183,6 +191,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       ctx->saved_data["unit"] = unit;
     }
     auto gradients = c10::make_intrusive<HeadGradients>();
+    gradients->low = LowRankRows(low_x, low_weight, record);
     if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
     if (record && weight.requires_grad() && !later.queue) {
       if (weight.scalar_type() == at::kHalf) {
@@ -197,6 +206,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       at::Tensor logits = buffer.narrow(0, later.queue ? from : 0, n);
       const at::Tensor x_rows = x.narrow(0, from, n);
       at::mm_out(logits, x_rows, used.t());
+      gradients->low.add_to(logits, from);
       const auto launch = gpu_launch(logits);
       launch->check("cross_entropy",
                     launch->kernels().cross_entropy(
@@ -211,6 +221,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       const double beta = from == 0 ? 0.0 : 1.0;
       if (gradients->dweight) add_weight_product(logits, x_rows, {gradients->dweight->out(), beta, at::Tensor()});
       if (gradients->wide.defined()) add_weight_product(logits, x_rows, {gradients->wide, beta, at::Tensor()});
+      if (record) gradients->low.add_gradients(logits, from);
     }
     if (gradients->dx.defined()) gradients->dx = gradients->dx.view(x_in.sizes());
     if (later.queue) keep_for_later(*ctx, *gradients, buffer, x, weight);
@@ -257,7 +268,9 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       };
       dweight = write_or_defer(*ctx, gradients.weight, write);
     }
-    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    auto [dlow, dlow_weight] = gradients.low.deliver(factor);
+    const at::Tensor none;
+    return {std::move(dx), std::move(dweight), none, none, none, none, std::move(dlow), std::move(dlow_weight), none};
   }
 };
 
@@ -287,13 +300,15 @@ at::Tensor losses_by_chunks(const at::Tensor& x, std::int64_t vocab, std::int64_
   return losses;
 }
 
-at::Tensor gpu_token_losses(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels) {
+at::Tensor gpu_token_losses(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels,
+                            const LowRankRows& low) {
   const at::Tensor used = weight.to(x.scalar_type());
   const std::int64_t vocab = weight.size(0);
   return losses_by_chunks(
       x, vocab, gpu::rows_of_logits(x.size(0), vocab),
       [&](at::Tensor& logits, const at::Tensor& rows, std::int64_t from, float* losses) {
         at::mm_out(logits, rows, used.t());
+        low.add_to(logits, from);
         const auto launch = gpu_launch(logits);
         launch->check("cross_entropy",
                       launch->kernels().cross_entropy(
@@ -302,12 +317,14 @@ at::Tensor gpu_token_losses(const at::Tensor& x, const at::Tensor& weight, const
       });
 }
 
-at::Tensor cpu_token_losses(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels) {
+at::Tensor cpu_token_losses(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels,
+                            const LowRankRows& low) {
   const std::int64_t vocab = weight.size(0);
   check_labels(labels, vocab);
   return losses_by_chunks(x, vocab, std::min(x.size(0), kLogitsChunk),
                           [&](at::Tensor& logits, const at::Tensor& rows, std::int64_t from, float* losses) {
                             product_out(logits, rows, weight);
+                            low.add_to(logits, from);
                             float* const values = logits.mutable_data_ptr<float>();
                             const std::int64_t* label = labels.const_data_ptr<std::int64_t>() + from;
                             at::parallel_for(0, rows.size(0), 16, [&](std::int64_t begin, std::int64_t end) {
@@ -372,43 +389,56 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, std
 }
 
 at::Tensor linear_cross_entropy(const at::Tensor& x_in, const at::Tensor& weight, const at::Tensor& labels,
-                                std::optional<double> divisor, double z_loss_weight, const at::Tensor& token_weights) {
+                                std::optional<double> divisor, double z_loss_weight, const at::Tensor& token_weights,
+                                const LowRank& low_in) {
   require_divisor(divisor);
-  const bool record = at::GradMode::is_enabled() && (x_in.requires_grad() || weight.requires_grad());
-  const auto weights = token_weights.defined() ? std::optional(token_weights) : std::nullopt;
+  const bool record =
+      at::GradMode::is_enabled() && (x_in.requires_grad() || weight.requires_grad() || low_in.requires_grad());
+  const auto given = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
+  const auto weights = given(token_weights);
   at::Tensor x = x_in;
   if (gpu_launch(x, weight) && x.numel() > 0) {
     check_gpu_labels(x, labels);
     x = in_autocast_type(x);
     const bool is_autocast = at::autocast::is_autocast_enabled(x.device().type());
     if (is_autocast || x.scalar_type() == weight.scalar_type()) {
-      return GpuLinearCrossEntropyFunction::apply(x, weight, labels, divisor, z_loss_weight, weights, record);
+      const LowRank low = low_in.to(x.scalar_type());
+      return GpuLinearCrossEntropyFunction::apply(x, weight, labels, divisor, z_loss_weight, weights, given(low.x),
+                                                  given(low.weight), record);
     }
   }
   if (!fusible_product(x, weight) || x.numel() == 0) {
     if (labels.device().is_cpu()) check_labels(labels.contiguous(), weight.size(0));
-    return cross_entropy(kernels::linear(x, weight), labels, divisor, z_loss_weight, token_weights);
+    return cross_entropy(low_in.added_to(kernels::linear(x, weight)), labels, divisor, z_loss_weight, token_weights);
   }
-  return LinearCrossEntropyFunction::apply(x, weight, labels, divisor, z_loss_weight, weights, record);
+  const LowRank low = low_in.to(x.scalar_type());
+  return LinearCrossEntropyFunction::apply(x, weight, labels, divisor, z_loss_weight, weights, given(low.x),
+                                           given(low.weight), record);
 }
 
-at::Tensor linear_token_losses(const at::Tensor& x_in, const at::Tensor& weight, const at::Tensor& labels_in) {
+at::Tensor linear_token_losses(const at::Tensor& x_in, const at::Tensor& weight, const at::Tensor& labels_in,
+                               const LowRank& low_in) {
   const at::NoGradGuard no_grad;
   at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous();
   const at::Tensor labels = labels_in.reshape({-1}).contiguous();
+  const auto low = [&] {
+    const LowRank same = low_in.to(x.scalar_type());
+    return same.defined() ? LowRankRows(same.x, same.weight, /*records=*/false) : LowRankRows();
+  };
   if (gpu_launch(x, weight) && x.numel() > 0) {
     check_gpu_labels(x, labels);
     x = in_autocast_type(x);
     const bool is_autocast = at::autocast::is_autocast_enabled(x.device().type());
     if (is_autocast || x.scalar_type() == weight.scalar_type()) {
-      return gpu_token_losses(x, weight, labels).view(labels_in.sizes());
+      return gpu_token_losses(x, weight, labels, low()).view(labels_in.sizes());
     }
   }
   if (!fusible_product(x, weight) || x.numel() == 0) {
     if (labels.device().is_cpu()) check_labels(labels, weight.size(0));
-    return token_losses(kernels::linear(x, weight), labels).view(labels_in.sizes());
+    const at::Tensor logits = low_in.added_to(kernels::linear(x_in, weight));
+    return token_losses(logits, labels).view(labels_in.sizes());
   }
-  return cpu_token_losses(x, weight, labels).view(labels_in.sizes());
+  return cpu_token_losses(x, weight, labels, low()).view(labels_in.sizes());
 }
 
 }  // namespace phalanx::kernels

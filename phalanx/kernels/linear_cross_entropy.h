@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "phalanx/base/ignored_label.h"
+#include "phalanx/kernels/low_rank.h"
 
 namespace phalanx::kernels {
 
@@ -15,7 +16,7 @@ namespace phalanx::kernels {
 /// these tokens to the sum: it keeps logits from drifting. x is [..., dim], weight [vocab, dim], labels int64 [...]. Returns an
 /// fp32 scalar. Other labels must be in 0 .. vocab - 1 (a DataError names the first that is not). The mean of no label is
 /// NaN; with a divisor, no label gives a loss of 0 and gradients of 0. `token_weights`, fp32 [...], multiplies what each token
-/// adds to the sum; they may be negative, and have no gradient. Undefined: 1.
+/// adds to the sum; they may be negative, and have no gradient. Undefined: 1. `low` is added to the logits.
 ///
 /// On the CPU in fp32 the logits exist for 512 tokens at a time: their softmax becomes their gradient in place. The
 /// gradients of x and weight are computed in the forward pass and scaled in the backward pass. So backward may run only
@@ -27,11 +28,12 @@ namespace phalanx::kernels {
 /// labels are not int64 on x's device, one for each row.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels,
                                 std::optional<double> divisor = std::nullopt, double z_loss_weight = 0,
-                                const at::Tensor& token_weights = {});
+                                const at::Tensor& token_weights = {}, const LowRank& low = {});
 
 /// -log softmax(x weight^T)[label] of each token, fp32 [...], 0 for kIgnoredLabel. Logits exist for as few tokens at a time,
 /// and have the same bits. Records no gradient.
-at::Tensor linear_token_losses(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels);
+at::Tensor linear_token_losses(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels,
+                               const LowRank& low = {});
 
 /// As linear_cross_entropy(), from logits [..., vocab], by ATen ops.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels,

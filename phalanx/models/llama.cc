@@ -404,15 +404,17 @@ at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels, const L
                           const Rows& rows) {
   const auto fused = [&](const at::Tensor& weight) {
     const auto weighted = [&](const at::Tensor& token_weights) {
-      return head_.loss ? head_.loss(h, weight, labels, options.divisor, options.z_loss_weight, token_weights)
-                        : kernels::linear_cross_entropy(h, weight, labels, options.divisor, options.z_loss_weight,
-                                                        token_weights);
+      return head_.loss
+                 ? head_.loss(h, weight, labels, options.divisor, options.z_loss_weight, token_weights)
+                 : kernels::linear_cross_entropy(h, weight, labels, options.divisor, options.z_loss_weight,
+                                                 token_weights, output ? output->low_rank(h) : kernels::LowRank());
     };
     if (options.document_loss == nullptr) return weighted({});
     const auto token_losses = [&] {
       const at::NoGradGuard no_grad;
-      return head_.token_losses ? head_.token_losses(h, weight, labels)
-                                : kernels::linear_token_losses(h, weight, labels);
+      return head_.token_losses
+                 ? head_.token_losses(h, weight, labels)
+                 : kernels::linear_token_losses(h, weight, labels, output ? output->low_rank(h) : kernels::LowRank());
     };
     return loss_of_documents(token_losses(), options, rows, weighted);
   };

@@ -138,15 +138,24 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
   LlamaHead head{.parts = options.sequence_parallel ? ranks : 1,
                  .parts_dim = static_cast<std::size_t>(options.split_dim),
                  .part = options.sequence_parallel ? mesh.coordinate("tp") : 0};
+  // Of the adapter, if the output layer has one.
+  const auto low_rank = [layer = model.output.get()](const at::Tensor& h) {
+    return layer != nullptr ? layer->low_rank(h) : kernels::LowRank();
+  };
   if (!splits_vocabulary(config, ranks)) {
     const auto whole = [=](const at::Tensor& h) { return convert(h, between, ActivationLayout::replicated(), group); };
-    head.logits = [=](const at::Tensor& h, const at::Tensor& weight) { return kernels::linear(whole(h), weight); };
+    head.logits = [=](const at::Tensor& h, const at::Tensor& weight) {
+      const at::Tensor all = whole(h);
+      return low_rank(all).added_to(kernels::linear(all, weight));
+    };
     head.loss = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
                     std::optional<double> divisor, double z_loss_weight, const at::Tensor& token_weights) {
-      return kernels::linear_cross_entropy(whole(h), weight, labels, divisor, z_loss_weight, token_weights);
+      const at::Tensor all = whole(h);
+      return kernels::linear_cross_entropy(all, weight, labels, divisor, z_loss_weight, token_weights, low_rank(all));
     };
     head.token_losses = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
-      return kernels::linear_token_losses(whole(h), weight, labels);
+      const at::Tensor all = whole(h);
+      return kernels::linear_token_losses(all, weight, labels, low_rank(all));
     };
     model.set_head(std::move(head));
     return;
@@ -155,16 +164,17 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
   const VocabShard part{.first = vocab / ranks * mesh.coordinate("tp"), .count = vocab};
   head.logits = [=](const at::Tensor& h, const at::Tensor& weight) {
     const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
-    return gather_from_group(kernels::linear(shared, weight), -1, group);
+    return gather_from_group(low_rank(shared).added_to(kernels::linear(shared, weight)), -1, group);
   };
   head.loss = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
                   std::optional<double> divisor, double z_loss_weight, const at::Tensor& token_weights) {
     const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
-    return vocab_parallel_cross_entropy(shared, weight, labels, part, group, divisor, z_loss_weight, token_weights);
+    return vocab_parallel_cross_entropy(shared, weight, labels, part, group, divisor, z_loss_weight, token_weights,
+                                        low_rank(shared));
   };
   head.token_losses = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
     const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
-    return vocab_parallel_token_losses(shared, weight, labels, part, group);
+    return vocab_parallel_token_losses(shared, weight, labels, part, group, low_rank(shared));
   };
   model.set_head(std::move(head));
 }

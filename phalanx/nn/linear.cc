@@ -75,6 +75,12 @@ at::Tensor Linear::product_with_nf4(const at::Tensor& x) const {
   return kernels::nf4_linear(x, stored, part, used_bias());
 }
 
+kernels::LowRank Linear::low_rank(const at::Tensor& x) {
+  if (!has_adapter()) return {};
+  const at::Tensor low = kernels::linear(adapter_dropout_ ? call(adapter_dropout_, x) : x, used("lora_A", lora_a));
+  return {low * adapter_scale_, used("lora_B", lora_b)};
+}
+
 at::Tensor Linear::adapted(const at::Tensor& y, const at::Tensor& x) {
   const at::Tensor a = used("lora_A", lora_a), b = used("lora_B", lora_b);
   const at::Tensor low = kernels::linear(adapter_dropout_ ? call(adapter_dropout_, x) : x, a);  // [..., rank]

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "phalanx/kernels/float8_linear.h"
+#include "phalanx/kernels/low_rank.h"
 #include "phalanx/kernels/nf4.h"
 #include "phalanx/nn/collective_matmul.h"
 #include "phalanx/nn/dropout.h"
@@ -51,6 +52,9 @@ class Linear : public Module {
   /// ConfigError unless the rank is 1 or more. Error if there is one already, or the layer is split over ranks.
   void add_adapter(const AdapterOptions& options);
   bool has_adapter() const noexcept { return lora_a.defined(); }
+  /// What the adapter adds to y, for code that multiplies with the weight itself: scale (dropout(x) A^T) and B.
+  /// Undefined without an adapter.
+  kernels::LowRank low_rank(const at::Tensor& x);
   /// From now on the weight has another type than the activations, which it is converted to for each product.
   void set_narrow_weight() { narrow_weight_ = true; }
   /// From now on the weight is kept in 4 bits. Its values, if it has any, are lost. ConfigError, which begins with `name`,

@@ -293,6 +293,14 @@ void add_adapters(const TrainingShape& shape, bool was_fused, ActivationBytes& b
     adapted.insert(layer.substr(layer.rfind('.') + 1));
   }
   const bool drops = shape.lora.dropout > 0;
+  if (adapted.erase("output") > 0) {
+    // The product with A, scaled, and its gradient; and the gradient of B, which is made in the forward pass.
+    const std::int64_t saved = type * (3 * n.tokens * shape.lora.rank + (drops ? 2 * n.dim : 0)) +
+                               kFloatBytes * n.model.vocab * shape.lora.rank;
+    bytes.loss += saved;
+    bytes.head += saved;
+    bytes.loss_backward += saved;
+  }
   const auto has = [&](const char* name) { return adapted.contains(name); };
   // Of each adapter the product with A, and with dropout its own input and the mask in place of the common input.
   for (const std::string& name : adapted) {
@@ -365,7 +373,9 @@ std::vector<std::int64_t> activation_memory_timeline(const TrainingShape& shape)
     return layer < first ? 0 : is_recomputed(shape, layer) ? recomputed : bytes.block();
   };
   for (std::int64_t i = 0; i < shape.model.n_layers; ++i) saved += saved_by(i);
-  std::vector<std::int64_t> moments = {saved + std::max(bytes.loss, bytes.loss_backward)};
+  // A last block that saves nothing still passes on its input and its output until the loss is there.
+  const std::int64_t passed = first == shape.model.n_layers ? 2 * bytes.input : 0;
+  std::vector<std::int64_t> moments = {saved + passed + std::max(bytes.loss, bytes.loss_backward)};
   for (std::int64_t i = shape.model.n_layers; i-- > 0;) {
     const std::int64_t again = is_recomputed(shape, i) ? bytes.block() - costly : 0;
     moments.push_back(i < first ? saved : saved + bytes.backward + again);

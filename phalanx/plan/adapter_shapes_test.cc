@@ -24,8 +24,9 @@ TEST(AdapterShapes, AreThoseOfTheModelOnARank) {
        {LlamaFamily::llama, LlamaFamily::deepseek_v2, LlamaFamily::deepseek_v3, LlamaFamily::gpt2, LlamaFamily::phi3}) {
     for (const int ranks : {1, 2}) {
       SCOPED_TRACE(fmt::format("{}, {} ranks", models::family_name(family), ranks));
-      const models::LlamaConfig config = models::llama_flavor("debug", family);
-      const models::LoraOptions lora{.rank = 3};
+      models::LlamaConfig config = models::llama_flavor("debug", family);
+      config.tie_embeddings = false;
+      const models::LoraOptions lora{.rank = 3, .target_modules = {"all-linear", "lm_head"}};
       run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
         models::Llama model(config, {.without_memory = true});
         models::add_lora(model, lora);

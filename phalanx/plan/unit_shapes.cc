@@ -231,6 +231,7 @@ class Units {
       std::vector<NamedShape> last = {{"norm.weight", {m.dim, 1}}};
       if (model.is_gpt2()) last.push_back({"norm.bias", {m.dim, 1}});
       if (!model.tie_embeddings) last.push_back({"output.weight", table});
+      add_adapters(shape_, adapted_, "", {{"output", m.vocab, m.dim}}, last);
       units.push_back(unit("", last));
     }
     return units;

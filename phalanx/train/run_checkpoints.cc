@@ -24,6 +24,7 @@
 #include "phalanx/checkpoint/files/branch.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
 #include "phalanx/checkpoint/hf_weights.h"
+#include "phalanx/checkpoint/nf4_layers.h"
 #include "phalanx/checkpoint/nf4_weights.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/config/run_identity.h"
@@ -144,7 +145,7 @@ void load_initial_weights(const config::TrainConfig& config, const std::vector<N
     options.elsewhere = [&, shapes = models::llama_weight_shapes(model)](const std::string& name) {
       if (models::is_lora_name(name) && !has_adapters) refuse_adapter_in_weights_file(config, name);
       if (models::is_expert_bias(name)) refuse_expert_biases(path);
-      return shapes.contains(name) || models::is_lora_name(name);
+      return shapes.contains(weight_of_nf4_scales(name)) || models::is_lora_name(name);
     };
   }
   std::vector<NamedTensor> wanted = weights;

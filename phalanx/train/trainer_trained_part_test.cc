@@ -104,6 +104,8 @@ TEST_F(TrainedPartRunTest, ABaseInFewerBitsIsSavedAsItIsAndGoesOnInAnyLayout) {
     other[0] = keys[0];
     train(config("goes-on-" + type, other), 1);
     EXPECT_LT(losses("goes-on-" + type).front(), losses(type).front());
+    train(config_of({.name = "pp2", .ranks = 2, .pp = 2}, "goes-on-pp2-" + type, other), 2);
+    expect_same_losses(losses("goes-on-pp2-" + type), losses("goes-on-" + type));
   }
 }
 
@@ -226,11 +228,11 @@ TEST_F(TrainedPartRunTest, AnInitialAdapterIsOneOfTheRunAndTheSameOnAllRanks) {
   EXPECT_THAT(said, HasSubstr("initial adapter"));
 }
 
-// Its file has other matrices than the model: joined ones, of several layers.
-TEST_F(TrainedPartRunTest, AnAdapterOfJoinedLayersIsLoadedAndMergedInAnyLayout) {
+// Its file has other matrices than the model: joined ones of several layers, and such of which a rank has a part.
+TEST_F(TrainedPartRunTest, AnAdapterOfJoinedLayersAndOfTheOutputIsLoadedAndMergedInAnyLayout) {
   for (const std::string family : {"gpt2", "phi3"}) {
     SCOPED_TRACE(family);
-    const std::vector<std::string> model = {"--model.name=" + family};
+    const std::vector<std::string> model = {"--model.name=" + family, "--model.no-tie_embeddings"};
     const auto with = [](std::vector<std::string> keys, const std::vector<std::string>& more) {
       keys.insert(keys.end(), more.begin(), more.end());
       return keys;
@@ -238,7 +240,7 @@ TEST_F(TrainedPartRunTest, AnAdapterOfJoinedLayersIsLoadedAndMergedInAnyLayout) 
     train(config(family, with(model, {"--training.steps=2", "--checkpoint.last_save_in_hf"})), 1);
     const std::vector<std::string> tuned =
         with(model, {"--checkpoint.initial_load_in_hf", "--checkpoint.initial_load_path=" + path(family + "/hf"),
-                     "--lora.rank=4", "--training.steps=3"});
+                     "--lora.rank=4", "--lora.target_modules=all-linear,lm_head", "--training.steps=3"});
     train(config(family + "-first", with(tuned, {"--lora.no-zero_b"})), 1);
     const auto again =
         with(tuned, {"--lora.initial_adapter=" + path(family + "-first/adapter"), "--checkpoint.last_save_in_hf"});

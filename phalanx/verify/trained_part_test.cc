@@ -163,6 +163,17 @@ TEST_F(TrainedPartTest, AdaptersOfLatentAttentionAndSharedExpertsTrainAsOnOneRan
   }
 }
 
+TEST_F(TrainedPartTest, AdaptersOfTheOutputLayerTrainAsOnOneRank) {
+  const std::vector<std::string> lora = {"--lora.rank=4", "--lora.alpha=8", "--lora.no-zero_b", "--lora.dropout=0.3",
+                                         "--lora.target_modules=all-linear,lm_head"};
+  const std::vector<std::string> alone = {"--lora.rank=4", "--lora.no-zero_b", "--lora.target_modules=lm_head"};
+  for (const Case& layout : layouts()) {
+    if (std::ranges::count(layout.keys, "--model.tie_embeddings") > 0) continue;
+    expect_one_ranks_training(layout, lora, 30);
+    expect_one_ranks_training(layout, alone, 2);
+  }
+}
+
 // Their biases behind a product that ranks share, and matrices that their files keep in one, change nothing.
 TEST_F(TrainedPartTest, AdaptersOfGpt2AndPhi3TrainAsOnOneRank) {
   for (const auto family : {models::LlamaFamily::gpt2, models::LlamaFamily::phi3}) {

@@ -148,6 +148,7 @@ std::map<std::string, std::int64_t> layers_in(const safetensors::File& file) {
   std::map<std::string, std::int64_t> ranks;
   for (const safetensors::TensorInfo& info : file.tensors()) {
     std::string_view name = info.name;
+    if (name == kOutputInAdapter) continue;
     const auto fail = [&](const std::string& why) {
       throw CheckpointError(fmt::format("{}: {} {}; expected names such as {}", file.path(),
                                         safetensors::quote_name(info.name), why,
@@ -200,6 +201,7 @@ PeftAdapter read_peft_adapter(const std::filesystem::path& folder) {
   refuse_other_kinds(json, read);
   const safetensors::File file(adapter.weights().string());
   adapter.ranks = layers_in(file);
+  adapter.has_output_weight = file.find(kOutputInAdapter) != nullptr;
   adapter.lora = {.rank = read.get<std::int64_t>("r"),
                   .alpha = read.get<double>("lora_alpha"),
                   .dropout = read.get_or<double>("lora_dropout", 0.0),
@@ -234,7 +236,9 @@ std::vector<std::string> layers_of_adapter(const models::LlamaConfig& model, con
   const std::string where = adapter.weights().string();
   std::set<std::string> names(adapter.lora.target_modules.begin(), adapter.lora.target_modules.end());
   std::vector<std::string> layers;
-  const std::vector<std::string> known = layers_with_adapters(model, {.rank = adapter.lora.rank}, where);
+  models::LoraOptions all{.rank = adapter.lora.rank};
+  if (!model.tie_embeddings) all.target_modules.emplace_back("output");
+  const std::vector<std::string> known = layers_with_adapters(model, all, where);
   for (const std::string& layer : known) {
     if (names.contains(models::file_layer_name(model, layer))) layers.push_back(layer);
   }
@@ -293,9 +297,10 @@ std::string peft_config_text(const models::LlamaConfig& model, const models::Lor
   by_last.target_modules.assign(last.begin(), last.end());
   std::vector<std::string> targets = by_last.target_modules;
   // A routed expert's matrices have the last names of any other net's.
-  const bool means_experts = model.has_experts() && std::ranges::any_of(layers, [](const std::string& layer) {
-                               return layer.find(".attention.") == std::string::npos;
-                             });
+  const bool means_experts =
+      model.has_experts() && std::ranges::any_of(layers, [](const std::string& layer) {
+        return layer.find(".attention.") == std::string::npos && layer.find('.') != std::string::npos;
+      });
   if (means_experts || models::lora_layers(model, by_last) != layers) {
     targets.clear();
     for (const std::string& layer : layers) targets.push_back(models::file_layer_name(model, layer));

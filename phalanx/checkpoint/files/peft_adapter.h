@@ -29,6 +29,8 @@ namespace phalanx {
 
 inline constexpr const char* kAdapterConfigName = "adapter_config.json";
 inline constexpr const char* kAdapterWeightsName = "adapter_model.safetensors";
+/// If the output layer has an adapter, PEFT saves a copy of its weight, too.
+inline constexpr const char* kOutputInAdapter = "base_model.model.lm_head.base_layer.weight";
 
 struct PeftAdapter {
   std::filesystem::path folder;
@@ -37,6 +39,7 @@ struct PeftAdapter {
   std::map<std::string, std::int64_t> ranks;                // rows of A, by a layer's name in PEFT's file
   std::map<std::string, double> other_ranks, other_alphas;  // by last names of layers that are several of ours
   bool fan_in_fan_out = false;
+  bool has_output_weight = false;  // under kOutputInAdapter
 
   std::filesystem::path weights() const { return folder / kAdapterWeightsName; }
 };

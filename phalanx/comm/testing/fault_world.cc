@@ -20,11 +20,15 @@
 #include "phalanx/comm/testing/forked_ranks.h"
 
 namespace phalanx {
+namespace {
+constexpr std::int64_t kCrowdedUs = 200'000;
+}  // namespace
 
 struct FaultPage {
   static constexpr int kMaxRanks = 16;
-  std::atomic<std::int64_t> fault_us;    // steady clock; 0: none yet
-  std::atomic<std::int64_t> crowded_us;  // at that time; -1: unknown
+  std::atomic<std::int64_t> fault_us;             // steady clock; 0: none yet
+  std::atomic<std::int64_t> crowded_us;           // at that time; -1: unknown
+  std::atomic<std::int64_t> crowded_at_begin_us;  // of the world
   std::atomic<std::int64_t> worst_us;
   std::atomic<std::uint32_t> arrivals;  // of all ranks; a futex word
   std::atomic<std::uint32_t> go;        // a futex word
@@ -91,8 +95,12 @@ LoadedTime FaultRank::fault() const {
 }
 
 void FaultRank::require_in_time(std::chrono::milliseconds bound, const std::string& what) {
-  // On a busy machine a rank may seem lost that only waits for a processor.
-  if (page_->fault_us.load() == 0) throw std::runtime_error("late: an error before the fault: " + what);
+  if (page_->fault_us.load() == 0) {
+    // A rank that waits for a processor may seem lost.
+    const auto crowded = LoadedTime::now().crowded;
+    const bool is_crowded = crowded && crowded->count() - page_->crowded_at_begin_us.load() > kCrowdedUs;
+    throw std::runtime_error(fmt::format("{}an error before the fault: {}", is_crowded ? "late: " : "", what));
+  }
   std::chrono::milliseconds took{};
   const std::string how_late = late(fault(), bound, &took);
   std::int64_t worst = page_->worst_us.load();
@@ -119,6 +127,7 @@ FaultWorld::FaultWorld(int size, const std::function<void(FaultRank&)>& body)
   page_ = static_cast<FaultPage*>(
       mmap(nullptr, sizeof(FaultPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   page_->crowded_us = -1;
+  page_->crowded_at_begin_us = LoadedTime::now().crowded.value_or(std::chrono::microseconds(0)).count();
   ForkGate gate;
   for (int rank = 0; rank < size; ++rank) {
     const pid_t child = gate.fork();

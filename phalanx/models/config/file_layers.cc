@@ -37,8 +37,7 @@ std::vector<FileLayer> file_layers(const LlamaConfig& config, const std::vector<
     for (const std::string& ours : layer.ours) found += form(ours).span;
     const std::int64_t expected = form(layer.ours.front()).parts;
     if (found == expected) continue;
-    throw Error(fmt::format("of the {} parts of {} only {} are there: {}", expected, layer.name, found,
-                            fmt::join(layer.ours, ", ")));
+    throw Error(fmt::format("{} are only a part of {}: expected all of it", fmt::join(layer.ours, ", "), layer.name));
   }
   return result;
 }

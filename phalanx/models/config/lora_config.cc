@@ -24,7 +24,8 @@ constexpr std::array<const char*, 14> kLinear = {
     "attention.wq",    "attention.wq_a",        "attention.wq_b",        "attention.wkv_a",      "attention.wkv_b",
     "attention.wk",    "attention.wv",          "attention.wo",          "feed_forward.w1",      "feed_forward.w2",
     "feed_forward.w3", "moe.shared_experts.w1", "moe.shared_experts.w2", "moe.shared_experts.w3"};
-constexpr std::string_view kAllLinear = "all-linear";
+constexpr std::string_view kAllLinear = "all-linear";  // of the blocks
+constexpr const char *kOutput = "output", *kHfOutput = "lm_head";
 
 struct LayerName {
   std::string ours, theirs;
@@ -131,7 +132,9 @@ std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOption
                     what, options.base_dtype));
   }
   if (options.has_nf4_base()) require_whole_blocks(config, what);
-  const std::vector<LayerName> layers = layers_of(config);
+  std::vector<LayerName> layers = layers_of(config);
+  const std::size_t of_blocks = layers.size();
+  if (!config.tie_embeddings) layers.push_back({kOutput, kHfOutput});
   if (options.target_modules.empty()) {
     throw ConfigError(fmt::format("{}: target_modules is empty: expected layers, such as [\"{}\"]", what, kAllLinear));
   }
@@ -139,16 +142,26 @@ std::vector<std::string> lora_layers(const LlamaConfig& config, const LoraOption
   for (const std::string& target : options.target_modules) {
     bool any = false;
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      const bool is_one = target == kAllLinear || matches(target, layers[i].ours) || matches(target, layers[i].theirs);
+      const auto& [ours, theirs] = layers[i];
+      const bool is_of_block = i < of_blocks;  // a pattern means no other layer
+      const bool is_one = is_of_block ? target == kAllLinear || matches(target, ours) || matches(target, theirs)
+                                      : target == ours || target == theirs;
       if (is_one) chosen[i] = any = true;
     }
     if (any) continue;
+    if (config.tie_embeddings && (target == kOutput || target == kHfOutput)) {
+      throw ConfigError(
+          fmt::format("{}: target_modules: '{}' is the output layer, whose matrix is that of the embeddings in this "
+                      "model (tie_embeddings): what is added to one would be added to the other; expected layers of "
+                      "the blocks, or a model with an output layer of its own",
+                      what, target));
+    }
     const std::vector<std::string> known = last_names(layers);
-    throw ConfigError(fmt::format(
-        "{}: target_modules: '{}' matches none of the {} linear layers of the blocks{}; expected {}, or a pattern over "
-        "whole names, such as \"{}\"{}",
-        what, target, layers.size(), did_you_mean(target, known), fmt::join(known, ", "), layers.front().theirs,
-        config.has_experts() ? " (routers and experts have no adapters)" : ""));
+    throw ConfigError(
+        fmt::format("{}: target_modules: '{}' matches none of the {} linear layers{}; expected {}, or a pattern over "
+                    "whole names, such as \"{}\"{}",
+                    what, target, layers.size(), did_you_mean(target, known), fmt::join(known, ", "),
+                    layers.front().theirs, config.has_experts() ? " (routers and experts have no adapters)" : ""));
   }
   require_whole_file_layers(config, layers, chosen, what);
   std::vector<std::string> names;

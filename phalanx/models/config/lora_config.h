@@ -6,7 +6,7 @@
 // A target is one of
 // - "all-linear": every linear layer of the blocks but routers and experts. Experts that all tokens share are linear
 //   layers like others;
-// - a layer's last name or more of its end, as in Hugging Face's or in our names: q_proj, self_attn.q_proj, wq;
+// - a layer's last name or more of its end, as in Hugging Face's or in ours: q_proj, self_attn.q_proj, wq, lm_head;
 // - a shell's pattern over whole names: layers.[0-3].attention.*, model.layers.0.*.
 #pragma once
 

@@ -68,12 +68,30 @@ TEST(LoraLayers, WrongOnesAreRefused) {
   EXPECT_THAT(error_text<ConfigError>([] {
                 layers({"q_proj", "qproj"});
               }),
-              AllOf(HasSubstr("'qproj' matches none of the 14 linear layers"), HasSubstr("did you mean 'q_proj'?"),
+              AllOf(HasSubstr("'qproj' matches none of the 15 linear layers"), HasSubstr("did you mean 'q_proj'?"),
                     HasSubstr("model.layers.0.self_attn.q_proj")));
-  EXPECT_THAT(error_text<ConfigError>([] { layers({"lm_head"}); }), HasSubstr("'lm_head' matches none"));
   EXPECT_THAT(error_text<ConfigError>([] { layers({}); }), HasSubstr("target_modules is empty"));
   EXPECT_THAT(error_text<ConfigError>([] { lora_layers(two_layers(), {.rank = 2, .alpha = 0}); }),
               HasSubstr("expected a rank of 0 or more"));
+}
+
+// As for PEFT, all-linear leaves it out.
+TEST(LoraLayers, TheOutputLayerIsOneIfItIsNotTied) {
+  EXPECT_THAT(layers({"lm_head"}), ElementsAre("output"));
+  EXPECT_EQ(layers({"output"}), layers({"lm_head"}));
+  EXPECT_EQ(layers({"all-linear", "lm_head"}).size(), 15U);
+  EXPECT_EQ(layers({"all-linear", "lm_head"}).back(), "output");
+  EXPECT_EQ(layers({"*"}), layers({"all-linear"}));
+  LlamaConfig tied = two_layers();
+  tied.tie_embeddings = true;
+  for (const char* name : {"lm_head", "output"}) {
+    EXPECT_THAT(error_text<ConfigError>([&] {
+                  layers({"q_proj", name}, tied);
+                }),
+                AllOf(HasSubstr(std::string("target_modules: '") + name + "' is the output layer"),
+                      HasSubstr("tie_embeddings"), HasSubstr("expected layers of the blocks")));
+  }
+  EXPECT_TRUE(nf4_layers(two_layers(), {.rank = 2, .base_dtype = "nf4"}).size() == 14);
 }
 
 // A layer of the files has an adapter as a whole, and its parts are several layers here.
@@ -98,10 +116,11 @@ TEST(LoraLayers, ThatTheFilesKeepInOneMatrixAreAllOfItsParts) {
   EXPECT_EQ(file_layers(phi3, {qkv + "v", qkv + "o", qkv + "q", qkv + "k"}),
             (std::vector<FileLayer>{{"model.layers.0.self_attn.qkv_proj", {qkv + "q", qkv + "k", qkv + "v"}},
                                     {"model.layers.0.self_attn.o_proj", {qkv + "o"}}}));
-  EXPECT_THAT(error_text<Error>([&] {
-                file_layers(phi3, {qkv + "v", qkv + "q"});
-              }),
-              HasSubstr("parts of model.layers.0.self_attn.qkv_proj only 3 are there: layers.0.attention.wq, "));
+  EXPECT_THAT(
+      error_text<Error>([&] {
+        file_layers(phi3, {qkv + "v", qkv + "q"});
+      }),
+      HasSubstr("wq, layers.0.attention.wv are only a part of model.layers.0.self_attn.qkv_proj: expected all"));
 }
 
 }  // namespace lora_config_test

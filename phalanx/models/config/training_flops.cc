@@ -53,12 +53,16 @@ TrainingFlops training_flops(const LlamaConfig& config, const std::vector<std::s
   for (const auto& [name, size] : sizes) {
     if (!kept.contains(name)) first_trained = std::min(first_trained, layer_of(config, name));
   }
+  const bool trains_before_output = first_trained < config.n_layers || !kept.contains("norm.weight");
   double flops = 0;
   for (const auto& [name, size] : sizes) {
     // A tied embedding's product is that of the output layer.
     const std::int64_t layer = name == "tok_embeddings.weight" ? config.n_layers : layer_of(config, name);
     const double product = 2 * share_of_tokens(config, name) * static_cast<double>(size);
-    flops += product + (layer >= first_trained ? product : 0) + (kept.contains(name) ? 0 : product);
+    // Behind the last layer inputs need a gradient only for what is before them; that of an adapter's B is for its A.
+    const bool is_behind = layer == config.n_layers && !name.ends_with(kLoraB);
+    const bool passes_back = is_behind ? trains_before_output : layer >= first_trained;
+    flops += product + (passes_back ? product : 0) + (kept.contains(name) ? 0 : product);
   }
   const auto behind = static_cast<double>(config.n_layers - std::max<std::int64_t>(first_trained, 0));
   const auto width = static_cast<double>(config.n_heads * (config.head_dim() + config.value_dim()));

@@ -48,6 +48,14 @@ TEST(TrainingFlops, OfLayersInFrontOfTheFirstTrainedOneAreThoseOfForward) {
   EXPECT_DOUBLE_EQ(flops({"layers.*"}).in_products, 4 * 4 * kLayer + 6 * kOutput);
 }
 
+// Nothing in front of the output layer has a gradient, but what the adapter's A makes.
+TEST(TrainingFlops, OfAnAdapterOfTheOutputLayerAreThoseOfForwardAndItsOwn) {
+  const LlamaConfig config = four_layers();
+  const LoraOptions lora{.rank = 2, .target_modules = {"lm_head"}};
+  EXPECT_DOUBLE_EQ(flops({}, lora).in_products,
+                   2 * (4 * kLayer + kOutput) + static_cast<double>(2 * (4 * config.dim + 6 * config.vocab_size)));
+}
+
 TEST(TrainedCount, CountsModelAndAdapters) {
   const LoraOptions lora{.rank = 2, .target_modules = {"q_proj"}};
   const TrainedCount count = trained_count(four_layers(), frozen_parameters(four_layers(), {}, lora), lora);

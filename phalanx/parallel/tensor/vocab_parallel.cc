@@ -31,6 +31,7 @@ constexpr std::int64_t kTokens = 512;  // per block; a fixed number, so that sum
 struct HeadParts : torch::CustomClassHolder {
   at::Tensor dh;  // undefined if it is not needed
   std::optional<EarlyWeightGradient> dweight;
+  kernels::LowRankRows low;
 };
 
 // One block of tokens: its logits, then their exponentials, then their gradients.
@@ -47,7 +48,7 @@ struct Block {
 class Head {
  public:
   Head(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels, const VocabShard& part,
-       Communicator& comm, HeadParts& gradients, const at::Tensor& scale, double z_loss_weight,
+       Communicator& comm, HeadParts& gradients, bool records, const at::Tensor& scale, double z_loss_weight,
        const at::Tensor& token_weights)
       : h_(h),
         weight_(weight),
@@ -55,6 +56,7 @@ class Head {
         part_(part),
         comm_(comm),
         gradients_(gradients),
+        records_(records),
         scale_(scale),
         gradient_scale_(scale.to(at::kFloat)),
         z_loss_weight_(z_loss_weight),
@@ -101,6 +103,7 @@ class Head {
     } else {
       block.logits = at::mm(rows, weight_.t()).to(at::kFloat);
     }
+    gradients_.low.add_to(block.logits, from);
     block.mine = at::empty({3, count}, block.logits.options());
     block.mine[2].copy_(block.logits.gather(1, block.column.unsqueeze(1)).squeeze(1));
     block.mine[2].masked_fill_(block.owned.logical_not(), 0.0);
@@ -138,7 +141,7 @@ class Head {
       losses.add_(z.square(), z_loss_weight_);
     }
     losses_.narrow(0, block.from, block.count).copy_(losses.masked_fill_(block.ignored, 0.0));
-    if (!gradients_.dh.defined() && !gradients_.dweight) return;
+    if (!records_) return;
     at::Tensor factor = shares[comm_.rank()].div(sum).mul_(gradient_scale_);
     if (z.defined()) factor.mul_(z.mul(2 * z_loss_weight_).add_(1));
     at::Tensor own = block.owned.to(at::kFloat).mul_(gradient_scale_).neg_();
@@ -156,6 +159,7 @@ class Head {
     if (gradients_.dweight) {
       gradients_.dweight->out().addmm_(dlogits.t(), h_.narrow(0, block.from, block.count), block.from == 0 ? 0.0 : 1.0);
     }
+    gradients_.low.add_gradients(block.logits, block.from);
   }
 
   void to_gradients(Block& block, const at::Tensor& factor, const at::Tensor& own) const {
@@ -176,6 +180,7 @@ class Head {
   const VocabShard& part_;
   Communicator& comm_;
   HeadParts& gradients_;
+  bool records_;
   at::Tensor scale_, gradient_scale_;  // 0-dim, float64 and fp32: 1 / divisor
   double z_loss_weight_;
   at::Tensor token_weights_;  // fp32 [tokens]; undefined: 1
@@ -201,13 +206,15 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& h_in, const at::Tensor& weight,
                             const at::Tensor& labels, const VocabShard& part, const std::shared_ptr<Communicator>& comm,
                             std::optional<double> divisor, double z_loss_weight,
-                            const std::optional<at::Tensor>& token_weights, bool record) {
+                            const std::optional<at::Tensor>& token_weights, const std::optional<at::Tensor>& low_x,
+                            const std::optional<at::Tensor>& low_weight, bool record) {
     const at::Tensor h = h_in.reshape({-1, h_in.size(-1)}).contiguous();
     auto gradients = c10::make_intrusive<HeadParts>();
+    gradients->low = kernels::LowRankRows(low_x, low_weight, record);
     if (record && h_in.requires_grad()) gradients->dh = at::empty_like(h);
     if (record && weight.requires_grad()) gradients->dweight.emplace(weight);
     const at::Tensor flat_labels = labels.reshape({-1}).contiguous();
-    at::Tensor loss = Head(h, weight, flat_labels, part, *comm, *gradients, inverse(divisor, flat_labels),
+    at::Tensor loss = Head(h, weight, flat_labels, part, *comm, *gradients, record, inverse(divisor, flat_labels),
                            z_loss_weight, token_weights.value_or(at::Tensor()))
                           .run();
     if (gradients->dh.defined()) gradients->dh = gradients->dh.view(h_in.sizes());
@@ -226,16 +233,20 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
     ctx->saved_data.erase(found);
     auto& gradients = static_cast<HeadParts&>(*capsule);
     at::Tensor dh = std::move(gradients.dh), dweight;
+    kernels::LowRankRows::Gradients low;
     if (grads[0].device().is_cpu()) {
       const float factor = grads[0].item<float>();
       if (dh.defined() && factor != 1.0F) dh.mul_(factor);
       if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
+      low = gradients.low.deliver(factor);
     } else {  // the host does not wait for the factor
       if (dh.defined()) dh.mul_(grads[0]);
       if (gradients.dweight) dweight = gradients.dweight->deliver(grads[0]);
+      low = gradients.low.deliver(grads[0]);
     }
-    at::Tensor none;
-    return {std::move(dh), std::move(dweight), none, none, none, none, none, none, none};
+    const at::Tensor none;
+    return {std::move(dh),    std::move(dweight),    none, none, none, none, none, none,
+            std::move(low.x), std::move(low.weight), none};
   }
 };
 
@@ -244,22 +255,31 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h_in, const at::Tensor& weight, const at::Tensor& labels,
                                         const VocabShard& part, const std::shared_ptr<Communicator>& group,
                                         std::optional<double> divisor, double z_loss_weight,
-                                        const at::Tensor& token_weights) {
+                                        const at::Tensor& token_weights, const kernels::LowRank& low_in) {
   const at::Tensor h = checked(h_in, weight, labels, part);
   kernels::require_divisor(divisor);
-  const bool record = at::GradMode::is_enabled() && (h.requires_grad() || weight.requires_grad());
-  const auto weights = token_weights.defined() ? std::optional(token_weights) : std::nullopt;
-  return VocabParallelCrossEntropy::apply(h, weight, labels, part, group, divisor, z_loss_weight, weights, record);
+  const kernels::LowRank low = low_in.to(at::kFloat);  // as the logits are
+  const bool record =
+      at::GradMode::is_enabled() && (h.requires_grad() || weight.requires_grad() || low.requires_grad());
+  const auto given = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
+  return VocabParallelCrossEntropy::apply(h, weight, labels, part, group, divisor, z_loss_weight, given(token_weights),
+                                          given(low.x), given(low.weight), record);
 }
 
 at::Tensor vocab_parallel_token_losses(const at::Tensor& h_in, const at::Tensor& weight, const at::Tensor& labels,
-                                       const VocabShard& part, const std::shared_ptr<Communicator>& group) {
+                                       const VocabShard& part, const std::shared_ptr<Communicator>& group,
+                                       const kernels::LowRank& low_in) {
   const at::NoGradGuard no_grad;
   const at::Tensor h = checked(h_in, weight, labels, part).reshape({-1, h_in.size(-1)}).contiguous();
   const at::Tensor flat_labels = labels.reshape({-1}).contiguous();
   HeadParts no_gradients;
+  if (const kernels::LowRank low = low_in.to(at::kFloat); low.defined()) {
+    no_gradients.low = kernels::LowRankRows(low.x, low.weight, /*records=*/false);
+  }
   const at::Tensor scale = at::ones({}, at::TensorOptions(at::kDouble).device(labels.device()));
-  return Head(h, weight, flat_labels, part, *group, no_gradients, scale, 0, {}).token_losses().view(labels.sizes());
+  return Head(h, weight, flat_labels, part, *group, no_gradients, /*records=*/false, scale, 0, {})
+      .token_losses()
+      .view(labels.sizes());
 }
 
 }  // namespace phalanx

@@ -14,6 +14,8 @@
 //   other is summed) and become their gradient in place. The gradients of h and weight are computed in the forward
 //   pass, so backward may run only once. Other labels must be in 0 .. count - 1 (DataError on all ranks, checked on the
 //   CPU).
+// - `low` is added to the logits: its x is the same on all ranks, its weight has this rank's rows. Each rank's gradient
+//   of its x is an addend.
 // - Any floating dtype and device. Exponentials are computed in fp32.
 #pragma once
 
@@ -22,6 +24,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+
+#include "phalanx/kernels/low_rank.h"
 
 namespace phalanx {
 
@@ -35,10 +39,11 @@ struct VocabShard {
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
                                         const VocabShard& part, const std::shared_ptr<Communicator>& group,
                                         std::optional<double> divisor = std::nullopt, double z_loss_weight = 0,
-                                        const at::Tensor& token_weights = {});
+                                        const at::Tensor& token_weights = {}, const kernels::LowRank& low = {});
 
 /// As kernels::linear_token_losses(), with the contract above. The same on all ranks; records no gradient.
 at::Tensor vocab_parallel_token_losses(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
-                                       const VocabShard& part, const std::shared_ptr<Communicator>& group);
+                                       const VocabShard& part, const std::shared_ptr<Communicator>& group,
+                                       const kernels::LowRank& low = {});
 
 }  // namespace phalanx

@@ -77,6 +77,42 @@ TEST_P(VocabParallel, LossAndGradientsAreThoseOfOneRank) {
     }
   }
 }
+
+// Its second factor is cut as the weight is.
+TEST_P(VocabParallel, AProductOfLowRankIsAddedToTheLogits) {
+  for (const std::int64_t tokens : {10, 1300}) {
+    SCOPED_TRACE(tokens);
+    constexpr std::int64_t kRank = 2;
+    const auto low_rank = [&] {
+      return kernels::LowRank{
+          at::sin(at::arange(tokens * kRank, at::kFloat).mul(0.7)).view({tokens / 2, 2, kRank}).requires_grad_(),
+          at::sin(at::arange(kIds * kRank, at::kFloat).mul(0.9)).view({kIds, kRank}).requires_grad_()};
+    };
+    const HeadCase one = head_case(tokens, at::kFloat);
+    const at::Tensor x = one.h.set_requires_grad(true);
+    const kernels::LowRank whole = low_rank();
+    const at::Tensor expected = kernels::linear_cross_entropy(x, one.weight, one.labels, 7.0, 0.01, {}, whole);
+    const at::Tensor losses = kernels::linear_token_losses(x, one.weight, one.labels, whole);
+    expected.mul(3).backward();
+    run_local_ranks(GetParam(), [&](const Ranks& comm) {
+      const std::int64_t rows = kIds / comm->size(), first = comm->rank() * rows;
+      const HeadCase all = head_case(tokens, at::kFloat);
+      const at::Tensor h = all.h.requires_grad_(), weight = all.weight.narrow(0, first, rows);
+      const at::Tensor low_x = low_rank().x,
+                       low_weight = low_rank().weight.detach().narrow(0, first, rows).clone().requires_grad_();
+      const VocabShard part{.first = first, .count = kIds};
+      const kernels::LowRank low{copy_to_group(low_x, comm), low_weight};
+      const at::Tensor loss =
+          vocab_parallel_cross_entropy(copy_to_group(h, comm), weight, all.labels, part, comm, 7.0, 0.01, {}, low);
+      EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 2e-6 * expected.item<double>());
+      loss.mul(3).backward();
+      EXPECT_LT(relative_distance(h.grad(), x.grad()), 2e-6);
+      EXPECT_LT(relative_distance(low_x.grad(), whole.x.grad()), 2e-6);
+      EXPECT_LT(relative_distance(low_weight.grad(), whole.weight.grad().narrow(0, first, rows)), 2e-6);
+      EXPECT_LT(relative_distance(vocab_parallel_token_losses(h, weight, all.labels, part, comm, low), losses), 2e-6);
+    });
+  }
+}
 INSTANTIATE_TEST_SUITE_P(Worlds, VocabParallel, ::testing::Values(1, 2, 4));
 
 TEST(VocabParallelLabels, IgnoredOnesHaveNoLossAndADivisorIsTheCallers) {

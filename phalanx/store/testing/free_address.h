@@ -12,13 +12,13 @@
 
 namespace phalanx {
 
-/// The port was free a moment ago, and is none of those that the system gives to whoever asks for any port, such as
+/// The port was free a moment ago. It is below those that Linux gives by default to whoever asks for any port, such as
 /// tests that run beside this one. Two calls of a process give two ports.
 inline HostPort free_address() {
-  constexpr int kFirst = 20000, kPorts = 8000, kPortsOfProcess = 40;
+  constexpr int kFirst = 20000, kPorts = 8000, kStride = 787;
   static std::atomic<int> calls = 0;
   for (int tries = 0; tries < kPorts; ++tries) {
-    const int offset = ::getpid() * kPortsOfProcess + calls++;
+    const int offset = ::getpid() % kPorts * kStride + calls++;
     try {
       return TcpStoreServer({.port = static_cast<std::uint16_t>(kFirst + offset % kPorts)}).address();
     } catch (const Error&) {

@@ -157,7 +157,7 @@ void body_stopped(MpiRank& self) {
   constexpr std::int64_t kCount = 30'000'000;
   const std::string folder = std::getenv("PHALANX_TEST_FOLDER");
   const auto comm = self.make(
-      {.communicator = {.first_timeout = seconds(60), .timeout = seconds(5), .trace_folder = folder + "/traces"}});
+      {.communicator = {.first_timeout = seconds(60), .timeout = seconds(2), .trace_folder = folder + "/traces"}});
   comm->barrier();
   comm->mark_started();
   while (self.rank == 0) {
