@@ -196,7 +196,7 @@ TEST_F(TrainingFaultSoak, IsToldInEveryPhase) {
     ++hits;
     times[{chosen, verb}].push_back(result.seconds);
     expect_told(phase, fault, result);
-    if (number % 10 != 3) continue;
+    if (asked != nullptr ? number % 10 != 3 : phase.name != std::string("save")) continue;
     // The saved checkpoint can be resumed.
     std::vector<std::string> command{"train", "-n", "2", file};
     command.insert(command.end(), phase.options.begin(), phase.options.end());

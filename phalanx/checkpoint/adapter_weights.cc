@@ -6,7 +6,6 @@
 #include <ATen/ops/block_diag.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <c10/core/ScalarType.h>
@@ -14,11 +13,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/log.h"
 #include "phalanx/checkpoint/files/safetensors.h"
 #include "phalanx/checkpoint/files/weights_description.h"
 #include "phalanx/checkpoint/nf4_weights.h"
@@ -165,31 +166,53 @@ void copy_parts(const PeftAdapter& adapter, const JoinedAdapter& joined) {
   }
 }
 
-constexpr double kUnitOfBFloat16 = 1.0 / 256, kUnitOfFloat16 = 1.0 / 2048, kLeastFloat16 = 0x1p-24;
+/// Whether test(rows of a, the same of b) is true of all rows, in fp32, some at a time.
+bool all_rows(const at::Tensor& a, const at::Tensor& b,
+              const std::function<bool(const at::Tensor&, const at::Tensor&)>& test) {
+  constexpr std::int64_t kRows = 1024;
+  for (std::int64_t row = 0; row < a.size(0); row += kRows) {
+    const std::int64_t count = std::min(kRows, a.size(0) - row);
+    if (!test(a.narrow(0, row, count).to(at::kFloat), b.narrow(0, row, count).to(at::kFloat))) return false;
+  }
+  return true;
+}
 
-/// PEFT would take its own copy in place of the base's. Either may have been rounded to 16 bits: the copy when PEFT read
-/// the base, ours when Phalanx did, which rounds what is beside matrices in 4 bits.
-void require_same_output(const PeftAdapter& adapter, const std::vector<NamedTensor>& tensors) {
+bool fit(const at::Tensor& values, at::ScalarType type) {
+  return all_rows(values, values, [&](const at::Tensor& rows, const at::Tensor&) {
+    return at::equal(rows.to(type).to(at::kFloat), rows);
+  });
+}
+
+/// The same values, or the same before one of both was rounded to 16 bits. That is seen in the values: the type of a file
+/// or of a tensor does not say what they were converted to before.
+bool are_same_but_for_rounding(const at::Tensor& a, const at::Tensor& b) {
+  constexpr double kUnitOfBFloat16 = 1.0 / 256, kUnitOfFloat16 = 1.0 / 2048, kLeastFloat16 = 0x1p-24;
+  const bool is_a_bfloat16 = fit(a, at::kBFloat16), one_is_bfloat16 = is_a_bfloat16 != fit(b, at::kBFloat16);
+  const bool one_is_float16 = fit(a, at::kHalf) != fit(b, at::kHalf);
+  const double relative = one_is_bfloat16 ? kUnitOfBFloat16 : one_is_float16 && !is_a_bfloat16 ? kUnitOfFloat16 : 0;
+  const double absolute = one_is_float16 ? kLeastFloat16 : 0;  // it holds no smaller numbers
+  return all_rows(a, b,
+                  [&](const at::Tensor& x, const at::Tensor& y) { return at::allclose(x, y, relative, absolute); });
+}
+
+/// PEFT would take its own copy in place of the base's. Either may have been rounded: the copy when PEFT read the base,
+/// ours when Phalanx did.
+void require_same_output(const PeftAdapter& adapter, const std::vector<NamedTensor>& tensors, bool allow_other) {
   const auto output = std::ranges::find(tensors, "output.weight", &NamedTensor::name);
   if (output == tensors.end() || output->tensor.numel() == 0) return;
-  const at::Tensor base = output->tensor.to(at::kCPU, at::kFloat);
-  const NamedTensor copy{kOutputInAdapter, at::empty_like(base), output->shard};
+  const at::Tensor base = output->tensor.to(at::kCPU);
+  const NamedTensor copy{kOutputInAdapter, at::empty(base.sizes(), at::TensorOptions(at::kFloat)), output->shard};
   load_weights(adapter.weights(), {copy}, {.elsewhere = [](const std::string&) { return true; }});
-  const safetensors::File file(adapter.weights().string());
-  const bool is_in_4_bits = std::ranges::any_of(
-      tensors, [](const NamedTensor& one) { return one.name.ends_with(models::kNf4Scales.front()); });
-  using safetensors::Dtype;
-  const Dtype stored = file.find(kOutputInAdapter)->dtype;
-  const auto type = output->tensor.scalar_type();
-  const bool is_bfloat16 = stored == Dtype::bf16 || type == at::kBFloat16 || is_in_4_bits;
-  const bool is_float16 = stored == Dtype::f16 || type == at::kHalf;
-  const double relative = is_bfloat16 ? kUnitOfBFloat16 : is_float16 ? kUnitOfFloat16 : 0;
-  if (at::allclose(copy.tensor, base, relative, is_float16 ? kLeastFloat16 : 0)) return;
-  throw CheckpointError(fmt::format(
-      "{}: {} is another weight of the output layer than the base's; expected an adapter of this base, or "
-      "one that was saved without it (save_pretrained(..., save_embedding_layers=False)); merge one that brings "
-      "its own with peft (merge_and_unload)",
-      adapter.weights().string(), safetensors::quote_name(kOutputInAdapter)));
+  if (are_same_but_for_rounding(copy.tensor, base)) return;
+  const std::string text = fmt::format("{}: {} is another weight of the output layer than the base's",
+                                       adapter.weights().string(), safetensors::quote_name(kOutputInAdapter));
+  if (allow_other) {
+    log::warn(text + ": the base's is used all the same, as the base may be another one");
+    return;
+  }
+  throw CheckpointError(text +
+                        "; expected an adapter of this base, or one that was saved without it (save_pretrained(..., "
+                        "save_embedding_layers=False)); merge one that brings its own with peft (merge_and_unload)");
 }
 
 }  // namespace
@@ -198,7 +221,7 @@ std::vector<NamedTensor> adapters_among(const std::vector<NamedTensor>& tensors)
 std::vector<NamedTensor> base_among(const std::vector<NamedTensor>& tensors) { return those(tensors, false); }
 
 void load_adapter(const PeftAdapter& adapter, const models::LlamaConfig& model, const std::vector<NamedTensor>& tensors,
-                  bool all) {
+                  const LoadAdapterOptions& how) {
   const at::NoGradGuard no_grad;
   std::vector<NamedTensor> wanted;  // under PEFT's names
   std::vector<JoinedAdapter> joined;
@@ -213,10 +236,10 @@ void load_adapter(const PeftAdapter& adapter, const models::LlamaConfig& model, 
     wanted.push_back({layer.name_of(models::kLoraB), joined.back().b});
   }
   LoadWeightsOptions options;
-  options.elsewhere = [all](const std::string& name) { return !all || name == kOutputInAdapter; };
+  options.elsewhere = [&](const std::string& name) { return !how.all || name == kOutputInAdapter; };
   load_weights(adapter.weights(), wanted, options);
   for (const JoinedAdapter& one : joined) copy_parts(adapter, one);
-  if (adapter.has_output_weight) require_same_output(adapter, tensors);
+  if (adapter.has_output_weight) require_same_output(adapter, tensors, how.allow_other_base);
 }
 
 void save_adapter(const std::filesystem::path& folder, const models::LlamaConfig& model,

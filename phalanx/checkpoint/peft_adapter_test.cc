@@ -7,6 +7,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -30,27 +31,28 @@ models::LlamaConfig two_layers() {
   return {.dim = 8, .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .ffn_hidden = 12, .vocab_size = 16};
 }
 
+/// All parameters of a model with adapters, with values that differ.
+std::vector<NamedTensor> tensors_of(const models::LlamaConfig& model, const models::LoraOptions& lora, double first) {
+  std::vector<NamedTensor> all;
+  const auto add = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
+    std::int64_t count = 1;
+    for (const std::int64_t size : shape) count *= size;
+    all.push_back({name, at::arange(count, at::TensorOptions(at::kFloat)).add(first).sin().view(shape)});
+    first += 0.37;
+  };
+  const auto shapes = models::llama_parameter_shapes(model);
+  for (const auto& [name, shape] : shapes) add(name, shape);
+  for (const std::string& layer : models::lora_layers(model, lora)) {
+    const auto& shape = shapes.at(layer + ".weight");
+    add(layer + models::kLoraA, {lora.rank, shape[1]});
+    add(layer + models::kLoraB, {shape[0], lora.rank});
+  }
+  return all;
+}
+
 class PeftAdapterTest : public FolderTest {
  protected:
-  /// All parameters of a small model with adapters, with values that differ.
-  std::vector<NamedTensor> tensors(double first) const {
-    std::vector<NamedTensor> all;
-    const auto add = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
-      std::int64_t count = 1;
-      for (const std::int64_t size : shape) count *= size;
-      const at::Tensor values = at::arange(count, at::TensorOptions(at::kFloat)).add(first).sin().view(shape);
-      all.push_back({name, values});
-      first += 0.37;
-    };
-    const auto shapes = models::llama_parameter_shapes(two_layers());
-    for (const auto& [name, shape] : shapes) add(name, shape);
-    for (const std::string& layer : models::lora_layers(two_layers(), lora_)) {
-      const auto& shape = shapes.at(layer + ".weight");
-      add(layer + models::kLoraA, {lora_.rank, shape[1]});
-      add(layer + models::kLoraB, {shape[0], lora_.rank});
-    }
-    return all;
-  }
+  std::vector<NamedTensor> tensors(double first) const { return tensors_of(two_layers(), lora_, first); }
   std::string save_base(const std::string& name, double first) const {
     export_weights(path(name), base_among(tensors(first)), {}, posix_file_system());
     return path(name);
@@ -197,7 +199,7 @@ TEST_F(PeftAdapterTest, DamagedOnesAreRefused) {
                 load_adapter(adapter, two_layers(),
                              {{"layers.0.attention.wq.lora_A", at::zeros({4, 8})},
                               {"layers.0.attention.wq.lora_B", at::zeros({8, 4})}},
-                             /*all=*/false);
+                             {.all = false});
               }),
               HasSubstr("lora_A"));
   replace_file(folder + "/adapter_config.json", "{");
@@ -259,24 +261,43 @@ TEST_F(PeftAdapterTest, ACopyOfTheOutputLayerIsTheBases) {
   const std::string file = path("adapter/adapter_model.safetensors");
   EXPECT_EQ(nlohmann::json::parse(read_file(path("adapter/adapter_config.json")))["target_modules"],
             nlohmann::json({"lm_head"}));
-  const at::Tensor weight = std::ranges::find(all, "output.weight", &NamedTensor::name)->tensor;
-  const auto load = [&](const at::Tensor& copy) {
+  at::Tensor& base = std::ranges::find(all, "output.weight", &NamedTensor::name)->tensor;
+  const at::Tensor weight = base.clone();
+  weight[0][0] = 1e-7;  // a number that float16 does not have
+  const auto load = [&](const at::Tensor& of_base, const at::Tensor& copy, bool allow_other_base = false) {
+    base = of_base;
     std::vector<NamedTensor> with_copy = {{"base_model.model.lm_head.lora_A.weight", at::zeros({3, 8})},
                                           {"base_model.model.lm_head.lora_B.weight", at::zeros({16, 3})}};
     with_copy.push_back({kOutputInAdapter, copy});
     export_weights(file, with_copy, {}, posix_file_system());
     const PeftAdapter adapter = read_peft_adapter(path("adapter"));
     EXPECT_THAT(layers_of_adapter(two_layers(), adapter), ElementsAre("output"));
-    load_adapter(adapter, two_layers(), all);
+    load_adapter(adapter, two_layers(), all, {.allow_other_base = allow_other_base});
   };
-  load(weight);
-  load(weight.to(at::kBFloat16));
-  load(weight.to(at::kHalf));
-  EXPECT_THAT(error_text<CheckpointError>([&] { load(weight * (1 + 0x1p-20)); }), HasSubstr("another weight"));
-  EXPECT_THAT(error_text<CheckpointError>([&] { load((weight * (1 + 0x1p-6)).to(at::kHalf)); }),
+  const at::Tensor in_bfloat16 = weight.to(at::kBFloat16), in_float16 = weight.to(at::kHalf);
+  const std::vector<at::Tensor> forms = {weight,
+                                         in_bfloat16,
+                                         in_float16,
+                                         in_bfloat16.to(at::kFloat),
+                                         in_float16.to(at::kFloat),
+                                         in_bfloat16.to(at::kHalf)};
+  for (std::size_t i = 0; i < forms.size(); ++i) {
+    for (std::size_t k = 0; k < forms.size(); ++k) {
+      SCOPED_TRACE(fmt::format("{}, {}", i, k));
+      load(forms[i], forms[k]);
+      const at::Tensor other = (forms[k].to(at::kFloat) * (1 + 0x1p-6)).to(forms[k].scalar_type());
+      EXPECT_THAT(error_text<CheckpointError>([&] { load(forms[i], other); }),
+                  AllOf(HasSubstr("another weight of the output layer"), HasSubstr("save_embedding_layers=False")));
+      load(forms[i], other, /*allow_other_base=*/true);
+    }
+  }
+  // A base in float16 that was rounded to bfloat16, as beside matrices in 4 bits.
+  load(in_float16.to(at::kBFloat16), in_float16);
+  load(in_float16, in_float16.to(at::kBFloat16));
+  // Neither was rounded, or both to the same type.
+  EXPECT_THAT(error_text<CheckpointError>([&] { load(weight, weight * (1 + 0x1p-20)); }), HasSubstr("another weight"));
+  EXPECT_THAT(error_text<CheckpointError>([&] { load(in_bfloat16, (weight * (1 + 0x1p-8)).to(at::kBFloat16)); }),
               HasSubstr("another weight"));
-  EXPECT_THAT(error_text<CheckpointError>([&] { load(weight + 1); }),
-              AllOf(HasSubstr("another weight of the output layer"), HasSubstr("save_embedding_layers=False")));
   models::LlamaConfig tied = two_layers();
   tied.tie_embeddings = true;
   EXPECT_THAT(error_text<CheckpointError>([&] { layers_of_adapter(tied, read_peft_adapter(path("adapter"))); }),
@@ -297,23 +318,7 @@ class JoinedAdapterTest : public FolderTest, public ::testing::WithParamInterfac
   }
   static std::string last() { return is_gpt2() ? "c_attn" : "qkv_proj"; }
 
-  std::vector<NamedTensor> tensors() const {
-    std::vector<NamedTensor> all;
-    double first = 0;
-    const auto add = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
-      std::int64_t count = 1;
-      for (const std::int64_t size : shape) count *= size;
-      all.push_back({name, at::arange(count, at::TensorOptions(at::kFloat)).add(first += 0.37).sin().view(shape)});
-    };
-    const auto shapes = models::llama_parameter_shapes(model());
-    for (const auto& [name, shape] : shapes) add(name, shape);
-    for (const std::string& layer : models::lora_layers(model(), lora_)) {
-      const auto& shape = shapes.at(layer + ".weight");
-      add(layer + models::kLoraA, {lora_.rank, shape[1]});
-      add(layer + models::kLoraB, {shape[0], lora_.rank});
-    }
-    return all;
-  }
+  std::vector<NamedTensor> tensors() const { return tensors_of(model(), lora_, 0.37); }
   static at::Tensor find(const std::vector<NamedTensor>& list, const std::string& name) {
     return std::ranges::find(list, name, &NamedTensor::name)->tensor;
   }

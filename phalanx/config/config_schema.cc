@@ -365,9 +365,8 @@ const std::vector<Key>& known_keys() {
        0, 0.99},
       {"lora", "target_modules", at<&C::lora, &L::target_modules>,
        "Layers with adapters: all-linear (every matrix of the blocks but routers and experts), names as in PEFT "
-       "(`[\"q_proj\", \"v_proj\"]`; lm_head is the output layer) or here (wq), or a shell's patterns over whole "
-       "names; on "
-       "the command line separated by commas."},
+       "(`[\"q_proj\", \"v_proj\"]`; lm_head is the output layer) or here (wq), or a shell's patterns over "
+       "whole names; on the command line separated by commas."},
       {"lora", "base_dtype", at<&C::lora, &L::base_dtype>,
        "Type in which the frozen weights under adapters are stored, once; they are rounded to it when they are read. "
        "bfloat16: half the memory. nf4: the matrices of the blocks in 4 bits (QLoRA), all else in bfloat16. Adapters "

@@ -129,6 +129,7 @@ void take_adapter(ModelFiles& files, const std::filesystem::path& folder, bool a
   require_base(adapter, files.weights, allow_base_mismatch);
   files.lora = adapter.lora;
   files.adapter = folder;
+  files.allows_other_base = allow_base_mismatch;
   // A base that bitsandbytes has quantised stays as it is.
   if (files.hugging_face && !BitsAndBytesFiles(files.weights).names().empty()) {
     files.lora.base_dtype = "nf4";
@@ -311,7 +312,10 @@ void load_into(models::Llama& model, const ModelFiles& files) {
   } else {
     loaded = load_weights(files.weights, wanted, options);
   }
-  if (!files.adapter.empty()) load_adapter(read_peft_adapter(files.adapter), files.config, parameters, whole);
+  if (!files.adapter.empty()) {
+    load_adapter(read_peft_adapter(files.adapter), files.config, parameters,
+                 {.all = whole, .allow_other_base = files.allows_other_base});
+  }
   if (!loaded.ignored.empty()) {
     log::info(fmt::format("{}: not read: {}", files.weights.string(), brief_names(loaded.ignored)));
   }

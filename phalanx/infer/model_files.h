@@ -43,8 +43,9 @@ struct ModelFiles {
   std::optional<std::int64_t> document_end;   // the token that ended the documents of its run (data/token_file.h)
   std::vector<std::string> tokenizer_places;  // paths searched for a tokenizer, for messages
   std::vector<std::int64_t> end_tokens;       // those that end a text, from generation_config.json or config.json
-  models::LoraOptions lora;       // the adapters' that are among the weights of a run's checkpoint, or in `adapter`
-  std::filesystem::path adapter;  // a folder as PEFT saves it; empty: none. Set by take_adapter()
+  models::LoraOptions lora;        // the adapters' that are among the weights of a run's checkpoint, or in `adapter`
+  std::filesystem::path adapter;   // a folder as PEFT saves it; empty: none. Set by take_adapter()
+  bool allows_other_base = false;  // for `adapter`. Set by take_adapter()
   // Set by the caller: load config.json's model although Phalanx wrote these weights and their header names another
   // model. Else whatever loads them throws CheckpointError.
   bool allow_model_mismatch = false;

@@ -172,7 +172,7 @@ void load_initial_weights(const config::TrainConfig& config, const std::vector<N
   }
   log_info(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
   if (!config.lora.initial_adapter.empty()) {
-    load_adapter(read_initial_adapter(config), model, weights, /*all=*/false);
+    load_adapter(read_initial_adapter(config), model, weights, {.all = false});
     log_info(fmt::format("initial adapter: {}", config.lora.initial_adapter));
   }
   if (!loaded.ignored.empty()) log_info(fmt::format("not read from there: {}", brief_names(loaded.ignored)));

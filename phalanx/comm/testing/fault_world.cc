@@ -21,7 +21,7 @@
 
 namespace phalanx {
 namespace {
-constexpr std::int64_t kCrowdedUs = 200'000;
+constexpr std::int64_t kCrowdedUs = 500'000;
 }  // namespace
 
 struct FaultPage {
@@ -98,7 +98,7 @@ void FaultRank::require_in_time(std::chrono::milliseconds bound, const std::stri
   if (page_->fault_us.load() == 0) {
     // A rank that waits for a processor may seem lost.
     const auto crowded = LoadedTime::now().crowded;
-    const bool is_crowded = crowded && crowded->count() - page_->crowded_at_begin_us.load() > kCrowdedUs;
+    const bool is_crowded = !crowded || crowded->count() - page_->crowded_at_begin_us.load() > kCrowdedUs;
     throw std::runtime_error(fmt::format("{}an error before the fault: {}", is_crowded ? "late: " : "", what));
   }
   std::chrono::milliseconds took{};

@@ -37,7 +37,8 @@ std::vector<FileLayer> file_layers(const LlamaConfig& config, const std::vector<
     for (const std::string& ours : layer.ours) found += form(ours).span;
     const std::int64_t expected = form(layer.ours.front()).parts;
     if (found == expected) continue;
-    throw Error(fmt::format("{} are only a part of {}: expected all of it", fmt::join(layer.ours, ", "), layer.name));
+    throw Error(
+        fmt::format("of {} there is only {}: expected all of its parts", layer.name, fmt::join(layer.ours, ", ")));
   }
   return result;
 }

@@ -91,7 +91,7 @@ TEST(LoraLayers, TheOutputLayerIsOneIfItIsNotTied) {
                 AllOf(HasSubstr(std::string("target_modules: '") + name + "' is the output layer"),
                       HasSubstr("tie_embeddings"), HasSubstr("expected layers of the blocks")));
   }
-  EXPECT_TRUE(nf4_layers(two_layers(), {.rank = 2, .base_dtype = "nf4"}).size() == 14);
+  EXPECT_EQ(nf4_layers(two_layers(), {.rank = 2, .base_dtype = "nf4"}).size(), 14U);
 }
 
 // A layer of the files has an adapter as a whole, and its parts are several layers here.
@@ -120,7 +120,7 @@ TEST(LoraLayers, ThatTheFilesKeepInOneMatrixAreAllOfItsParts) {
       error_text<Error>([&] {
         file_layers(phi3, {qkv + "v", qkv + "q"});
       }),
-      HasSubstr("wq, layers.0.attention.wv are only a part of model.layers.0.self_attn.qkv_proj: expected all"));
+      HasSubstr("of model.layers.0.self_attn.qkv_proj there is only layers.0.attention.wq, layers.0.attention.wv"));
 }
 
 }  // namespace lora_config_test

@@ -53,7 +53,9 @@ TrainingFlops training_flops(const LlamaConfig& config, const std::vector<std::s
   for (const auto& [name, size] : sizes) {
     if (!kept.contains(name)) first_trained = std::min(first_trained, layer_of(config, name));
   }
-  const bool trains_before_output = first_trained < config.n_layers || !kept.contains("norm.weight");
+  const bool trains_norm = std::ranges::any_of(
+      sizes, [&](const auto& one) { return one.first.starts_with("norm.") && !kept.contains(one.first); });
+  const bool trains_before_output = first_trained < config.n_layers || trains_norm;
   double flops = 0;
   for (const auto& [name, size] : sizes) {
     // A tied embedding's product is that of the output layer.

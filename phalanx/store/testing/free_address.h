@@ -12,10 +12,10 @@
 
 namespace phalanx {
 
-/// The port was free a moment ago. It is below those that Linux gives by default to whoever asks for any port, such as
-/// tests that run beside this one. Two calls of a process give two ports.
+/// The port was free a moment ago. Linux gives none below 32768 to who asks for any port, as tests beside this one do,
+/// if its settings are the usual ones. Two calls of a process give two ports.
 inline HostPort free_address() {
-  constexpr int kFirst = 20000, kPorts = 8000, kStride = 787;
+  constexpr int kFirst = 20000, kPorts = 8000, kStride = 3057;
   static std::atomic<int> calls = 0;
   for (int tries = 0; tries < kPorts; ++tries) {
     const int offset = ::getpid() % kPorts * kStride + calls++;
