@@ -19,8 +19,8 @@
 #include "phalanx/models/config/model_identity.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/store/hash_store.h"
-#include "phalanx/train/first_rank.h"
-#include "phalanx/train/rank_agreement.h"
+#include "phalanx/train/ranks/first_rank.h"
+#include "phalanx/train/ranks/rank_agreement.h"
 
 namespace phalanx::cli {
 namespace {

@@ -19,8 +19,8 @@
 #include "phalanx/launch/rendezvous/worker_environment.h"
 #include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/report/report.h"
-#include "phalanx/train/float8_layers.h"
 #include "phalanx/train/inputs/run_check.h"
+#include "phalanx/train/model/float8_layers.h"
 #include "phalanx/train/stop_signal.h"
 #include "phalanx/train/trainer.h"
 

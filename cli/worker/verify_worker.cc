@@ -15,7 +15,7 @@
 #include "phalanx/config/run_identity.h"
 #include "phalanx/launch/process_context.h"
 #include "phalanx/train/conversation_files.h"
-#include "phalanx/train/rank_agreement.h"
+#include "phalanx/train/ranks/rank_agreement.h"
 #include "phalanx/verify/layout_report.h"
 
 namespace phalanx::cli {

@@ -7,8 +7,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
-#include "phalanx/train/first_rank.h"
 #include "phalanx/train/inputs/conversation_data.h"
+#include "phalanx/train/ranks/first_rank.h"
 
 namespace phalanx::train {
 

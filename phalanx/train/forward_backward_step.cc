@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "phalanx/base/error.h"
-#include "phalanx/train/token_batch.h"
+#include "phalanx/train/model/token_batch.h"
 
 namespace phalanx::train {
 

@@ -18,9 +18,9 @@
 #include <optional>
 
 #include "phalanx/data/data_loader.h"
-#include "phalanx/train/optimizer_step.h"
-#include "phalanx/train/parallel_model.h"
-#include "phalanx/train/profiler.h"
+#include "phalanx/train/model/optimizer_step.h"
+#include "phalanx/train/model/parallel_model.h"
+#include "phalanx/train/profiling/profiler.h"
 
 namespace phalanx::train {
 

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "phalanx/data/batch_source.h"
-#include "phalanx/train/preference_metrics.h"
+#include "phalanx/train/model/preference_metrics.h"
 
 namespace phalanx::train {
 
@@ -44,13 +44,13 @@ struct StepMetrics {
   std::optional<double> loss_scale;                   // only in float16
   bool skipped = false;                               // gradients were not finite: the weights are unchanged
   std::vector<double> memory_gib;                     // peak, per rank
-  std::vector<double> comm_seconds, exposed_seconds;  // per rank, see exchange_step_metrics.h; empty on a single rank
+  std::vector<double> comm_seconds, exposed_seconds;  // per rank (RankStepMetrics); empty on a single rank
   double exposed_percent = 0;                         // of the ranks' time
   std::vector<double> cpu_seconds;                    // processor time of the step, per rank
   std::vector<data::SetCount> sets;                   // read so far of each data set of a blend, or of texts
   std::optional<PreferenceMetrics> preferences;       // with [dpo]
-  std::vector<double> expert_load;                    // of logged steps, by layer: fullest_by_mean() (expert_load.h)
-  std::optional<double> expert_dropped;               // of logged steps: ExpertLoadNumbers::dropped
+  std::vector<double> expert_load;       // of logged steps: ExpertLoadNumbers::fullest (model/expert_load.h)
+  std::optional<double> expert_dropped;  // of logged steps: ExpertLoadNumbers::dropped
 };
 
 struct ValidationMetrics {

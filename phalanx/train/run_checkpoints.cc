@@ -30,10 +30,10 @@
 #include "phalanx/config/run_identity.h"
 #include "phalanx/models/config/llama_json.h"
 #include "phalanx/models/config/parameter_kinds.h"
-#include "phalanx/train/first_rank.h"
 #include "phalanx/train/inputs/initial_adapter.h"
 #include "phalanx/train/inputs/initial_weights.h"
-#include "phalanx/train/nf4_base.h"
+#include "phalanx/train/model/nf4_base.h"
+#include "phalanx/train/ranks/first_rank.h"
 #include "phalanx/train/run_rollback.h"
 
 namespace phalanx::train {

@@ -19,8 +19,8 @@
 #include "phalanx/nn/expert_capacity.h"
 #include "phalanx/report/run_folder.h"
 #include "phalanx/train/context_balance.h"
-#include "phalanx/train/float8_layers.h"
-#include "phalanx/train/precision.h"
+#include "phalanx/train/model/float8_layers.h"
+#include "phalanx/train/model/precision.h"
 
 namespace phalanx::train {
 namespace {

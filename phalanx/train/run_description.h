@@ -11,7 +11,7 @@
 #include "phalanx/comm/communicator.h"
 #include "phalanx/config/run_plan.h"
 #include "phalanx/train/device_info.h"
-#include "phalanx/train/parallel_model.h"
+#include "phalanx/train/model/parallel_model.h"
 #include "phalanx/train/training_data.h"
 
 namespace phalanx::train {

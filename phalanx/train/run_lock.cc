@@ -7,7 +7,7 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/log.h"
-#include "phalanx/train/first_rank.h"
+#include "phalanx/train/ranks/first_rank.h"
 
 namespace phalanx::train {
 namespace {

@@ -1,28 +1,23 @@
 // The trainer's smaller parts.
-#include <ATen/ops/linear.h>
-#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
-#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/config/config_schema.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/models/config/llama_config.h"
-#include "phalanx/train/autocast_guard.h"
-#include "phalanx/train/exchange_step_metrics.h"
 #include "phalanx/train/metrics_logger.h"
 #include "phalanx/train/stop_signal.h"
 
@@ -61,17 +56,6 @@ TEST(ModelConfig, EveryNumberCanBeChangedAndIsPrinted) {
   EXPECT_EQ(whole.model.rope_theta, flavor.rope_theta);
   EXPECT_EQ(whole.model.norm_eps, flavor.norm_eps);
   EXPECT_EQ(*whole.model.tie_embeddings, true);
-}
-
-TEST(AutocastGuardTest, ProductsAreInBfloat16WhileItLives) {
-  const at::Tensor x = at::randn({2, 3}), weight = at::randn({4, 3});
-  {
-    const AutocastGuard guard(at::kCPU, at::kBFloat16);
-    EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kBFloat16);
-  }
-  EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kFloat);
-  const AutocastGuard off(at::kCPU, std::nullopt);
-  EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kFloat);
 }
 
 decltype(SIG_DFL) handler_of(int number) {
@@ -293,33 +277,6 @@ TEST(MetricsLoggerTest, ADamagedDescriptionOfTheRunIsSetAsideAndSaid) {
     EXPECT_EQ(nlohmann::json::parse(read_file(path)).dump(), "{\"history\":[7]}");
     EXPECT_EQ(read_file(path.string() + ".damaged"), text);
   }
-}
-
-// Two parts of the batch, each on two ranks. The second part has no labels.
-TEST(StepMetrics, OfUnequalPartsAreThoseOfTheGlobalBatch) {
-  run_local_ranks(4, [](const std::shared_ptr<Communicator>& world) {
-    const bool is_first = world->rank() < 2;
-    const GlobalStepMetrics totals =
-        exchange_step_metrics({.loss = is_first ? 1.75 : 0.0,
-                               .mean_loss = is_first ? 1.75 : std::numeric_limits<double>::quiet_NaN(),
-                               .label_count = is_first ? 6 : 0,
-                               .pairs = is_first ? 100.0 : 28.0},
-                              *world, /*data_ranks=*/2);
-    EXPECT_DOUBLE_EQ(totals.pairs, 128);
-    EXPECT_DOUBLE_EQ(totals.loss, 1.75);
-    EXPECT_DOUBLE_EQ(totals.max_loss, 1.75);
-    EXPECT_EQ(totals.label_count, 6);
-  });
-  run_local_ranks(3, [](const std::shared_ptr<Communicator>& world) {
-    const double labels = 1 + world->rank();  // each token's loss is 2, 3 or 4 by rank
-    const double mean = 2 + world->rank();
-    const GlobalStepMetrics totals = exchange_step_metrics(
-        {.loss = mean * labels / 6, .mean_loss = mean, .label_count = static_cast<std::int64_t>(labels)}, *world,
-        /*data_ranks=*/3);
-    EXPECT_DOUBLE_EQ(totals.loss, (2 * 1 + 3 * 2 + 4 * 3) / 6.0);
-    EXPECT_DOUBLE_EQ(totals.max_loss, 4);
-    EXPECT_EQ(totals.label_count, 6);
-  });
 }
 
 TEST(ModelConfig, TheConfigurationKnowsEveryFamilyAndFlavor) {

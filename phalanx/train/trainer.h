@@ -21,7 +21,7 @@
 //   an error of a step may come one step late, but no weight has changed since, and nothing was saved.
 // - One run at a time holds the run's folder. Another is refused with the holder's host and process (run_lock.h).
 // - Rank 0 writes the run's folder (metrics_logger.h) and the log. With profiling every rank writes traces
-//   (profiler.h).
+//   (profiling/profiler.h).
 //
 //   Trainer trainer(config, {.world = world, .device = device});
 //   const TrainResult result = trainer.run();
@@ -47,9 +47,9 @@
 #include "phalanx/train/device_info.h"
 #include "phalanx/train/device_readback.h"
 #include "phalanx/train/metrics_logger.h"
-#include "phalanx/train/optimizer_step.h"
-#include "phalanx/train/parallel_model.h"
-#include "phalanx/train/profiler.h"
+#include "phalanx/train/model/optimizer_step.h"
+#include "phalanx/train/model/parallel_model.h"
+#include "phalanx/train/profiling/profiler.h"
 #include "phalanx/train/run_checkpoints.h"
 #include "phalanx/train/run_job.h"
 #include "phalanx/train/run_lock.h"

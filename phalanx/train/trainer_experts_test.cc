@@ -6,7 +6,7 @@
 #include <ATen/ops/equal.h>
 
 #include "phalanx/base/error.h"
-#include "phalanx/train/expert_load.h"
+#include "phalanx/train/model/expert_load.h"
 #include "phalanx/train/testing/expert_biases.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 

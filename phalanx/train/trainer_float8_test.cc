@@ -9,7 +9,7 @@
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/config/model_config.h"
-#include "phalanx/train/float8_layers.h"
+#include "phalanx/train/model/float8_layers.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train::float8_test {

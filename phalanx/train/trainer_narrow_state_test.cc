@@ -13,7 +13,7 @@
 #include "phalanx/base/env.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/config/run_plan.h"
-#include "phalanx/train/precision.h"
+#include "phalanx/train/model/precision.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train::trainer_narrow_state_test {

@@ -5,7 +5,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
-#include "phalanx/train/precision.h"
+#include "phalanx/train/model/precision.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {

@@ -20,7 +20,7 @@
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/comm/testing/texts_of_ranks.h"
 #include "phalanx/data/tokenizer/bpe_trainer.h"
-#include "phalanx/train/first_rank.h"
+#include "phalanx/train/ranks/first_rank.h"
 #include "phalanx/train/run_checkpoints.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 

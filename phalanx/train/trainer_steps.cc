@@ -15,9 +15,9 @@
 #include "phalanx/base/process_stats.h"
 #include "phalanx/parallel/replica_check.h"
 #include "phalanx/report/log_line.h"
-#include "phalanx/train/exchange_step_metrics.h"
 #include "phalanx/train/forward_backward_step.h"
-#include "phalanx/train/precision.h"
+#include "phalanx/train/model/precision.h"
+#include "phalanx/train/ranks/exchange_step_metrics.h"
 #include "phalanx/train/trainer.h"
 
 namespace phalanx::train {

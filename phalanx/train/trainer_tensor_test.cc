@@ -10,7 +10,7 @@
 #include "phalanx/observe/trace_file.h"
 #include "phalanx/schedule/schedule_text.h"
 #include "phalanx/schedule/timeline.h"
-#include "phalanx/train/layer_costs.h"
+#include "phalanx/train/model/layer_costs.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {

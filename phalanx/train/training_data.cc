@@ -12,8 +12,8 @@
 #include "phalanx/data/data_loader.h"
 #include "phalanx/data/stream_description.h"
 #include "phalanx/train/inputs/training_files.h"
-#include "phalanx/train/precision.h"
-#include "phalanx/train/preference_reference.h"
+#include "phalanx/train/model/precision.h"
+#include "phalanx/train/model/preference_reference.h"
 
 namespace phalanx::train {
 

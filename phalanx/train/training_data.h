@@ -24,7 +24,7 @@ namespace phalanx::train {
 struct TrainingData {
   std::unique_ptr<data::BatchSource> dataloader;
   std::unique_ptr<Validator> validator;  // null without validation
-  // Of [dpo], still zeros: what the reference says of pairs (preference_reference.h). Undefined: there are none.
+  // Of [dpo], still zeros: what the reference says of pairs (model/preference_reference.h). Undefined: there are none.
   at::Tensor reference, validation_reference;
   std::optional<double> unigram_entropy;  // of the held-out tokens; counted by rank 0
   // They identify the data by content, for run_identity.h: objects; empty if nothing is known.

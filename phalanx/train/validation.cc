@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/train/autocast_guard.h"
-#include "phalanx/train/token_batch.h"
+#include "phalanx/train/model/autocast_guard.h"
+#include "phalanx/train/model/token_batch.h"
 
 namespace phalanx::train {
 

@@ -18,7 +18,7 @@
 #include "phalanx/comm/communicator.h"
 #include "phalanx/data/data_loader.h"
 #include "phalanx/train/metrics_logger.h"
-#include "phalanx/train/parallel_model.h"
+#include "phalanx/train/model/parallel_model.h"
 
 namespace phalanx::train {
 
@@ -30,7 +30,7 @@ struct ValidatorOptions {
   ContextCut cut;                          // the positions of this rank
   std::optional<at::ScalarType> autocast;  // unset: none
   at::Device device = at::kCPU;
-  at::Tensor reference = {};  // of pairs of preferences (preference_reference.h); undefined: there are none
+  at::Tensor reference = {};  // of pairs of preferences (model/preference_reference.h); undefined: there are none
 };
 
 class Validator {

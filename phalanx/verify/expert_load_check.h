@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/train/expert_load.h"
+#include "phalanx/train/model/expert_load.h"
 #include "phalanx/verify/layout_check.h"
 
 namespace phalanx::verify {

@@ -14,8 +14,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend.h"
-#include "phalanx/train/float8_layers.h"
-#include "phalanx/train/precision.h"
+#include "phalanx/train/model/float8_layers.h"
+#include "phalanx/train/model/precision.h"
 #include "phalanx/verify/document_probe.h"
 #include "phalanx/verify/expert_load_check.h"
 #include "phalanx/verify/layout_cause.h"

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "phalanx/parallel/context/packed_positions.h"
-#include "phalanx/train/token_batch.h"
+#include "phalanx/train/model/token_batch.h"
 #include "phalanx/verify/forward_trace.h"
 #include "phalanx/verify/layout_cause.h"
 

@@ -12,13 +12,13 @@
 #include "phalanx/base/error.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/nn/init.h"
-#include "phalanx/train/float8_layers.h"
 #include "phalanx/train/inputs/initial_weights.h"
-#include "phalanx/train/nf4_base.h"
-#include "phalanx/train/precision.h"
+#include "phalanx/train/model/float8_layers.h"
+#include "phalanx/train/model/nf4_base.h"
+#include "phalanx/train/model/precision.h"
+#include "phalanx/train/model/token_batch.h"
+#include "phalanx/train/model/trained_model.h"
 #include "phalanx/train/run_checkpoints.h"
-#include "phalanx/train/token_batch.h"
-#include "phalanx/train/trained_model.h"
 #include "phalanx/verify/layout_check.h"
 
 namespace phalanx::verify {

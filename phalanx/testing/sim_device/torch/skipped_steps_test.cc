@@ -25,7 +25,7 @@
 #include "phalanx/optim/sgd.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_test.h"
 #include "phalanx/train/device_readback.h"
-#include "phalanx/train/optimizer_step.h"
+#include "phalanx/train/model/optimizer_step.h"
 
 namespace phalanx {
 namespace {

@@ -27,7 +27,7 @@
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_ranks.h"
-#include "phalanx/train/exchange_step_metrics.h"
+#include "phalanx/train/ranks/exchange_step_metrics.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
