@@ -2,8 +2,8 @@
 //
 //   OMP_NUM_THREADS=2 experts_speed [--dim 512] [--hidden 1024] [--repeats 5]
 //
-// For 8 and 64 experts and 32 to 1,024 tokens each: the medians of forward and backward pass of both, measured in turns,
-// their GFLOP/s, and the experts' rate by the dense net's.
+// For 8 and 64 experts and 32 to 1,024 tokens each: the medians of forward and backward pass of both, measured in
+// turns, their GFLOP/s, and the experts' rate by the dense net's.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # How much of the communication of data parallel training shows? Two ranks in two network namespaces, joined by a link
-# held to 1 Gbit/s, train the 50M flavor with DDP, ZeRO-1 and ZeRO-3 in turn. First the bandwidth test: how long the bytes
-# of a step take over that link alone. Where that is less than the ranks compute, it can hide; then at most 10 % of the
-# step and 30 % of the communication may be exposed.
+# held to 1 Gbit/s, train the 50M flavor with DDP, ZeRO-1 and ZeRO-3 in turn. First the bandwidth test: how long the
+# bytes of a step take over that link alone. Where that is less than the ranks compute, it can hide; then at most 10 %
+# of the step and 30 % of the communication may be exposed.
 #
 #   benchmarks/exposed_slow_link.sh [--program build/release/bin/phalanx] [--rate 1gbit] [--steps 8] [--rounds 1]
 #                                   [options of phalanx train]

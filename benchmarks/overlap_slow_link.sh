@@ -3,7 +3,8 @@
 # 1 Gbit/s; each computes matrix products that take as long as an all_reduce over that link (recipes/overlap.cc). One
 # after the other they take twice as long as one; at the same time at most 1.25 times.
 #
-#   benchmarks/overlap_slow_link.sh [--program build/release/recipes/overlap] [--rate 1gbit] [--limit R] [options of overlap]
+#   benchmarks/overlap_slow_link.sh [--program build/release/recipes/overlap] [--rate 1gbit] [--limit R]
+#                                 [options of overlap]
 #
 # With --limit it fails if both at once take more than R times the longer one in three runs, one after the other: what a
 # machine with noisy neighbours does to one measurement it does not do to three.

@@ -1,5 +1,5 @@
-# Sourced by the benchmarks over a slow link: two network namespaces, "machines", joined by a veth pair that tbf holds to a
-# rate. Root's; where that is not allowed, the benchmark ends with status 77 ("skipped") and says why.
+# Sourced by the benchmarks over a slow link: two network namespaces, "machines", joined by a veth pair that tbf holds
+# to a rate. Root's; where that is not allowed, the benchmark ends with status 77 ("skipped") and says why.
 #
 #   make_slow_link 1gbit
 #   in_machine 0 NAME=value... program arguments... &     # and 1; the first is 10.99.0.1, where any port is free

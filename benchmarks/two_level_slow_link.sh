@@ -5,8 +5,8 @@
 #   benchmarks/two_level_slow_link.sh [--program build/release/bin/phalanx] [--rate 1gbit] [--ranks 2]
 #                                     [options of phalanx bench comm]
 #
-# --ranks: of each machine. Needs root (network namespaces, tc's tbf). Where that is not allowed it says so and ends with
-# status 77 ("skipped"). What it makes, it removes, also when it is interrupted.
+# --ranks: of each machine. Needs root (network namespaces, tc's tbf). Where that is not allowed it says so and ends
+# with status 77 ("skipped"). What it makes, it removes, also when it is interrupted.
 set -euo pipefail
 
 program=build/release/bin/phalanx

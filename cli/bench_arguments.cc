@@ -22,9 +22,9 @@ Measures the collectives: latency, bandwidth and correctness, for sizes, types a
                            sendrecv (to the next rank, from the one before), pingpong (ranks 0 and 1, half of the round
                            trip), barrier; or all. Default: all_reduce, all_gather, reduce_scatter, broadcast,
                            all_to_all, pingpong
-      --backends LIST      auto, shm, symmetric (shm, buffers in symmetric memory), heap (shm, tensors in the shared heap),
-                           gloo, local (threads of one process), c10d (torch's own gloo, for comparison), and at most
-                           one other that the library has. They take turns in one run. Default: auto
+      --backends LIST      auto, shm, symmetric (shm, buffers in symmetric memory), heap (shm, tensors in the shared
+                           heap), gloo, local (threads of one process), c10d (torch's own gloo, for comparison), and at
+                           most one other that the library has. They take turns in one run. Default: auto
   -b, --min-bytes SIZE     sizes of the whole array: from (default 4K)
   -e, --max-bytes SIZE     to (default 64M; the same as -b where only that is given and larger)
   -f, --step-factor F      each F times the one before (default 4)

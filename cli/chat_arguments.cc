@@ -17,15 +17,16 @@ a second time, or while nothing is being said, it ends the program, as the end o
   /new                     forgets the conversation
   /exit                    ends the program
 
-  MODEL_FOLDER             a Hugging Face directory, a run's folder, or one of its checkpoints; the chat template is beside
-                           its tokenizer (docs/chat.md)
+  MODEL_FOLDER             a Hugging Face directory, a run's folder, or one of its checkpoints; the chat template is
+                           beside its tokenizer (docs/chat.md)
   --system TEXT            what the system message says
   --variables JSON         further variables of the template, such as '{"enable_thinking": false}'
   --chat-template NAME     where the model has several: which one
   --adapter DIR            an adapter of the model, as PEFT saves it: a folder with adapter_config.json (docs/lora.md)
   --allow-base-mismatch    use it although it was trained on other weights than those of this model
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
-  --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer is another one than the model was trained with
+  --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer is another one than the model was
+                           trained with
   --allow-model-mismatch   take config.json's word where weights that Phalanx wrote say that they are of another model
 
   --max-new-tokens N       at most this many tokens an answer (default 1024)

@@ -21,26 +21,27 @@ Says how well a model predicts a text (perplexity), or which of several continua
                            directories, or a Hugging Face directory
   --text FILE              a text, turned into tokens by the model's tokenizer
   --tokens FILE            a token file, in any of the formats of training (docs/data.md)
-  --choices FILE.jsonl     questions: {"prompt": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0} a line. Accuracy goes by
-                           the likeliest continuation, and by the likeliest per byte
+  --choices FILE.jsonl     questions: {"prompt": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0} a line. Accuracy goes
+                           by the likeliest continuation, and by the likeliest per byte
   --adapter DIR            an adapter of the model, as PEFT saves it: a folder with adapter_config.json (docs/lora.md)
   --allow-base-mismatch    use it although it was trained on other weights than those of this model
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
-  --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer (or that of a token file) is another one than
-                           the model was trained with
+  --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer (or that of a token file) is another one
+                           than the model was trained with
   --allow-model-mismatch   take config.json's word where weights that Phalanx wrote say that they are of another model
 
   --seq-len N              tokens of a window over the text (default: the model's max_seq_len)
   --stride N               tokens by which windows move on; below --seq-len each token is predicted from more of what is
                            before it, at more cost (default: --seq-len)
   --max-tokens N           the first N tokens only
-  --end-token-first        of --text, where the tokenizer puts no token before a text: put the one that ends texts there,
-                           so that the first token is predicted, too. Without it nothing is put there, as in transformers
+  --end-token-first        of --text, where the tokenizer puts no token before a text: put the one that ends texts
+                           there, so that the first token is predicted, too. Without it nothing is put there, as in
+                           transformers
   --batch-size N           windows or continuations in one pass (default 8)
   --json FILE              write the figures there, too
   --output FILE.jsonl      write the log-likelihoods of every question's choices
-  --allow-skipped          a question that is malformed, or has a choice of more tokens than the model takes, is skipped and
-                           named, all others are scored, and the status in the end is 1; with this it is 0
+  --allow-skipped          a question that is malformed, or has a choice of more tokens than the model takes, is skipped
+                           and named, all others are scored, and the status in the end is 1; with this it is 0
   --strict                 the first malformed question ends the command before anything is scored
 
   -n, --nproc-per-node N   start N ranks on this node; each group of TP x PP has the model and a part of the work

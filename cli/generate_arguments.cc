@@ -22,16 +22,16 @@ to standard error.
   --checkpoint DIR         a run's folder or its checkpoint folder (the newest complete step), one of the step-N
                            directories, or a Hugging Face directory (config.json, safetensors)
   --prompt TEXT            the text to continue; may be repeated. An empty one begins a document
-  --prompts-file FILE      prompts: one a line; or, if FILE ends in .jsonl or .ndjson, one JSON object a line with "prompt"
-                           (text) or "ids" (token ids) and, if wanted, "id"
-  --chat FILE              conversations, one JSON object a line (docs/chat.md): answers the last message of each, by the
-                           model's chat template. - is standard input
+  --prompts-file FILE      prompts: one a line; or, if FILE ends in .jsonl or .ndjson, one JSON object a line with
+                           "prompt" (text) or "ids" (token ids) and, if wanted, "id"
+  --chat FILE              conversations, one JSON object a line (docs/chat.md): answers the last message of each, by
+                           the model's chat template. - is standard input
   --chat-template NAME     where the model has several: which one (default: its own choice)
   --adapter DIR            an adapter of the model, as PEFT saves it: a folder with adapter_config.json (docs/lora.md)
   --allow-base-mismatch    use it although it was trained on other weights than those of this model
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
-  --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer (or that of a token file) is another one than
-                           the model was trained with
+  --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer (or that of a token file) is another one
+                           than the model was trained with
   --allow-model-mismatch   take config.json's word where weights that Phalanx wrote say that they are of another model
 
   --max-new-tokens N       at most this many tokens a prompt (default 128)
@@ -48,9 +48,10 @@ to standard error.
   --batch-size N           prompts that run together on a rank, or on the ranks that share a model (default 8)
   --cache-memory SIZE      of a rank's keys and values, at most (such as 4GiB); fewer prompts run together then
 
-  --output DIR             a job's folder: part-RANK.jsonl as results come, in the end --final-file in the order of prompts.
-                           A prompt that cannot be answered (no JSON, a field that is missing or of a wrong type, tokens
-                           that the model has not, too long) is skipped and named; with any the status in the end is 1
+  --output DIR             a job's folder: part-RANK.jsonl as results come, in the end --final-file in the order of
+                           prompts. A prompt that cannot be answered (no JSON, a field that is missing or of a wrong
+                           type, tokens that the model has not, too long) is skipped and named; with any the status in
+                           the end is 1
   --allow-skipped          skipped prompts are no failure: status 0
   --strict                 the first such prompt ends the job before anything is answered
   --final-file NAME        (default results.jsonl)

@@ -1,4 +1,5 @@
-// The options that `phalanx generate` and `phalanx eval` share, some of them also with `phalanx chat`: a model, and the ranks that run it.
+// The options that `phalanx generate` and `phalanx eval` share, some of them also with `phalanx chat`:
+// a model, and the ranks that run it.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,8 +1,8 @@
 # CUDA's runtime, for a CUDA build of libtorch. Sets PHALANX_CUDA_INCLUDE (with cuda_runtime_api.h) and
 # PHALANX_CUDART (libcudart.so of the major version that libtorch itself loads).
 #
-# Looked for, unless given: beside torch (the nvidia-* wheels of a Python environment), the tree of the nvcc on the path,
-# CUDA_HOME, /usr/local/cuda. A toolkit is not needed: the nvidia-cuda-runtime wheel is enough.
+# Looked for, unless given: beside torch (the nvidia-* wheels of a Python environment), the tree of the nvcc on the
+# path, CUDA_HOME, /usr/local/cuda. A toolkit is not needed: the nvidia-cuda-runtime wheel is enough.
 
 file(STRINGS ${PHALANX_TORCH_ROOT}/lib/libc10_cuda.so _phalanx_cudart REGEX "^libcudart\\.so\\.[0-9]+$")
 list(GET _phalanx_cudart 0 _phalanx_cudart)

@@ -5,8 +5,8 @@
 #   struct EmbeddedText { std::string_view text, sha256; };    // the digest in hexadecimal
 #   extern const EmbeddedText kConstant;
 #
-# A changed file is embedded anew by the next build. A raw string literal holds the text, so a file of more than 64 KiB is
-# an error, as is one that ends the literal.
+# A changed file is embedded anew by the next build. A raw string literal holds the text, so a file of more than 64 KiB
+# is an error, as is one that ends the literal.
 function(phalanx_embed target)
   cmake_parse_arguments(ARG "" "NAMESPACE;HEADER" "" ${ARGN})
   set(source "// Made by cmake/PhalanxEmbed.cmake.\n#include \"${ARG_HEADER}\"\n\nnamespace ${ARG_NAMESPACE} {\n")

@@ -2,9 +2,10 @@
 #
 #   phalanx_library([TORCH] [PRECOMPILED] [COLD] [DEPENDS folder...] [LINK lib...] [EXCLUDE file...] [ADD file...]
 #                   [NO_UNITY file...])
-#     the static library phalanx_<path with _ for />, of every *.cc here that is no *_test.cc. DEPENDS are folders above it
-#     in CMakeLists.txt's list: comm, comm/liveness. TORCH: its sources may include torch. PRECOMPILED: nearly all of them
-#     include torch's modules or autograd. COLD: no loop of it is ever waited for; compiled in two thirds of the time.
+#     the static library phalanx_<path with _ for />, of every *.cc here that is no *_test.cc. DEPENDS are folders
+#     above it in CMakeLists.txt's list: comm, comm/liveness. TORCH: its sources may include torch.
+#     PRECOMPILED: nearly all of them include torch's modules or autograd. COLD: no loop of it is ever waited for;
+#     compiled in two thirds of the time.
 #   phalanx_test([FULL] [LINK lib...] [ADD file...] [EXCLUDE file...] [LIBRARY name])
 #     one test binary a folder, <path with _ for />_test, with every case of the *_test.cc here; each start costs 0.2 s
 #     where torch is linked, so cases are registered with ctest one binary at a time. LIBRARY: another library than the

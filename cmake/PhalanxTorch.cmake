@@ -14,8 +14,8 @@ function(phalanx_use_torch target)
   target_link_libraries(${target} INTERFACE
     $<BUILD_INTERFACE:${lib}/libtorch_cpu.so> $<BUILD_INTERFACE:${lib}/libc10.so>)
   target_link_options(${target} INTERFACE $<BUILD_INTERFACE:-Wl,-rpath,${lib}>)
-  # at::parallel_for is a header: without OpenMP it compiles to a plain loop. The team is libtorch's own, so its libgomp is
-  # linked, under whatever name this build of torch carries it, and no second one.
+  # at::parallel_for is a header: without OpenMP it compiles to a plain loop. The team is libtorch's own, so its libgomp
+  # is linked, under whatever name this build of torch carries it, and no second one.
   file(STRINGS ${PHALANX_TORCH_ROOT}/include/ATen/Config.h uses_openmp REGEX "^#define AT_PARALLEL_OPENMP 1")
   if(uses_openmp)
     target_compile_options(${target} INTERFACE -fopenmp)

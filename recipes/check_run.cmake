@@ -3,8 +3,8 @@
 #   cmake ["-DPASS=regular expression"] [-DSTATUS=0] ["-DFILES=path|path=regular expression"] -P check_run.cmake --
 #         program argument...
 #
-# ctest by itself ignores the status of a test that has a regular expression: a recipe that crashed at its end, or in one
-# rank, would pass. Status 77 ("skipped") gets a line of its own, for ctest's SKIP_REGULAR_EXPRESSION.
+# ctest by itself ignores the status of a test that has a regular expression: a recipe that crashed at its end, or in
+# one rank, would pass. Status 77 ("skipped") gets a line of its own, for ctest's SKIP_REGULAR_EXPRESSION.
 cmake_minimum_required(VERSION 3.22)
 
 set(command "")

@@ -1,5 +1,5 @@
-# cmake "-DONE=program|argument" "-DOTHER=program|argument" -P check_same_losses.cmake: both print the same losses ("loss 1.25", "Loss:
-# 1.25"), but for a difference of 2 in their last digit.
+# cmake "-DONE=program|argument" "-DOTHER=program|argument" -P check_same_losses.cmake: both print the same losses
+# ("loss 1.25", "Loss: 1.25"), but for a difference of 2 in their last digit.
 foreach(run ONE OTHER)
   string(REPLACE "|" ";" ${run} "${${run}}")
   execute_process(COMMAND ${${run}} OUTPUT_VARIABLE output RESULT_VARIABLE result)

@@ -4,8 +4,8 @@
 #   recipes/combinations.sh [--build build/release] [--rate 1gbit] [--ranks 2]
 #
 # 1. sites: a pipeline inside each machine, data parallelism between them: gradients cross the link once a step.
-# 2. llama_sharded_tensor_parallel: pairs of tensor-parallel ranks inside, sharded data parallelism between: what crosses are
-#    parameters and gradients of each rank's part of the matrices.
+# 2. llama_sharded_tensor_parallel: pairs of tensor-parallel ranks inside, sharded data parallelism between: what
+#    crosses are parameters and gradients of each rank's part of the matrices.
 #
 # It prints (recipes/expected/combinations.txt has all lines):
 #
@@ -42,8 +42,9 @@
 #   iteration  3: loss 10.4031, grad norm 2.3425, 219 tokens/s
 #   Tensor- and data-parallel training is done.
 #
-# The machines are network namespaces, the link is held to the rate by tc's tbf; each has a `phalanx launch` with so many
-# ranks. Needs root; where that is not allowed it says so and ends with status 77 ("skipped"). It removes what it makes.
+# The machines are network namespaces, the link is held to the rate by tc's tbf; each has a
+# `phalanx launch` with so many ranks. Needs root; where that is not allowed it says so and ends with
+# status 77 ("skipped"). It removes what it makes.
 set -euo pipefail
 
 build=build/release

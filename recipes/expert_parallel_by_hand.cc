@@ -1,11 +1,11 @@
 // Expert parallelism written out, forward and backward: a mixture of 8 experts whose tokens travel to the rank that has
 // their expert, and whose results travel back.
 //
-// x -> h = x W -> the router picks the likeliest expert e of each row -> y = p_e gelu(h E_e), loss mean((y - x)^2). Each
-// rank has a share of the rows, the whole of W and of the router, and a share of the experts. Autograd computes within a
-// rank; every message is written here, also those of the backward pass. Gradients of experts are then complete, those of
-// W and of the router are summed over the ranks. --per-rank shows where the rows of the first step go. Worlds of 1, 2
-// and 4: expert_parallel_by_hand --spawn 1,2,4.
+// x -> h = x W -> the router picks the likeliest expert e of each row -> y = p_e gelu(h E_e), loss mean((y - x)^2).
+// Each rank has a share of the rows, the whole of W and of the router, and a share of the experts. Autograd computes
+// within a rank; every message is written here, also those of the backward pass. Gradients of experts are then
+// complete, those of W and of the router are summed over the ranks. --per-rank shows where the rows of the first step
+// go. Worlds of 1, 2 and 4: expert_parallel_by_hand --spawn 1,2,4.
 //
 //   $ phalanx launch --nproc-per-node 2 -- expert_parallel_by_hand --per-rank
 //   rank 0: rows to each rank: 136 120; rows for each of its experts: 74 83 65 58

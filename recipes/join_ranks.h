@@ -1,5 +1,5 @@
-// How a recipe finds the other ranks and its device. Tests link another definition (on_sim/join_ranks.cc), which gives it a
-// simulated device.
+// How a recipe finds the other ranks and its device.
+// Tests link another definition (on_sim/join_ranks.cc), which gives it a simulated device.
 #pragma once
 
 #include "phalanx/launch/process_context.h"

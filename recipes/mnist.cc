@@ -6,8 +6,8 @@
 //
 //   mnist --data FOLDER        14 epochs on MNIST's IDX files, plain or .gz
 //
-// The synthetic look-alike needs no files. One epoch of 3,200 images teaches the net at least 97 % of 534 others. In < >
-// stand losses in which rounding becomes visible, which differs between processors.
+// The synthetic look-alike needs no files. One epoch of 3,200 images teaches the net at least 97 % of 534 others.
+// In < > stand losses in which rounding becomes visible, which differs between processors.
 //
 //   $ mnist --images 3200 --epochs 1
 //   Train Epoch: 1 [0/3200 (0%)]  Loss: 2.308283

@@ -35,7 +35,7 @@
 //   rank 1: parameters 37.1 MiB, gradients 37.1 MiB, optimizer state 74.3 MiB; peak 186 MiB
 //   ...
 //
-// --data FOLDER: MNIST's IDX files, plain or .gz. --cpu-offload keeps shards, gradients and optimizer state on the host.
+// --data FOLDER: MNIST IDX files, plain or .gz. --cpu-offload keeps shards, gradients and optimizer state on the host.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/nll_loss.h>
 #include <fmt/format.h>

@@ -24,7 +24,8 @@
 namespace recipe {
 
 /// A recipe's command line. --help prints the first comment of the recipe's source, then the arguments. Every recipe
-/// has --device (auto, cpu, cuda), and --spawn N, N,N,... or auto, which starts so many ranks, one world after the other.
+/// has --device (auto, cpu, cuda), and --spawn N, N,N,... or auto,
+/// which starts so many ranks, one world after the other.
 class Program : public CLI::App {
  public:
   Program();

@@ -1,11 +1,12 @@
 // Ring attention written out, forward and backward: each rank has some positions of every sequence, and keys and values
 // go from rank to rank until each query has seen those before it.
 //
-// Forward, at each step a rank starts to send the keys and values that it has to the next rank, and meanwhile attends to
-// them. Outputs are merged by the log-sum-exps of their scores: with z = log(e^a + e^b), y = e^(a-z) y_a + e^(b-z) y_b.
-// Backward, the keys and values go round again, and their gradients with them: each rank adds its addend, and after as
-// many steps as ranks they are home. Probabilities are computed again from the merged log-sum-exps. --per-rank shows how
-// many pairs of a query and a key there are at each step. Worlds of 1, 2 and 4: ring_attention_by_hand --spawn 1,2,4.
+// Forward, at each step a rank starts to send the keys and values that it has to the next rank, and meanwhile attends
+// to them. Outputs are merged by the log-sum-exps of their scores: with z = log(e^a + e^b), y = e^(a-z) y_a +
+// e^(b-z) y_b. Backward, the keys and values go round again, and their gradients with them: each rank adds its addend,
+// and after as many steps as ranks they are home. Probabilities are computed again from the merged log-sum-exps.
+// --per-rank shows how many pairs of a query and a key there are at each step. Worlds of 1, 2 and 4:
+// ring_attention_by_hand --spawn 1,2,4.
 //
 //   $ phalanx launch --nproc-per-node 2 -- ring_attention_by_hand --per-rank
 //   rank 0: keys of rank 0: 8256 of 16384 pairs, keys of rank 1: 8192 of 16384 pairs

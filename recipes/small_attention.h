@@ -1,5 +1,5 @@
-// A layer of causal attention with 8 heads: q, k, v = x Wq, x Wk, x Wv, y = attention(q, k, v) Wo, loss mean((y - x)^2).
-// Everything is a function of fixed seeds, so that programs and ranks can compare their numbers.
+// A layer of causal attention with 8 heads: q, k, v = x Wq, x Wk, x Wv, y = attention(q, k, v) Wo,
+// loss mean((y - x)^2). Everything is a function of fixed seeds, so that programs and ranks can compare their numbers.
 #pragma once
 
 #include <ATen/TensorOperators.h>

@@ -1,5 +1,5 @@
-// A small mixture of experts, one for each row: h = x W, y = p_e gelu(h E_e) of the likeliest expert e, loss mean((y - x)^2).
-// Everything is a function of fixed seeds, so that programs and ranks can compare their numbers.
+// A small mixture of experts, one for each row: h = x W, y = p_e gelu(h E_e) of the likeliest expert e,
+// loss mean((y - x)^2). Everything is a function of fixed seeds, so that programs and ranks can compare their numbers.
 #pragma once
 
 #include <ATen/TensorOperators.h>

@@ -4,8 +4,8 @@
 #   recipes/topology.sh [PHALANX]          # build/release/bin/phalanx
 #
 # In < > stands what differs from machine to machine. "..." stands for lines that not every machine has: the processor's
-# name, caches, NUMA nodes and network devices, and where there are GPUs their links and copies. All lines that there can
-# be are in recipes/expected/topology.txt.
+# name, caches, NUMA nodes and network devices, and where there are GPUs their links and copies. All lines that there
+# can be are in recipes/expected/topology.txt.
 #
 #   $ recipes/topology.sh
 #   Processors

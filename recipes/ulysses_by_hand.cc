@@ -1,10 +1,10 @@
-// Ulysses written out, forward and backward: each rank has some positions of every sequence, and for attention alone the
-// ranks exchange them for all positions of some heads.
+// Ulysses written out, forward and backward: each rank has some positions of every sequence, and for attention alone
+// the ranks exchange them for all positions of some heads.
 //
 // Attention needs all positions, but its heads know nothing of each other. So an all-to-all gives each rank all
 // positions of heads / ranks heads, every rank runs plain causal attention, and a second all-to-all brings the results
-// back to the positions. Backward, the same two in reverse. --per-rank shows what a rank has before and after. Worlds of
-// 1, 2 and 4: ulysses_by_hand --spawn 1,2,4.
+// back to the positions. Backward, the same two in reverse. --per-rank shows what a rank has before and after. Worlds
+// of 1, 2 and 4: ulysses_by_hand --spawn 1,2,4.
 //
 //   $ phalanx launch --nproc-per-node 2 -- ulysses_by_hand --per-rank
 //   rank 0: 8 heads of 128 positions -> 4 heads of 256 positions

@@ -1,5 +1,5 @@
-// Adapters as a user meets them: trained on a base, used by `phalanx generate` and `eval` in several layouts, merged, and
-// refused where they do not fit.
+// Adapters as a user meets them: trained on a base, used by `phalanx generate` and `eval` in several layouts, merged,
+// and refused where they do not fit.
 #include <gtest/gtest.h>
 
 #include <cmath>

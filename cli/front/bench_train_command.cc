@@ -24,7 +24,8 @@
 namespace phalanx::cli {
 
 const std::string_view kBenchTrainHelp =
-    R"(usage: phalanx bench train CONFIG.toml [--layouts auto|LIST] [-n N] [--steps K] [options] [--section.key value ...]
+    R"(usage: phalanx bench train CONFIG.toml [--layouts auto|LIST] [-n N] [--steps K] [options]
+                           [--section.key value ...]
 
 Trains a few steps of CONFIG.toml under several layouts of N ranks of this node, and on one rank, one after the other;
 tells tokens per second, how that scales, memory and exposed communication. Every run is in a folder that is removed.

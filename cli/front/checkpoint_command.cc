@@ -48,8 +48,8 @@ Looks into checkpoints, checks, compares and rewrites them, whatever number of r
 DIR, A and B: a run's folder or its checkpoint folder (the newest complete step), or one of the step-N directories.
 
   inspect       step, integers, metadata, files, and every tensor with its global shape and the boxes it lies in
-  verify        reads every byte and compares it with its hash; of a folder, of all its steps. Status 1, with the damaged
-                files and the tensors in them, if something is wrong
+  verify        reads every byte and compares it with its hash; of a folder, of all its steps. Status 1, with the
+                damaged files and the tensors in them, if something is wrong
   diff          tensors and integers that differ, and by how much. Status 0 if all is the same to the bit, else 1
   consolidate   writes the model's weights as plain safetensors, whole tensors that any reader takes. OUT is a new file
                 x.safetensors, or a new directory for model.safetensors

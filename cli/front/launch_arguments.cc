@@ -29,8 +29,8 @@ Runs PROGRAM as several ranks, on one node or many, with torchrun's flags and en
 all are ended and the root cause is shown; Ctrl-C ends all of them.
 
 Ranks
-  -n, --nproc-per-node N|auto|gpu|cpu   ranks on this node: a number, one per GPU, one per core; auto: gpu where there is
-                                        one, else cpu. Default 1
+  -n, --nproc-per-node N|auto|gpu|cpu   ranks on this node: a number, one per GPU, one per core; auto: gpu where there
+                                        is one, else cpu. Default 1
       --max-restarts N                  after a failure all ranks start again, so many times. Default 0
       --role NAME                       ROLE_NAME of this node's ranks. Default default
       --numa-binding MODE               node, socket, exclusive or core-complex: the CPUs near each rank's GPU

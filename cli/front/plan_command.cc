@@ -48,7 +48,8 @@ as sections of a configuration. Nothing is allocated, and no device is needed.
 
   phalanx plan --model llama3_8b --devices 8xH100 --dtype bfloat16 --batch 64 --seq 8192
   phalanx plan run.toml --devices 2xthis --toml layout.toml
-  phalanx plan --model llama3_1b --devices 4xA100 --layout dp_replicate=4 --layout dp_shard=4 --layout tp=4 --svg bars.svg
+  phalanx plan --model llama3_1b --devices 4xA100 --layout dp_replicate=4 --layout dp_shard=4 --layout tp=4 \
+    --svg bars.svg
 
 Ends with status 1 where no layout fits. How layouts are ordered, and what is assumed: docs/plan.md.
 )";

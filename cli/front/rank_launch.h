@@ -24,7 +24,8 @@ struct RankCount {
 /// process already.
 RankCount rank_count(const std::string& ranks);
 
-/// The ranks of a command that runs a model. Throws UsageError unless they are a multiple of the tp * pp ranks of a copy.
+/// The ranks of a command that runs a model. Throws UsageError unless they are a multiple of
+/// the tp * pp ranks of a copy.
 RankCount model_rank_count(const ModelArguments& parsed);
 
 /// Starts the ranks with the worker's command `name` and waits for them. Or this process becomes a rank, and the call

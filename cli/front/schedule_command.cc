@@ -43,7 +43,8 @@ Simulates a pipeline schedule and says how long each rank waits and how many act
                             ranks, in any unit. Not given: F=1, B=I+W; I and W the half of B; send=0
   --table                   print the schedule: a row a step, a column a rank
   --transfers               place SEND and RECV in what is printed or written
-  --validate                say what has been checked: every input is there, every transfer is met, nothing waits for ever
+  --validate                say what has been checked: every input is there, every transfer is met, nothing waits
+                            for ever
   --max-live N[,N...]       with --validate: no rank (each rank) keeps more live activations
   --csv FILE                write the schedule
   --svg FILE                write a picture of it

@@ -45,8 +45,8 @@ const std::string_view kTokenizeHelp =
 Trains a byte-level BPE tokenizer on texts, turns texts into token files for training, or both at once.
 INPUT is a file, a directory (all files below it but hidden ones), a quoted shell pattern, or - for standard input.
 A file of text (.txt, .md, sources) is one document; JSON lines (.jsonl, .ndjson), Parquet and Arrow hold one a record.
-Text and JSON lines may be compressed by gzip or zstd. Binary files in directories are skipped. Every document is ended by the tokenizer's
-end-of-text token.
+Text and JSON lines may be compressed by gzip or zstd. Binary files in directories are skipped. Every document is
+ended by the tokenizer's end-of-text token.
 
   --tokenizer FILE           Hugging Face tokenizer.json: written with --vocab-size, else read (or a directory with one)
   --vocab-size N             train a tokenizer of N ids (at least 257: 256 bytes and <|endoftext|>)
@@ -271,8 +271,8 @@ void drop_set_aside(const TokenizeArguments& arguments) {
                   *before, arguments.output, has_mask ? ", .mask" : ""));
 }
 
-/// Whether a file that is there was made by a command that was stopped, which makes it again when it goes on: a tokenizer
-/// that it trained, and the text that it set aside.
+/// Whether a file that is there was made by a command that was stopped, which makes it again when it goes on: a
+/// tokenizer that it trained, and the text that it set aside.
 bool is_of_stopped(const TokenizeArguments& arguments, const std::string& path) {
   const std::string validation = arguments.output + "-validation";
   try {

@@ -26,16 +26,17 @@ dump has a job that runs write its flight recorders: PID is that of `phalanx tra
 all its ranks, or of one rank. It is the same as SIGQUIT, but refused where that would end the process. The ranks log
 where they write.
 
-analyze reads the flight recorder files that the ranks of a job left in FOLDER (after an error, a time-out, or dump) and says
-in one sentence which rank is at which operation, and who is missing or at odds with the others; then a table for each
-group of ranks, and why the files were written. In training FOLDER is comm.save_traces_folder in job.dump_folder; the
-run's folder stands for its comm_traces.
+analyze reads the flight recorder files that the ranks of a job left in FOLDER (after an error, a time-out, or dump) and
+says in one sentence which rank is at which operation, and who is missing or at odds with the others; then a table for
+each group of ranks, and why the files were written. In training FOLDER is comm.save_traces_folder in job.dump_folder;
+the run's folder stands for its comm_traces.
 
   phalanx trace dump PID_OF_PHALANX_LAUNCH          a job that hangs: have all ranks of the node write
   phalanx trace analyze outputs/comm_traces
 
-Without a folder of their own (PHALANX_COMM_TRACE_DIR names one) ranks write into attempt_N/comm_traces of --log-dir, else
-into a folder under $TMPDIR, or /tmp, and log which. The files of several nodes go into one folder to be read together.
+Without a folder of their own (PHALANX_COMM_TRACE_DIR names one) ranks write into attempt_N/comm_traces of --log-dir,
+else into a folder under $TMPDIR, or /tmp, and log which. The files of several nodes go into one folder to be read
+together.
 
 A folder of traces (profile_traces/iteration_N, written with --profiling.enable_profiling) of ranks that are a pipeline:
 when each of its passes ran, beside the simulation of the schedule, as phalanx schedule --executed FOLDER tells it.

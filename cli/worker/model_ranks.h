@@ -44,8 +44,8 @@ struct ModelRanks {
 };
 
 /// Collective over the ranks that a launcher has started; tp x pp ranks form a copy of the model (rank_launch.h).
-/// Without a launcher this process is the only rank, and nothing is logged. `arguments`, the command's, must be the same
-/// on all ranks, else all ranks throw.
+/// Without a launcher this process is the only rank, and nothing is logged. `arguments`, the command's, must be the
+/// same on all ranks, else all ranks throw.
 ModelRanks start_model_ranks(const ModelArguments& options, const Arguments& arguments);
 
 /// The contents of a file that each rank reads itself. Throws DataError if the file is a pipe and there are several

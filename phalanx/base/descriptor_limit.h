@@ -1,5 +1,5 @@
-// The soft limit on this process's files and connections (RLIMIT_NOFILE). It is often 1,024, too little for a store or a
-// group of thousands of ranks, and a process may raise it to the hard limit itself.
+// The soft limit on this process's files and connections (RLIMIT_NOFILE). It is often 1,024, too little for a store or
+// a group of thousands of ranks, and a process may raise it to the hard limit itself.
 //
 //   if (!fd && errno == EMFILE && raise_descriptor_limit()) try_again();
 #pragma once

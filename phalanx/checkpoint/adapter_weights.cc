@@ -183,8 +183,8 @@ bool fit(const at::Tensor& values, at::ScalarType type) {
   });
 }
 
-/// The same values, or the same before one of both was rounded to 16 bits. That is seen in the values: the type of a file
-/// or of a tensor does not say what they were converted to before.
+/// The same values, or the same before one of both was rounded to 16 bits. That is seen in the values: the type of a
+/// file or of a tensor does not say what they were converted to before.
 bool are_same_but_for_rounding(const at::Tensor& a, const at::Tensor& b) {
   constexpr double kUnitOfBFloat16 = 1.0 / 256, kUnitOfFloat16 = 1.0 / 2048, kLeastFloat16 = 0x1p-24;
   const bool is_a_bfloat16 = fit(a, at::kBFloat16), one_is_bfloat16 = is_a_bfloat16 != fit(b, at::kBFloat16);

@@ -27,9 +27,9 @@ struct LoadAdapterOptions {
 
 /// Fills the adapters among `tensors`, converted to their types. A tensor with a shard reads its box. Throws
 /// CheckpointError, before any is changed, if one is missing or has another shape; and, if `all` of the model's are
-/// there, if the file has more. Some may be changed when it throws because of values: if a layer that is several of ours
-/// has an A for each of them, and one part's B is not zero where it would use another's A; or if the file has another
-/// weight of the output layer than `tensors`, whose base is loaded already.
+/// there, if the file has more. Some may be changed when it throws because of values: if a layer that is several of
+/// ours has an A for each of them, and one part's B is not zero where it would use another's A; or if the file has
+/// another weight of the output layer than `tensors`, whose base is loaded already.
 void load_adapter(const PeftAdapter& adapter, const models::LlamaConfig& model, const std::vector<NamedTensor>& tensors,
                   const LoadAdapterOptions& how = {});
 

@@ -12,8 +12,8 @@
 // - One thread at a time drives a backend, but not always the same one.
 // - For collectives, every rank calls start() in the same order. A collective starts only after the previous one is
 //   done.
-// - Several point-to-point operations (send, recv, batch_isend_irecv) may be in flight at once, but never together with a
-//   collective.
+// - Several point-to-point operations (send, recv, batch_isend_irecv) may be in flight at once,
+//   but never together with a collective.
 // - The ranks compare signatures (signature.h) before data moves. A mismatch is a CommError on every rank.
 // - After a throw, or after abort(), every later start() and advance() throws. The other ranks follow soon.
 // - The description and the buffers that it points to outlive the operation.

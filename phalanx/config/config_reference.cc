@@ -31,9 +31,9 @@ line, after the file's name, where it overrules the file:
 
     phalanx train configs/demo.toml --training.steps 100 --optimizer.lr=3e-4 --checkpoint.no-enable
 
-Booleans are switched on by `--section.key` and off by `--section.no-key`. `--print-config` prints the effective file and
-ends; what it prints can be used as a file. A key that is not in the tables below is an error that names the nearest one.
-Integers, but for `debug.seed`, are at most 2147483647.
+Booleans are switched on by `--section.key` and off by `--section.no-key`. `--print-config` prints the effective file
+and ends; what it prints can be used as a file. A key that is not in the tables below is an error that names the nearest
+one. Integers, but for `debug.seed`, are at most 2147483647.
 
 This page is printed by `phalanx train --print-config-reference`.
 )";

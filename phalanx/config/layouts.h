@@ -27,17 +27,17 @@ struct LeftOutLayout {
 };
 
 /// Parts of a name: pp=N, schedule=NAME, dp_replicate=N, dp_shard=N, cp=N, exchange=keys|heads|ring|auto,
-/// balance=auto|headtail|ptrr, ep=N, tp=N, zero=1|2|3, sp=on|off, ac=none|full|op|N (one of N blocks is recomputed), reshard=always|never,
-/// precision=float32|bfloat16|float16, batch=N (sequences of a forward pass or of a pipeline's micro-batch). Defaults: 1,
-/// 1F1B, 1, 1, 1, keys, auto, 1, 1, 3, on, none, always, the configuration's precision, and the batch described above. With cp
-/// above 1 and dp_shard 1, zero= makes the ranks of cp share the model. Throws ConfigError for other parts, for more
-/// ranks than `ranks`, and if numbers do not divide.
+/// balance=auto|headtail|ptrr, ep=N, tp=N, zero=1|2|3, sp=on|off, ac=none|full|op|N (one of N blocks is recomputed),
+/// reshard=always|never, precision=float32|bfloat16|float16, batch=N (sequences of a forward pass or of a pipeline's
+/// micro-batch). Defaults: 1, 1F1B, 1, 1, 1, keys, auto, 1, 1, 3, on, none, always, the configuration's precision, and
+/// the batch described above. With cp above 1 and dp_shard 1, zero= makes the ranks of cp share the model. Throws
+/// ConfigError for other parts, for more ranks than `ranks`, and if numbers do not divide.
 NamedLayout with_layout(const TrainConfig& config, const std::string& name, std::int64_t ranks);
 
 /// All layouts of 1 to `ranks` ranks, fewest first. These are every mix of degrees that are powers of two, each with
 /// every ZeRO stage; context parallelism by gathered keys, alone also by heads, by a ring, which is mixed with one more
-/// kind, and with documents by heads and tails of packed sequences; experts divided among all ranks that share a copy, or
-/// among half of them; one rank with every kind of recomputation and precision; and each mix of degrees of 2 with
+/// kind, and with documents by heads and tails of packed sequences; experts divided among all ranks that share a copy,
+/// or among half of them; one rank with every kind of recomputation and precision; and each mix of degrees of 2 with
 /// recomputation in both 16-bit types.
 /// Mixes that do not divide the model or the batch, or that no single rank can repeat, go to `left_out`.
 std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks,

@@ -34,8 +34,8 @@ struct RunPlan {
   bool cuts_by_work = false;  // packed rows (layout/packed_cut.h)
   std::int64_t window = 0;    // of all layers; 0: none
 
-  /// How `rank` of the world cuts the rows of batches. What has no documents at hand takes parallel.context_cut(), and is
-  /// refused beside a cut by work.
+  /// How `rank` of the world cuts the rows of batches. What has no documents at hand takes parallel.context_cut(), and
+  /// is refused beside a cut by work.
   ContextCut context_cut(std::int64_t rank) const noexcept {
     ContextCut cut = parallel.context_cut(rank);
     cut.by_work = cuts_by_work;

@@ -17,8 +17,8 @@ namespace phalanx::config {
 /// What all layouts of a run share: model, sequence length, optimizer, types.
 plan::TrainingShape shape_without_layout(const TrainConfig& config);
 
-/// How many numbers the optimizer keeps of each trained parameter, averages of weights and masters included. `matrices`:
-/// of those that Muon steps, if it does. `narrow`: of all these, those of 16 bits; the others are float32.
+/// How many numbers the optimizer keeps of each trained parameter, averages of weights and masters included.
+/// `matrices`: of those that Muon steps, if it does. `narrow`: of all these, those of 16 bits; the others are float32.
 struct OptimizerCopies {
   std::int64_t others = 0, matrices = 0, narrow = 0;
   std::int64_t bytes(bool is_matrix) const { return 4 * (is_matrix ? matrices : others) - 2 * narrow; }

@@ -4,9 +4,9 @@
 // There is one token file (data_loader.h), several that are blended by weight (blended_loader.h), or texts that are
 // tokenised on the way (corpus/text_stream.h). A batch has rows
 // 0 .. global_batch_size - 1. Rank r of d owns rows [r*B/d, (r+1)*B/d). Of these, micro-batch m of M is the m-th of M
-// equal parts. So rows run over ranks first and over micro-batches within a rank. The union over ranks and micro-batches
-// is the global batch, for any d and M. B must be a multiple of d*M; the error of check_batch() names the nearest valid
-// choices.
+// equal parts. So rows run over ranks first and over micro-batches within a rank. The union over ranks and
+// micro-batches is the global batch, for any d and M. B must be a multiple of d*M; the error of check_batch()
+// names the nearest valid choices.
 //
 //   const RowRange rows = source.rows_of({.rank = 0, .ranks = 2, .micro_batch = 0, .micro_batches = 2});
 //   source.fill(step, rows, inputs, labels);  // int64 buffers of rows.size() * seq_len
@@ -36,8 +36,8 @@ inline constexpr std::int64_t kPaddingPiece = 64;
 
 /// A position in the stream of tokens that a run reads: the number of tokens of this epoch that have been read. In a
 /// shuffled or packed epoch these are the tokens of its first token / seq_len samples, padding included. In a blend all
-/// rows are of epoch 0. Of texts that are tokenised on the way it is the number of tokens of all rows, and the rest says
-/// where the window of the next row begins, and how many of its rows have been read (corpus/text_stream.h).
+/// rows are of epoch 0. Of texts that are tokenised on the way it is the number of tokens of all rows, and the rest
+/// says where the window of the next row begins, and how many of its rows have been read (corpus/text_stream.h).
 struct StreamPosition {
   std::int64_t epoch = 0;
   std::int64_t token = 0;
@@ -102,8 +102,8 @@ class BatchSource {
   /// How many terms the loss of the global batch of `step` has: tokens with a label, or pairs of documents.
   virtual std::int64_t label_count(std::int64_t step) const = 0;
 
-  /// Of each row the numbers of its pairs, in their order in it: pair i is documents 2 i and 2 i + 1 of the file. Empty where
-  /// documents are no pairs.
+  /// Of each row the numbers of its pairs, in their order in it: pair i is documents 2 i and 2 i + 1 of the file. Empty
+  /// where documents are no pairs.
   virtual std::vector<std::vector<std::int64_t>> pairs_of(std::int64_t /*step*/, RowRange /*rows*/) const { return {}; }
 
   /// What is read (stream_description.h), and how much of it before `step`.

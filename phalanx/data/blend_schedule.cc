@@ -76,7 +76,8 @@ BlendSchedule::BlendSchedule(const std::vector<double>& weights, const std::vect
   for (std::int64_t& share : shares_) share /= divisor;
 
   // The j-th row of a set (from 1) may come at (j - 1) period / share, rounded down, at the earliest, and must come
-  // before j period / share, rounded up. The earliest deadline first meets all of them, as the shares sum to the period.
+  // before j period / share, rounded up. The earliest deadline first meets all of them,
+  // as the shares sum to the period.
   const std::int64_t period = std::accumulate(shares_.begin(), shares_.end(), std::int64_t{0});
   std::vector<std::int64_t> taken(shares_.size(), 0);
   for (std::int64_t row = 0; row < period; ++row) {

@@ -9,7 +9,8 @@
 //
 //   std::vector<BlendedLoader::Part> parts;
 //   parts.push_back({.name = "web", .weight = 0.7, .rows = DataLoader(web, {.seq_len = 256, .global_batch_size = 1})});
-//   parts.push_back({.name = "code", .weight = 0.3, .rows = DataLoader(code, {.seq_len = 256, .global_batch_size = 1})});
+//   parts.push_back(
+//       {.name = "code", .weight = 0.3, .rows = DataLoader(code, {.seq_len = 256, .global_batch_size = 1})});
 //   BlendedLoader blend(std::move(parts), /*global_batch_size=*/8);
 //   blend.fill(step, rows, inputs, labels);
 #pragma once

@@ -1,15 +1,15 @@
 // DataLoader: which tokens a training step reads, as a pure function of (seed, step).
 //
-// Without packing, sample k is tokens [k*seq_len, k*seq_len + seq_len] of the range: seq_len inputs and, one token further, seq_len
-// labels. Adjacent samples share one token: the last label of one is the first input of the next. The global batch of
-// step s (from 0) has rows 0 .. B-1; row i holds sample number g = s*B + i of the run. Epoch g / N (N samples in the
-// range) visits every sample exactly once. The order is sample g mod N (shuffle = false) or a function of (seed,
-// epoch).
+// Without packing, sample k is tokens [k*seq_len, k*seq_len + seq_len] of the range: seq_len inputs and, one token
+// further, seq_len labels. Adjacent samples share one token: the last label of one is the first input of the next.
+// The global batch of step s (from 0) has rows 0 .. B-1; row i holds sample number g = s*B + i of the run. Epoch
+// g / N (N samples in the range) visits every sample exactly once. The order is sample g mod N (shuffle = false) or
+// a function of (seed, epoch).
 //
 // With packing, sample k is a row of whole documents and padding (packed_rows.h). With or without it, documents may be
 // kept apart (separate_documents): the first token of a document is then no label, and fill() says where documents end,
-// for attention and positions. Where the file has a mask, a token that is not trained is no label either. A place without
-// a label has the label kIgnoredLabel.
+// for attention and positions. Where the file has a mask, a token that is not trained is no label either. A place
+// without a label has the label kIgnoredLabel.
 //
 // Nothing depends on the number of ranks, so a resumed run may have another number. If a resumed run changes B or,
 // without shuffling, seq_len, begin_at() lets the samples continue after the tokens that have been read: no token is
@@ -48,8 +48,8 @@ struct DataLoaderOptions {
 
 class DataLoader : public BatchSource {
  public:
-  /// Throws DataError if the range holds no whole sample or reaches outside the file, or if documents are to be separated
-  /// and the file does not list them.
+  /// Throws DataError if the range holds no whole sample or reaches outside the file, or if documents are to be
+  /// separated and the file does not list them.
   DataLoader(TokenFile tokens, DataLoaderOptions options);
 
   std::int64_t seq_len() const override { return options_.seq_len; }
@@ -64,8 +64,8 @@ class DataLoader : public BatchSource {
 
   /// The stream's position before this step.
   StreamPosition position_of(std::int64_t step) const { return place_of(step, 0); }
-  /// From now on the position before `step` is `position`. Throws ConfigError if it is inside a shuffled or packed epoch
-  /// and between samples.
+  /// From now on the position before `step` is `position`.
+  /// Throws ConfigError if it is inside a shuffled or packed epoch and between samples.
   void begin_at(std::int64_t step, StreamPosition position) override;
 
   /// The first token of row `row` of the global batch of `step`, counted from the start of the range.

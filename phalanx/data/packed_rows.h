@@ -1,13 +1,14 @@
 // PackedRows: which documents each row of a packed data set holds.
 //
-// A document of n tokens takes n - 1 places of a row: each token but the last is an input, and its label is the next one.
-// So the first token of a document is never a label. Rows have seq_len places; what is left over is padding.
+// A document of n tokens takes n - 1 places of a row: each token but the last is an input, and its label is the next
+// one. So the first token of a document is never a label. Rows have seq_len places; what is left over is padding.
 //
 // Documents are taken in windows of 65,536. A window's documents are put into rows by best fit, the longest first: each
-// into the fullest row that still has room, else into a new row. No document is cut, unless it is longer than a row. Then
-// it is cut every seq_len places; each part but the first begins with the last label of the part before, and sees none of
-// the tokens before that. A document of a single token has no place and is left out. Where the file has a mask, a document,
-// or a part of a cut one, without any trained label is left out too: no row is without labels. All this is counted.
+// into the fullest row that still has room, else into a new row. No document is cut, unless it is longer than a
+// row. Then it is cut every seq_len places; each part but the first begins with the last label of the part before,
+// and sees none of the tokens before that. A document of a single token has no place and is left out. Where the
+// file has a mask, a document, or a part of a cut one, without any trained label is left out too: no row is without
+// labels. All this is counted.
 //
 // With `shuffle` the documents are in an order drawn from the seed, and each epoch takes windows, and rows within a
 // window, in an order drawn from (seed, epoch). Otherwise rows are in the order of their first documents. Which
@@ -16,7 +17,8 @@
 // With `pairs` two consecutive documents are placed as one. None of them is cut or left out.
 //
 //   const PackedRows rows(tokens, {.seq_len = 2048, .shuffle = true, .seed = 1});
-//   for (const PackedRows::Piece& piece : rows.row(/*epoch=*/0, 17)) tokens.read(piece.begin, ...);   // count + 1 tokens
+//   for (const PackedRows::Piece& piece : rows.row(/*epoch=*/0, 17))
+//     tokens.read(piece.begin, ...);   // count + 1 tokens
 //
 // The constructor looks at every document's length and at the mask, not at tokens: about a second for 10 million
 // documents. Memory is four bytes a row and that of a few windows. Any number of threads may call the const methods.
@@ -58,8 +60,8 @@ class PackedRows {
     std::int64_t rows = 0;
   };
 
-  /// Throws DataError if the range has no document of two tokens, or none with a trained label. With pairs also if their
-  /// number is odd, or if one does not fit into a row or has a document without a trained label.
+  /// Throws DataError if the range has no document of two tokens, or none with a trained label. With pairs also if
+  /// their number is odd, or if one does not fit into a row or has a document without a trained label.
   /// REQUIRES: of pairs the range is the whole file.
   PackedRows(TokenFile tokens, PackedRowsOptions options);
   ~PackedRows();

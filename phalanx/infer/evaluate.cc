@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::size_t kPassesUnderWay = 4;  // limits the hidden states that the next stage has not received yet
 
-/// How many of the next `most` texts, which are ordered from the longest on, may share a batch: those whose rotary angles
-/// are those of the longest, which the batch is padded to.
+/// How many of the next `most` texts, which are ordered from the longest on, may share a batch: those whose rotary
+/// angles are those of the longest, which the batch is padded to.
 std::int64_t rows_of_batch(const models::LlamaConfig& config, const std::vector<ScoredText>& texts,
                            std::span<const std::size_t> next, std::int64_t most) {
   const RopeScaling& scaling = config.rope_scaling;

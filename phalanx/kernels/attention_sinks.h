@@ -8,8 +8,8 @@
 //   AttentionPart whole = with_sinks(attend(kernel, q, k, v, queries), sinks);
 //   const at::Tensor dsinks = sink_gradients(dy, whole, sinks);
 //
-// Contract: with_sinks() and sink_gradients() know no autograd. `sinks`: [heads], those of the heads of `part`, in any floating-point type. Undefined:
-// there are none.
+// Contract: with_sinks() and sink_gradients() know no autograd. `sinks`: [heads], those of the heads of `part`, in any
+// floating-point type. Undefined: there are none.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
-// Attention of one new token a row over the keys and values of a cache, on a GPU in 16 bits: ATen's flash attention. Its
-// kernels do not depend on how many keys there are. cuDNN's, which at::scaled_dot_product_attention prefers, are made anew
-// for each number of keys, and a text gets longer by one in every step.
+// Attention of one new token a row over the keys and values of a cache, on a GPU in 16 bits: ATen's flash attention.
+// Its kernels do not depend on how many keys there are. cuDNN's, which at::scaled_dot_product_attention prefers, are
+// made anew for each number of keys, and a text gets longer by one in every step.
 //
 //   if (can_use_cached_attention(q, keys, values)) y = cached_attention(q, keys, values, lengths, window);
 #pragma once
@@ -23,8 +23,8 @@ bool can_use_cached_attention(const at::Tensor& q, const at::Tensor& keys, const
 
 /// q [rows, heads, 1, head_dim]; keys and values [rows, kv_heads, positions, head_dim], whose memory is
 /// [rows, max_len, kv_heads, head_dim]. `lengths` null: all rows see all positions. With window > 0 a row sees its last
-/// `window` only. `sinks`: [heads], of attention_sinks.h; undefined: none. Returns q's shape. Not differentiable. The host
-/// waits for nothing.
+/// `window` only. `sinks`: [heads], of attention_sinks.h; undefined: none. Returns q's shape. Not differentiable.
+/// The host waits for nothing.
 at::Tensor cached_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                             const CachedLengths* lengths, std::int64_t window, const at::Tensor& sinks = {});
 

@@ -66,7 +66,8 @@ std::int64_t effective(std::int64_t window, const Documents& documents, std::int
   return window < (documents ? documents->longest() : seq) ? window : 0;
 }
 
-/// Throws Error unless the shapes fit and the positions of each row are increasing ones of the keys, one for each query.
+/// Throws Error unless the shapes fit and the positions of each row are increasing ones of
+/// the keys, one for each query.
 void require_positions(const char* who, const at::Tensor& q, const at::Tensor& k, const Documents& documents,
                        const at::Tensor& sinks, std::span<const std::vector<PositionRange>> rows) {
   require_sinks_of(who, q, sinks);

@@ -16,8 +16,8 @@ namespace phalanx::kernels {
 /// Whether libtorch exports the matrix product that it needs.
 bool has_cpu_attention();
 
-/// y, and the log-sum-exp of each query's scores: float [batch, heads, queries], contiguous. Queries that see no key are
-/// left as they are.
+/// y, and the log-sum-exp of each query's scores: float [batch, heads, queries], contiguous.
+/// Queries that see no key are left as they are.
 void cpu_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionQueries& queries,
                    const at::Tensor& y, const at::Tensor& log_sums);
 

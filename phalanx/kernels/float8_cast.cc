@@ -162,8 +162,8 @@ struct ProductShape {
   auto operator<=>(const ProductShape&) const = default;
 };
 
-/// product(float32), or, where the library has none of such shapes, product(bfloat16), which is said once. It is decided
-/// for each shape by itself, so that no product depends on those before it.
+/// product(float32), or, where the library has none of such shapes, product(bfloat16), which is said once. It is
+/// decided for each shape by itself, so that no product depends on those before it.
 template <class Product>
 at::Tensor float32_or_bfloat16(const ProductShape& shape, Product product) {
   static std::mutex mutex;

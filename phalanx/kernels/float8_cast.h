@@ -1,13 +1,13 @@
 // Casts of matrices to float8, scaled by their own largest values ("dynamic scaling"), for products of float8 numbers.
 //
-// A value is multiplied by scale = largest number of the type / amax, saturated, and rounded to nearest even. amax is the
-// largest absolute value of what shares the scale: of the whole matrix (tensorwise), or of a row of a factor (rowwise).
-// A product of two such factors is divided by both scales. float8 products want both factors with the summed dimension
-// contiguous, so a matrix is cast as it is, transposed, or both. Under rowwise scaling the transposed one has other scales
-// and so other numbers.
+// A value is multiplied by scale = largest number of the type / amax, saturated, and rounded to nearest even. amax is
+// the largest absolute value of what shares the scale: of the whole matrix (tensorwise), or of a row of a factor
+// (rowwise). A product of two such factors is divided by both scales. float8 products want both factors with the summed
+// dimension contiguous, so a matrix is cast as it is, transposed, or both. Under rowwise scaling the transposed one has
+// other scales and so other numbers.
 //
-// - A matrix of zeros has a finite scale. An infinity makes all values that share its scale NaN, and a NaN stays one. So
-//   what is not finite is not hidden by saturation.
+// - A matrix of zeros has a finite scale. An infinity makes all values that share its scale NaN, and a NaN stays one.
+//   So what is not finite is not hidden by saturation.
 // - Scales are computed in double and rounded to float. Under rowwise scaling they are rounded down to powers of two.
 // - If a matrix is cut over ranks, amax is that of all parts: each part has the numbers of the whole.
 //

@@ -79,7 +79,8 @@ struct Float8LinearsFunction : torch::autograd::Function<Float8LinearsFunction> 
     tensor_list saved = {x.transposed.values, x.transposed.inverse}, results;
     for (const at::Tensor& weight : weights) {
       Float8CastOptions cast_weight = of_weight(how, x_in.scalar_type());
-      // One that is cast anyway is kept in float8. Others are there in the backward pass, too: gathered again if need be.
+      // One that is cast anyway is kept in float8.
+      // Others are there in the backward pass, too: gathered again if need be.
       cast_weight.transposed = record && weight.scalar_type() != x_in.scalar_type();
       const Float8Cast used = cast_to_float8(weight.contiguous(), cast_weight);
       saved.insert(saved.end(),

@@ -1,8 +1,8 @@
 // y = x W^T with products of float8 numbers in all three directions: y = x W^T, dx = dy W, dW = dy^T x.
 //
-// The factors are cast with dynamic scaling (float8_cast.h) each time they are used. Results have x's type, or autocast's;
-// the weight's gradient has its own, and goes where kernels/linear.h would put it. As in torchao's recipes of the same
-// names,
+// The factors are cast with dynamic scaling (float8_cast.h) each time they are used. Results have x's type,
+// or autocast's; the weight's gradient has its own, and goes where kernels/linear.h would put it. As in
+// torchao's recipes of the same names,
 //
 //   tensorwise   one scale a matrix; x and W in e4m3, dy in e5m2
 //   rowwise      one scale a row of a factor, along the dimension that is not summed over; e4m3 throughout; scales are
@@ -27,8 +27,8 @@ namespace phalanx::kernels {
 struct Float8LinearOptions {
   Float8Recipe recipe = Float8Recipe::tensorwise;
   bool emulate = false;  // products in float32, on any device; on the CPU always
-  /// How the weight is cut over ranks: rows, if each rank computes some columns of y from all of x; columns, if each has
-  /// some columns of x and computes addends of y.
+  /// How the weight is cut over ranks: rows, if each rank computes some columns of y from all of x; columns, if each
+  /// has some columns of x and computes addends of y.
   Float8Cut cut = Float8Cut::none;
   MaxOverRanks max_over_ranks = nullptr;  // of these ranks; required if it is cut
 };

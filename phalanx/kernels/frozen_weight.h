@@ -1,6 +1,6 @@
-// Products with a frozen weight that is stored in fewer bits than the activations have: in 16 bits, under activations in
-// fp32. The weight is widened for the product and again for the input's gradient. No wide copy of it is kept in between;
-// on the host only some rows are wide at a time (wide_rows.h).
+// Products with a frozen weight that is stored in fewer bits than the activations have: in 16 bits, under activations
+// in fp32. The weight is widened for the product and again for the input's gradient. No wide copy of it is kept in
+// between; on the host only some rows are wide at a time (wide_rows.h).
 //
 //   if (is_narrow_weight(x, weight)) return frozen_linear(x, weight, bias);
 #pragma once

@@ -52,7 +52,8 @@ const Precision kPrecisions[] = {{"float32", at::kFloat, false, 2e-6},
                                  {"float16", at::kHalf, false, 1e-3},
                                  {"autocast", at::kFloat, true, 8e-3}};
 
-/// Outputs, then the gradients of all inputs, for fixed gradients of the outputs, of type `direction`, that have no zeros.
+/// Outputs, then the gradients of all inputs, for fixed gradients of the outputs,
+/// of type `direction`, that have no zeros.
 Tensors values_and_gradients(const Function& function, const Tensors& inputs, at::ScalarType type,
                              at::ScalarType direction) {
   Tensors leaves, found;

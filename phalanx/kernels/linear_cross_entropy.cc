@@ -68,8 +68,8 @@ c10::intrusive_ptr<c10::intrusive_ptr_target> taken_gradients(torch::autograd::A
   return capsule;
 }
 
-// For forward(): if the weight gradient may be deferred, the logits' gradients are saved, unless they are larger than the
-// weight's, which would be saved instead.
+// For forward(): if the weight gradient may be deferred, the logits' gradients are saved, unless they are larger than
+// the weight's, which would be saved instead.
 WeightGradientQueue::Ref queue_of_head(const at::Tensor& weight, std::int64_t rows, bool record) {
   const bool may_wait = record && weight.requires_grad() && rows <= weight.size(1);
   return may_wait ? WeightGradientQueue::current() : WeightGradientQueue::Ref();
@@ -168,8 +168,8 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
 };
 
 // As LinearCrossEntropyFunction, on a GPU and with 16-bit products under autocast. The host waits for nothing. What the
-// forward pass keeps are gradients of the sum of the losses, so that small ones are not lost in 16 bits. A float16 weight's
-// could exceed that type, and is summed in float32.
+// forward pass keeps are gradients of the sum of the losses, so that small ones are not lost in 16 bits. A float16
+// weight's could exceed that type, and is summed in float32.
 struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
                             const at::Tensor& labels_in, std::optional<double> divisor, double z_loss_weight,
@@ -286,7 +286,8 @@ void check_gpu_labels(const at::Tensor& x, const at::Tensor& labels) {
                   fmt::join(x.sizes(), ", "), x.device().str()));
 }
 
-/// The losses of the tokens, fp32 [rows]: `of_chunk` writes those of some rows of x, whose logits it may put in the buffer.
+/// The losses of the tokens, fp32 [rows]: `of_chunk` writes those of some rows of x,
+/// whose logits it may put in the buffer.
 template <class OfChunk>
 at::Tensor losses_by_chunks(const at::Tensor& x, std::int64_t vocab, std::int64_t chunk, const OfChunk& of_chunk) {
   const std::int64_t rows = x.size(0);

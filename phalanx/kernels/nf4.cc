@@ -50,8 +50,8 @@ constexpr std::array<float, kValues> kNf4Values = {-1.0F,
                                                    0.7229568362236023F,
                                                    1.0F};
 
-/// The 8-bit numbers of dynamic exponent and fraction (arXiv:1511.04561) in which scales are stored, ascending. Computed
-/// as bitsandbytes computes them, in fp32.
+/// The 8-bit numbers of dynamic exponent and fraction (arXiv:1511.04561) in which scales are stored, ascending.
+/// Computed as bitsandbytes computes them, in fp32.
 std::array<float, kScales> dynamic_map() {
   constexpr int kExponents = 7;
   std::vector<float> values = {0.0F, 1.0F};

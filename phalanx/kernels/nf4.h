@@ -1,8 +1,8 @@
 // NF4: frozen weights in 4 bits, as QLoRA (arXiv:2305.14314) and bitsandbytes store them.
 //
-// Blocks of 64 neighbouring elements of a row share a scale, the largest magnitude among them. An element is the nearest
-// of 16 multiples of that scale. The scales, less their mean (the offset), are stored in 8 bits: 256 neighbouring ones
-// share a scale of their own in fp32. That is 4.13 bits an element.
+// Blocks of 64 neighbouring elements of a row share a scale, the largest magnitude among them. An element is the
+// nearest of 16 multiples of that scale. The scales, less their mean (the offset), are stored in 8 bits: 256
+// neighbouring ones share a scale of their own in fp32. That is 4.13 bits an element.
 //
 //   const Nf4Weight stored = quantise_nf4(weight, tables);                       // [rows, columns], columns of 64
 //   at::Tensor y = nf4_linear(x, stored, {.columns = weight.size(1)});           // x W^T

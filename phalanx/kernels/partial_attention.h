@@ -12,8 +12,8 @@
 //   const AttentionPart whole{sum.y.to(q.scalar_type()), sum.log_sums};
 //   const AttentionGradients g = attention_gradients(kernel, dy, q, k, v, whole, queries);
 //
-// Contract: knows no autograd. q is [batch, heads, queries, head_dim], k and v are [batch, kv_heads, keys, head_dim], of
-// one type, with any strides; heads is a multiple of kv_heads. The host waits for nothing.
+// Contract: knows no autograd. q is [batch, heads, queries, head_dim], k and v are [batch, kv_heads, keys, head_dim],
+// of one type, with any strides; heads is a multiple of kv_heads. The host waits for nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,8 +43,8 @@ struct AttentionPart {
 AttentionPart attend(AttentionKernel kernel, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionQueries& queries);
 
-/// Makes `sum` the attention to the keys of both, in place. REQUIRES: sum.y is fp32 or fp64; each query sees a key in one
-/// of them.
+/// Makes `sum` the attention to the keys of both, in place.
+/// REQUIRES: sum.y is fp32 or fp64; each query sees a key in one of them.
 void merge_into(const AttentionPart& sum, const AttentionPart& part);
 
 struct AttentionGradients {
@@ -58,7 +58,8 @@ AttentionGradients attention_gradients(AttentionKernel kernel, const at::Tensor&
 
 /// The type in which outputs and gradients of several parts are summed.
 inline at::ScalarType sum_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
-/// [batch, heads, seq, head_dim] with memory layout [batch, seq, heads, head_dim], as the projections around it need it.
+/// [batch, heads, seq, head_dim] with memory layout [batch, seq, heads, head_dim],
+/// as the projections around it need it.
 at::Tensor empty_heads_like(const at::Tensor& t, at::ScalarType type);
 
 }  // namespace phalanx::kernels

@@ -5,8 +5,9 @@
 
 namespace phalanx::kernels {
 
-/// x / sqrt(mean(x^2, -1) + eps) * weight; x [..., dim], weight [dim]. Computed in fp32, returned in x's dtype, or weight's if that is wider.
-/// On a GPU under autocast it is returned in autocast's dtype: the products that take it would cast it to that.
+/// x / sqrt(mean(x^2, -1) + eps) * weight; x [..., dim], weight [dim]. Computed in fp32, returned in x's dtype,
+/// or weight's if that is wider. On a GPU under autocast it is returned in autocast's dtype: the products that
+/// take it would cast it to that.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 /// What a residual layer begins with: h = x + delta (h = x if delta is undefined), and y = rms_norm(h). On a GPU each

@@ -151,8 +151,9 @@ void swiglu_backward_on_gpu(const GpuLaunch& launch, const at::Tensor& gate, con
                                                 dup.mutable_data_ptr(), du.stride, y.mutable_data_ptr()));
 }
 
-// On a GPU. gate and up are the halves of one tensor [rows, 2 hidden], and so are their gradients. Weights that are wider
-// than the products, as under autocast, are cast into the halves of one matrix: their product is then a single one.
+// On a GPU. gate and up are the halves of one tensor [rows, 2 hidden], and so are their gradients. Weights
+// that are wider than the products, as under autocast, are cast into the halves of one matrix: their
+// product is then a single one.
 struct GpuFeedForwardFunction : torch::autograd::Function<GpuFeedForwardFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& w1,
                             const at::Tensor& w2, const at::Tensor& w3, bool record) {

@@ -14,7 +14,8 @@
 
 namespace phalanx::kernels {
 
-/// Whether such a kernel exists for q's device, type and head size. Memory-efficient attention is not used with windows.
+/// Whether such a kernel exists for q's device, type and head size.
+/// Memory-efficient attention is not used with windows.
 bool can_use_variable_lengths(const at::Tensor& q, bool is_windowed);
 
 /// As causal_attention(). `window` 0: none. REQUIRES: can_use_variable_lengths().

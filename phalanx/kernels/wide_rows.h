@@ -1,5 +1,5 @@
-// Products with a frozen weight in fewer bits than the fp32 activations. Some rows of it are widened at a time, into one
-// small buffer.
+// Products with a frozen weight in fewer bits than the fp32 activations.
+// Some rows of it are widened at a time, into one small buffer.
 //
 //   const NarrowMatrix w{rows, columns, weight.device(), [&](std::int64_t first, const at::Tensor& wide) {
 //     wide.copy_(weight.narrow(0, first, wide.size(0)));

@@ -43,9 +43,10 @@ struct InitOptions {
   std::string method = "env://";  // or tcp://HOST:PORT, file:///PATH; see init_method.h
   int rank = -1;                  // for tcp:// and file://, if neither the method nor the environment gives it
   int world_size = -1;            // likewise
-  // CUDA loads all kernels at the start, not each at its first use: CUDA_MODULE_LOADING becomes EAGER. Loading waits until
-  // no kernel runs. In a pipeline over NCCL that can be for ever: a running message may wait for a rank that waits for
-  // this one. Costs some seconds and some hundred MiB of each GPU. No effect if the process has used CUDA before.
+  // CUDA loads all kernels at the start, not each at its first use: CUDA_MODULE_LOADING becomes EAGER. Loading
+  // waits until no kernel runs. In a pipeline over NCCL that can be for ever: a running message may wait for a
+  // rank that waits for this one. Costs some seconds and some hundred MiB of each GPU. No effect if the
+  // process has used CUDA before.
   bool loads_kernels_at_start = false;
   std::optional<bool> shared_heap;   // unset: the value of $PHALANX_SHARED_HEAP, otherwise false
   CommunicatorOptions communicator;  // its first_timeout is also the limit for the rendezvous

@@ -24,8 +24,9 @@ namespace phalanx {
 
 std::optional<int> spawn_local_ranks(int ranks, int argc, char** argv);
 
-/// A rank for each device of this node: as many as there are visible GPUs, or without GPUs as many as this process may use
-/// cores. What `phalanx launch --nproc-per-node auto` starts. `root` is the folder above /dev and /proc; tests replace it.
+/// A rank for each device of this node: as many as there are visible GPUs, or without GPUs as many as this
+/// process may use cores. What `phalanx launch --nproc-per-node auto` starts. `root` is the folder above /dev
+/// and /proc; tests replace it.
 int ranks_for_devices(const std::filesystem::path& root = "/");
 
 }  // namespace phalanx

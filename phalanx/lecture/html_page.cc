@@ -100,22 +100,29 @@ class Writer {
 };
 
 constexpr std::string_view kStyle = R"css(
-:root{--page:#f5f6f8;--card:#fff;--line:#e1e5ea;--text:#1b2430;--muted:#566171;--accent:#1d4ed8;--t0:#d6e4ff;--t1:#d3f0dc;--t2:#ffe3c4;--t3:#ecdcfa;--sum:#fff3a8;color-scheme:light dark}
-@media(prefers-color-scheme:dark){:root{--page:#0e1318;--card:#171d25;--line:#2c3541;--text:#e7ebf0;--muted:#a0acba;--accent:#8ab4ff;
+:root{--page:#f5f6f8;--card:#fff;--line:#e1e5ea;--text:#1b2430;--muted:#566171;--accent:#1d4ed8;--t0:#d6e4ff;
+--t1:#d3f0dc;--t2:#ffe3c4;--t3:#ecdcfa;--sum:#fff3a8;color-scheme:light dark}
+@media(prefers-color-scheme:dark){:root{--page:#0e1318;--card:#171d25;--line:#2c3541;--text:#e7ebf0;--muted:#a0acba;
+--accent:#8ab4ff;
 --t0:#1f3a6b;--t1:#1d4a31;--t2:#5c3a14;--t3:#43295f;--sum:#56500f}}
 *{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--text);font:16px/1.6 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+body{margin:0;background:var(--page);color:var(--text);
+font:16px/1.6 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 main{max-width:1080px;margin:0 auto;padding:24px 20px 64px}
 h1{font-size:28px;line-height:1.25;margin:40px 0 8px}main>.defs+h1{margin-top:0}
 h2{font-size:22px;margin:0 0 8px}h3{font-size:16px;margin:20px 0 4px}
-section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:20px 24px;margin:20px 0;min-width:0}
+section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:20px 24px;margin:20px 0;
+min-width:0}
 p,ul{margin:10px 0;max-width:75ch;overflow-wrap:break-word}ul{padding-left:22px}
 a{color:var(--accent)}nav a{text-decoration:none}nav ol{columns:2;column-gap:32px;padding-left:24px;margin:8px 0}
 pre,.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px;margin:12px 0}
-pre{background:var(--page);padding:12px 14px;font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
-code{font:.9em ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;background:var(--page);border-radius:4px;padding:1px 4px}
+pre{background:var(--page);padding:12px 14px;
+font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+code{font:.9em ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;background:var(--page);
+border-radius:4px;padding:1px 4px}
 table{border-collapse:collapse;font-size:14px;line-height:1.4;width:100%}
-th,td{padding:6px 10px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}tr:last-child td{border-bottom:0}
+th,td{padding:6px 10px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
+tr:last-child td{border-bottom:0}
 th{color:var(--muted);font-weight:600}
 .pictures{display:flex;flex-wrap:wrap;gap:18px 36px;overflow-x:auto;margin:14px 0;padding:2px 0}
 svg{width:var(--w);flex:none;font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
@@ -123,7 +130,8 @@ svg text{fill:var(--text)}svg .title{font-weight:700}svg rect{stroke:var(--muted
 svg .t0{fill:var(--t0)}svg .t1{fill:var(--t1)}svg .t2{fill:var(--t2)}svg .t3{fill:var(--t3)}
 svg .sum{fill:var(--sum)}svg .plain{fill:var(--page)}svg .wait{stroke-dasharray:2 2}
 .arrow{stroke:var(--accent);stroke-width:1.5;fill:none}#head path{fill:var(--accent)}.defs{position:absolute}
-@media(max-width:600px){svg{width:calc(var(--w)*.88)}main{padding:16px 10px 40px}section{padding:14px 12px}nav ol{columns:1}h1{font-size:23px}pre{font-size:11.5px}}
+@media(max-width:600px){svg{width:calc(var(--w)*.88)}main{padding:16px 10px 40px}section{padding:14px 12px}
+nav ol{columns:1}h1{font-size:23px}pre{font-size:11.5px}}
 )css";
 
 }  // namespace

@@ -55,7 +55,8 @@ void Picture::arrow_around(double x1, double y1, double x2, double y2, double re
 
 std::string Picture::svg() const {
   return fmt::format(
-      R"svg(<svg xmlns="http://www.w3.org/2000/svg" style="--w:{0:.0f}px" viewBox="0 {1:.0f} {0:.0f} {2:.0f}" role="img">)svg"
+      R"svg(<svg xmlns="http://www.w3.org/2000/svg" style="--w:{0:.0f}px" )svg"
+      R"svg(viewBox="0 {1:.0f} {0:.0f} {2:.0f}" role="img">)svg"
       "\n<title>{3}</title>\n{4}{5}</svg>\n",
       width_, -kTitleHeight, height_ + kTitleHeight, escape_markup(title_),
       title_.empty() ? "" : fmt::format("<text class=\"title\" x=\"0\" y=\"-8\">{}</text>\n", escape_markup(title_)),

@@ -2,11 +2,12 @@
 // that documents have, the sums over their labels of log p(label | tokens of the document before it).
 //
 //   DocumentLoss loss{.documents = numbers, .count = 2, .of = [](const at::Tensor& log_likelihoods) { ... }};
-//   model->loss(tokens, labels, {.documents = boundaries, .divisor = pairs_of_the_global_batch, .document_loss = &loss});
+//   model->loss(tokens, labels,
+//               {.documents = boundaries, .divisor = pairs_of_the_global_batch, .document_loss = &loss});
 //
-// The model computes the likelihoods without gradients, asks for the loss and its gradient, and then takes the gradient of
-// the tokens' cross entropy, each weighted by its document's part: the same gradient. So the head is computed twice, and its
-// logits are never held as a whole. All ranks that share documents ask with the same likelihoods.
+// The model computes the likelihoods without gradients, asks for the loss and its gradient, and then takes the gradient
+// of the tokens' cross entropy, each weighted by its document's part: the same gradient. So the head is computed twice,
+// and its logits are never held as a whole. All ranks that share documents ask with the same likelihoods.
 #pragma once
 
 #include <ATen/core/Tensor.h>

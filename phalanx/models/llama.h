@@ -1,5 +1,5 @@
-// The Llama family: pre-norm decoder with RMSNorm, rotary embedding, grouped-query attention and SwiGLU. It includes the
-// families that replace some of these (LlamaConfig::family, model_family.h).
+// The Llama family: pre-norm decoder with RMSNorm, rotary embedding, grouped-query attention and SwiGLU. It includes
+// the families that replace some of these (LlamaConfig::family, model_family.h).
 //
 //   auto model = std::make_shared<models::Llama>(config);
 //   nn::initialise(*model, seed);
@@ -28,7 +28,8 @@
 //   layers.N.attention.{q_norm,k_norm}.weight
 // - layers.N.feed_forward.{w1,w2,w3}.weight, layers.N.{attention_norm,ffn_norm}.weight
 // - Gemma 3 has layers.N.{attention_post_norm,ffn_post_norm}.weight as well.
-// - Mixtral and Qwen3-MoE have layers.N.moe.gate.weight and layers.N.moe.experts.E.{w1,w2,w3}.weight in place of the feed-forward net.
+// - Mixtral and Qwen3-MoE have layers.N.moe.gate.weight and layers.N.moe.experts.E.{w1,w2,w3}.weight in
+//   place of the feed-forward net.
 // - DeepSeek has layers.N.attention.{wq_a,wq_b,wkv_a,wkv_b,q_norm,kv_norm}.weight in place of wq, wk and wv (wq with
 //   q_lora_rank 0), layers.N.moe.shared_experts.{w1,w2,w3}.weight, and a feed_forward in its first layers.
 // - GPT-2 has pos_embeddings.weight, no w3, and a bias with every norm and every linear layer but the output.
@@ -97,8 +98,8 @@ class Llama : public nn::Module {
   at::Tensor forward(const at::Tensor& input, const std::shared_ptr<const DocumentBoundaries>& documents = nullptr);
 
   /// Mean cross entropy over the tokens whose label is not kIgnoredLabel, an fp32 scalar. The logits are never
-  /// held as a whole. If each rank divides by the number of such tokens in the global batch (LlamaLossOptions::divisor),
-  /// the sum of the ranks' losses and gradients is that of the global batch.
+  /// held as a whole. If each rank divides by the number of such tokens in the global batch
+  /// (LlamaLossOptions::divisor), the sum of the ranks' losses and gradients is that of the global batch.
   /// REQUIRES: the part has the output.
   at::Tensor loss(const at::Tensor& input, const at::Tensor& labels, const LlamaLossOptions& options = {});
 
@@ -121,8 +122,9 @@ class Llama : public nn::Module {
 
   void set_head(LlamaHead head) { head_ = std::move(head); }
 
-  /// From now on the activations are those of this rank's positions, and loss() is this rank's part of the loss: it needs
-  /// a divisor. Tokens, labels and documents are still whole sequences, the same on all ranks of the group. For training.
+  /// From now on the activations are those of this rank's positions, and loss() is this rank's part of the
+  /// loss: it needs a divisor. Tokens, labels and documents are still whole sequences, the same on all
+  /// ranks of the group. For training.
   void set_context(LlamaContext context);
 
   /// The type and device of hidden states between parts of the model and of keys in a cache. The type is that of

@@ -19,11 +19,12 @@
 
 namespace phalanx::models {
 
-/// Does nothing if the rank is 0. ConfigError as of lora_layers(). `dtype`: of the adapters; unset: that of the weights.
+/// Does nothing if the rank is 0. ConfigError as of lora_layers().
+/// `dtype`: of the adapters; unset: that of the weights.
 void add_lora(Llama& model, const LoraOptions& options, std::optional<at::ScalarType> dtype = {});
 
-/// Stores the weights of nf4_layers() in 4 bits, without values. Does nothing for another base. ConfigError where rows are
-/// no whole blocks.
+/// Stores the weights of nf4_layers() in 4 bits, without values. Does nothing for another base.
+/// ConfigError where rows are no whole blocks.
 void store_in_nf4(Llama& model, const LoraOptions& options);
 
 /// From now on the type of a frozen base is for storage alone: products, looked-up rows and hidden states have that of

@@ -3,10 +3,10 @@
 //   q, k, v = wq x, wk x, wv x            split into heads, q and k rotated by the rotary tables
 //   y = wo softmax(q k^T / sqrt(head_dim) + causal mask) v
 //
-// Options for the various models: a bias on q, k and v, and one on the result; an RMS norm of each head of q and k, or of
-// all heads together, before the rotation; a rotation of the first elements of each head alone, or none at all; a window,
-// so that a position attends to itself and window - 1 before it; scores divided by another number than sqrt(head_dim); a sink for each
-// query head, which is one more score in its softmax (kernels/attention_sinks.h).
+// Options for the various models: a bias on q, k and v, and one on the result; an RMS norm of each head of q and k, or
+// of all heads together, before the rotation; a rotation of the first elements of each head alone, or none at all; a
+// window, so that a position attends to itself and window - 1 before it; scores divided by another number than
+// sqrt(head_dim); a sink for each query head, which is one more score in its softmax (kernels/attention_sinks.h).
 #pragma once
 
 #include <cstdint>

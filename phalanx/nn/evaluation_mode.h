@@ -1,5 +1,5 @@
-// Switches modules to evaluation mode, in which dropout leaves out nothing, and back: each with all its submodules to the
-// mode that it had itself. The modules must outlive it.
+// Switches modules to evaluation mode, in which dropout leaves out nothing, and back: each with all its submodules to
+// the mode that it had itself. The modules must outlive it.
 //
 //   const EvaluationMode evaluating(model.modules());
 #pragma once

@@ -64,8 +64,8 @@ class KvCache {
   bool is_first() const noexcept { return start_ == 0; }                    // its rows were empty
   /// Positions [rows, tokens] if rows differ; undefined if they all begin at start().
   const at::Tensor& positions() const noexcept { return positions_; }
-  /// The rows' lengths on the device if they differ, the pass has one token a row, and the cache is not on the CPU; else
-  /// null.
+  /// The rows' lengths on the device if they differ, the pass has one token a row,
+  /// and the cache is not on the CPU; else null.
   const kernels::CachedLengths* lengths_on_device() const noexcept { return on_device_ ? &*on_device_ : nullptr; }
   /// Bool [rows, 1, tokens, start() + tokens]: which keys each query may see. Undefined if all may see all. With
   /// `window` > 0 a position sees itself and window - 1 before it.

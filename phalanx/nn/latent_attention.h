@@ -5,8 +5,8 @@
 //   latent, k_rope = wkv_a x   of kv_rank and rope elements
 //   k, v = wkv_b kv_norm(latent)
 //
-// Each head of q and k has nope elements that know no position, and rope elements behind them that are rotated. k_rope is
-// the same for all heads. Pairs of neighbours are rotated, as in the released weights.
+// Each head of q and k has nope elements that know no position, and rope elements behind them that are rotated. k_rope
+// is the same for all heads. Pairs of neighbours are rotated, as in the released weights.
 //
 // The attention kernels take heads of one size. So values are filled up with zeros to the size of keys, and a cache
 // holds keys and values of all heads, not the latent vectors.

@@ -7,8 +7,8 @@
 // store_in_nf4() keeps the weight in 4 bits (kernels/nf4.h): `weight` then holds the codes [out, in / 2], and two more
 // parameters the scales. All three are frozen, and cut as the weight would be.
 //
-// Code that multiplies with the weight itself has to call a layer with an adapter, or with a weight in fewer bits than the
-// activations have, instead (must_be_called()).
+// Code that multiplies with the weight itself has to call a layer with an adapter, or with a weight in fewer bits than
+// the activations have, instead (must_be_called()).
 #pragma once
 
 #include <cstdint>
@@ -57,8 +57,8 @@ class Linear : public Module {
   kernels::LowRank low_rank(const at::Tensor& x);
   /// From now on the weight has another type than the activations, which it is converted to for each product.
   void set_narrow_weight() { narrow_weight_ = true; }
-  /// From now on the weight is kept in 4 bits. Its values, if it has any, are lost. ConfigError, which begins with `name`,
-  /// unless rows are whole blocks. Error if the layer is split over ranks.
+  /// From now on the weight is kept in 4 bits. Its values, if it has any, are lost. ConfigError, which begins with
+  /// `name`, unless rows are whole blocks. Error if the layer is split over ranks.
   using Nf4Tables = std::shared_ptr<const kernels::Nf4Tables>;
   void store_in_nf4(const std::string& name, Nf4Tables tables);
   const Nf4Tables& nf4_tables() const noexcept { return nf4_tables_; }  // null: it is not

@@ -25,9 +25,9 @@ struct PlaceInRun {
 
 /// Fills `tensor` with the numbers of a layer, by name. Rows are the first dimension. `box`: what `tensor` is of all
 /// that the ranks with these rows have, whose shape is `shape`; rows count from place.first_row. Throws Error if the
-/// box has another shape than `tensor`. On a GPU uniform numbers in fp32 of a box that is cut along at most one dimension
-/// behind the first are drawn there, by one kernel on the current stream, with the same bits. Others are drawn by the
-/// host, which waits until they are copied.
+/// box has another shape than `tensor`. On a GPU uniform numbers in fp32 of a box that is cut along at most one
+/// dimension behind the first are drawn there, by one kernel on the current stream, with the same bits. Others are
+/// drawn by the host, which waits until they are copied.
 void fill_in_run(const at::Tensor& tensor, const Init& init, const PlaceInRun& place, std::string_view name, Box box,
                  std::vector<std::int64_t> shape);
 

@@ -1,8 +1,8 @@
 // x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in fp32 whatever the dtype of x. Or, as Gemma
 // has it, times 1 + weight.
 //
-// The last dimension may be split over ranks, each with its part of x and of the weight. set_group_mean() then makes the
-// mean that of all parts.
+// The last dimension may be split over ranks, each with its part of x and of the weight.
+// set_group_mean() then makes the mean that of all parts.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,12 @@
 // Which experts a token goes to, and with which weights.
 //
 //   scores = shares of all experts (softmax of the logits), or a sigmoid of each logit
-//   y      = sum over the k chosen experts e of  scaling * w_e * expert_e(x),   w_e: scores_e, or their share of these k
+//   y      = sum over the k chosen experts e of  scaling * w_e * expert_e(x),
+//            w_e: scores_e, or their share of these k
 //
 // Experts are chosen by their scores, or by these and a bias. With groups only experts of a token's best groups can be
-// chosen: a group is as good as its best expert, or, of sigmoids, as its best two together. Of equal scores the expert with
-// the lower number is chosen.
+// chosen: a group is as good as its best expert, or, of sigmoids, as its best two together. Of equal scores the expert
+// with the lower number is chosen.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,10 +1,10 @@
-// One transformer layer: x = x + attention(attention_norm(x)); x = x + feed_forward(ffn_norm(x)). Or one half of it, if a
-// pipeline is cut between the two.
+// One transformer layer: x = x + attention(attention_norm(x)); x = x + feed_forward(ffn_norm(x)). Or one half of it, if
+// a pipeline is cut between the two.
 //
 // In some models these norms are behind attention and feed-forward net, or there are others behind them:
 // attention_post_norm and ffn_post_norm (NormPlacement). The norms are RMSNorm, or LayerNorm with biases. The
-// feed-forward net is gated (SwiGLU), GELU with biases, or a mixture of experts, which is registered as "moe" in place of
-// "feed_forward".
+// feed-forward net is gated (SwiGLU), GELU with biases, or a mixture of experts,
+// which is registered as "moe" in place of "feed_forward".
 #pragma once
 
 #include <cstdint>

@@ -15,8 +15,8 @@
 //   bits on every run, with any number of threads and ranks, on every instruction set, and however dimension 0 is split
 //   over the ranks. Splits of other dimensions change the sums of rows, at about the 16th digit.
 // - Float64 on the CPU is summed by libtorch, tensor by tensor, and these sums are added exactly. On other devices
-//   squares are summed in float64, by Phalanx's kernel on a GPU, else by libtorch, and so do the ranks. The bits are the
-//   same on every rank, but may differ between layouts.
+//   squares are summed in float64, by Phalanx's kernel on a GPU, else by libtorch, and so do the ranks. The bits are
+//   the same on every rank, but may differ between layouts.
 // - Parameters without a gradient count as zero.
 // - clip_grad_norm() multiplies every gradient of this rank by max_norm / (norm + 1e-6) if that is below 1 (PyTorch's
 //   formula) and returns the norm before clipping. If the norm is NaN or infinite, the gradients are unchanged and
@@ -49,7 +49,8 @@ class GradNorm {
   double value_ = 0;
 };
 
-/// What clip_grad_norm() multiplies gradients by, on the norm's device: a 0-dim float64, 1 for a norm that is not finite.
+/// What clip_grad_norm() multiplies gradients by, on the norm's device:
+/// a 0-dim float64, 1 for a norm that is not finite.
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 GradNorm grad_norm(const std::vector<NamedTensor>& parameters, Communicator* comm = nullptr);
 /// max_norm must be positive; infinity measures only.

@@ -1,5 +1,5 @@
-// MatrixExchange: matrices of which ranks hold parts are each put together on one rank, their owner, replaced there by a
-// function of the whole matrix, and given back in parts.
+// MatrixExchange: matrices of which ranks hold parts are each put together on one rank, their owner, replaced there by
+// a function of the whole matrix, and given back in parts.
 //
 // - Each matrix is computed once. The result has the same bits in every layout, as the function sees the whole.
 // - Every rank that holds a part may be an owner. Matrices are given to owners by the work they are, the most expensive

@@ -1,8 +1,9 @@
 // Orthogonalises a matrix by a Newton-Schulz iteration, as torch.optim.Muon does: U S V^T becomes about U V^T.
 //
-// The arithmetic is torch's: bfloat16 throughout, with products that are rounded to it after each operation. A tall matrix
-// is turned first. The singular values of the result lie between about 0.7 and 1.2, by the choice of the coefficients.
-// On one kind of device, equal matrices get equal bits. On the CPU these do not depend on the number of threads.
+// The arithmetic is torch's: bfloat16 throughout, with products that are rounded to it after each operation.
+// A tall matrix is turned first. The singular values of the result lie between about 0.7 and 1.2, by the
+// choice of the coefficients. On one kind of device, equal matrices get equal bits. On the CPU these do not
+// depend on the number of threads.
 //
 //   at::Tensor update = newton_schulz(momentum.to(at::kBFloat16), {});
 #pragma once

@@ -1,4 +1,5 @@
-// Optimizer: the base class of AdamW, SGD, Lion, Adadelta, Muon and sets of them. It updates parameters from their gradients.
+// Optimizer: the base class of AdamW, SGD, Lion, Adadelta, Muon and sets of them.
+// It updates parameters from their gradients.
 //
 //   AdamW optimizer(nn::named_parameters(*model), {.weight_decay = 0.1});
 //   loss.backward();

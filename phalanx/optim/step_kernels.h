@@ -1,5 +1,5 @@
-// The arithmetic of AdamW, SGD, Lion, Adadelta and Muon on plain float32 arrays: one pass over all values that belong to an
-// element.
+// The arithmetic of AdamW, SGD, Lion, Adadelta and Muon on plain float32 arrays:
+// one pass over all values that belong to an element.
 //
 // An element's new values depend only on its old values, to the bit. They do not depend on where its array begins or
 // ends, how it is aligned, how it is split among threads or ranks, or which instruction set runs. Each operation is

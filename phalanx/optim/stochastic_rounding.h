@@ -2,7 +2,8 @@
 // of 16 bits then follows changes that are smaller than half of the distance between its numbers.
 //
 // The direction is a pure function of (seed, step, name, index in the global tensor). So every layout rounds alike, and
-// a resumed run goes on alike. A value that bfloat16 has is never changed; an infinity stays one, and a NaN stays a NaN.
+// a resumed run goes on alike. A value that bfloat16 has is never changed;
+// an infinity stays one, and a NaN stays a NaN.
 //
 //   const RoundingKey key = rounding_key(stream_key(seed, "layers.0.attention.wq.weight"), /*step=*/7);
 //   round_stochastically(key, first, values.size(), values.data(), rounded.data());

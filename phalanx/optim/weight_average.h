@@ -12,8 +12,8 @@
 //   validate();
 //   average.swap();                         // back, to the bit
 //
-// Averages are laid out over the ranks as the parameters, and nothing is communicated. Elements of float32 on the CPU get
-// the same bits in every layout. State: "ema.<fqn>", with the values that the parameters have when this is made.
+// Averages are laid out over the ranks as the parameters, and nothing is communicated. Elements of float32 on the CPU
+// get the same bits in every layout. State: "ema.<fqn>", with the values that the parameters have when this is made.
 // REQUIRES: no state is collected, and no update made, between two swaps.
 #pragma once
 

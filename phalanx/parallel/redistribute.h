@@ -10,7 +10,8 @@
 // - Ranks that hold the same box get the same bits. After a sum, this holds only if the backend sums in rank order
 //   (local, shm: communicator.h), because replicas along another axis sum in separate communicators. Several axes are
 //   summed one after the other, in the plan's order.
-// - Not differentiable: the result has no grad_fn. parallel/tensor/functional_collectives.h has differentiable collectives.
+// - Not differentiable: the result has no grad_fn.
+//   parallel/tensor/functional_collectives.h has differentiable collectives.
 // - A partial target along an axis that was not partial before: a rank gets zeros where another rank supplies the
 //   value.
 // - Beside `local` and the result, a step allocates at most one buffer for what it sends (in an exchange, one copy per

@@ -114,8 +114,8 @@ ActivationBytes fused(const TrainingShape& shape) {
   // matrices are cut, the gradients of all experts' inputs, which are joined then, are more than what one expert needs.
   if (shape.model.has_experts()) {
     const std::int64_t joined = n.is_cut ? (shape.expert_parallel_size > 1 ? 2 : 1) * n.routed : 0;
-    // Before the backward pass of the first expert, the output gradients of all are gathered from the order of the tokens
-    // and, where experts are divided, sent to the ranks that have them.
+    // Before the backward pass of the first expert, the output gradients of all are gathered from the order of the
+    // tokens and, where experts are divided, sent to the ranks that have them.
     const std::int64_t of_nets = std::max(4 * chunk + joined, n.routed);
     bytes.backward = kFloatBytes * (2 * n.dim + (n.splits ? n.between : 0) + of_nets);
     bytes.forward = kFloatBytes * (n.dim + n.between + std::max(chunk, shape.expert_parallel_size > 1 ? n.routed : 0));

@@ -1,9 +1,10 @@
 // Searches all layouts of a model over devices, finds those that fit, and recommends one. It does not use torch.
 //
-// A candidate is a mesh (pp, dp_replicate, dp_shard, tp, and of a mixture ep), a ZeRO stage, what is recomputed, and the
-// largest batch of one forward pass with which it fits (or 1, if it fits with none). Tensor-parallel groups stay on one node. If devices
-// differ, layouts over only the largest devices are candidates too. A rank's memory is that of predict_memory(). It is
-// compared with its device's memory less the headroom; a pipeline's stages are compared with the devices they are on.
+// A candidate is a mesh (pp, dp_replicate, dp_shard, tp, and of a mixture ep), a ZeRO stage, what is recomputed, and
+// the largest batch of one forward pass with which it fits (or 1, if it fits with none). Tensor-parallel groups stay
+// on one node. If devices differ, layouts over only the largest devices are candidates too. A rank's memory is that
+// of predict_memory(). It is compared with its device's memory less the headroom; a pipeline's stages are compared
+// with the devices they are on.
 //
 // Candidates are ordered by what training loses with them. Criteria, the most important first:
 //   1  devices left out

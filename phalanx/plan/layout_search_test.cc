@@ -93,8 +93,8 @@ TEST(StepCommVolume, IsThatOfRings) {
   const std::int64_t hidden = 4 * 2 * base.seq * base.model.dim;
   EXPECT_EQ(sent({.parallel = {.tp = 2}, .batch = 2}).total(), (4 * 8 + 4) * hidden / 2);
   EXPECT_EQ(sent({.parallel = {.pp = 2}, .batch = 2, .passes = 3}).total(), 2 * 3 * hidden);
-  // Context parallelism over 2: keys and values of 4 blocks, once, and their gradients; around a ring twice, and of four
-  // pieces three.
+  // Context parallelism over 2: keys and values of 4 blocks, once, and their gradients;
+  // around a ring twice, and of four pieces three.
   const std::int64_t weights = sent({.parallel = {.dp_replicate = 2}}).total();
   const std::int64_t keys = 4 * 4 * 2 * base.seq * base.model.n_kv_heads * base.model.head_dim();
   EXPECT_EQ(sent({.parallel = {.cp = 2}}).total(), weights + 2 * keys / 2);

@@ -306,8 +306,9 @@ class Prediction {
       const std::int64_t together = 2 * s_.weight_bytes * s_.batch * s_.local_seq() * model_.routed * model_.dim;
       const std::int64_t of_each = std::max<std::int64_t>(activation_sizes(s_).feed_forward - together, 0);
       const std::int64_t gone = std::min(of_nets, of_each) / model_.nets * (model_.nets - 1);
-      // What is made of the current block's gradients at the moment of the peak: on a GPU all but the attention's, since
-      // that moment is at the feed-forward layer. If older gradients are there, those of one net are made beside them.
+      // What is made of the current block's gradients at the moment of the peak: on a GPU all but the
+      // attention's, since that moment is at the feed-forward layer. If older gradients are there, those of
+      // one net are made beside them.
       const std::int64_t later = s_.on_device ? model_.attention() * s_.weight_bytes : 0;
       const std::int64_t beside = s_.on_device ? of_nets / model_.nets : 0;
       for (const std::int64_t activations : activation_memory_timeline(s_)) {

@@ -44,8 +44,8 @@ struct TrainingShape {
   std::int64_t batch = 1;  // sequences in one forward pass; in a pipeline, of a micro-batch
   std::int64_t seq = 1;
   std::int64_t global_batch = 0;  // sequences of all ranks in one step; 0: one forward pass of each
-  // Sequences in a forward pass without a backward pass: of validation, or of the reference of preferences. -1: `batch`;
-  // 0: there is no such pass. A pipeline has one micro-batch of them.
+  // Sequences in a forward pass without a backward pass: of validation, or of the reference of preferences.
+  // -1: `batch`; 0: there is no such pass. A pipeline has one micro-batch of them.
   std::int64_t validation_batch = 0;
   bool accumulates = false;             // gradients of several forward passes are accumulated
   bool reduces_each_microbatch = true;  // ZeRO-2, -3: only its rows accumulate; else full ones, until the last

@@ -9,8 +9,8 @@
 namespace phalanx::plan {
 
 /// The dimensions on one rank, each divided by the tensor-parallel size. If there are fewer key-value heads than ranks,
-/// they are repeated. Norms of hidden states and of single heads, positions, gates and the biases of row-parallel layers
-/// are not cut. Of experts that are divided among ranks it has its own.
+/// they are repeated. Norms of hidden states and of single heads, positions, gates and the biases of row-parallel
+/// layers are not cut. Of experts that are divided among ranks it has its own.
 struct ModelPartition {
   explicit ModelPartition(const TrainingShape& shape);
 

@@ -13,8 +13,8 @@ namespace phalanx::report {
 
 using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
-/// The keys of a configuration as print_config() writes it: {"training.steps", "100"}. A key that is not set there has the
-/// value "not set".
+/// The keys of a configuration as print_config() writes it: {"training.steps", "100"}.
+/// A key that is not set there has the value "not set".
 NamedValues config_values(std::string_view toml);
 
 struct ComparedValues {

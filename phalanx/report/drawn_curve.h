@@ -1,7 +1,7 @@
 // The points of a curve that a chart draws: few enough for a page that opens at once, and none of them made up.
 //
-// A long curve is cut into groups of adjacent steps. Of each group the point with the lowest and the one with the highest
-// value are kept, so no peak is lost. A step without a finite value is kept as a gap.
+// A long curve is cut into groups of adjacent steps. Of each group the point with the lowest and the one with the
+// highest value are kept, so no peak is lost. A step without a finite value is kept as a gap.
 //
 //   const DrawnCurve drawn = drawn_curve(metrics.curve("loss"));
 #pragma once
@@ -21,12 +21,12 @@ struct DrawnCurve {
   std::size_t not_finite = 0;  // points without a finite value, before
 };
 
-/// ENSURES: every point of the result is one of `curve`, by rising steps. The first and the last one, and the lowest and
-/// the highest finite value, are among them.
+/// ENSURES: every point of the result is one of `curve`, by rising steps. The first and the last one, and the lowest
+/// and the highest finite value, are among them.
 DrawnCurve drawn_curve(const Curve& curve, std::size_t groups = kGroups);
 
-/// At each point the mean of the `window` points around it, of fewer at the ends. Points that are not finite stay so, and
-/// count for nothing. REQUIRES: window is odd.
+/// At each point the mean of the `window` points around it, of fewer at the ends. Points that are not finite stay so,
+/// and count for nothing. REQUIRES: window is odd.
 Curve moving_mean(const Curve& curve, std::size_t window);
 
 }  // namespace phalanx::report

@@ -15,8 +15,8 @@ struct EmbeddedText {
 extern const EmbeddedText kUplotScript, kUplotStyle, kUplotLicense;  // third_party/uplot
 extern const EmbeddedText kReportScript, kReportStyle;               // page/
 
-/// The <meta> of a Content-Security-Policy: the four embedded texts may run, each known by its digest. Nothing is loaded,
-/// sent, framed or evaluated.
+/// The <meta> of a Content-Security-Policy: the four embedded texts may run, each known by its digest. Nothing is
+/// loaded, sent, framed or evaluated.
 std::string content_security_policy();
 
 /// "'sha256-47DEQpj8...='" of a digest in hexadecimal.

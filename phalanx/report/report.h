@@ -1,4 +1,5 @@
-// Writes the report of a run, or of several runs side by side: one HTML file that needs neither network nor other files.
+// Writes the report of a run, or of several runs side by side: one HTML file that needs
+// neither network nor other files.
 //
 // It is made from the files in the run's folder (job.dump_folder). So it can be made at any time, also of a run that is
 // still going or was killed:
@@ -6,8 +7,8 @@
 //                  "sample": {"prompt", "text"}
 //   metrics.jsonl  a line per step: {"step", "loss", "grad_norm", "lr", "tps", "memory_gib": [per rank], ...} and per
 //                  validation: {"step", "validation_loss", ...}
-// If a run was resumed and a step has two lines, the later line counts. Keys that a version of Phalanx does not write may
-// be missing.
+// If a run was resumed and a step has two lines, the later line counts.
+// Keys that a version of Phalanx does not write may be missing.
 //
 //   std::string path = write_report("outputs");   // outputs/report.html
 //   write_comparison({"outputs/a", "outputs/b"}, "comparison.html");

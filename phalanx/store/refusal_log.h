@@ -1,4 +1,5 @@
-// Formats the refusals of a server and limits their rate, so that a client that retries in a loop does not fill the log.
+// Formats the refusals of a server and limits their rate, so that a client that retries in
+// a loop does not fill the log.
 #pragma once
 
 #include <fmt/format.h>

@@ -27,8 +27,8 @@ class StoreTimeout : public CommError {
   using CommError::CommError;
 };
 
-/// A request that no store can serve: a key, a value or a number of keys out of bounds, an add() to something that is no
-/// integer. Nothing was sent, or the store has answered: its connection is as good as before.
+/// A request that no store can serve: a key, a value or a number of keys out of bounds, an add() to something that is
+/// no integer. Nothing was sent, or the store has answered: its connection is as good as before.
 class StoreRequestError : public CommError {
   using CommError::CommError;
 };

@@ -16,7 +16,8 @@
 //   clones, use the resolved address. If the server refuses them, it has ended.
 // - A client whose process dies loses its connections. The server then sets its set_when_lost keys. A forked child that
 //   lives on holds the connections, too.
-// - A client belongs to the process that made it. In a forked child its requests are CommErrors, and clone() is allowed.
+// - A client belongs to the process that made it.
+//   In a forked child its requests are CommErrors, and clone() is allowed.
 //
 //   TcpStoreServer server;                                        // 127.0.0.1, any port
 //   auto store = std::make_shared<TcpStore>(server.address());    // in any process

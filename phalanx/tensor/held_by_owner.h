@@ -1,5 +1,5 @@
-// The shard of a tensor that only the ranks at one coordinate of an axis have: those of a pipeline's stage, or those with
-// one of the experts. All rows are theirs, cut among them as before, and the other ranks have none.
+// The shard of a tensor that only the ranks at one coordinate of an axis have: those of a pipeline's stage, or those
+// with one of the experts. All rows are theirs, cut among them as before, and the other ranks have none.
 //
 //   // layers.3.wq.weight, cut by rows over tp among the ranks of stage 1
 //   const ShardSpec spec = held_by_owner(held, mesh.shape(), "pp", /*owner=*/1);   // pp:S(0){0, 64}, tp:S(0)

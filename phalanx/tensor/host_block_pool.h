@@ -1,13 +1,13 @@
 // Large blocks of host memory for tensors, kept for reuse by their size, as libtorch's allocator of a GPU keeps them.
 //
 // In malloc's heap, a small tensor that outlives its neighbours takes a part of the space of a large one, and the next
-// large one has to be allocated elsewhere: activations that wait for the backward pass between large intermediate results
-// can double a process's memory. Here a freed block is given only to a tensor of about its own size, and keeps its pages,
-// which the kernel would have to clear again.
+// large one has to be allocated elsewhere: activations that wait for the backward pass between large intermediate
+// results can double a process's memory. Here a freed block is given only to a tensor of about its own size, and keeps
+// its pages, which the kernel would have to clear again.
 //
-// What the process has from the pool, in use and kept, is at most kSpareBytes more than was ever in use at a time. Blocks
-// that have been free for longest go back first. Whole huge pages of a block are asked for (MADV_HUGEPAGE).
-// Any thread may call, and fork. Torch-free.
+// What the process has from the pool, in use and kept, is at most kSpareBytes more than was ever in use at a time.
+// Blocks that have been free for longest go back first. Whole huge pages of a block are asked for (MADV_HUGEPAGE). Any
+// thread may call, and fork. Torch-free.
 #pragma once
 
 #include <cstddef>

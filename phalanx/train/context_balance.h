@@ -8,8 +8,8 @@
 
 namespace phalanx::train {
 
-/// Worst rank by mean, over sequences from all parts of the data, as many in a forward pass as in the run. Empty without
-/// context parallelism, without documents, and for data that are no token files.
+/// Worst rank by mean, over sequences from all parts of the data, as many in a forward pass as in the run. Empty
+/// without context parallelism, without documents, and for data that are no token files.
 std::string context_balance_text(const data::BatchSource& data, const config::RunPlan& plan);
 
 }  // namespace phalanx::train

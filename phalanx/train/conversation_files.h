@@ -1,5 +1,5 @@
-// The data of a run that trains on conversations ([sft]) or preferences ([dpo]): token files, which rank 0 makes for all ranks
-// (inputs/conversation_data.h).
+// The data of a run that trains on conversations ([sft]) or preferences ([dpo]): token files, which rank 0 makes for
+// all ranks (inputs/conversation_data.h).
 //
 //   const config::TrainConfig reads = config_of_data(config, world, {.log_info = log_info});  // collective
 //   TrainingData data = open_training_data(reads, plan, device, rank);
@@ -19,8 +19,8 @@ struct ConversationFilesOptions {
   bool quiet = false;                                          // no progress
 };
 
-/// Collective. `config`, with token files in place of conversations or preferences; unchanged without them. The other ranks wait as
-/// long as rank 0 works. An error of rank 0 is the same error on all ranks.
+/// Collective. `config`, with token files in place of conversations or preferences; unchanged without them. The other
+/// ranks wait as long as rank 0 works. An error of rank 0 is the same error on all ranks.
 config::TrainConfig config_of_data(const config::TrainConfig& config, const std::shared_ptr<Communicator>& world,
                                    const ConversationFilesOptions& options = {});
 

@@ -144,7 +144,8 @@ class Trainer {
   [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;
   void log_step(const StepOutcome& outcome);
   bool logs(std::int64_t step) const;  // counted from 1
-  /// The load of experts of a step that is logged, over all ranks; null: the step is not, or there are none. Collective.
+  /// The load of experts of a step that is logged, over all ranks; null: the step is not,
+  /// or there are none. Collective.
   const ExpertLoad* logged_expert_load(std::int64_t step) const;
   double flops_of(const StepOutcome& outcome) const;  // of the global batch
   bool validate(bool is_asked_to_stop);               // false: cut short, all ranks must stop

@@ -1,4 +1,5 @@
-// DeepSeek-V3's biases by which experts are chosen are a part of its weights: trained, resumed, exported and read again.
+// DeepSeek-V3's biases by which experts are chosen are a part of its weights:
+// trained, resumed, exported and read again.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 

@@ -1,5 +1,5 @@
-// Preference tuning ([dpo]): the loss and its gradient beside plain operators of torch, every layout beside one rank, the
-// reference of a run that goes on, and what is refused.
+// Preference tuning ([dpo]): the loss and its gradient beside plain operators of torch, every layout beside one rank,
+// the reference of a run that goes on, and what is refused.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/log_sigmoid.h>
 #include <ATen/ops/log_softmax.h>

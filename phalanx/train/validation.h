@@ -1,5 +1,5 @@
-// Validator computes the loss on held-out tokens or pairs: the mean over all samples of one range, or of several data sets, and
-// then of each set, too. Each sample is visited once; the data-parallel ranks share them.
+// Validator computes the loss on held-out tokens or pairs: the mean over all samples of one range, or of several data
+// sets, and then of each set, too. Each sample is visited once; the data-parallel ranks share them.
 //
 // The result is the same on every rank and, up to rounding, for every number of ranks. The samples go to the ranks in
 // turn, the last round may be short, and sums rather than means are added up.

@@ -31,8 +31,8 @@ struct DocumentProbe {
 };
 
 /// Collective over the ranks of the model. Every rank runs the same number of passes. Experts multiply tokens of all
-/// documents together, which may round differently: the loss of a model of experts may move by 1e-5 of itself, in 16 bits
-/// by 1e-2.
+/// documents together, which may round differently: the loss of a model of experts may move by 1e-5
+/// of itself, in 16 bits by 1e-2.
 DocumentProbe probe_documents(LayoutSide& side);
 
 }  // namespace phalanx::verify

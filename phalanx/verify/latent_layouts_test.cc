@@ -1,6 +1,6 @@
-// DeepSeek's models, which have layers of two kinds and biases by which experts are chosen, and GPT-OSS, which has sinks
-// and biases of experts, are those of one rank in every kind of layout: losses, gradients and updates, parameter by
-// parameter.
+// DeepSeek's models, which have layers of two kinds and biases by which experts are chosen, and GPT-OSS, which
+// has sinks and biases of experts, are those of one rank in every kind of layout: losses, gradients and
+// updates, parameter by parameter.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,8 +80,8 @@ TEST_F(LatentLayoutsTest, AreThoseOfOneRank) {
       }
     }
   }
-  // New weights give experts nearly equal scores. Where 16-bit products are of a part of a row, rounding decides between
-  // them. So some tokens would have gone elsewhere.
+  // New weights give experts nearly equal scores. Where 16-bit products are of a part of a row, rounding decides
+  // between them. So some tokens would have gone elsewhere.
   EXPECT_GT(near_ties, 0);
 }
 

@@ -8,14 +8,14 @@
 // step begins at equal weights. If gradients are wrong, the step is run again to see where the error begins
 // (layout_origin.h).
 //
-// Gradients, losses and updates are each compared from equal values: before the optimizer steps, the reference takes the
-// layout's gradients, and after the step its weights. So an update is compared with what one rank's optimizer makes of
-// the same gradients, relative to the update's own norm. However small a step is, a wrong one is found.
+// Gradients, losses and updates are each compared from equal values: before the optimizer steps, the reference takes
+// the layout's gradients, and after the step its weights. So an update is compared with what one rank's optimizer makes
+// of the same gradients, relative to the update's own norm. However small a step is, a wrong one is found.
 //
 // Tolerances are the same at every step and learning rate.
 // - In float32 sums are rounded in another order. Gradients may differ by 1e-5 of their 2-norm, losses by 2e-5
-//   relatively. A gradient that is zero in theory, such as that of GPT-2's key biases, is nothing but rounding: one whose
-//   norm is below 1e-4 of the whole gradient's is compared with 1e-4 of that.
+//   relatively. A gradient that is zero in theory, such as that of GPT-2's key biases, is nothing but rounding: one
+//   whose norm is below 1e-4 of the whole gradient's is compared with 1e-4 of that.
 // - In 16 bits with a sharded layout the reference holds a copy of the model in that type (LayoutSide::compute_in), so
 //   that both round alike. With tensor parallelism gradients may differ by four times the effect of rounding on the
 //   same step on one rank, which is measured (LayoutSide::Rounding).

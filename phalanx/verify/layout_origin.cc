@@ -176,8 +176,8 @@ class Search {
   }
 
   /// This rank's part of a module's input, and its place: cut along the tokens' rows by data-parallel rank, along the
-  /// positions by context-parallel rank, and along another dimension by tensor-parallel rank if it is that much shorter.
-  /// Nothing if its shape does not fit.
+  /// positions by context-parallel rank, and along another dimension by tensor-parallel rank if it is that much
+  /// shorter. Nothing if its shape does not fit.
   std::optional<std::pair<at::Tensor, Place>> own_part(const at::Tensor& whole, const at::Tensor& found) const {
     const data::RowRange rows = parallelized_.rows();
     if (found.dim() != whole.dim() || found.size(0) != rows.size()) return std::nullopt;

@@ -40,8 +40,8 @@ struct LayoutSide {
   /// The name of the first parameter whose gradient is not finite on this rank; empty: none.
   std::string first_not_finite() const;
   void scale_loss(double factor);  // multiplies the current loss scale
-  /// The effect of rounding to 16 bits, and to float8, alone on loss and gradients at the current weights: how far the current
-  /// gradients, found with `loss`, are from those in float32, relative to their size.
+  /// The effect of rounding to 16 bits, and to float8, alone on loss and gradients at the current weights: how far the
+  /// current gradients, found with `loss`, are from those in float32, relative to their size.
   struct Rounding {
     double loss = 0;
     std::vector<double> gradients;           // in the model's order

@@ -42,8 +42,8 @@ class ParameterComparison {
 
   /// Rank 0's full value, on every rank; undefined on all ranks if it has none.
   at::Tensor send(std::size_t index, const ValueOf& value) const;
-  /// Returns, for each parameter, the rank with the largest difference, relative to the norm of the reference's value or
-  /// to `least_norm`, where that is more.
+  /// Returns, for each parameter, the rank with the largest difference, relative to the norm of the reference's value
+  /// or to `least_norm`, where that is more.
   std::vector<ParameterCheck> compare(const ValueOf& value, const Explain& explain = nullptr,
                                       double least_norm = 0) const;
   /// Compares with parameters in the same layout; each rank compares with its own.

@@ -62,8 +62,8 @@ class RoutingReplay {
   /// Passes replay `table` from now on.
   void replay(std::shared_ptr<const RoutingTable> table);
 
-  /// Around the forward and backward passes of a step. Passes at other times are left alone. `documents`: of the rows that
-  /// this side computes, which a cut by work needs; null: each row is one.
+  /// Around the forward and backward passes of a step. Passes at other times are left alone. `documents`: of the rows
+  /// that this side computes, which a cut by work needs; null: each row is one.
   void begin_step(std::shared_ptr<const DocumentBoundaries> documents = nullptr);
   void end_step();
 

@@ -1,5 +1,5 @@
-// A run that trains a part of its model, frozen parameters beside others or adapters alone, has one rank's gradients and
-// weights in every layout.
+// A run that trains a part of its model, frozen parameters beside others or adapters alone, has one rank's gradients
+// and weights in every layout.
 #include <ATen/ops/equal.h>
 
 #include <map>

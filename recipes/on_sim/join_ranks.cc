@@ -1,5 +1,5 @@
-// Recipes on simulated devices: rank r computes on sim:r, an asynchronous device, and data goes through pinned memory. A
-// race between streams ends the program with status 3.
+// Recipes on simulated devices: rank r computes on sim:r, an asynchronous device, and data goes through pinned memory.
+// A race between streams ends the program with status 3.
 #include "recipes/join_ranks.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// What the examples of documentation and headers may name without saying so: a rank's usual objects, and stand-ins for a
-// user's own code. scripts/snippets.py compiles the examples below this header; nothing is linked.
+// What the examples of documentation and headers may name without saying so: a rank's usual objects, and stand-ins for
+// a user's own code. scripts/snippets.py compiles the examples below this header; nothing is linked.
 #pragma once
 
 #include <torch/torch.h>

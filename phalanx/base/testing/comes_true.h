@@ -1,4 +1,5 @@
-// For tests: waits for something that nothing reports, such as the state of another process or of another thread's work.
+// For tests: waits for something that nothing reports, such as the state of another process
+// or of another thread's work.
 //
 //   EXPECT_TRUE(comes_true([&] { return std::filesystem::exists(path); }));
 #pragma once

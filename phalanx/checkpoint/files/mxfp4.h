@@ -1,9 +1,9 @@
-// Matrices in MXFP4, as GPT-OSS's released experts are (OCP Microscaling Formats, 2023): numbers of 4 bits (E2M1), and for
-// each 32 of a row one power of two (E8M0). It does not use torch.
+// Matrices in MXFP4, as GPT-OSS's released experts are (OCP Microscaling Formats, 2023): numbers of 4 bits (E2M1), and
+// for each 32 of a row one power of two (E8M0). It does not use torch.
 //
-// The matrix "gate_up_proj" of the view's form is saved as gate_up_proj_blocks, bytes [slices, rows, columns / 32, 16], and
-// gate_up_proj_scales, bytes [slices, rows, columns / 32]. The lower half of a byte is the first of two neighbours. The
-// rows are those of the tensor, whether the form is transposed or not: that is how wider files keep the matrix.
+// The matrix "gate_up_proj" of the view's form is saved as gate_up_proj_blocks, bytes [slices, rows, columns / 32, 16],
+// and gate_up_proj_scales, bytes [slices, rows, columns / 32]. The lower half of a byte is the first of two neighbours.
+// The rows are those of the tensor, whether the form is transposed or not: that is how wider files keep the matrix.
 //
 //   const Mxfp4Shapes shapes = mxfp4_shapes(form, {hidden, dim});
 //   decode_mxfp4(form, shape, blocks, scales, box, target);

@@ -33,8 +33,8 @@ constexpr const char* kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLM
 constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 using Reader = JsonReader<CheckpointError>;
 
-/// Keys that may have any value here. They say what the adapter is (read below), where it comes from, or to which layers
-/// it was added, which the tensors' names tell. fan_in_fan_out is compared with the model (layers_of_adapter()).
+/// Keys that may have any value here. They say what the adapter is (read below), where it comes from, or to which
+/// layers it was added, which the tensors' names tell. fan_in_fan_out is compared with the model (layers_of_adapter()).
 /// megatron_core and qalora_group_size count only beside keys that are refused.
 constexpr std::array kFreeKeys = {"auto_mapping",
                                   "base_model_name_or_path",
@@ -57,7 +57,8 @@ constexpr std::array kFreeKeys = {"auto_mapping",
 const std::map<std::string, std::vector<nlohmann::json>, std::less<>> kPlainValues = {
     {"peft_type", {"LORA"}}, {"bias", {"none"}}, {"init_lora_weights", {true, "gaussian"}}};
 
-/// Ranks and alphas of layers whose names match a pattern. PEFT also writes some that match none of the adapter's layers.
+/// Ranks and alphas of layers whose names match a pattern.
+/// PEFT also writes some that match none of the adapter's layers.
 constexpr std::array kPatternKeys = {"alpha_pattern", "rank_pattern"};
 constexpr double kSameScale = 1e-9;  // alphas that are no whole numbers are rounded
 constexpr const char* kNothing = "null, false or nothing";

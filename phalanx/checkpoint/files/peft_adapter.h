@@ -5,8 +5,8 @@
 //   require_base(adapter, "Llama-3.2-1B");                              // the base that it was trained on
 //   add_lora(model, adapter.lora);
 //
-// PEFT calls a layer's A "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight". Which layers have adapters is
-// read from these names. An adapter that Phalanx has saved also has the fingerprint of its base's weights
+// PEFT calls a layer's A "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight". Which layers have adapters
+// is read from these names. An adapter that Phalanx has saved also has the fingerprint of its base's weights
 // (weights_identity.h) in the header of its safetensors file.
 //
 // Where the files' layer is several of ours (models/config/file_layers.h), each of these has an A and a B of its own.

@@ -1,5 +1,5 @@
-// PinnedPool: pinned host memory that is used again. To allocate or free pinned memory is slow, and may wait for the whole
-// device, so the pool keeps every block as long as it lives. Blocks have power-of-two sizes.
+// PinnedPool: pinned host memory that is used again. To allocate or free pinned memory is slow, and may wait for the
+// whole device, so the pool keeps every block as long as it lives. Blocks have power-of-two sizes.
 //
 //   std::shared_ptr<std::byte> block = pool.take(bytes);
 //   // ... until the device and the host are done with it ...

@@ -1,8 +1,8 @@
 // The verbs that move data without reducing them. With M nodes:
-//   broadcast    From node to node in a line, beginning with the root's node. One rank of each node passes every piece to
-//                the next node and to its own.
-//   all_gather   A rank sends its part to one rank of every other node, which passes it on inside its node. The ranks of
-//                a node share that work.
+//   broadcast    From node to node in a line, beginning with the root's node. One rank of each node passes every piece
+//                to the next node and to its own.
+//   all_gather   A rank sends its part to one rank of every other node, which passes it on inside its node.
+//                The ranks of a node share that work.
 //   gather, scatter, all_to_all    A message for each pair of ranks, inside the node or between two.
 // What is passed on goes in pieces, so that the wire and the memory are busy at the same time. Only all_gather on a
 // device passes on whole parts.

@@ -1,5 +1,5 @@
-// Hierarchical communicators: the ranks of one node exchange data by a fast way of their own. Only what must cross nodes
-// goes over gloo or mpi.
+// Hierarchical communicators: the ranks of one node exchange data by a fast way of their own. Only what must cross
+// nodes goes over gloo or mpi.
 //
 //   backend                 inside a node      for
 //   "shm+gloo", "shm+mpi"   shared memory      CPU tensors (CUDA tensors by way of staged_backend.h)
@@ -23,8 +23,8 @@
 //
 // Over NCCL:
 // - NCCL adds up inside a node. As many GPUs of each node as the smallest node has get a slice of the sum each. It
-//   goes through pinned memory, and the host adds up the slices of all nodes. So sums are in NCCL's order inside a node, and what a node has added up is rounded to
-//   the tensor's type before it is sent. All ranks get the same bits.
+//   goes through pinned memory, and the host adds up the slices of all nodes. So sums are in NCCL's order inside a
+//   node, and what a node has added up is rounded to the tensor's type before it is sent. All ranks get the same bits.
 // - Work::wait() returns when the host's part is done, as on staged_backend.h.
 // - CPU tensors, byte objects and barriers go over the flat communicator alone. Messages inside a node match in the
 //   order of issue, as on nccl.
@@ -68,15 +68,15 @@ struct CommVolume {
   std::uint64_t inter_node = 0;  // the flat backend
 };
 
-/// Collective over all ranks of `flat`, a communicator over gloo or mpi that nobody uses from then on. With all ranks on
-/// one node: "shm". With no two ranks on one node, or if shared memory cannot be had: `flat` (in the second case with a
-/// warning, if there are several nodes).
+/// Collective over all ranks of `flat`, a communicator over gloo or mpi that nobody uses from then on. With all ranks
+/// on one node: "shm". With no two ranks on one node, or if shared memory cannot be had: `flat` (in the second case
+/// with a warning, if there are several nodes).
 std::shared_ptr<Communicator> make_hierarchical_communicator(std::shared_ptr<Communicator> flat,
                                                              HierarchicalOptions options = {});
 
 /// The same with NCCL inside the nodes. With all ranks on one node: "nccl". With no two ranks on one node: the flat
-/// backend, for CUDA tensors by way of pinned memory. Throws NcclUnavailable or another CommError if NCCL or shared memory cannot be
-/// had.
+/// backend, for CUDA tensors by way of pinned memory.
+/// Throws NcclUnavailable or another CommError if NCCL or shared memory cannot be had.
 std::shared_ptr<Communicator> make_nccl_hierarchical_communicator(std::shared_ptr<Communicator> flat, int cuda_device,
                                                                   HierarchicalOptions options = {});
 

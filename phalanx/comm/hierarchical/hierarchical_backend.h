@@ -3,9 +3,9 @@
 //
 // A collective is a list of steps (collective_schedule.h). First all ranks compare what they call: a barrier inside the
 // node and, at the same time, the comparison of the flat backend (compare_only), which moves no data. The barrier finds
-// ranks of this node that are in a message instead; the comparison finds every other mismatch. Then the data move. Where
-// it is as good, the flat backend does the whole operation instead. A message goes through `intra_node` or `flat`, by
-// where its peer is.
+// ranks of this node that are in a message instead; the comparison finds every other mismatch. Then the data move.
+// Where it is as good, the flat backend does the whole operation instead. A message goes through `intra_node` or
+// `flat`, by where its peer is.
 //
 // If `intra_node` moves device memory, messages between nodes go through pinned host memory (`staged_flat`). Operations
 // on host memory then go to the flat backend.

@@ -1,5 +1,5 @@
-// Which transport carries how many bytes: what a hierarchical backend says of it (comm_volume), in closed forms, and held
-// against what the backends inside and between the nodes were given, counted there.
+// Which transport carries how many bytes: what a hierarchical backend says of it (comm_volume), in closed forms, and
+// held against what the backends inside and between the nodes were given, counted there.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>

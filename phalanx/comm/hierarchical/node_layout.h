@@ -27,8 +27,8 @@ class NodeLayout {
   /// Whether every node has a contiguous range of ranks. Then a sum in rank order goes from node to node.
   bool is_contiguous() const { return is_contiguous_; }
 
-  /// Whether a reduction from node to node moves fewer bytes over the busiest node's wire than the flat backend does. The
-  /// flat backend makes an all-to-all of slices and, except for reduce_scatter, an all-gather.
+  /// Whether a reduction from node to node moves fewer bytes over the busiest node's wire than the flat backend does.
+  /// The flat backend makes an all-to-all of slices and, except for reduce_scatter, an all-gather.
   bool is_chain_better(Verb verb, DataType dtype) const;
 
  private:

@@ -2,9 +2,9 @@
 //
 // What the rank of a lane does for its piece of a chunk (reduction_chunks.h), on node m:
 //   exchange    gets the inputs of all ranks of its node, inside the node
-//   reduce      gets from node m - 1 what the ranks before this node add up to, adds the inputs of its own node in their
-//               order, and sends the sum to node m + 1. 16-bit floats travel as float32. The last node has the result;
-//               it divides it for avg, and rounds it.
+//   reduce      gets from node m - 1 what the ranks before this node add up to, adds the inputs of its own node in
+//               their order, and sends the sum to node m + 1. 16-bit floats travel as float32. The last node has the
+//               result; it divides it for avg, and rounds it.
 //   return      all_reduce: the result goes back from node to node. reduce, reduce_scatter: the last node sends it
 //               straight to the node that wants the chunk.
 //   distribute  gives the result to the ranks of its node that want it, inside the node

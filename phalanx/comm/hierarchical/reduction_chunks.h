@@ -1,8 +1,9 @@
 // ReductionChunks: what the two kinds of reductions over nodes have in common.
 //
-// The data go in chunks, and a chunk in one piece for each lane. Chunks of a reduce_scatter are for each node in turn. A lane is the ranks with one local rank, one of each
-// node; the smallest node has a rank for every lane. On its node, the rank of a lane gathers what there is of its piece,
-// deals with the other nodes, and gets the result. Then the results go to the ranks of the node that want them.
+// The data go in chunks, and a chunk in one piece for each lane. Chunks of a reduce_scatter are for each node in turn.
+// A lane is the ranks with one local rank, one of each node; the smallest node has a rank for every lane. On its node,
+// the rank of a lane gathers what there is of its piece, deals with the other nodes, and gets the result. Then the
+// results go to the ranks of the node that want them.
 #pragma once
 
 #include <vector>

@@ -292,8 +292,8 @@ class HeartbeatMonitor::World {
     }
   }
 
-  // Makes a request that the store answers at once, or within `wait`. False if there is no result: the keys do not exist,
-  // the request is wrong, the store is silent, or its connection broke.
+  // Makes a request that the store answers at once, or within `wait`. False if there is no result: the keys do not
+  // exist, the request is wrong, the store is silent, or its connection broke.
   bool ask(milliseconds wait, const std::function<void()>& request) {
     const auto begin = Clock::now();
     Clock::rep none = 0;

@@ -15,8 +15,8 @@
 //   So a rank that computes for hours has a heartbeat, answers questions, and hears of deaths at once.
 //
 // What happens to a rank, and how the others see it
-//   It dies, or is killed    Its connections break, and the store sets its key: announced_failure(), in milliseconds. If
-//                            its machine vanishes, the store takes some 10 s for that; silence is seen before.
+//   It dies, or is killed    Its connections break, and the store sets its key: announced_failure(), in milliseconds.
+//                            If its machine vanishes, the store takes some 10 s for that; silence is seen before.
 //   It is stopped            On its own node the others see that in /proc. On other nodes it becomes silent.
 //   It loses its network     It becomes silent. It sees itself that the store does not answer: disconnect_reason().
 //   It becomes silent        Its count in the store stands still. failure_reason() says so after heartbeat_timeout().
@@ -24,8 +24,8 @@
 //   It ends in order         who_left(). This is no failure. If it hosts the store, the store must live on until the
 //                            others have read that, which takes a tick; init_from_environment() sees to it.
 //   It computes, or starves  Nothing. Only a thread without CPU time on another node may be taken for a stopped one.
-//   It hosts the store, and dies    announced_failure() names the rank if Options::store_rank does. The thread ends, and
-//                            this rank learns no more.
+//   It hosts the store, and dies    announced_failure() names the rank if Options::store_rank does. The thread ends,
+//                            and this rank learns no more.
 //   It hosts the store, and stops   failure_reason() names the rank if Options::store_rank does, else the silent store.
 //
 // Clocks
@@ -37,16 +37,17 @@
 //   against the others.
 //
 // Load of the store
-//   In each tick every rank waits for a key of each other rank, and while it waits for others it reads their heartbeats.
-//   With the default limit, ticks are 3 ms a rank up to 166 ranks and half a second above. Such a pair of requests takes
-//   some 0.3 us of the store's thread for each rank. So the thread is busy for a few percent of the time at 166 ranks.
-//   Above, that grows with the square: more than half of the time at 1,000 ranks, all of it at some 1,300. A longer limit
-//   helps up to 10 s, where beats take a second.
+//   In each tick every rank waits for a key of each other rank, and while it waits for others it reads their
+//   heartbeats. With the default limit, ticks are 3 ms a rank up to 166 ranks and half a second above. Such a pair of
+//   requests takes some 0.3 us of the store's thread for each rank. So the thread is busy for a few percent of the time
+//   at 166 ranks. Above, that grows with the square: more than half of the time at 1,000 ranks, all of it at some
+//   1,300. A longer limit helps up to 10 s, where beats take a second.
 //   While ranks are missing in rendezvous(), every rank that is there asks for all of them, every 100 ms, or every 3 ms
 //   a rank if that is more. So this takes as much of the thread at any number of ranks.
 //
 // Keys in the store, by world rank
-//   pulse/<rank>    "<count>\n", and "<group>\t<what for>\n" for each group in which the rank waits. It alone writes it.
+//   pulse/<rank>    "<count>\n", and "<group>\t<what for>\n" for each group in which the rank waits.
+//                   It alone writes it.
 //   lost/<rank>     "died" or "left"
 //   event/<number>  notices, from 0: "abort\n<group>\n<reason>", "roll\n<group>\n<key for the answers>"
 //   rolls           how many roll calls there were; each rank answers number n in roll/<n>/<rank>

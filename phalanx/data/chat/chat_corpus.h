@@ -1,5 +1,5 @@
-// Turns files of conversations into token files with a mask: one document a conversation, of which the assistant's tokens
-// are trained (tokenized_conversation.h, token_file.h).
+// Turns files of conversations into token files with a mask: one document a conversation, of which the assistant's
+// tokens are trained (tokenized_conversation.h, token_file.h).
 //
 //   const ConversationTokenizer tokenize(ChatTemplate::load(folder), BpeTokenizer::load(folder));
 //   const ChatSummary made = encode_conversations({"chats.jsonl"}, tokenize, "data/chats", {.longest = 4097});
@@ -29,8 +29,8 @@ struct ChatEncodingOptions {
   double held_out_fraction = 0;  // the share of the conversations, by their bytes, that is set aside
   bool is_held_out = false;      // true: takes those; false: the others
   std::string set_aside = {};    // TokenSidecar::set_aside
-  /// Whether records are preferences (parse_preference()). Each becomes two documents, of the chosen and of the rejected
-  /// answer. `longest` is that of both together, counted without their last tokens; longer pairs are left out.
+  /// Whether records are preferences (parse_preference()). Each becomes two documents, of the chosen and of the
+  /// rejected answer. `longest` is that of both together, counted without their last tokens; longer pairs are left out.
   bool pairs = false;
   int threads = 0;          // 0: as many as this process may use
   Advance bytes_done = {};  // called by the caller's thread
@@ -51,13 +51,13 @@ struct ChatSummary {
   std::string text() const;
 };
 
-/// Writes PREFIX.bin, .idx, .mask and .json. Throws DataError: a record is malformed (file, line, reason), a file holds no
-/// conversation, or no token of any of them is trained (then nothing is written).
+/// Writes PREFIX.bin, .idx, .mask and .json. Throws DataError: a record is malformed (file, line, reason), a file holds
+/// no conversation, or no token of any of them is trained (then nothing is written).
 ChatSummary encode_conversations(const std::vector<std::string>& files, const ConversationTokenizer& tokenize,
                                  const std::string& prefix, const ChatEncodingOptions& options = {});
 
-/// A tokenized text, of which trained tokens stand between [[ and ]], with `color` in green as well. Control characters but
-/// line breaks are written as \x1B.
+/// A tokenized text, of which trained tokens stand between [[ and ]], with `color` in green as well. Control characters
+/// but line breaks are written as \x1B.
 std::string marked_text(const TokenFile& tokens, TokenRange range, const BpeTokenizer& tokenizer, bool color);
 
 }  // namespace phalanx::data

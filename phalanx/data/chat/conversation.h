@@ -4,9 +4,10 @@
 //   {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
 //   {"prompt": "Hi", "completion": "Hello"}                                both text, or both lists of messages
 //
-// A content is text, null, or a list of parts such as {"type": "text", "text": "Hi"}. A message may have other keys, which
-// templates read: tool_calls, reasoning_content, name. A record may have "tools" (a list of JSON schemas, or that list as
-// text), and "chat_template_kwargs" (an object of further variables for the template). Its other keys are ignored.
+// A content is text, null, or a list of parts such as {"type": "text", "text": "Hi"}. A message may have other
+// keys, which templates read: tool_calls, reasoning_content, name. A record may have "tools" (a list of JSON
+// schemas, or that list as text), and "chat_template_kwargs" (an object of further variables for the
+// template). Its other keys are ignored.
 //
 //   for (const Conversation& chat : parse_conversations(read_file(path), path).all) ...
 #pragma once
@@ -61,10 +62,11 @@ struct Preference {
 /// One record of preferences, in TRL's forms:
 ///
 ///   {"prompt": "Hi", "chosen": "Hello", "rejected": "What?"}        all texts, or all lists of messages
-///   {"chosen": [...], "rejected": [...]}                             lists of messages; what both begin with is the prompt
+///   {"chosen": [...], "rejected": [...]}                             lists of messages;
+///                                                                    what both begin with is the prompt
 ///
-/// Beside the lists of the second form a "prompt" that is text is ignored. Other keys are those of a conversation. Throws
-/// DataError whose message begins with `where`.
+/// Beside the lists of the second form a "prompt" that is text is ignored. Other keys are those of a conversation.
+/// Throws DataError whose message begins with `where`.
 Preference parse_preference(std::string_view json, const std::string& where);
 
 }  // namespace phalanx::data

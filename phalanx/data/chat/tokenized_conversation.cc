@@ -135,7 +135,8 @@ class AnswerFinder {
     const auto behind = first_messages_if_possible(message + 1, false);
     if (!prompt || !behind || !text_.starts_with(*behind)) return std::nullopt;
     if (behind->starts_with(*prompt)) return TextSpan{prompt->size(), behind->size()};
-    // The prompt supplies what this answer does not begin with, such as an open thinking block: from there on it is its own.
+    // The prompt supplies what this answer does not begin with, such as an open thinking block:
+    // from there on it is its own.
     if (!before) return std::nullopt;
     const std::size_t same = part_end(*prompt, common_prefix(*prompt, *behind));
     if (same <= header_begin(*before, *prompt)) return std::nullopt;
@@ -147,7 +148,8 @@ class AnswerFinder {
     return prompt.starts_with(before) ? before.size() : part_end(prompt, common_prefix(prompt, before));
   }
 
-  /// The end of the last whole part of a text, a line or a <tag>, at or before `limit`: texts may begin alike by chance.
+  /// The end of the last whole part of a text, a line or a <tag>, at or before `limit`:
+  /// texts may begin alike by chance.
   static std::size_t part_end(std::string_view text, std::size_t limit) {
     const auto ends_part = [&](std::size_t at) {
       return at == text.size() || text[at] == '<' || text[at] == '[' || text[at - 1] == '\n';
@@ -177,8 +179,8 @@ class AnswerFinder {
     return TextSpan{begin, end};
   }
 
-  /// What ends the turn behind the content at `from`: as far as the answer alone, which goes on with `tail`, and the whole
-  /// agree; or, where the last answer of a conversation ends by another <tag> than the ones before it, that tag.
+  /// What ends the turn behind the content at `from`: as far as the answer alone, which goes on with `tail`, and the
+  /// whole agree; or, where the last answer of a conversation ends by another <tag> than the ones before it, that tag.
   std::size_t turn_end(std::string_view tail, std::size_t from) const {
     const std::string_view rest = std::string_view(text_).substr(from);
     if (const std::size_t same = part_end(tail, common_prefix(tail, rest)); same > 0) return from + same;
@@ -209,8 +211,8 @@ class AnswerFinder {
     return place;
   }
 
-  /// Behind the last header before the content: what the generation prompt begins an answer with. A prompt may go on with
-  /// a thinking block that the answer lacks; then its first line counts.
+  /// Behind the last header before the content: what the generation prompt begins an answer with. A prompt may go on
+  /// with a thinking block that the answer lacks; then its first line counts.
   std::size_t answer_begin(const std::string& header, std::size_t content) const {
     const std::string_view before = std::string_view(text_).substr(0, content);
     const std::string first_line = header.substr(0, header.find('\n') + 1);
@@ -238,7 +240,8 @@ bool is_white_space(const BpeTokenizer& tokenizer, TokenId id) {
   return !tokenizer.is_special(id) && jinja::strip(tokenizer.bytes_of(id)).empty();
 }
 
-/// The end of an answer's tokens without the white space behind the special token that ends its turn: nobody waits for it.
+/// The end of an answer's tokens without the white space behind the special token that ends
+/// its turn: nobody waits for it.
 std::size_t end_without_blanks(const BpeTokenizer& tokenizer, const std::vector<TokenId>& tokens, std::size_t from,
                                std::size_t to) {
   std::size_t last = to;

@@ -1,12 +1,12 @@
-// Turns a conversation into tokens, and says which of them a model is trained on: what the assistant says, with the token
-// that ends its turn.
+// Turns a conversation into tokens, and says which of them a model is trained on:
+// what the assistant says, with the token that ends its turn.
 //
-// The conversation is rendered and tokenised whole, once, as the model will see it. Which characters are the assistant's
-// comes from
+// The conversation is rendered and tokenised whole, once, as the model will see it.
+// Which characters are the assistant's comes from
 // - the template's {% generation %} marks, where it has them;
-// - else renderings of the first messages: with the generation prompt before an answer, and without it behind it. What the
-//   generation prompt supplies (a header, an empty thinking block) is not trained, and neither is white space behind the
-//   token that ends the turn;
+// - else renderings of the first messages: with the generation prompt before an answer, and without it behind it. What
+//   the generation prompt supplies (a header, an empty thinking block) is not trained, and neither is white space
+//   behind the token that ends the turn;
 // - else, where the start of a conversation is rendered otherwise than as a part of the whole (templates that leave out
 //   earlier reasoning), renderings with a mark in place of the answer.
 // Where none of these finds an answer the conversation is refused.
@@ -44,8 +44,8 @@ struct TokenizedConversation {
   std::vector<std::uint8_t> is_trained;  // by token, 0 or 1: whether predicting it counts
   /// Answers whose last trained token is no special token: a model would not learn to stop there.
   std::int64_t answers_without_end = 0;
-  /// Answers whose first token begins before them, as the prompt's last character and theirs are one token: the prompt alone,
-  /// with which a model is asked, ends by other tokens.
+  /// Answers whose first token begins before them, as the prompt's last character and theirs are one token: the prompt
+  /// alone, with which a model is asked, ends by other tokens.
   std::int64_t answers_inside_token = 0;
   std::int64_t trained_count() const;
   /// `tokens` with `ignored` for those that are not trained: what a loss takes, before it is shifted.
@@ -53,8 +53,8 @@ struct TokenizedConversation {
 };
 
 struct ConversationTokenizerOptions {
-  /// Those that end a text of the model (infer::end_tokens()). Some templates write none behind an answer, and the token
-  /// that begins the next message ends it. If that is one of these, it is trained.
+  /// Those that end a text of the model (infer::end_tokens()). Some templates write none behind an answer, and the
+  /// token that begins the next message ends it. If that is one of these, it is trained.
   std::vector<std::int64_t> end_tokens = {};
   /// A template may print the date: set the clock where the same conversation must give the same tokens every day.
   jinja::RenderOptions render = {};

@@ -19,7 +19,8 @@ using UseColumnText = std::function<void(std::optional<std::string_view>)>;
 
 /// Calls `use` for each row; with nothing for a null. A text is there until `use` returns. Throws DataError for a file
 /// that cannot be read or ends too soon, for a column that is missing or holds no strings, and for texts of an Arrow
-/// file that are not UTF-8. If Phalanx was built without Arrow C++, the DataError says what to install or to do instead.
+/// file that are not UTF-8. If Phalanx was built without Arrow C++, the DataError says what
+/// to install or to do instead.
 void each_parquet_text(const std::string& path, const std::string& column, const UseColumnText& use);
 void each_arrow_text(const std::string& path, const std::string& column, const UseColumnText& use);
 

@@ -88,8 +88,8 @@ struct EncodingSummary {
 };
 
 /// Encodes documents into PREFIX.bin and PREFIX.idx, with a PREFIX.json that names the tokenizer. Memory is bounded
-/// (some 8 MiB of text and its ids for each thread) if the split pattern is GPT-2's. Added tokens that occur in the text,
-/// for example in a page about <|endoftext|>, are encoded as ordinary text.
+/// (some 8 MiB of text and its ids for each thread) if the split pattern is GPT-2's. Added tokens that occur in the
+/// text, for example in a page about <|endoftext|>, are encoded as ordinary text.
 EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeTokenizer& tokenizer,
                               const std::string& prefix, const EncodingOptions& options = {});
 

@@ -1,7 +1,8 @@
 // A folder that Hugging Face's datasets package wrote by save_to_disk(): Arrow files, and state.json, which lists
 // them.
 //
-//   if (const auto files = dataset_files("stories")) for (const auto& file : *files) each_arrow_text(file, "text", use);
+//   if (const auto files = dataset_files("stories"))
+//     for (const auto& file : *files) each_arrow_text(file, "text", use);
 #pragma once
 
 #include <filesystem>

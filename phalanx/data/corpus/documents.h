@@ -81,9 +81,9 @@ TextCount each_numbered_text(const Document& source,
                              const std::function<void(std::int64_t number, std::string_view text)>& use,
                              const Advance& bytes_done = {});
 
-/// As each_text(), from record number `first` on, with each record's number. A record is a line or a row, counted from 0
-/// with those that have no text; a file of text is one record. Records before `first` are passed over without a look at
-/// what they hold; `passed_over`, if set, is called for each. REQUIRES: nothing of the source is held out.
+/// As each_text(), from record number `first` on, with each record's number. A record is a line or a row, counted from
+/// 0 with those that have no text; a file of text is one record. Records before `first` are passed over without a look
+/// at what they hold; `passed_over`, if set, is called for each. REQUIRES: nothing of the source is held out.
 TextCount each_record(const Document& source, std::int64_t first,
                       const std::function<void(std::int64_t number, std::string_view text)>& use,
                       const std::function<void()>& passed_over = {});

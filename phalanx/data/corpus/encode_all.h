@@ -1,6 +1,7 @@
 // Encodes many texts with several threads. What comes out does not depend on their number.
 //
-//   const auto ids = encode_all(tokenizer, texts, {.threads = usable_cores()});   // of each text, in the order of the texts
+//   const auto ids =
+//       encode_all(tokenizer, texts, {.threads = usable_cores()});   // of each text, in the order of the texts
 #pragma once
 
 #include <atomic>

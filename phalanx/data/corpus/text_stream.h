@@ -1,4 +1,5 @@
-// TextStream: rows of texts that are read, tokenised, shuffled and put into rows ahead of the step, without a token file.
+// TextStream: rows of texts that are read, tokenised, shuffled and put into rows ahead of
+// the step, without a token file.
 //
 // The rows, one after the other, are those of the windows of text_windows.h. So row i of step s is a function of the
 // files, the options, s and where the run began. Every rank reads and tokenises all texts and takes its own rows:

@@ -1,12 +1,12 @@
-// TextWindows: texts, tokenised and put into rows, window by window. A window holds some thousand consecutive documents.
-// What it holds is a function of the files, the options and where it begins; not of the number of threads.
+// TextWindows: texts, tokenised and put into rows, window by window. A window holds some thousand consecutive
+// documents. What it holds is a function of the files, the options and where it begins; not of the number of threads.
 //
 // An epoch reads every document of every file once, files in their order or in one drawn from (seed, epoch). A window
 // ends after `window` documents, after about 64 MiB of text, or with its epoch. With `shuffle` its documents are in an
 // order drawn from the seed and its beginning. Each document is followed by the tokenizer's end-of-text token.
 // - Without packing the documents follow each other, cut every seq_len. The last row of a window may end in padding.
-// - With packing a document of n tokens takes n - 1 places, rows are filled by best fit (best_fit.h), and only a document
-//   longer than a row is cut, as in packed_rows.h.
+// - With packing a document of n tokens takes n - 1 places, rows are filled by best fit (best_fit.h), and only a
+//   document longer than a row is cut, as in packed_rows.h.
 //
 //   const TextWindows windows(listing.documents, tokenizer, {.seq_len = 2048, .seed = 1});
 //   windows.each({}, stop, [&](TextWindow window) { use(window); return true; });   // without end: epoch after epoch
@@ -60,8 +60,8 @@ class TextWindows {
   const BpeTokenizer& tokenizer() const { return tokenizer_; }
   TokenId document_end() const { return document_end_; }
 
-  /// Calls `use` with each window that has a row, until that returns false or `stop` is set. Throws DataError that names
-  /// file and line for what cannot be read, and if an epoch has no document of two tokens.
+  /// Calls `use` with each window that has a row, until that returns false or `stop` is set. Throws DataError that
+  /// names file and line for what cannot be read, and if an epoch has no document of two tokens.
   void each(TextCursor from, const std::atomic<bool>& stop, const std::function<bool(TextWindow)>& use) const;
 
  private:

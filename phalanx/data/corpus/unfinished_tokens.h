@@ -49,8 +49,8 @@ class UnfinishedTokens {
   std::vector<std::int32_t> take_over(TokenType type);
   /// Begins PREFIX.unfinished, or goes on with it behind what was taken over.
   void begin();
-  /// Adds documents. They are on the disk when it returns. REQUIRES: begin(); their ids are on the disk, behind those of
-  /// the documents before them.
+  /// Adds documents. They are on the disk when it returns. REQUIRES: begin(); their ids are on the disk, behind those
+  /// of the documents before them.
   void add(std::span<const std::int32_t> lengths, TokenType type);
   void remove();
 

@@ -9,7 +9,8 @@
 // README.md in this folder lists what is supported. A template is immutable after parsing; render() may be called from
 // any number of threads.
 //
-//   const Template greeting = Template::parse("{% for m in messages %}{{ m.content | trim }}\n{% endfor %}", "greeting");
+//   const Template greeting =
+//       Template::parse("{% for m in messages %}{{ m.content | trim }}\n{% endfor %}", "greeting");
 //   const Rendered hello = greeting.render({{"messages", read_json(R"([{"content": " Hi "}])", "messages")}});
 //   hello.text;                                                                                     // "Hi\n"
 #pragma once

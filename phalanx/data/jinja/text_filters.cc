@@ -125,8 +125,8 @@ std::optional<std::string> without_separators(std::string_view text, bool has_le
   return digits;
 }
 
-/// int() of Python: a whole number with white space around it, underscores between its digits and, in the bases 2, 8 and
-/// 16, a prefix such as 0x; or nothing. Throws EvaluationError for a number of more than 64 bits.
+/// int() of Python: a whole number with white space around it, underscores between its digits and, in the bases 2, 8
+/// and 16, a prefix such as 0x; or nothing. Throws EvaluationError for a number of more than 64 bits.
 std::optional<std::int64_t> whole_in(std::string_view text, int base) {
   text = strip(text);
   const bool is_negative = text.starts_with('-');

@@ -1,7 +1,7 @@
 // Value: what a template computes with. It behaves as Python's values do, because templates are written for Python.
 //
-// Values are cheap to copy: text, lists and objects are shared and never change after they were made (a namespace is the
-// exception). Text is UTF-8; lengths, indices and slices count code points, as in Python.
+// Values are cheap to copy: text, lists and objects are shared and never change after they were made (a namespace is
+// the exception). Text is UTF-8; lengths, indices and slices count code points, as in Python.
 //
 //   const Value messages = Value::list({Value::dict({{"role", "user"}, {"content", "Hi"}})});
 //   messages.truth();                                  // true

@@ -5,8 +5,8 @@
 //   vocabulary has a token for each byte. A byte that it lacks becomes the unknown token, or nothing.
 // - Of characters (Llama 2, Mistral, Gemma): a character that the vocabulary lacks becomes its bytes or the unknown
 //   token. Bytes that are not UTF-8 count as such characters.
-// Ids are those of the `tokenizers` Python package for the same file. docs/tokenizers.md lists the supported components.
-// An unsupported component is a DataError that names it, the key and what is supported.
+// Ids are those of the `tokenizers` Python package for the same file. docs/tokenizers.md lists the supported
+// components. An unsupported component is a DataError that names it, the key and what is supported.
 //
 // A tokenizer is immutable after loading. Its const methods may be called from any number of threads: each call takes a
 // scratch from a pool, with a cache of pieces already encoded. Copies share everything.

@@ -28,8 +28,8 @@ struct SpecialTokens {
 /// file.
 SpecialTokens special_tokens_beside(const std::filesystem::path& path);
 
-/// The texts of all special tokens that these files name, by key ("bos_token", "unk_token"), as chat templates see them.
-/// Throws DataError as above.
+/// The texts of all special tokens that these files name, by key ("bos_token", "unk_token"), as chat templates see
+/// them. Throws DataError as above.
 std::map<std::string, std::string> special_token_texts(const std::filesystem::path& path);
 
 }  // namespace phalanx::data

@@ -5,8 +5,8 @@
 
 namespace phalanx::kernels::gpu {
 
-/// kGroups: for rows that are short, several of our blocks make one of CUDA's: threadIdx.x is the lane of up to a warp's,
-/// threadIdx.y the block in CUDA's block. There is no shared memory for them.
+/// kGroups: for rows that are short, several of our blocks make one of CUDA's: threadIdx.x is the lane of up to a
+/// warp's, threadIdx.y the block in CUDA's block. There is no shared memory for them.
 template <bool kGroups>
 class CudaBlock {
  public:

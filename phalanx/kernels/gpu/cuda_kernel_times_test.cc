@@ -1,5 +1,5 @@
-// The time of each CUDA kernel at the sizes of a Llama of 1 billion parameters: median microseconds, bytes that have to be
-// moved, and the share of a copy's bandwidth.
+// The time of each CUDA kernel at the sizes of a Llama of 1 billion parameters: median microseconds, bytes that have to
+// be moved, and the share of a copy's bandwidth.
 #include <algorithm>
 #include <cstdio>
 #include <functional>

@@ -1,5 +1,5 @@
-// The CUDA kernels on a GPU against the same kernels on the host, bit by bit where both have the same operations. Skipped
-// where there is no GPU.
+// The CUDA kernels on a GPU against the same kernels on the host, bit by bit where both have the same operations.
+// Skipped where there is no GPU.
 //
 //   kernels_gpu_cuda_test            the comparisons
 //   kernels_gpu_cuda_test --bench    the time of each kernel at the sizes of a Llama of 1 billion parameters: median

@@ -1,20 +1,21 @@
 // Fused kernels for a GPU's stream, as a table of functions on raw pointers. Torch-free.
 //
 // There are two tables of the same kernels, compiled from one source. cuda_kernels() starts them on a CUDA stream.
-// host_kernels() runs them at once on the calling thread and on the host's memory: the lanes of a thread block take turns
-// between barriers, and reductions add in the same tree, so that tests need no GPU.
+// host_kernels() runs them at once on the calling thread and on the host's memory: the lanes of a thread block take
+// turns between barriers, and reductions add in the same tree, so that tests need no GPU.
 //
-// All functions are asynchronous on the stream, allocate nothing and wait for nothing. They return nullptr, or a message
-// (a string that lives forever) if the arguments are not supported or the launch failed; then nothing was written.
+// All functions are asynchronous on the stream, allocate nothing and wait for nothing. They return
+// nullptr, or a message (a string that lives forever) if the arguments are not supported or the launch
+// failed; then nothing was written.
 //
 // Values are stored as float, bfloat16 or float16 and computed in float; each result is rounded once, to nearest even,
 // unless stated otherwise. Results have the same bits in every run on the same device and arguments. Pointers need the
 // alignment of an element only, but kernels run several times as fast if pointers are multiples of 16 bytes, and
 // dimensions and strides multiples of 8 elements. Dimensions of 0 are fine.
 //
-// REQUIRES: pointers are accessible to the device, and outputs overlap nothing else unless stated otherwise. Tensors are
-// contiguous unless they have strides, which count elements. All rows of all arguments stay alive until the stream is
-// past the call; tables of tensors are read before the call returns.
+// REQUIRES: pointers are accessible to the device, and outputs overlap nothing else unless stated otherwise. Tensors
+// are contiguous unless they have strides, which count elements. All rows of all arguments stay alive until the stream
+// is past the call; tables of tensors are read before the call returns.
 #pragma once
 
 #include <cstdint>
@@ -124,7 +125,8 @@ struct GpuKernels {
                              void* out);
 
   /// Rotates pairs of elements, half a head_dim apart, by the angles: y[i] = x[i] cos - x[i + half] sin and
-  /// y[i + half] = x[i + half] cos + x[i] sin. One or two tensors (queries and keys) of the same batch, seq and head_dim.
+  /// y[i + half] = x[i + half] cos + x[i] sin.
+  /// One or two tensors (queries and keys) of the same batch, seq and head_dim.
   /// REQUIRES: batch * seq < 2^31.
   const char* (*rotate)(void* stream, std::int64_t batch, std::int64_t seq, std::int64_t head_dim, Type type,
                         const RotateAngles& angles, const RotateJob* jobs, int count);
@@ -143,8 +145,8 @@ struct GpuKernels {
   /// Row by row of logits [rows, vocab], with z = log(sum(exp(logits))): loss[r] = z - logits[label] + z_weight * z^2;
   /// with `scale` != 0 the logits become scale * ((1 + 2 * z_weight * z) * softmax(logits) - one_hot(label)), in their
   /// type.
-  /// A row whose label is kIgnoredLabel has loss 0 and gradient 0. A row whose label is otherwise outside [0, vocab) has
-  /// loss and gradient NaN.
+  /// A row whose label is kIgnoredLabel has loss 0 and gradient 0.
+  /// A row whose label is otherwise outside [0, vocab) has loss and gradient NaN.
   /// REQUIRES: vocab < 2^31.
   const char* (*cross_entropy)(void* stream, std::int64_t rows, std::int64_t vocab, std::int64_t row_stride, Type type,
                                void* logits, const std::int64_t* labels, float scale, float z_weight, float* loss);
@@ -162,9 +164,9 @@ struct GpuKernels {
   /// *total = sum of partial [count], in a fixed order.
   const char* (*total)(void* stream, std::int64_t count, const double* partial, double* total);
 
-  /// The largest absolute values of x [rows, columns]: of all, of each row, of each column; nullptr: not wanted. Each is
-  /// the larger of that and of what is there, where a NaN is larger than any number. via_bf16: of f32 values rounded to
-  /// bf16.
+  /// The largest absolute values of x [rows, columns]: of all, of each row, of each column; nullptr: not
+  /// wanted. Each is the larger of that and of what is there, where a NaN is larger than any number.
+  /// via_bf16: of f32 values rounded to bf16.
   /// REQUIRES: columns is a multiple of 8, and x of 16 bytes.
   const char* (*float8_amax)(void* stream, std::int64_t rows, std::int64_t columns, Type type, const void* x,
                              bool via_bf16, float* of_all, float* of_rows, float* of_columns);
@@ -179,8 +181,8 @@ struct GpuKernels {
 
 constexpr std::int64_t kIgnoredLabel = -100;
 
-/// Rows of logits [rows, vocab] that a loss makes at a time: as many as fill a GPU's products, and at most 2 GiB of them
-/// in 16 bits. It depends on no device, so that sums over parts have fixed bits.
+/// Rows of logits [rows, vocab] that a loss makes at a time: as many as fill a GPU's products, and at most 2 GiB of
+/// them in 16 bits. It depends on no device, so that sums over parts have fixed bits.
 constexpr std::int64_t rows_of_logits(std::int64_t rows, std::int64_t vocab) {
   constexpr std::int64_t kElements = std::int64_t{1} << 30, kMultiple = 256;
   const std::int64_t most = kElements / vocab / kMultiple * kMultiple;

@@ -1,9 +1,9 @@
 // A thread block on the host, and what kernels may ask of a thread block.
 //
-// A kernel is a struct with its arguments and an operator()(Block&). Code outside of each_lane() computes the same on all
-// lanes. each_lane(f) calls f(lane) for all of them: one after the other here, at the same time on a GPU. PerLane<T> is a
-// register of each lane. Shared<T, N> is memory that all lanes see; barrier() separates writes to it from other lanes'
-// reads. reduce() combines a register of all lanes and is a barrier, too.
+// A kernel is a struct with its arguments and an operator()(Block&). Code outside of each_lane() computes the same on
+// all lanes. each_lane(f) calls f(lane) for all of them: one after the other here, at the same time on a GPU.
+// PerLane<T> is a register of each lane. Shared<T, N> is memory that all lanes see; barrier() separates writes to it
+// from other lanes' reads. reduce() combines a register of all lanes and is a barrier, too.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ class HostBlock {
   }
   void barrier() const {}
 
-  /// In a GPU's order: within warps first, then over the warps' results, always between lanes whose numbers differ in one
-  /// bit, the highest first.
+  /// In a GPU's order: within warps first, then over the warps' results, always between lanes whose numbers differ
+  /// in one bit, the highest first.
   template <class T, class Combine>
   T reduce(PerLane<T>& values, T identity, Combine combine) const {
     T warps[kWarp];

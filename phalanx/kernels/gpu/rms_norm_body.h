@@ -129,8 +129,8 @@ struct RmsNorm {
   }
 };
 
-/// A range of rows a block. kKept: as above, and so are the weights and the sums of the weight's gradient; else the sums
-/// are in memory.
+/// A range of rows a block. kKept: as above, and so are the weights and the sums of the weight's gradient;
+/// else the sums are in memory.
 template <class X, class Dy, int kWidth, int kPacks, bool kKept>
 struct RmsNormBackward {
   static constexpr int kLargestBlock = 512;

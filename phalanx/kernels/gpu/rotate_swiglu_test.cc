@@ -16,8 +16,8 @@ TEST(GpuKernels, RotateTurnsPairsOfBothTensors) {
         for (const bool per_row : {false, true}) {
           for (const float sign : {1.0f, -1.0f}) {
             const std::int64_t head = 2 * half, heads[2] = {6, 2};
-            // Queries: heads outside of positions, as the transposed gradients of attention are. Keys: a part of a wider
-            // product.
+            // Queries: heads outside of positions, as the transposed gradients of attention are.
+            // Keys: a part of a wider product.
             Array q = Array::random(type, kBatch * 6 * kSeq * head, 11, offset);
             Array k = Array::random(type, kBatch * kSeq * 4 * head, 12, offset);
             Array q_out(type, q.count(), offset), k_out(type, kBatch * kSeq * 2 * head, offset);

@@ -278,8 +278,8 @@ PHALANX_GPU_FUNCTION double square_root(double x) {
 #endif
 }
 
-/// a / b for results of type T: correctly rounded for float. For 16-bit types within 2 units in float's last place, and 0
-/// where b is above 2^126.
+/// a / b for results of type T: correctly rounded for float.
+/// For 16-bit types within 2 units in float's last place, and 0 where b is above 2^126.
 template <class T>
 PHALANX_GPU_FUNCTION float quotient(float a, float b) {
 #if defined(__CUDACC__)

@@ -126,7 +126,8 @@ class ConfigFile : private HfConfigFile {
     }
   }
 
-  /// bitsandbytes' NF4 is read as the frozen base of adapters (checkpoint/nf4_weights.h), which the weights' reader checks.
+  /// bitsandbytes' NF4 is read as the frozen base of adapters (checkpoint/nf4_weights.h),
+  /// which the weights' reader checks.
   void refuse_other_quantisation(const nlohmann::json& how) const {
     const auto is = [&](const char* key, const nlohmann::json& value) {
       return how.is_object() && how.contains(key) && how.at(key) == value;

@@ -36,8 +36,9 @@ const char* hf_architecture(LlamaFamily family);
 /// The tokens that end a text, from "eos_token_id" of config.json or generation_config.json: one, several or none.
 std::vector<std::int64_t> hf_end_tokens(const std::string& text, const std::string& file);
 
-/// The same of a model's folder: those of generation_config.json, else of config.json; none where neither says any. A model
-/// that was trained for chats ends its turn with another token than its texts, and the first of the files names it.
+/// The same of a model's folder: those of generation_config.json, else of config.json; none where neither
+/// says any. A model that was trained for chats ends its turn with another token than its texts, and the
+/// first of the files names it.
 std::vector<std::int64_t> hf_end_tokens_in(const std::filesystem::path& folder);
 
 /// Returns the text of a config.json that transformers reads as the same model. `dtype` is torch's name of the weights'

@@ -2,9 +2,9 @@
 // counts. Torch-free.
 //
 // `family` selects what differs from Llama (model_family.h): for example Mistral (sliding window), Qwen3 (norms of
-// queries and keys), Mixtral (experts in place of the feed-forward net), OLMo 2 (norms behind attention and feed-forward
-// net), GPT-2 (LayerNorm, learnt positions, GELU in place of SwiGLU, biases everywhere), DeepSeek (latent attention, experts
-// beside a net that all tokens go through).
+// queries and keys), Mixtral (experts in place of the feed-forward net), OLMo 2 (norms behind attention and
+// feed-forward net), GPT-2 (LayerNorm, learnt positions, GELU in place of SwiGLU, biases everywhere), DeepSeek (latent
+// attention, experts beside a net that all tokens go through).
 //
 //   LlamaConfig config = llama_flavor("5M");
 //   config.vocab_size = tokenizer.size();
@@ -70,8 +70,8 @@ struct LlamaConfig {
   /// In these families: so many layers at the beginning have one net of dense_hidden units in place of experts; in the
   /// others all tokens go through a net of shared_experts * ffn_hidden units besides.
   std::int64_t dense_layers = 0, dense_hidden = 0, shared_experts = 0;
-  /// A token's experts are of groups_per_token of so many groups; 0: there are no groups. Their weights are multiplied by
-  /// routed_scaling.
+  /// A token's experts are of groups_per_token of so many groups; 0: there are no groups.
+  /// Their weights are multiplied by routed_scaling.
   std::int64_t expert_groups = 0, groups_per_token = 0;
   double routed_scaling = 1.0;
 
@@ -119,8 +119,8 @@ struct LlamaConfig {
   /// Floating-point operations of forward and backward per token, as torchtitan counts them for MFU:
   ///   6 N + 6 n_layers n_heads (head_dim + value_dim) seq
   /// N: parameters that take part in a token's matrix products: all active ones but the input embedding and learnt
-  /// positions (a tied matrix does take part, as output). 6 = (forward 1, backward 2) x (multiply, add), of q k^T and of
-  /// p v. The causal half is not subtracted. Where documents share a sequence, `seq` is the mean length of a token's
+  /// positions (a tied matrix does take part, as output). 6 = (forward 1, backward 2) x (multiply, add), of q k^T and
+  /// of p v. The causal half is not subtracted. Where documents share a sequence, `seq` is the mean length of a token's
   /// document: the sum of squared lengths / tokens.
   double flops_per_token(double seq) const noexcept;
 

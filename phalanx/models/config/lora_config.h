@@ -50,16 +50,16 @@ inline constexpr std::array kNf4Scales = {"_absmax", "_nested"};
 /// Whether a parameter belongs to an adapter.
 bool is_lora_name(const std::string& parameter);
 
-/// The names of the layers whose weights a base in NF4 stores in 4 bits: every linear layer of the blocks, with an adapter
-/// or not. Embeddings, norms and the output layer are in bfloat16 then. None for another base.
+/// The names of the layers whose weights a base in NF4 stores in 4 bits: every linear layer of the blocks, with an
+/// adapter or not. Embeddings, norms and the output layer are in bfloat16 then. None for another base.
 std::vector<std::string> nf4_layers(const LlamaConfig& config, const LoraOptions& options);
 
 /// ConfigError, unless so many ranks of tensor parallelism can share the rows of a base in NF4 in whole blocks, or the
 /// base is another.
 void check_nf4_cuts(const LlamaConfig& config, const LoraOptions& options, std::int64_t tensor_parallel_size);
 
-/// At least so many bytes hold the weights of a model: one for each; half of one in NF4, and of GPT-OSS, whose files are
-/// in MXFP4.
+/// At least so many bytes hold the weights of a model: one for each; half of one in NF4,
+/// and of GPT-OSS, whose files are in MXFP4.
 std::int64_t least_bytes(const LlamaConfig& config, const LoraOptions& options);
 
 /// The names of the layers with adapters, in the model's order; none if the rank is 0. ConfigError that begins with

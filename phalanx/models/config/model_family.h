@@ -1,8 +1,10 @@
-// The families of models that Llama (models/llama.h) can be, and what their layers have in place of Llama's. Torch-free.
+// The families of models that Llama (models/llama.h) can be,
+// and what their layers have in place of Llama's. Torch-free.
 //
 //   traits_of(LlamaFamily::olmo2).norms;          // NormPlacement::after
 //
-// A family that combines these forms in a new way is one row of the table in model_family.cc, and one of hf_families.cc.
+// A family that combines these forms in a new way is one row of the table in model_family.cc,
+// and one of hf_families.cc.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,8 @@ inline bool is_muon_matrix(const std::string& name, std::size_t dimensions,
 /// Whether it is of an expert of a mixture, and not of the router.
 inline bool is_expert_parameter(std::string_view name) { return name.find(".moe.experts.") != name.npos; }
 
-/// Whether it is a bias by which experts are chosen (models/expert_bias.h): no parameter, but in checkpoints beside them.
+/// Whether it is a bias by which experts are chosen (models/expert_bias.h):
+/// no parameter, but in checkpoints beside them.
 inline bool is_expert_bias(std::string_view name) { return name.ends_with(".moe.expert_bias"); }
 
 }  // namespace phalanx::models

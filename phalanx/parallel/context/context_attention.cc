@@ -165,7 +165,8 @@ class GatheredKeys final : public nn::ContextAttention {
   }
 
  private:
-  /// Null where rows are cut into heads and tails. All layers of a pass have the same documents, one pass after another.
+  /// Null where rows are cut into heads and tails.
+  /// All layers of a pass have the same documents, one pass after another.
   std::shared_ptr<const PackedPositions> packed_positions(
       const std::shared_ptr<const DocumentBoundaries>& documents) const {
     if (!ranks_->cut.by_work || documents == nullptr) return nullptr;

@@ -12,8 +12,8 @@
 // - heads (Ulysses): an all-to-all turns all heads of some positions into all positions of some heads, and another one
 //   turns the result back. Needs a number of heads that the ranks divide. If there are fewer key and value heads than
 //   ranks, several ranks have the same one, and its gradients are summed. It has every kernel of whole sequences.
-// - ring: keys and values go from rank to rank while each rank attends to those that it has (ring_attention.h). None but
-//   its own stay in memory, and windows and documents spare transfers.
+// - ring: keys and values go from rank to rank while each rank attends to those that it has (ring_attention.h). None
+//   but its own stay in memory, and windows and documents spare transfers.
 //
 // Contract: that of nn::ContextAttention. Nothing else uses the group's communicator meanwhile.
 #pragma once

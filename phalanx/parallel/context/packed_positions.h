@@ -27,8 +27,8 @@ class PackedPositions {
   const std::vector<std::vector<PositionRange>>& ranges() const noexcept { return ranges_; }
   /// This rank's of x [rows, seq, ...], on any device.
   at::Tensor own(const at::Tensor& x) const;
-  /// Keys and values of all ranks, parts [ranks, 2, rows, local, heads, head_dim], in the order of the sequence: [2, rows,
-  /// seq, heads, head_dim].
+  /// Keys and values of all ranks, parts [ranks, 2, rows, local, heads, head_dim], in the order of the sequence:
+  /// [2, rows, seq, heads, head_dim].
   at::Tensor in_sequence(const at::Tensor& parts) const;
   /// The other way round, into `parts`: keys (0) or values (1) [rows, seq, heads, head_dim].
   void to_parts(const at::Tensor& whole, std::int64_t keys_or_values, const at::Tensor& parts) const;

@@ -11,10 +11,10 @@
 // - The constructor (collective) checks that every rank has the same parameters, buffers and options. Then it copies
 //   rank 0's values to all ranks.
 // - Gradients live in a few flat buckets, and every p.grad() is a view into one. When all gradients of a bucket are
-//   ready, its all-reduce (average, or sum: gradient_reduction) starts, in bucket order, while the backward pass goes on. backward() returns when
-//   all of them are done. With local batches of equal size and a mean loss, the average is the gradient of the mean
-//   loss over the global batch. With one rank there is nothing to send: its gradients stay where autograd puts them,
-//   and nothing is copied.
+//   ready, its all-reduce (average, or sum: gradient_reduction) starts, in bucket order, while the backward pass goes
+//   on. backward() returns when all of them are done. With local batches of equal size and a mean loss, the average is
+//   the gradient of the mean loss over the global batch. With one rank there is nothing to send: its gradients stay
+//   where autograd puts them, and nothing is copied.
 // - After the first synchronised backward pass the buckets are rebuilt once, in the order in which gradients became
 //   ready on rank 0.
 //

@@ -1,7 +1,7 @@
 // Expert parallelism: the experts of a layer are divided among ranks that have different tokens.
 //
-// Of E experts over R ranks, rank r has E / R neighbours, from r E / R on. Each rank chooses experts for its own tokens.
-// A layer then exchanges twice in the forward pass, and twice in the backward pass:
+// Of E experts over R ranks, rank r has E / R neighbours, from r E / R on. Each rank chooses experts for its own
+// tokens. A layer then exchanges twice in the forward pass, and twice in the backward pass:
 //
 //   counts     each rank tells the others how many rows it has for each of their experts
 //   dispatch   all-to-all: every row goes to the rank that has its expert
@@ -20,8 +20,8 @@
 //   any number of rows. Nothing else uses the group's communicator meanwhile.
 // - On a device a layer waits for the device twice in a forward pass: for the numbers of rows that it sends and
 //   receives, which are sizes of messages.
-// - Traffic of a rank in a forward pass: rows * experts per token * (R - 1) / R rows of `dim` elements out, as many back.
-//   The backward pass sends as much.
+// - Traffic of a rank in a forward pass: rows * experts per token * (R - 1) / R rows of `dim` elements out, as many
+//   back. The backward pass sends as much.
 #pragma once
 
 #include <memory>

@@ -2,21 +2,21 @@
 // when it is needed.
 //
 //   auto model = std::make_shared<models::Llama>(config);
-//   FullyShardedDataParallel sharded(*model, mesh);             // mesh: DeviceMesh with an axis "dp_shard" or "dp_shard_cp"
-//   sharded.initialise(seed);                                   // or a checkpoint
-//   AdamW optimizer(sharded.parameters());                      // of this rank's rows
+//   FullyShardedDataParallel sharded(*model, mesh);   // mesh: DeviceMesh with an axis "dp_shard" or "dp_shard_cp"
+//   sharded.initialise(seed);                         // or a checkpoint
+//   AdamW optimizer(sharded.parameters());            // of this rank's rows
 //   model->loss(tokens, labels).backward();
 //   clip_grad_norm(sharded.parameters(), 1.0, mesh.world().get());
 //   optimizer.step(lr);
 //
-// The sharding axis is "dp_shard", or "dp_shard_cp" if the mesh has that: its inner part are ranks that have parts of the
-// same sequences (layout/parallel_plan.h).
+// The sharding axis is "dp_shard", or "dp_shard_cp" if the mesh has that: its inner part are ranks that have parts of
+// the same sequences (layout/parallel_plan.h).
 //
 // What it does
 // - Parameters are grouped into units (one per block). A unit is unsharded right before it is used, in the forward pass
 //   and again in the backward pass, while the previous unit computes. After its use it is resharded. Its gradients are
-//   averaged (or summed: gradient_reduction) as soon as they are complete, and each rank keeps its rows of them. At most two units are unsharded at a
-//   time (plus one for each level of nested units).
+//   averaged (or summed: gradient_reduction) as soon as they are complete, and each rank keeps its rows of them. At
+//   most two units are unsharded at a time (plus one for each level of nested units).
 // - Stage 3 shards parameters, gradients and optimizer state. Stage 2 keeps parameters unsharded. Stage 1 keeps
 //   gradients unsharded, too. Communication per step, in multiples of the parameters: 3 for stage 3 (2 without
 //   reshard_after_forward), 2 for the other stages, as in DDP.
@@ -48,9 +48,9 @@
 //
 // With gather_on_use the forward pass of a plain module needs no change. Its units are also the plain members of
 // numbered lists, and the own parameters of any other plain module, whose children are units of their own. The first
-// operator of libtorch that reads a parameter of a unit gathers it; the next unit's first operator releases it. So every
-// such operator outside of a forward pass is collective, too. Operators that need no values, such as zeros_like, gather
-// nothing. A warning names the largest unit if it has children and holds more than half of all parameters. A
+// operator of libtorch that reads a parameter of a unit gathers it; the next unit's first operator releases it. So
+// every such operator outside of a forward pass is collective, too. Operators that need no values, such as zeros_like,
+// gather nothing. A warning names the largest unit if it has children and holds more than half of all parameters. A
 // phalanx::nn::Module still has to be run by nn::call().
 //
 // Contract

@@ -15,10 +15,10 @@
 //                    reduced. In float32 if the reduction has 16 bits. On the host if the result is kept there.
 // `full` has the parameters' dtype, `grads` and `reduced` have that of the reduction, `shard` has the module's own.
 //
-// Frozen parameters (requires_grad = false) have no gradients. If a unit has both kinds, the frozen ones form a group of
-// their own inside this one: with `full` and `shard` and nothing else, in a dtype of its own, gathered and freed together
-// with the trained ones, in the same piece of memory. Frozen parameters of several dtypes are as many groups, each inside
-// of the one before. Those of bytes keep their dtype.
+// Frozen parameters (requires_grad = false) have no gradients. If a unit has both kinds, the frozen ones form a group
+// of their own inside this one: with `full` and `shard` and nothing else, in a dtype of its own, gathered and freed
+// together with the trained ones, in the same piece of memory. Frozen parameters of several dtypes are as many groups,
+// each inside of the one before. Those of bytes keep their dtype.
 //
 // ParamGroup does not decide when its operations run: FsdpRuntime does (fsdp_runtime.h). The rank's thread calls them
 // or, inside a backward pass, the thread that runs it.
@@ -60,8 +60,8 @@ struct ParamGroupOptions {
 class ParamGroup {
  public:
   /// Collective. Takes over the parameters: copies this rank's rows of those that have values, then replaces their
-  /// memory. Throws Error for a parameter without dimensions, or on another device, and for trained parameters of several
-  /// dtypes.
+  /// memory. Throws Error for a parameter without dimensions, or on another device,
+  /// and for trained parameters of several dtypes.
   ParamGroup(std::string name, std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm,
              const ParamGroupOptions& options);
 

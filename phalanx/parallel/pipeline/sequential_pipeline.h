@@ -35,9 +35,9 @@ class SequentialPipeline {
  public:
   using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 
-  /// Collective over the communicator. Throws ConfigError if the Sequential has fewer children than there are stages, if
-  /// `children` does not have a number above 0 for each stage that together are all children, if two
-  /// children share a parameter, and for a schedule that cannot be.
+  /// Collective over the communicator. Throws ConfigError if the Sequential has fewer children than there are stages,
+  /// if `children` does not have a number above 0 for each stage that together are all children, if two children share
+  /// a parameter, and for a schedule that cannot be.
   /// REQUIRES: all ranks have the same Sequential, with the same values, and the same options.
   SequentialPipeline(const torch::nn::SequentialImpl& whole, const Loss& loss, std::shared_ptr<Communicator> comm,
                      const SequentialPipelineOptions& options = {});

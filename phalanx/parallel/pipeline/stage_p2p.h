@@ -36,9 +36,9 @@ class StageP2P {
  public:
   StageP2P(std::shared_ptr<Communicator> comm, const schedule::Schedule& schedule, at::Device device);
 
-  /// Collective over the pipeline, and the host waits. Where messages are kernels, NCCL connects two ranks at their first
-  /// message in each direction, and takes the call only when both have made it. Here each rank exchanges one with all
-  /// that it will exchange with, so that no later one waits for a rank that waits for it.
+  /// Collective over the pipeline, and the host waits. Where messages are kernels, NCCL connects two ranks at their
+  /// first message in each direction, and takes the call only when both have made it. Here each rank exchanges one with
+  /// all that it will exchange with, so that no later one waits for a rank that waits for it.
   void connect();
   /// Starts a new run over a program. With `forgets_shapes`, shapes are sent again.
   void begin(bool forgets_shapes);

@@ -20,8 +20,8 @@
 //   SequenceParallel     the module works on parts of the activations. The parameters of a norm, a Linear or an
 //                        Embedding stay whole, and their gradients are summed over the group. A Dropout drops its part
 //                        of what one rank would drop.
-//   SplitNorm            RMSNorm: splits the weight, and takes the mean of all ranks' parts. For a norm over the columns
-//                        that ColwiseParallel splits, with the same `copies`
+//   SplitNorm            RMSNorm: splits the weight, and takes the mean of all ranks' parts. For a norm over the
+//                        columns that ColwiseParallel splits, with the same `copies`
 //   SplitSinks           Attention: splits its sinks, as ColwiseParallel does the heads of its queries
 //   Overlapped           an Attention or a FeedForward takes and returns parts of the activations, and multiplies chunk
 //                        by chunk while the rows are in flight (overlapped_layers.h). Its projections must be

@@ -7,7 +7,8 @@
 // Contract
 // - h [..., dim] and labels int64 [...] are the same on all ranks. So is the loss, an fp32 scalar: the sum over all
 //   tokens whose label is not kIgnoredLabel, each times its token weight (the same on all ranks), divided by `divisor`;
-//   unset: by their number. Each rank's gradient of h is an addend: h has the layout `shared` of layout.h (convert() it first).
+//   unset: by their number. Each rank's gradient of h is an addend: h has the layout `shared` of
+//   layout.h (convert() it first).
 // - Collective in the forward pass: it gathers three floats per token and rank (the largest logit, the sum of their
 //   exponentials, the label's logit). Nothing is sent in the backward pass.
 // - As in kernels::linear_cross_entropy, logits exist for 512 tokens at a time (twice: one block is computed while the

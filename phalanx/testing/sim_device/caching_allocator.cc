@@ -190,8 +190,8 @@ void CachingAllocator::merge(Device& device, Block* block, Block* neighbour) {
   device.blocks.insert(std::move(own));
 }
 
-// libtorch's allocator asks the events, too. The program learns nothing from that, so neither does the race detector: it
-// only forgets the memory's past.
+// libtorch's allocator asks the events, too. The program learns nothing from that, so neither does the race detector:
+// it only forgets the memory's past.
 void CachingAllocator::finish_recorded_uses(Device& device) {
   std::vector<Block*> done;
   std::erase_if(device.pending, [&](const Device::Pending& one) {

@@ -1,10 +1,10 @@
 // CachingAllocator: gives out device memory in stream order, with the sizes and rules of libtorch's CUDA allocator.
 //
-// - Requests are rounded up to 512 bytes. Segments are 2 MiB for requests up to 1 MiB, 20 MiB for those below 10 MiB, and
-//   else the request rounded up to 2 MiB. So reserved bytes and fragmentation are those of a GPU.
-// - A block belongs to the stream that allocated it. Freed, it may be given to that stream again at once: the stream's order
-//   keeps users apart. Other streams that use it must be named by record_stream(); then it is free once what they had
-//   launched before the free is done.
+// - Requests are rounded up to 512 bytes. Segments are 2 MiB for requests up to 1 MiB, 20 MiB for those below 10 MiB,
+//   and else the request rounded up to 2 MiB. So reserved bytes and fragmentation are those of a GPU.
+// - A block belongs to the stream that allocated it. Freed, it may be given to that stream again at once: the stream's
+//   order keeps users apart. Other streams that use it must be named by record_stream(); then it is free once what they
+//   had launched before the free is done.
 // - Freed memory, and memory that was never used, is filled with NaN patterns by a kernel of the block's stream. That
 //   kernel is a write like any other: a use that record_stream() does not know of is a race with 'free'.
 //

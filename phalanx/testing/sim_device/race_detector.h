@@ -1,8 +1,8 @@
 // RaceDetector: finds accesses of two streams to the same bytes, at least one of them a write, that no event orders.
 //
-// It looks at the order that the program asked for (VectorClock), never at time. So it finds a missing wait even when the
-// two operations happen to run in the right order. For each byte it keeps the last write, and each stream's last read
-// since then.
+// It looks at the order that the program asked for (VectorClock), never at time. So it finds a missing wait even
+// when the two operations happen to run in the right order. For each byte it keeps the last write, and each
+// stream's last read since then.
 //
 //   detector.access({p, 64, /*is_write=*/true}, clock.advance(stream), clock, "aten::add_");
 //   detector.reports();   // "write after read: 'aten::add_' on sim:0 stream 3 does not wait for 'aten::mul' on ..."

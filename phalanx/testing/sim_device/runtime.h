@@ -1,7 +1,8 @@
-// Runtime: simulated accelerators for tests. It is to them what the CUDA runtime is to GPUs, and knows nothing of torch.
+// Runtime: simulated accelerators for tests.
+// It is to them what the CUDA runtime is to GPUs, and knows nothing of torch.
 //
-// - There are kDevices devices. A stream is a queue that a thread of its own works off, with random delays if asked for.
-//   Launches, records and waits return at once.
+// - There are kDevices devices. A stream is a queue that a thread of its own works off, with random delays if asked
+//   for. Launches, records and waits return at once.
 // - Kernels are host functions. They name the memory that they read and write, and use it through kernel_view().
 // - Every launch is checked for races (race_detector.h), every wait of the host is counted (host_waits.h).
 // - A kernel that throws fails its device: later kernels there do nothing, and every wait of the host on it throws

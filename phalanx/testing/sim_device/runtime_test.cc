@@ -111,7 +111,7 @@ TEST(SimRuntime, AFailedKernelFailsItsDevice) {
   runtime.synchronize_device(0, "test");
 }
 
-// --- races ------------------------------------------------------------------------------------------------------------
+// --- races -----------------------------------------------------------------------------------------------------------
 
 TEST(SimRuntime, AMissingWaitIsFoundWhateverTheTiming) {
   for (const auto delay : {0us, 500us}) {
@@ -189,7 +189,7 @@ TEST(SimRuntime, OverlapsCountByByte) {
   EXPECT_THAT(runtime.races(), ElementsAre(HasSubstr("'low'"), HasSubstr("'high'")));
 }
 
-// --- memory -----------------------------------------------------------------------------------------------------------
+// --- memory ----------------------------------------------------------------------------------------------------------
 
 TEST(SimRuntimeDeathTest, TheHostCannotTouchDeviceMemory) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");

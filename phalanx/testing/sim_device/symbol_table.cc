@@ -79,7 +79,8 @@ class ProgramSymbols {
   std::vector<Function> functions_;
 };
 
-// "phalanx::f(int)" is; "phalanx::sim_device::f()", "void c10::f<...>(...)" and "std::function<...>::operator()" are not.
+// "phalanx::f(int)" is; "phalanx::sim_device::f()", "void c10::f<...>(...)" and
+// "std::function<...>::operator()" are not.
 bool is_caller(std::string_view name) {
   const std::string_view outermost = name.substr(0, name.find('<'));
   for (const std::string_view foreign : {"sim_device::", "std::", "c10::", "at::", "torch::", "__"})

@@ -1,7 +1,7 @@
 // VectorClock: what one party (a stream, the host) knows to be done, as a count for each stream.
 //
-// Each access of a stream gets a Stamp. A party that waits for an event joins the event's clock. An access whose stamp the
-// clock covers is done before anything that the party starts later.
+// Each access of a stream gets a Stamp. A party that waits for an event joins the event's clock. An access whose stamp
+// the clock covers is done before anything that the party starts later.
 #pragma once
 
 #include <algorithm>

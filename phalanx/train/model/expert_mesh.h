@@ -3,8 +3,8 @@
 //   mesh of the run       pp, dp_replicate, dp_shard = 4,             tp
 //   mesh of the experts   pp, dp_replicate, dp_shard = 2, ep = 2,     tp
 //
-// Under context parallelism it divides dp_shard_cp likewise. Neighbours along that axis have different experts. The ranks
-// that have the same ones shard them along what is left of it. A rank has the same number in both meshes.
+// Under context parallelism it divides dp_shard_cp likewise. Neighbours along that axis have different experts. The
+// ranks that have the same ones shard them along what is left of it. A rank has the same number in both meshes.
 //
 //   const auto experts = ExpertMesh::make(plan, mesh);               // collective; null without expert parallelism
 //   apply_expert_parallelism(model, *experts);                       // after tensor parallelism
@@ -50,8 +50,8 @@ class ExpertMesh {
   std::shared_ptr<Communicator> ep_, dp_shard_;
 };
 
-/// Each rank keeps its own experts, which know their part on the mesh of the experts. Returns whether the model, or this
-/// part of it, has layers with experts.
+/// Each rank keeps its own experts, which know their part on the mesh of the experts. Returns whether the model, or
+/// this part of it, has layers with experts.
 /// REQUIRES: the parameters have no memory.
 bool apply_expert_parallelism(models::Llama& model, const ExpertMesh& mesh);
 

@@ -1,7 +1,7 @@
 // Linear layers in float8: which they are, and making them so, as [model] converters and [quantize.linear.float8] say.
 //
-// Those of the transformer blocks whose two sizes are multiples of 16, but for routers, experts and those that filter_fqns
-// names. Sizes are those of the whole model, so every layout has the same layers in float8.
+// Those of the transformer blocks whose two sizes are multiples of 16, but for routers, experts and those that
+// filter_fqns names. Sizes are those of the whole model, so every layout has the same layers in float8.
 //
 //   apply_float8(model, config, mesh, device);      // after tensor parallelism has cut the weights
 #pragma once

@@ -1,5 +1,5 @@
-// The frozen base of a run in NF4 ([lora] base_dtype = "nf4"). Each of its matrices is made of the whole wide one, one at
-// a time, so that the bytes are the same in every layout; a rank then keeps its part.
+// The frozen base of a run in NF4 ([lora] base_dtype = "nf4"). Each of its matrices is made of the whole wide one, one
+// at a time, so that the bytes are the same in every layout; a rank then keeps its part.
 #pragma once
 
 #include <cstdint>

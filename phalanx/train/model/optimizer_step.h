@@ -40,7 +40,8 @@ class ExpertLoad;
 class OptimizerStep {
  public:
   /// `parameters`: the trained ones. `grad_norm_group`: the group that sums the gradient norm; null: each rank has all
-  /// gradients. `frozen`: names of the model's other parameters, which patterns of [optimizer] and [muon] may match, too.
+  /// gradients. `frozen`: names of the model's other parameters, which patterns of
+  /// [optimizer] and [muon] may match, too.
   /// `world`: the ranks among which Muon shares its work; null: `grad_norm_group`.
   /// REQUIRES: both groups outlive this object.
   OptimizerStep(const config::TrainConfig& config, const std::vector<NamedTensor>& parameters,
@@ -70,8 +71,9 @@ class OptimizerStep {
   /// Whether the parameters are on a device other than the CPU.
   bool is_on_device() const { return !device_.is_cpu(); }
   /// As apply(), without a wait. A step whose `loss` (of this rank, 0-dim, on the device) is not finite changes nothing
-  /// either. After it, and after a step without loss scaling whose norm is not finite, no further step changes anything,
-  /// so that the host may find out later. Returns float64 [kQueued] on the device: the loss, then what result_of() needs.
+  /// either. After it, and after a step without loss scaling whose norm is not finite, no further step
+  /// changes anything, so that the host may find out later. Returns float64 [kQueued] on the device: the
+  /// loss, then what result_of() needs.
   /// REQUIRES: is_on_device().
   at::Tensor queue(std::int64_t step, const at::Tensor& loss, observe::TraceRecorder* tracing = nullptr);
   static constexpr std::int64_t kQueued = 5;
@@ -85,12 +87,12 @@ class OptimizerStep {
   /// From now on apply() and queue() move the biases of experts, and are collective where there are some. Null: none.
   void set_expert_load(std::shared_ptr<ExpertLoad> load) { expert_load_ = std::move(load); }
 
-  /// Exchanges the parameters' values and their averages, where [ema] keeps some; the next call exchanges them back. The
-  /// model must be told that its values have changed. False, and nothing done, without averages.
+  /// Exchanges the parameters' values and their averages, where [ema] keeps some; the next call exchanges them back.
+  /// The model must be told that its values have changed. False, and nothing done, without averages.
   bool swap_averages();
 
-  /// Appends the optimizer's state, averages and the loss scale. A run may be resumed in another precision. So the loss scale is
-  /// named "layout...", as what depends on the layout of a run; a load that does not want it passes over it.
+  /// Appends the optimizer's state, averages and the loss scale. A run may be resumed in another precision. So the loss
+  /// scale is named "layout...", as what depends on the layout of a run; a load that does not want it passes over it.
   void collect_state(TrainState& state) const;
 
  private:

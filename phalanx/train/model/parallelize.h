@@ -34,8 +34,8 @@ struct RunMeshes {
 };
 
 /// In this order: tensor parallelism cuts the matrices, context parallelism the sequences, expert parallelism divides
-/// the experts, layers are marked for float8 and for recomputation, and data parallelism shards the parameters or gives a
-/// replica its memory.
+/// the experts, layers are marked for float8 and for recomputation, and data parallelism shards the parameters
+/// or gives a replica its memory.
 /// REQUIRES: the parameters have no memory, unless nothing is cut. Collective over the world of the mesh.
 Parallelized parallelize(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
                          const RunMeshes& meshes, at::Device device);

@@ -70,8 +70,8 @@ class PipelinedModel final : public ParallelModel {
   std::vector<NamedTensor> copies_;
   bool copies_are_old_ = true;
   bool copies_change_ = false;  // they are trained
-  // Of the batch that the stages run: by micro-batch, empty if each row is one document; of the micro-batch in progress;
-  // and what divides the sum of its losses.
+  // Of the batch that the stages run: by micro-batch, empty if each row is one document; of the micro-batch in
+  // progress; and what divides the sum of its losses.
   std::vector<std::shared_ptr<const DocumentBoundaries>> micro_batch_documents_;
   std::shared_ptr<const DocumentBoundaries> documents_;
   std::vector<std::shared_ptr<const PreferenceBatch>> micro_batch_preferences_;  // likewise

@@ -25,7 +25,8 @@ c10::ScalarType dtype_named(const std::string& type) {
   return type == "float16" ? c10::ScalarType::Half : c10::ScalarType::Float;
 }
 
-/// What the optimizer keeps, if not all of it is float32: ", no master weights, bfloat16 moments, rounded stochastically".
+/// What the optimizer keeps, if not all of it is float32: ", no master weights,
+/// bfloat16 moments, rounded stochastically".
 std::string state_text(const config::TrainConfig& config) {
   const config::TrainConfig::Optimizer& optimizer = config.optimizer;
   const bool is_narrow = config.training.dtype != "float32";

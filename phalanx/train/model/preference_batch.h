@@ -24,8 +24,8 @@ struct PreferenceBatch {
   std::shared_ptr<const PreferenceBatch> narrow(std::int64_t first, std::int64_t count) const;
 };
 
-/// `pairs_of_rows`: BatchSource::pairs_of(). `table`: float64 [pairs of the file, 2] on the host; undefined: not known. Copies to
-/// the device are asynchronous. Null: there are no pairs.
+/// `pairs_of_rows`: BatchSource::pairs_of(). `table`: float64 [pairs of the file, 2] on the host; undefined: not known.
+/// Copies to the device are asynchronous. Null: there are no pairs.
 std::shared_ptr<const PreferenceBatch> make_preference_batch(
     const std::vector<std::vector<std::int64_t>>& pairs_of_rows, const DocumentBoundaries& boundaries,
     const at::Tensor& table, at::Device device);

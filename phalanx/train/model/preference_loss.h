@@ -1,7 +1,7 @@
 // PreferenceLoss: the loss of direct preference optimization ([dpo]), and what it says of the model's preferences.
 //
-// Of a pair with log-likelihoods c of the chosen and r of the rejected answer, and cr and rr of the reference, rewards are
-// beta (c - cr) and beta (r - rr). With m their difference and e = label_smoothing the loss is
+// Of a pair with log-likelihoods c of the chosen and r of the rejected answer, and cr and rr of the reference, rewards
+// are beta (c - cr) and beta (r - rr). With m their difference and e = label_smoothing the loss is
 //
 //   sigmoid   -(1 - e) log(sigmoid(m)) - e log(sigmoid(-m))
 //   hinge     max(0, 1 - m)
@@ -10,7 +10,8 @@
 //
 //   PreferenceLoss preferences(config.dpo);
 //   const models::DocumentLoss of_batch = preferences.of(*batch.preferences);
-//   at::Tensor loss = model->loss(tokens, labels, {.documents = documents, .divisor = pairs, .document_loss = &of_batch});
+//   at::Tensor loss =
+//       model->loss(tokens, labels, {.documents = documents, .divisor = pairs, .document_loss = &of_batch});
 //   preferences.take_sums();      // of all batches since
 #pragma once
 
@@ -34,15 +35,15 @@ class PreferenceLoss {
   /// REQUIRES: the batch has a reference, or likelihoods are being recorded; `batch` and this outlive the result.
   models::DocumentLoss of(const PreferenceBatch& batch);
 
-  /// The sums of all pairs since the last call: float64 [kSums] on the device: of the rewards of chosen and of rejected answers,
-  /// pairs whose chosen answer has the higher one, pairs. Undefined: this rank has computed no loss.
+  /// The sums of all pairs since the last call: float64 [kSums] on the device: of the rewards of chosen and of rejected
+  /// answers, pairs whose chosen answer has the higher one, pairs. Undefined: this rank has computed no loss.
   at::Tensor take_sums() { return std::exchange(sums_, at::Tensor()); }
   static constexpr int kSums = 4;
   /// REQUIRES: kSums numbers. Zeros give zeros.
   static PreferenceMetrics metrics_of(const double* sums);
 
-  /// The log-likelihoods of the documents of the one batch whose loss `forward` computes: float64 [pairs, 2] on the device.
-  /// Undefined: this rank has not computed it.
+  /// The log-likelihoods of the documents of the one batch whose loss `forward` computes: float64 [pairs, 2] on the
+  /// device. Undefined: this rank has not computed it.
   at::Tensor likelihoods_of(const std::function<void()>& forward);
 
  private:

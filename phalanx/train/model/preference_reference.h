@@ -1,5 +1,5 @@
-// What the reference of a preference tuning ([dpo]) says of the answers: their log-likelihoods by the model with which a
-// new run begins, with its adapters if it has some. They are computed once, before the first step, in the run's own
+// What the reference of a preference tuning ([dpo]) says of the answers: their log-likelihoods by the model with which
+// a new run begins, with its adapters if it has some. They are computed once, before the first step, in the run's own
 // layout and types, and saved in its checkpoints: a run that goes on has the same ones.
 //
 //   at::Tensor table = make_reference_table(loader);                 // float64 [pairs, 2] on the host, of zeros

@@ -18,8 +18,8 @@ struct TokenBatch {
   at::Tensor labels;  // same type and shape, one token further; kIgnoredLabel: no loss
   std::shared_ptr<const DocumentBoundaries> documents = nullptr;  // null: each row is one document
   std::shared_ptr<const PreferenceBatch> preferences = nullptr;   // null: documents are no pairs
-  /// Terms of the loss that this rank counts: tokens with a label among its positions; of pairs the first of the ranks that
-  /// share their positions counts all.
+  /// Terms of the loss that this rank counts: tokens with a label among its positions; of pairs the first of the ranks
+  /// that share their positions counts all.
   std::int64_t label_count = 0;
 };
 

@@ -1,7 +1,7 @@
 // Builds the model of a training run, or a part of it, and says which of its parameters are trained: all but those that
-// [training] frozen names, or with [lora] its adapters alone. Frozen parameters have requires_grad = false. They have no
-// gradient, no optimizer state and no part in the gradient norm, in every layout. Checkpoints and exports hold them as
-// they hold the others. [lora] base_dtype says in which type the frozen weights under adapters are stored.
+// [training] frozen names, or with [lora] its adapters alone. Frozen parameters have requires_grad = false. They have
+// no gradient, no optimizer state and no part in the gradient norm, in every layout. Checkpoints and exports hold them
+// as they hold the others. [lora] base_dtype says in which type the frozen weights under adapters are stored.
 //
 //   auto model = build_model(config, config::model_config(config), {.without_memory = true});
 //   auto stage = build_model(config, model->config(), part, {.without_memory = true});
@@ -29,8 +29,8 @@ std::vector<std::string> frozen_parameters(const config::TrainConfig& config, co
 /// Those of `tensors` that are trained.
 std::vector<NamedTensor> without(const std::vector<std::string>& frozen, const std::vector<NamedTensor>& tensors);
 
-/// The patterns, of the key `what`, without those that match `others` alone: parameters that an optimizer does not know,
-/// because they are frozen or another optimizer's. ConfigError for a pattern that matches none of both.
+/// The patterns, of the key `what`, without those that match `others` alone: parameters that an optimizer does not
+/// know, because they are frozen or another optimizer's. ConfigError for a pattern that matches none of both.
 std::vector<std::string> patterns_that_match(const std::vector<NamedTensor>& parameters, const std::string& what,
                                              const std::vector<std::string>& patterns,
                                              const std::vector<std::string>& others);

@@ -1,6 +1,7 @@
 // Exchanges the metrics of a step between the ranks, in one small collective, and combines them.
 //
-//   const GlobalStepMetrics totals = exchange_step_metrics({.loss = loss, .should_stop = stop_asked}, *world, data_ranks);
+//   const GlobalStepMetrics totals =
+//       exchange_step_metrics({.loss = loss, .should_stop = stop_asked}, *world, data_ranks);
 //   if (totals.stop) return;
 //
 // Collective.

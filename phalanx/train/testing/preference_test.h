@@ -1,4 +1,5 @@
-// Tests of runs that tune on preferences ([dpo]): a tokenizer with a chat template, files of preferences, and configurations.
+// Tests of runs that tune on preferences ([dpo]): a tokenizer with a chat template,
+// files of preferences, and configurations.
 #pragma once
 
 #include <filesystem>

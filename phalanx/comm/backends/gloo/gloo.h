@@ -1,5 +1,5 @@
-// The gloo backend: ranks of one or many nodes over TCP. It has the name of torch's backend for CPU tensors, whose place
-// it takes; its collectives and messages go over authenticated sockets of its own (message_transport.h).
+// The gloo backend: ranks of one or many nodes over TCP. It has the name of torch's backend for CPU tensors, whose
+// place it takes; its collectives and messages go over authenticated sockets of its own (message_transport.h).
 //
 // - Reductions use our own kernels in rank order. So results have the same bits as on the local and shm backends.
 // - Before data move, the ranks exchange signatures of 32 bytes, which makes a mismatch an error on every rank.

@@ -138,8 +138,8 @@ class GlooCollective final : public GlooOperation {
     gathered_ += count;
   }
 
-  // All-gathers parts of the output; part_of_rank(rank) gives their elements. Large ones go round in a ring, so that each
-  // passes once from node to node.
+  // All-gathers parts of the output; part_of_rank(rank) gives their elements. Large ones go round in a ring, so that
+  // each passes once from node to node.
   template <class PartOf>
   void gather_parts(std::byte* own, PartOf part_of_rank) {
     const std::size_t own_bytes = part_of_rank(rank_).size() * element_;
@@ -259,8 +259,8 @@ class GlooCollective final : public GlooOperation {
     require_equal_signatures(signatures);
   }
 
-  // The signatures of uneven all_to_all leave the counts out, as they differ. Every rank sees those of all ranks, so all
-  // see a mismatch.
+  // The signatures of uneven all_to_all leave the counts out, as they differ.
+  // Every rank sees those of all ranks, so all see a mismatch.
   bool has_own_counts() const { return d_.verb == Verb::all_to_all && !d_.input_counts.empty(); }
 
   void exchange_counts() {

@@ -1,11 +1,11 @@
-// MessageTransport: the messages of a group, and of its collectives, over connected sockets (peer_sockets.h). One thread
-// serves them all; it sleeps until a socket is ready. Torch-free.
+// MessageTransport: the messages of a group, and of its collectives, over connected sockets (peer_sockets.h). One
+// thread serves them all; it sleeps until a socket is ready. Torch-free.
 //
 // - post() never blocks. It writes at once what the socket takes.
 // - Messages between two ranks match by tag, in the order of posting. A send ends only after its receive is posted,
 //   except under kCollectiveTag.
-// - A rank that destroys its transport closes its connections. What it has sent still arrives, if its peers' systems take
-//   it within 2 s; so long it waits. Then messages with it fail.
+// - A rank that destroys its transport closes its connections. What it has sent still arrives, if its peers' systems
+//   take it within 2 s; so long it waits. Then messages with it fail.
 // - A rank that calls abort() closes them at once, and tells its peers that it gives up, so that their collectives can
 //   fail, too.
 //

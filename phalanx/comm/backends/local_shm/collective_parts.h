@@ -1,6 +1,6 @@
 // CollectiveParts: who gives what to whom. This is the definition of each collective that moves data, whichever way the
-// data go. In reduce_scatter a rank takes the sum of what all give it. all_reduce and reduce are not described so: their
-// ranks agree on slices (slice_of) instead.
+// data go. In reduce_scatter a rank takes the sum of what all give it. all_reduce and reduce are not described so:
+// their ranks agree on slices (slice_of) instead.
 //
 //                    a rank gives to rank d          a rank takes from rank s, at
 //   broadcast        all of its output (root only)   all of its output

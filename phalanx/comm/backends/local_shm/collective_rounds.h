@@ -7,11 +7,12 @@
 //
 // SLOTS (slot_rounds.cc). A message of any size goes through slots of a fixed size in pieces.
 //   all_reduce, reduce. Up to 16 KiB there is one round: every rank writes its whole tensor, and reduces everything
-// itself. A longer tensor is cut into chunks, and each chunk into a slice per rank. A chunk takes three rounds, which it
-// shares with the chunks before and after it, so it costs one wait. In write(t) a rank
+// itself. A longer tensor is cut into chunks, and each chunk into a slice per rank. A chunk takes three rounds, which
+// it shares with the chunks before and after it, so it costs one wait. In write(t) a rank
 //     1. copies the results of chunk t - 2 out of the slots of the ranks that reduced them,
 //     2. reduces its slice of chunk t - 1. It reads its own tensor, and the peers' slots of round t - 1. It writes the
-//        result to its tensor, and to its own slot of round t - 1. No peer reads that slice before round t is published,
+//        result to its tensor, and to its own slot of round t - 1.
+//        No peer reads that slice before round t is published,
 //     3. writes chunk t, except its own slice, into its slot of round t.
 // What a rank reduces itself is copied neither in nor out. With three chunks:
 //
@@ -103,8 +104,8 @@ struct RankBuffers {
 // Both are for any collective verb. REQUIRES: what is passed by reference outlives the rounds.
 void make_slot_rounds(RoundsHolder& rounds, const OperationDescription& description, ControlBlock& control_block,
                       const ShmSegment& segment, std::uint64_t first_round);
-/// ranks[r]: the buffers of rank r. If the counts of an uneven all_to_all differ, read(1) throws, when no peer reads this
-/// rank's description any more.
+/// ranks[r]: the buffers of rank r. If the counts of an uneven all_to_all differ, read(1) throws, when no peer reads
+/// this rank's description any more.
 void make_direct_rounds(RoundsHolder& rounds, const OperationDescription& description, int rank,
                         std::vector<RankBuffers> ranks);
 

@@ -2,8 +2,8 @@
 // any rank the reason why the group gives up. round_operation.h tells the whole protocol.
 //
 // MEMORY ORDERING of collectives is stated here, once.
-// - publish(t) stores the round after everything that this rank wrote for it. reached(peer, t) loads it (acquire) before
-//   anything of the peer is read. So whoever sees round t sees all that was written for it.
+// - publish(t) stores the round after everything that this rank wrote for it. reached(peer, t) loads it (acquire)
+//   before anything of the peer is read. So whoever sees round t sees all that was written for it.
 // - The store is sequentially consistent, not merely a release. The sleeper count (futex.h) and the abort
 //   (misses_abort) each need one order of "I changed my word" and "I looked at yours".
 #pragma once
@@ -96,7 +96,8 @@ class ControlBlock {
   void throw_if_aborted() const;
   /// REQUIRES: aborted(). False: the rank has not published `round`, and once it does it sees the abort.
   bool misses_abort(int rank, std::uint64_t round) const noexcept;
-  /// This rank gives up the operation that began with round(): it publishes the next round without having done its part.
+  /// This rank gives up the operation that began with round(): it publishes the next round
+  /// without having done its part.
   void leave() noexcept;
   /// Throws if the group was aborted and a rank published `round` + 1 only because it gave up.
   void throw_if_left(std::uint64_t round) const;

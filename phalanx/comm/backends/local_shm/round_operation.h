@@ -19,16 +19,16 @@
 //   1. A rank reads its peers' data of round t only after they published t, and before it publishes t + 2 itself.
 //   2. A rank writes its data of round t only after every peer published t - 1.
 // Round t overwrites the data of t - 3. By rule 2 every peer has then published t - 1 = (t - 3) + 2, so by rule 1 none
-// of them reads those data any more. The rules hold across collectives, so none needs a barrier at its end. Debug builds
-// check both rules at each use of a slot (slot_rounds.cc). control_block.h states the memory ordering.
+// of them reads those data any more. The rules hold across collectives, so none needs a barrier at its end. Debug
+// builds check both rules at each use of a slot (slot_rounds.cc). control_block.h states the memory ordering.
 //
 // FIRST ROUND. Every rank writes its signature into its header. Nobody goes on before it has seen all of them and found
 // them equal. A difference is an error on every rank, before data moved.
 //
 // PATHS. collective_rounds.h tells what happens in each round. There are two ways.
 //   slots     (shm) Data are copied through the ranks' slots.
-//   direct    (local, shm) Ranks read and write each other's buffers in place. There are two rounds. By the first a rank
-//             lets its peers use its buffers; the second says that it has done its part and no longer uses theirs.
+//   direct    (local, shm) Ranks read and write each other's buffers in place. There are two rounds. By the first a
+//             rank lets its peers use its buffers; the second says that it has done its part and no longer uses theirs.
 // Threads go the direct way. A process can if the data that peers would read (the input; for broadcast, all_reduce and
 // reduce the output) are in a window (shm_windows.h). Its header says where. If all ranks name the same window, they go
 // the direct way. If none names one, slots: the first round has carried data already. Otherwise they start again with
@@ -36,7 +36,8 @@
 //
 // FAILURES. abort() writes one reason for the whole group, once. A rank that waits in vain sees it and throws. A rank
 // that has seen all it waits for finishes, even if the group is aborted by then. A rank that waits asks every 100 ms
-// whether the awaited one has died (check_peers); the death is an error unless it published what is awaited just before.
+// whether the awaited one has died (check_peers); the death is an error unless it published
+// what is awaited just before.
 //   On the slots, peers never touch this rank's buffers, so a failed operation may end at once.
 //   On the direct path they may still write into them. A rank that fails publishes the second round without having done
 // its part and says so (ControlBlock::leave). It then waits (retire) until every peer has published that round, or is

@@ -1,5 +1,5 @@
-// scaled_dot_product_attention as one fused operator with a backward of its own. It runs the CPU's flash attention; what
-// that does not support (dropout, other than four dimensions) is computed in pieces.
+// scaled_dot_product_attention as one fused operator with a backward of its own. It runs the CPU's flash attention;
+// what that does not support (dropout, other than four dimensions) is computed in pieces.
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/DispatchStub.h>

@@ -2,7 +2,8 @@
 //
 // - A view is metadata, made at once.
 // - In-place and out= operators are queued on the memory of their arguments.
-// - Of others the shapes of the results are inferred (output_shapes.h), memory is allocated, and the operator is queued.
+// - Of others the shapes of the results are inferred (output_shapes.h), memory is
+//   allocated, and the operator is queued.
 // - Where a shape depends on data, the host waits, which is counted.
 //
 // Throws if tensors are on several devices. CPU tensors are refused, but for single numbers, and for indices, which

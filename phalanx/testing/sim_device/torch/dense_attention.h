@@ -27,8 +27,8 @@ struct DenseResult {
   at::Tensor y;         // as q, contiguous
   at::Tensor log_sums;  // float [rows, heads, queries or more]
 };
-/// Both work on the current stream, under the operator's `name` in traces and races. The queries of log_sums are rounded up
-/// to a multiple of `multiple`.
+/// Both work on the current stream, under the operator's `name` in traces and races. The queries of log_sums are
+/// rounded up to a multiple of `multiple`.
 DenseResult dense_attention(const char* name, const DenseProblem& problem, std::int64_t multiple);
 
 /// The gradients of q, k and v.

@@ -1,5 +1,6 @@
-// Generation on a simulated device: the tokens are those of the whole model run anew for each of them, for rows of equal
-// and unequal lengths, with and without a window; and what one step costs: launches, and times that the host waits.
+// Generation on a simulated device: the tokens are those of the whole model run anew for each of them,
+// for rows of equal and unequal lengths, with and without a window; and what one step costs: launches,
+// and times that the host waits.
 #include <ATen/ops/abs.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randn.h>

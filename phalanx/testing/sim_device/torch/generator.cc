@@ -1,5 +1,5 @@
-// Random numbers of the simulated devices. A generator holds a seed and an offset, as CUDA's does. Each operator draws from
-// a CPU generator of its own, made from both. So what an operator draws depends on the order of launches alone.
+// Random numbers of the simulated devices. A generator holds a seed and an offset, as CUDA's does. Each operator draws
+// from a CPU generator of its own, made from both. So what an operator draws depends on the order of launches alone.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -1,6 +1,6 @@
-// Phalanx's GPU kernels on a simulated device. Each kernel has the values of its host build, declares exactly the memory
-// that it reads and writes, and is reported by its name where a stream does not wait. The differentiable functions over
-// them have the bits of the CPU with the same kernels, and the host does not wait.
+// Phalanx's GPU kernels on a simulated device. Each kernel has the values of its host build, declares exactly the
+// memory that it reads and writes, and is reported by its name where a stream does not wait. The differentiable
+// functions over them have the bits of the CPU with the same kernels, and the host does not wait.
 #include "phalanx/kernels/gpu/gpu_kernels.h"
 
 #include <ATen/TensorOperators.h>
@@ -306,7 +306,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, SimGpuKernel,
                            return name;
                          });
 
-// --- refusals ---------------------------------------------------------------------------------------------------------
+// --- refusals --------------------------------------------------------------------------------------------------------
 
 class SimGpuKernelRefusals : public SimTest {
  protected:
@@ -334,7 +334,7 @@ TEST_F(SimGpuKernelRefusals, WhatTheKernelsRefuseThemselves) {
   EXPECT_THAT(total_of(nullptr, numbers(4), numbers(1), -1), StrEq("total: count is negative"));
 }
 
-// --- differentiable functions -----------------------------------------------------------------------------------------
+// --- differentiable functions ----------------------------------------------------------------------------------------
 
 struct Precision {
   const char* name;

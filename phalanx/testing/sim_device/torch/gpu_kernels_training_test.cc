@@ -1,6 +1,6 @@
 // The trainer on simulated devices, through Phalanx's GPU kernels: every layout, in 32 and 16 bits. With plain SGD the
-// first losses have the bits of a run on the CPU through the same kernels: the second one depends on all gradients of the
-// first step. Later ones do not, because libtorch's SGD rounds otherwise than the CPU's own.
+// first losses have the bits of a run on the CPU through the same kernels: the second one depends on all gradients of
+// the first step. Later ones do not, because libtorch's SGD rounds otherwise than the CPU's own.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -13,8 +13,8 @@ namespace phalanx::sim_device {
 /// Whether it is defined, and on a simulated device.
 bool is_on_sim(const at::Tensor& tensor);
 
-/// A CPU tensor over the memory that a kernel may touch: of device memory, or pinned memory. It does not keep the memory
-/// alive. The streams' order does, and PinnedMemory.
+/// A CPU tensor over the memory that a kernel may touch: of device memory, or pinned memory. It does not keep the
+/// memory alive. The streams' order does, and PinnedMemory.
 at::Tensor kernel_view(const at::Tensor& tensor);
 
 /// Adds the bytes of a tensor's elements: a range for each of its contiguous pieces, or, where those are more than 64,

@@ -40,7 +40,7 @@ at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef sizes, at::IntArra
   return view_of(self, sizes, strides, offset.value_or(self.storage_offset()), self.dtype());
 }
 
-// --- copies -----------------------------------------------------------------------------------------------------------
+// --- copies ----------------------------------------------------------------------------------------------------------
 
 bool is_pinned_on_sim(const at::Tensor& tensor) { return sim_backend().runtime.pinned().owns(tensor.storage().data()); }
 
@@ -102,7 +102,7 @@ at::Scalar item(const at::Tensor& self) {
   return number.item();
 }
 
-// --- memory -----------------------------------------------------------------------------------------------------------
+// --- memory ----------------------------------------------------------------------------------------------------------
 
 const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes,
                           std::optional<at::MemoryFormat> /*format*/) {
@@ -130,7 +130,8 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   sim_backend().memory.record_stream(self.storage().data(), {stream.device_index(), stream.id()});
 }
 
-// libtorch's own asks a list of devices on which this one is not. set_data() needs it: Module::to() moves parameters by it.
+// libtorch's own asks a list of devices on which this one is not.
+// set_data() needs it: Module::to() moves parameters by it.
 bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
   const auto is_dense = [](const at::Tensor& tensor) {
     return tensor.layout() == at::kStrided && (tensor.is_cpu() || is_on_sim(tensor));

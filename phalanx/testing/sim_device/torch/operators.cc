@@ -14,9 +14,9 @@ namespace {
 
 torch::CppFunction boxed() { return torch::CppFunction::makeFromBoxedFunction<&run_boxed>(); }
 
-// A fallback takes only operators that have no composite kernel. Of those that do, some have a CPU kernel, too, which is
-// what must run here, so that results are the CPU's. The _foreach operators are one launch, as on CUDA. The composite
-// kernel of a convolution chooses by the device, and knows no kernel for this one.
+// A fallback takes only operators that have no composite kernel. Of those that do, some have a CPU kernel, too, which
+// is what must run here, so that results are the CPU's. The _foreach operators are one launch, as on CUDA. The
+// composite kernel of a convolution chooses by the device, and knows no kernel for this one.
 bool needs_own_registration(const c10::OperatorHandle& op) {
   const bool is_composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
                             op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);

@@ -1,5 +1,5 @@
-// The shapes of an operator's new results, found without the data: by running it on meta tensors, once for each signature
-// (operator, shapes, strides, dtypes, numbers). Where an operator has no meta kernel, it runs once on zeros.
+// The shapes of an operator's new results, found without the data: by running it on meta tensors, once for each
+// signature (operator, shapes, strides, dtypes, numbers). Where an operator has no meta kernel, it runs once on zeros.
 #pragma once
 
 #include <ATen/core/Tensor.h>

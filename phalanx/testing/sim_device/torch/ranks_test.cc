@@ -160,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, SimRanks,
                                            Sharding{.ranks = 4, .stage = 3, .replicas = 2, .over_nccl = true}),
                          [](const auto& info) { return info.param.name(); });
 
-// --- planted faults ---------------------------------------------------------------------------------------------------
+// --- planted faults --------------------------------------------------------------------------------------------------
 
 enum class Forgets { nothing, wait_before, wait_after };
 

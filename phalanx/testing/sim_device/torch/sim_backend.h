@@ -1,10 +1,10 @@
 // The simulated accelerators as a device of libtorch, "sim:0" to "sim:7" (PrivateUse1): tensors, autograd, autocast,
 // streams, events, pinned memory and generators, with every operator of ATen.
 //
-// - An operator runs as its CPU kernel, on a stream's thread. So its results are the CPU's, bit for bit. The host goes on
-//   at once, unless the shape of the output depends on data.
-// - Phalanx's own GPU kernels (kernels/gpu/) run by their host build. Each is one launch, with a name such as "rms_norm".
-//   So the library takes the paths here that it takes on a GPU.
+// - An operator runs as its CPU kernel, on a stream's thread. So its results are the CPU's, bit for bit. The host goes
+//   on at once, unless the shape of the output depends on data.
+// - Phalanx's own GPU kernels (kernels/gpu/) run by their host build. Each is one launch, with a name such as
+//   "rms_norm". So the library takes the paths here that it takes on a GPU.
 // - What counts as a wait of the host: item(), a copy to the host or from pageable memory, a copy that is not
 //   non_blocking, operators with shapes that depend on data, synchronize().
 // - One launch is one operator, not one kernel of CUDA's.

@@ -44,33 +44,56 @@ PHALANX_COUNTED(Testall, (int count, MPI_Request requests[], int* flag, MPI_Stat
                 (count, requests, flag, statuses))
 PHALANX_COUNTED(Iprobe, (int source, int tag, MPI_Comm comm, int* flag, MPI_Status* status),
                 (source, tag, comm, flag, status))
-PHALANX_COUNTED(Recv, (void* data, int count, MPI_Datatype type, int source, int tag, MPI_Comm comm, MPI_Status* status),
+PHALANX_COUNTED(Recv,
+                (void* data, int count, MPI_Datatype type, int source, int tag, MPI_Comm comm, MPI_Status* status),
                 (data, count, type, source, tag, comm, status))
-PHALANX_COUNTED(Isend, (const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Isend,
+                (const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request* request),
                 (data, count, type, to, tag, comm, request))
-PHALANX_COUNTED(Irecv, (void* data, int count, MPI_Datatype type, int source, int tag, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Irecv,
+                (void* data, int count, MPI_Datatype type, int source, int tag, MPI_Comm comm, MPI_Request* request),
                 (data, count, type, source, tag, comm, request))
 PHALANX_COUNTED(Ibcast, (void* data, int count, MPI_Datatype type, int root, MPI_Comm comm, MPI_Request* request),
                 (data, count, type, root, comm, request))
-PHALANX_COUNTED(Iallreduce, (const void* in, void* out, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Iallreduce,
+                (const void* in, void* out, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm,
+                 MPI_Request* request),
                 (in, out, count, type, op, comm, request))
-PHALANX_COUNTED(Ireduce, (const void* in, void* out, int count, MPI_Datatype type, MPI_Op op, int root, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Ireduce,
+                (const void* in, void* out, int count, MPI_Datatype type, MPI_Op op, int root, MPI_Comm comm,
+                 MPI_Request* request),
                 (in, out, count, type, op, root, comm, request))
-PHALANX_COUNTED(Ireduce_scatter, (const void* in, void* out, const int counts[], MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Ireduce_scatter,
+                (const void* in, void* out, const int counts[], MPI_Datatype type, MPI_Op op, MPI_Comm comm,
+                 MPI_Request* request),
                 (in, out, counts, type, op, comm, request))
-PHALANX_COUNTED(Ireduce_scatter_block, (const void* in, void* out, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Ireduce_scatter_block,
+                (const void* in, void* out, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm,
+                 MPI_Request* request),
                 (in, out, count, type, op, comm, request))
-PHALANX_COUNTED(Iallgather, (const void* in, int sent, MPI_Datatype of, void* out, int received, MPI_Datatype type, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Iallgather,
+                (const void* in, int sent, MPI_Datatype of, void* out, int received, MPI_Datatype type, MPI_Comm comm,
+                 MPI_Request* request),
                 (in, sent, of, out, received, type, comm, request))
-PHALANX_COUNTED(Iallgatherv, (const void* in, int sent, MPI_Datatype of, void* out, const int counts[], const int begins[], MPI_Datatype type, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Iallgatherv,
+                (const void* in, int sent, MPI_Datatype of, void* out, const int counts[], const int begins[],
+                 MPI_Datatype type, MPI_Comm comm, MPI_Request* request),
                 (in, sent, of, out, counts, begins, type, comm, request))
-PHALANX_COUNTED(Ialltoall, (const void* in, int sent, MPI_Datatype of, void* out, int received, MPI_Datatype type, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Ialltoall,
+                (const void* in, int sent, MPI_Datatype of, void* out, int received, MPI_Datatype type, MPI_Comm comm,
+                 MPI_Request* request),
                 (in, sent, of, out, received, type, comm, request))
-PHALANX_COUNTED(Ialltoallv, (const void* in, const int sent[], const int from[], MPI_Datatype of, void* out, const int received[], const int to[], MPI_Datatype type, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Ialltoallv,
+                (const void* in, const int sent[], const int from[], MPI_Datatype of, void* out, const int received[],
+                 const int to[], MPI_Datatype type, MPI_Comm comm, MPI_Request* request),
                 (in, sent, from, of, out, received, to, type, comm, request))
-PHALANX_COUNTED(Igather, (const void* in, int sent, MPI_Datatype of, void* out, int received, MPI_Datatype type, int root, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Igather,
+                (const void* in, int sent, MPI_Datatype of, void* out, int received, MPI_Datatype type, int root,
+                 MPI_Comm comm, MPI_Request* request),
                 (in, sent, of, out, received, type, root, comm, request))
-PHALANX_COUNTED(Iscatter, (const void* in, int sent, MPI_Datatype of, void* out, int received, MPI_Datatype type, int root, MPI_Comm comm, MPI_Request* request),
+PHALANX_COUNTED(Iscatter,
+                (const void* in, int sent, MPI_Datatype of, void* out, int received, MPI_Datatype type, int root,
+                 MPI_Comm comm, MPI_Request* request),
                 (in, sent, of, out, received, type, root, comm, request))
 PHALANX_COUNTED(Comm_free, (MPI_Comm* comm), (comm))
 // clang-format on
