@@ -6,26 +6,29 @@ PREFIX ?= $(HOME)/.local
 JOBS ?= $(shell nproc)
 # Tests that run side by side: most of them wait for other ranks, or for time-outs, half of the time.
 TEST_JOBS ?= 2
-# Which cases of the long tests `make quick` runs.
-TEST_SEED ?= 1
+# Which cases of long lists the tests take (phalanx/base/testing/case_sample.h), and which slice of the long tests
+# (phalanx_slice in cmake/PhalanxModule.cmake): others after each commit.
+TEST_SEED ?= $(shell printf %d 0x$$(git rev-parse --short=6 HEAD 2>/dev/null || echo 1))
+ONE_SLICE = --label-exclude 'sample|slice_[^$(shell expr $(TEST_SEED) % 3)]'
 SANITIZED ?= build/asan
 THREAD_SANITIZED ?= build/tsan
 PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all install tour quick test test-all asan tsan fuzz slurm soak deaths kills worlds timeline mutations layouts float8 losses demo format check docs cuda-check clean released parquet
+.PHONY: help bootstrap configure build all install tour quick test whole test-all asan tsan fuzz slurm soak deaths kills worlds timeline mutations layouts float8 losses demo format check docs cuda-check clean released parquet
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
-	@echo 'make test      set up, build, run every test'
-	@echo 'make quick     the same with the tests that take seconds, and a sample of the others (make quick TEST_SEED=7)'
+	@echo 'make test      set up, build, run the tests: of the long ones a third, with a sample of their cases (make test TEST_SEED=7)'
+	@echo 'make quick     the same with the tests that take seconds, and some cases of the others'
+	@echo 'make whole     the same with every case of every list; about an hour'
 	@echo 'make build     set up, build the programs and libraries (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
 	@echo 'make install   install programs and libraries into ~/.local (make install PREFIX=/opt/phalanx)'
 	@echo 'make tour      run the commands of the README'
 	@echo 'make all       the same with tests, recipes and benchmarks'
-	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, larger worlds, the timeline, every layout, every mutation, long losses in float8 and with 16-bit state, released tokenizers, Parquet, every lint check, and make asan'
-	@echo 'make asan      every test under AddressSanitizer and UndefinedBehaviorSanitizer (into $(SANITIZED))'
+	@echo 'make test-all  make whole, the longer tests below, every lint check, make fuzz, asan and tsan; hours; goes on where it was stopped'
+	@echo 'make asan      every test, with a sample of the cases, under AddressSanitizer and UndefinedBehaviorSanitizer (into $(SANITIZED))'
 	@echo 'make tsan      the tests of communication, its store and the launchers under ThreadSanitizer (into $(THREAD_SANITIZED))'
 	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
 	@echo 'make soak      200 random kills, stops and restarts of communicating ranks, and 500 of training runs in every phase; about 25 minutes (make soak FAULTS=40 RUN_FAULTS=40)'
@@ -56,12 +59,21 @@ build: configure
 all: configure
 	cmake --build $(BUILD) --parallel $(JOBS)
 
+CTEST = PHALANX_TEST_SEED=$(TEST_SEED) ctest --test-dir $(BUILD) --parallel $(TEST_JOBS) --output-on-failure --no-tests=error
+
 quick: all
-	PHALANX_TEST_SEED=$(TEST_SEED) ctest --test-dir $(BUILD) --label-regex 'quick|sample' --parallel $(TEST_JOBS) --output-on-failure --no-tests=error
+	$(CTEST) --label-regex 'quick|sample'
 
 test: all
 	@scripts/bootstrap.sh --tests
-	ctest --test-dir $(BUILD) --label-exclude sample --parallel $(TEST_JOBS) --output-on-failure --no-tests=error
+	@echo '$(TEST_SEED)' | grep -qE '^[0-9]+$$' || { echo "TEST_SEED is '$(TEST_SEED)', expected a whole number" >&2; exit 2; }
+	$(CTEST) $(ONE_SLICE)
+	@scripts/say_skipped.sh $(BUILD)
+	@echo 'a slice and samples of the long tests, by seed $(TEST_SEED): make whole runs all of them'
+
+whole: all
+	@scripts/bootstrap.sh --tests
+	PHALANX_ALL_CASES=1 $(CTEST) --label-exclude sample
 	@scripts/say_skipped.sh $(BUILD)
 
 # Status 77: no clang with libFuzzer here, which is said.
@@ -82,25 +94,25 @@ soak: all
 	OMP_NUM_THREADS=1 PHALANX_SOAK_FAULTS=$(RUN_FAULTS) $(BUILD)/bin/cli_test --gtest_filter='TrainingFaultSoak.*'
 
 deaths: all
-	OMP_NUM_THREADS=1 PHALANX_ALL_DEATHS=1 $(BUILD)/bin/comm_backends_mpi_test --gtest_filter='MpiBackend.ADeadRank*'
+	OMP_NUM_THREADS=1 PHALANX_ALL_CASES=1 $(BUILD)/bin/comm_backends_mpi_test --gtest_filter='MpiBackend.ADeadRank*'
 
 kills: all
-	OMP_NUM_THREADS=1 PHALANX_ALL_KILLS=1 $(BUILD)/bin/checkpoint_test --gtest_filter='*KilledAtEveryOperation*'
+	OMP_NUM_THREADS=1 PHALANX_ALL_CASES=1 $(BUILD)/bin/checkpoint_test --gtest_filter='*KilledAtEveryOperation*'
 
 worlds: all
 	OMP_NUM_THREADS=1 $(BUILD)/bin/comm_hierarchical_test --gtest_filter='*NcclHierarchicalSuite.Passes/TwoTimesFour:*NcclHierarchicalSuite.Passes/FourTimesTwo:*/HierarchicalSuite.Passes/ThreeThreeTwo'
 
 mutations: all
-	OMP_NUM_THREADS=1 PHALANX_ALL_MUTATIONS=1 $(BUILD)/bin/verify_test --gtest_filter='LayoutMutations*:RecomputeBits*'
+	OMP_NUM_THREADS=1 PHALANX_ALL_CASES=1 $(BUILD)/bin/verify_test --gtest_filter='LayoutMutations*:RecomputeBits*'
 
 layouts: all
 	@BUILD=$(BUILD) scripts/verify_layouts.sh
 
 float8: all
-	PHALANX_LONG_LOSSES=1 $(BUILD)/bin/train_test --gtest_brief=1 --gtest_filter='TrainerFloat8Test.LossesAreNear*'
+	OMP_NUM_THREADS=1 PHALANX_ALL_CASES=1 $(BUILD)/bin/train_test --gtest_brief=1 --gtest_filter='TrainerFloat8Test.LossesAreNear*'
 
 losses: all
-	PHALANX_LONG_LOSSES=1 $(BUILD)/bin/train_test --gtest_brief=1 --gtest_filter='TrainerNarrowStateTest.LossesAreNear*'
+	OMP_NUM_THREADS=1 PHALANX_ALL_CASES=1 $(BUILD)/bin/train_test --gtest_brief=1 --gtest_filter='TrainerNarrowStateTest.LossesAreNear*'
 
 timeline: build
 	$(PYTHON) scripts/pipeline_timeline.py --program $(BUILD)/bin/phalanx --check
@@ -114,14 +126,16 @@ released: all
 parquet: bootstrap
 	@$(PYTHON) scripts/parquet_test.py --build $(BUILD)/../parquet --jobs $(JOBS) || [ $$? -eq 77 ]
 
-test-all: test slurm soak deaths kills worlds timeline layouts mutations float8 losses released parquet check asan
+# `whole` has all that deaths, kills, mutations, float8 and losses have. Can be stopped and called again.
+test-all:
+	@scripts/test_all.sh $(BUILD)/test_all whole slurm soak worlds timeline layouts released parquet check fuzz asan tsan
 
 # detect_leaks: LeakSanitizer needs ptrace, which containers refuse.
 asan: bootstrap
 	cmake --preset asan -B $(SANITIZED) -DPHALANX_BENCHMARKS=OFF $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  ctest --test-dir $(SANITIZED) --label-exclude sample --output-on-failure --no-tests=error
+	  PHALANX_TEST_SEED=$(TEST_SEED) ctest --test-dir $(SANITIZED) --label-exclude sample --output-on-failure --no-tests=error
 
 THREADED = observe store launch launch_rendezvous launch_supervisor comm comm_liveness comm_hierarchical comm_testing \
            $(addprefix comm_backends_,local_shm gloo mpi nccl)
@@ -129,7 +143,7 @@ tsan: bootstrap
 	cmake --preset tsan -B $(THREAD_SANITIZED) -DPHALANX_BENCHMARKS=OFF $(CONFIGURE_FLAGS)
 	cmake --build $(THREAD_SANITIZED) --parallel $(JOBS) --target $(addsuffix _test,$(THREADED))
 	TSAN_OPTIONS=die_after_fork=0:allocator_may_return_null=1:suppressions=$(CURDIR)/scripts/sanitizers/tsan.supp \
-	  ctest --test-dir $(THREAD_SANITIZED) --tests-regex '^(observe|store|comm|launch)(_|$$)' --label-exclude 'sample|soak' \
+	  PHALANX_TEST_SEED=$(TEST_SEED) ctest --test-dir $(THREAD_SANITIZED) --tests-regex '^(observe|store|comm|launch)(_|$$)' --label-exclude 'sample|soak' \
 	  --output-on-failure --no-tests=error
 
 install: build
@@ -157,6 +171,8 @@ check:
 	@$(PYTHON) scripts/check_layering.py
 	@$(PYTHON) scripts/check_links.py --self-test
 	@$(PYTHON) scripts/check_links.py
+	@$(PYTHON) scripts/benchmarks.py --self-test
+	@$(PYTHON) scripts/benchmarks.py --check
 	@$(PYTHON) scripts/draw_architecture.py --check
 	@scripts/check_lint.sh $(if $(LINT_PART),--part $(LINT_PART))
 

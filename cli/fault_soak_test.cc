@@ -64,7 +64,7 @@ class TrainingFaultSoak : public ProgramTest {
     const std::string endless = "--training.steps=1000000";
     return {
         {"start", {endless}, [this, file] { return !workers_of(file).empty(); }, 300, false},
-        {"meeting", {endless}, [this] { return count(err(), ", from phalanx launch") > 0; }, 60, false},
+        {"rendezvous", {endless}, [this] { return count(err(), ", from phalanx launch") > 0; }, 60, false},
         {"world made", {endless}, [this] { return count(err(), "backend: ") > 0; }, 40, false},
         {"first step", {endless}, [this] { return count(err(), "folder: ") > 0; }, 60, false},
         {"steps", {endless}, [this] { return steps_done() > 2; }, 200, true},

@@ -18,6 +18,7 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/case_sample.h"
 #include "phalanx/base/testing/matchers.h"
 
 namespace phalanx::cli {
@@ -160,29 +161,34 @@ const std::string kDeep(200'000, '[');
 
 TEST_F(HostileInputTest, DescriptionsOfModels) {
   const std::string config = sound("config.json");
-  for (const Damage& damage : std::vector<Damage>{
-           {"config.json", "", "config.json: not valid JSON at column 1"},
-           {"config.json", config.substr(0, config.size() / 2), "config.json: not valid JSON at line "},
-           {"config.json", kDeep, "config.json: its JSON nests deeper than 100 levels"},
-           {"config.json", "\xff\xff{\x1b[31m}", "config.json: not valid JSON at column 1"},
-           {"config.json", "\xff\xfe{\x1b[31m}", "config.json: this is UTF-16LE text: expected UTF-8"},
-           {"config.json", with(config, "model_type", "bert"), "model_type \"bert\" is not supported; expected one of"},
-           {"config.json", with(config, "hidden_size", "64"), "\"hidden_size\" is \"64\": expected a whole number"},
-           {"config.json", with(config, "rms_norm_eps", "x"), "\"rms_norm_eps\" is \"x\": expected a number"},
-           {"config.json", with(config, "tie_word_embeddings", 3), "\"tie_word_embeddings\" is 3: expected true or"},
-           {"config.json", with(config, "model_type", 3), "\"model_type\" is 3: expected a string"},
-           {"config.json", with(config, "hidden_size", std::int64_t{1} << 62), "expected at most 2147483648"},
-           {"config.json", with(config, "num_hidden_layers", 1'000'000'000), "n_layers = 1000000000: expected at most"},
-           {"config.json", with(config, "num_hidden_layers", 9'999), "are not of this model, or not whole"},
-           {"config.json", with(config, "num_attention_heads", 0), "n_heads = 0: expected a positive number"},
-           {"config.json", with(config, "num_hidden_layers", 3),
-            "\"model.layers.2.self_attn.q_proj.weight\" is missing"},
-           {"config.json", with(config, "num_hidden_layers", 1), "is unexpected (found F32 [64])"},
-           {"config.json", with(config, "vocab_size", 100), "expected F32 [100, 64], found F32 [512, 64]"},
-           {"config.json", with(config, "rope_scaling", {{"rope_type", "linear"}, {"factor", 0}}), "a factor of 0"},
-           {"config.json", with(config, "eos_token_id", {1, "b"}), "\"eos_token_id\" is [1,\"b\"]"},
-           {"generation_config.json", "{", "generation_config.json: not valid JSON at column"},
-       })
+  for (const Damage& damage : sampled(
+           std::vector<Damage>{
+               {"config.json", "", "config.json: not valid JSON at column 1"},
+               {"config.json", config.substr(0, config.size() / 2), "config.json: not valid JSON at line "},
+               {"config.json", kDeep, "config.json: its JSON nests deeper than 100 levels"},
+               {"config.json", "\xff\xff{\x1b[31m}", "config.json: not valid JSON at column 1"},
+               {"config.json", "\xff\xfe{\x1b[31m}", "config.json: this is UTF-16LE text: expected UTF-8"},
+               {"config.json", with(config, "model_type", "bert"),
+                "model_type \"bert\" is not supported; expected one of"},
+               {"config.json", with(config, "hidden_size", "64"), "\"hidden_size\" is \"64\": expected a whole number"},
+               {"config.json", with(config, "rms_norm_eps", "x"), "\"rms_norm_eps\" is \"x\": expected a number"},
+               {"config.json", with(config, "tie_word_embeddings", 3),
+                "\"tie_word_embeddings\" is 3: expected true or"},
+               {"config.json", with(config, "model_type", 3), "\"model_type\" is 3: expected a string"},
+               {"config.json", with(config, "hidden_size", std::int64_t{1} << 62), "expected at most 2147483648"},
+               {"config.json", with(config, "num_hidden_layers", 1'000'000'000),
+                "n_layers = 1000000000: expected at most"},
+               {"config.json", with(config, "num_hidden_layers", 9'999), "are not of this model, or not whole"},
+               {"config.json", with(config, "num_attention_heads", 0), "n_heads = 0: expected a positive number"},
+               {"config.json", with(config, "num_hidden_layers", 3),
+                "\"model.layers.2.self_attn.q_proj.weight\" is missing"},
+               {"config.json", with(config, "num_hidden_layers", 1), "is unexpected (found F32 [64])"},
+               {"config.json", with(config, "vocab_size", 100), "expected F32 [100, 64], found F32 [512, 64]"},
+               {"config.json", with(config, "rope_scaling", {{"rope_type", "linear"}, {"factor", 0}}), "a factor of 0"},
+               {"config.json", with(config, "eos_token_id", {1, "b"}), "\"eos_token_id\" is [1,\"b\"]"},
+               {"generation_config.json", "{", "generation_config.json: not valid JSON at column"},
+           },
+           6))
     expect_refused(damage);
   std::filesystem::remove(model() + "/generation_config.json");
   std::filesystem::remove(model() + "/config.json");
@@ -197,22 +203,25 @@ TEST_F(HostileInputTest, Weights) {
   std::uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, file.data(), 8);
   const std::string after_length = file.substr(8);
-  for (const Damage& damage : std::vector<Damage>{
-           {kWeights, "", "malformed safetensors file: "},
-           {kWeights, file.substr(0, file.size() - 10), "pass the end of the data"},
-           {kWeights, file + "more", "the tensors end at byte"},
-           {kWeights, safetensors(after_length, "", std::uint64_t{1} << 63), "more than the 100000000 allowed"},
-           {kWeights, safetensors(after_length, "", 50'000'000), "is given as 50000000 bytes, but the file has"},
-           {kWeights, safetensors(kDeep, file, kDeep.size()), "the header does not begin with '{'"},
-           {kWeights, tensor("shape", {std::int64_t{1} << 40, std::int64_t{1} << 40}), "overflows 64 bits"},
-           {kWeights, tensor("shape", {-1, 2}), "shape contains the number -1"},
-           {kWeights, tensor("shape", {64, 512}), "expected F32 [512, 64], found F32 [64, 512]"},
-           {kWeights, tensor("dtype", "I32"), "expected F32 [512, 64], found I32 [512, 64]"},
-           {kWeights, tensor("dtype", "F7"), "unknown dtype \"F7\""},
-           {kWeights, tensor("data_offsets", {std::int64_t{1} << 40, (std::int64_t{1} << 40) + 4}), "pass the end"},
-           {kWeights, tensor("data_offsets", {131'072, 4}), "run backwards"},
-           {kWeights, with_header(file, [](json& header) { header.erase("model.norm.weight"); }), "the tensors end"},
-       })
+  for (const Damage& damage : sampled(
+           std::vector<Damage>{
+               {kWeights, "", "malformed safetensors file: "},
+               {kWeights, file.substr(0, file.size() - 10), "pass the end of the data"},
+               {kWeights, file + "more", "the tensors end at byte"},
+               {kWeights, safetensors(after_length, "", std::uint64_t{1} << 63), "more than the 100000000 allowed"},
+               {kWeights, safetensors(after_length, "", 50'000'000), "is given as 50000000 bytes, but the file has"},
+               {kWeights, safetensors(kDeep, file, kDeep.size()), "the header does not begin with '{'"},
+               {kWeights, tensor("shape", {std::int64_t{1} << 40, std::int64_t{1} << 40}), "overflows 64 bits"},
+               {kWeights, tensor("shape", {-1, 2}), "shape contains the number -1"},
+               {kWeights, tensor("shape", {64, 512}), "expected F32 [512, 64], found F32 [64, 512]"},
+               {kWeights, tensor("dtype", "I32"), "expected F32 [512, 64], found I32 [512, 64]"},
+               {kWeights, tensor("dtype", "F7"), "unknown dtype \"F7\""},
+               {kWeights, tensor("data_offsets", {std::int64_t{1} << 40, (std::int64_t{1} << 40) + 4}), "pass the end"},
+               {kWeights, tensor("data_offsets", {131'072, 4}), "run backwards"},
+               {kWeights, with_header(file, [](json& header) { header.erase("model.norm.weight"); }),
+                "the tensors end"},
+           },
+           6))
     expect_refused(damage);
   // NaN weights: detected when they are used.
   const std::string nothing(file.size() - 8 - header_bytes, '\xff');
@@ -247,20 +256,24 @@ TEST_F(HostileInputTest, IndexesOfWeights) {
   ASSERT_EQ(call(folder_->path(), generate(model(), at("sound.jsonl"))).status, 0);
 
   const std::string in_same_directory = "expected the name of a .safetensors file in the same directory";
-  for (const Damage& damage : std::vector<Damage>{
-           {kIndex, everything_in("../run/hf/model.safetensors"), in_same_directory},
-           {kIndex, everything_in(at("run/hf/model.safetensors")), in_same_directory},
-           {kIndex, everything_in("sub/../../x.safetensors"), in_same_directory},
-           {kIndex, everything_in("/dev/zero"), in_same_directory},
-           {kIndex, everything_in(std::string("x\0.safetensors", 14)), in_same_directory},
-           {kIndex, everything_in(""), in_same_directory},
-           {kIndex, everything_in(3), "is not a string"},
-           {kIndex, everything_in("gone.safetensors"), "gone.safetensors is named there but is not in the directory"},
-           {kIndex, map({{"foo", kWeights}}), "tensor \"foo\" is said to be in model.safetensors, which does not have"},
-           {kIndex, "[]", "expected a JSON object, found array"},
-           {kIndex, map("x"), "expected an object \"weight_map\""},
-           {kIndex, kDeep, "its JSON nests deeper than 100 levels"},
-       })
+  for (const Damage& damage : sampled(
+           std::vector<Damage>{
+               {kIndex, everything_in("../run/hf/model.safetensors"), in_same_directory},
+               {kIndex, everything_in(at("run/hf/model.safetensors")), in_same_directory},
+               {kIndex, everything_in("sub/../../x.safetensors"), in_same_directory},
+               {kIndex, everything_in("/dev/zero"), in_same_directory},
+               {kIndex, everything_in(std::string("x\0.safetensors", 14)), in_same_directory},
+               {kIndex, everything_in(""), in_same_directory},
+               {kIndex, everything_in(3), "is not a string"},
+               {kIndex, everything_in("gone.safetensors"),
+                "gone.safetensors is named there but is not in the directory"},
+               {kIndex, map({{"foo", kWeights}}),
+                "tensor \"foo\" is said to be in model.safetensors, which does not have"},
+               {kIndex, "[]", "expected a JSON object, found array"},
+               {kIndex, map("x"), "expected an object \"weight_map\""},
+               {kIndex, kDeep, "its JSON nests deeper than 100 levels"},
+           },
+           6))
     expect_refused(damage);
   // If many ranks find it, only one reports it.
   expect_refused({kIndex, everything_in("../run/hf/model.safetensors"), in_same_directory}, {"-n", "2", "--tp", "2"});
@@ -281,21 +294,23 @@ TEST_F(HostileInputTest, Tokenizers) {
     return with(good, "pre_tokenizer",
                 {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
   };
-  for (const Damage& damage : std::vector<Damage>{
-           {file, good.substr(0, good.size() / 2), "tokenizer.json: not valid JSON at line "},
-           {file, kDeep, "its JSON nests deeper than 100 levels"},
-           {file, "{}", "model: missing"},
-           {file, in_model("type", "Unigram"), "'Unigram' is not supported"},
-           {file, in_model("vocab", "x"), "model.vocab: expected an object"},
-           {file, in_model("merges", {"a"}), "model.merges[0]: expected two tokens"},
-           {file, in_model("merges", {"no such"}), "token 'no' is not in model.vocab"},
-           {file, id_of(-1), "id -1 is outside 0 to"},
-           {file, id_of(std::int64_t{1} << 40), "id 1099511627776 is outside 0 to"},
-           {file, id_of(2), "id 2 belongs to another token as well"},
-           {file, split("(((("), "the split pattern '((((' is not valid at character 4"},
-           {file, with(good, "normalizer", {{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", "aa"}}),
-            "normalizer.pattern.String: the pattern is empty"},
-       })
+  for (const Damage& damage : sampled(
+           std::vector<Damage>{
+               {file, good.substr(0, good.size() / 2), "tokenizer.json: not valid JSON at line "},
+               {file, kDeep, "its JSON nests deeper than 100 levels"},
+               {file, "{}", "model: missing"},
+               {file, in_model("type", "Unigram"), "'Unigram' is not supported"},
+               {file, in_model("vocab", "x"), "model.vocab: expected an object"},
+               {file, in_model("merges", {"a"}), "model.merges[0]: expected two tokens"},
+               {file, in_model("merges", {"no such"}), "token 'no' is not in model.vocab"},
+               {file, id_of(-1), "id -1 is outside 0 to"},
+               {file, id_of(std::int64_t{1} << 40), "id 1099511627776 is outside 0 to"},
+               {file, id_of(2), "id 2 belongs to another token as well"},
+               {file, split("(((("), "the split pattern '((((' is not valid at character 4"},
+               {file, with(good, "normalizer", {{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", "aa"}}),
+                "normalizer.pattern.String: the pattern is empty"},
+           },
+           6))
     expect_refused(damage);
 }
 
@@ -349,13 +364,16 @@ TEST_F(HostileInputTest, OtherCommandsThatReadModels) {
   ASSERT_EQ(sound_start.status, 0) << sound_start.err;
   std::filesystem::remove_all(at("tuned"));
   const std::string config = sound("config.json"), weights = sound(kWeights);
-  for (const Damage& damage : std::vector<Damage>{
-           {"config.json", kDeep, "its JSON nests deeper than 100 levels"},
-           {"config.json", with(config, "num_hidden_layers", 1'000'000'000), "n_layers = 1000000000: expected at most"},
-           {"config.json", with(config, "num_hidden_layers", 9'999), "are not of this model, or not whole"},
-           {kWeights, weights.substr(0, weights.size() - 10), "pass the end of the data"},
-           {kIndex, R"({"weight_map": {"a": "../b.safetensors"}})", "in the same directory"},
-       }) {
+  for (const Damage& damage : sampled(
+           std::vector<Damage>{
+               {"config.json", kDeep, "its JSON nests deeper than 100 levels"},
+               {"config.json", with(config, "num_hidden_layers", 1'000'000'000),
+                "n_layers = 1000000000: expected at most"},
+               {"config.json", with(config, "num_hidden_layers", 9'999), "are not of this model, or not whole"},
+               {kWeights, weights.substr(0, weights.size() - 10), "pass the end of the data"},
+               {kIndex, R"({"weight_map": {"a": "../b.safetensors"}})", "in the same directory"},
+           },
+           2)) {
     SCOPED_TRACE(damage.file + damage.content.substr(0, 100));
     make_model({damage});
     expect_one_error(train(), model(), damage.reason);

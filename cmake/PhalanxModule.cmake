@@ -6,11 +6,12 @@
 #     above it in CMakeLists.txt's list: comm, comm/liveness. TORCH: its sources may include torch.
 #     PRECOMPILED: nearly all of them include torch's modules or autograd. COLD: no loop of it is ever waited for;
 #     compiled in two thirds of the time.
-#   phalanx_test([FULL] [LINK lib...] [ADD file...] [EXCLUDE file...] [LIBRARY name])
+#   phalanx_test([FULL [FILTER cases]] [LINK lib...] [ADD file...] [EXCLUDE file...] [LIBRARY name])
 #     one test binary a folder, <path with _ for />_test, with every case of the *_test.cc here; each start costs 0.2 s
 #     where torch is linked, so cases are registered with ctest one binary at a time. LIBRARY: another library than the
-#     folder's own, where it has none. FULL: takes more than some ten seconds. `make quick` runs
-#     a sample of its cases instead (scripts/sample_tests.py; label `sample`).
+#     folder's own, where it has none. FULL: takes more than some twenty seconds. Its cases, or those that FILTER
+#     names as --gtest_filter does, are in slices (phalanx_slice).
+#     `make quick` runs a few of them (scripts/sample_tests.py; label `sample`).
 #   phalanx_test_support([TORCH] [PRECOMPILED] [DEPENDS folder...] [ADD file...] [EXCLUDE file...] [NO_UNITY file...])
 #     what tests of several folders share: phalanx_<path with _ for />, of every *.cc here that is no *_test.cc. Never
 #     installed. TORCH and PRECOMPILED as above.
@@ -140,12 +141,43 @@ function(phalanx_same_random_numbers target)
     $<$<BOOL:$<TARGET_PROPERTY:PHALANX_LINKS_TORCH>>:$<TARGET_OBJECTS:same_random_numbers>>)
 endfunction()
 
-# SHARDS n: ctest runs it in so many parts, each with a time limit of its own.
+# phalanx_slice(test...): gives each test a label slice_0, slice_1 or slice_2, in turns. `make test` runs one slice of such
+# tests, which its seed chooses, and `make whole` all.
+define_property(GLOBAL PROPERTY PHALANX_SLICED BRIEF_DOCS "tests in slices" FULL_DOCS "tests in slices")
+set_property(GLOBAL PROPERTY PHALANX_SLICED 0)
+function(phalanx_slice)
+  get_property(sliced GLOBAL PROPERTY PHALANX_SLICED)
+  foreach(test ${ARGN})
+    math(EXPR slice "${sliced} % 3")
+    math(EXPR sliced "${sliced} + 1")
+    set_tests_properties(${test} PROPERTIES LABELS "full;slice_${slice}")
+  endforeach()
+  set_property(GLOBAL PROPERTY PHALANX_SLICED ${sliced})
+endfunction()
+
+# phalanx_sliced_cases(test target [filter]): three tests, each with a third of the cases, or of those that the filter
+# lets through.
+function(phalanx_sliced_cases test target)
+  set(filter "")
+  if(ARGN)
+    set(filter --gtest_filter=${ARGN})
+  endif()
+  foreach(part RANGE 1 3)
+    math(EXPR index "${part} - 1")
+    add_test(NAME ${test}_${part}_of_3 COMMAND ${target} --gtest_brief=1 ${filter})
+    set_tests_properties(${test}_${part}_of_3 PROPERTIES
+      ENVIRONMENT "OMP_NUM_THREADS=1;GTEST_TOTAL_SHARDS=3;GTEST_SHARD_INDEX=${index}")
+    # With PHALANX_ALL_CASES=1 they take several times as long as otherwise.
+    phalanx_time_limit(1800 ${test}_${part}_of_3)
+    phalanx_slice(${test}_${part}_of_3)
+  endforeach()
+endfunction()
+
 function(phalanx_test)
   if(NOT PHALANX_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "FULL" "LIBRARY;SHARDS" "ADD;EXCLUDE;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "FULL" "LIBRARY;FILTER" "ADD;EXCLUDE;LINK" ${ARGN})
   phalanx_own_name(name)
   phalanx_sources(sources TRUE)
   set(library phalanx_${name})
@@ -163,26 +195,14 @@ function(phalanx_test)
     phalanx_precompile(${target})
   endif()
   phalanx_unity(${target})
-  set(label quick)
   if(ARG_FULL)
-    set(label full)
-  endif()
-  set(shards 1)
-  if(ARG_SHARDS)
-    set(shards ${ARG_SHARDS})
-  endif()
-  foreach(shard RANGE 1 ${shards})
-    set(test ${name})
-    if(shards GREATER 1)
-      set(test ${name}_${shard}_of_${shards})
-    endif()
-    math(EXPR index "${shard} - 1")
-    add_test(NAME ${test} COMMAND ${target} --gtest_brief=1)
+    phalanx_sliced_cases(${name} ${target} ${ARG_FILTER})
+  else()
+    add_test(NAME ${name} COMMAND ${target} --gtest_brief=1)
     # One intra-op thread a rank: many tests run several ranks as threads.
-    set_tests_properties(${test} PROPERTIES LABELS ${label}
-      ENVIRONMENT "OMP_NUM_THREADS=1;GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${index}")
-    phalanx_time_limit(900 ${test})
-  endforeach()
+    set_tests_properties(${name} PROPERTIES LABELS quick ENVIRONMENT "OMP_NUM_THREADS=1")
+    phalanx_time_limit(900 ${name})
+  endif()
   find_program(PHALANX_SAMPLE_PYTHON python3)
   if(ARG_FULL AND PHALANX_SAMPLE_PYTHON)
     add_test(NAME ${name}_sample COMMAND ${PHALANX_SAMPLE_PYTHON} ${PROJECT_SOURCE_DIR}/scripts/sample_tests.py

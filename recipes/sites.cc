@@ -138,7 +138,7 @@ int main(int argc, char** argv) {
   Options options;
   recipe::Program program;
   program.init().loads_kernels_at_start = true;  // a pipeline over NCCL needs it
-  program.add_option("--per-site", options.per_site, "ranks of a pipeline; 0: those of a machine")
+  program.add_option("--per-site", options.per_site, "ranks of a pipeline; 0: those of a node")
       ->check(recipe::at_least(0));
   program.add_option("--schedule", options.schedule, "of the pipeline");
   program.add_option("--iterations", options.iterations, "optimizer steps")->check(recipe::at_least(1));

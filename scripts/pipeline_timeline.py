@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Trains a small Llama as a pipeline on two ranks, and holds each traced step against the simulation of its schedule with
-the times that its passes took: the table of docs/benchmarks.md.
+the times that its passes took. scripts/benchmarks.py makes a table of docs/benchmarks.md of it.
 
     scripts/pipeline_timeline.py [--program build/release/bin/phalanx] [--schedules 1F1B ZBV] [--steps 12] [-- KEYS ...]
 

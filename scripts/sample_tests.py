@@ -56,7 +56,8 @@ def main():
         done += 1
         if result.returncode != 0:
             print(result.stdout)
-            sys.exit(f"sample_tests: failed, seed {arguments.seed}; again: {arguments.binary} --gtest_filter='{case}'")
+            sys.exit(f"sample_tests: failed, seed {arguments.seed}; again: "
+                     f"PHALANX_TEST_SEED={arguments.seed} {arguments.binary} --gtest_filter='{case}'")
         skipped += "[  SKIPPED ]" in result.stdout
         print(f"{case}{' (skipped)' if '[  SKIPPED ]' in result.stdout else ''}")
     print(f"sample_tests: {done} of {len(cases)} cases passed, {skipped} of them skipped; seed {arguments.seed}")

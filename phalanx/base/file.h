@@ -1,8 +1,9 @@
 // Files: whole reads and writes, atomic replacement, and the operations for durable saving.
 //
 // Everything that must survive a crash or a full disk goes through FileSystem, so that a test can make any single
-// operation fail (faulty_file_system.h). Each failure is a FileError with the path, the system's reason and its errno.
-// A short write is continued. A write that cannot be completed is an error; it never silently leaves a shorter file.
+// operation fail (testing/faulty_file_system.h). Each failure is a FileError with the path, the system's reason and its
+// errno. A short write is continued. A write that cannot be completed is an error; it never silently leaves a shorter
+// file.
 //
 //   std::string text = read_file("config.toml");
 //   replace_file("tokenizer.json", json);          // readers see the old file or the new one, also after a crash

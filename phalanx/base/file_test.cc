@@ -11,8 +11,8 @@
 #include <filesystem>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/faulty_file_system.h"
 #include "phalanx/base/testing/matchers.h"
 
 namespace phalanx {

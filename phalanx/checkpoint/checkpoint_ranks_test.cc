@@ -4,10 +4,10 @@
 #include <atomic>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/faulty_file_system.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"

@@ -13,9 +13,9 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/base/testing/faulty_file_system.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/testing/sharded_state.h"

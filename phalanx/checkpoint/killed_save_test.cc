@@ -17,8 +17,9 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/case_sample.h"
+#include "phalanx/base/testing/faulty_file_system.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
 #include "phalanx/checkpoint/testing/sharded_state.h"
@@ -157,7 +158,7 @@ std::string kill_one_rank(const SaverScript& script, const std::filesystem::path
 /// (make kills).
 std::size_t operations_apart(const SaverScript& script, int victim) {
   const bool is_quick = victim == kAllRanks && script.name != "TwoInTheBackground";
-  return is_quick || std::getenv("PHALANX_ALL_KILLS") != nullptr ? 1 : 3;
+  return is_quick || takes_all_cases() ? 1 : 3;
 }
 
 class KilledAtEveryOperation : public testing::TestWithParam<std::tuple<SaverScript, int>> {};

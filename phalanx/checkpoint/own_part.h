@@ -4,18 +4,13 @@
 #include <ATen/core/Tensor.h>
 
 #include "phalanx/tensor/named.h"
+#include "phalanx/tensor/narrow_to_box.h"
 
 namespace phalanx {
 
 /// Converts to the type and device of `to`.
-inline void copy_own_part(const NamedTensor& to, at::Tensor whole) {
-  if (to.shard) {
-    const Box box = to.shard->box();
-    for (std::size_t dim = 0; dim < box.shape.size(); ++dim) {
-      whole = whole.narrow(static_cast<std::int64_t>(dim), box.offsets[dim], box.shape[dim]);
-    }
-  }
-  to.tensor.copy_(whole);
+inline void copy_own_part(const NamedTensor& to, const at::Tensor& whole) {
+  to.tensor.copy_(to.shard ? narrow_to_box(whole, to.shard->box()) : whole);
 }
 
 }  // namespace phalanx

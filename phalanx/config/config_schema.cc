@@ -612,13 +612,13 @@ const std::vector<Key>& known_keys() {
        "backend",
        at<&C::comm, &C::Comm::backend>,
        "Transport between ranks. auto: shm where all ranks share memory, shm and gloo where some do, else gloo; nccl "
-       "besides on GPUs. mpi: Open MPI, under mpirun or srun; shm+mpi: between machines only. With shm, gloo or mpi, "
-       "GPUs exchange data through host memory; with nccl+gloo or nccl+mpi only what goes from one machine to another.",
+       "besides on GPUs. mpi: Open MPI, under mpirun or srun; shm+mpi: between nodes only. With shm, gloo or mpi, "
+       "GPUs exchange data through host memory; with nccl+gloo or nccl+mpi only what goes from one node to another.",
        -kAny,
        kAny,
        {"auto", "shm", "gloo", "mpi", "shm+gloo", "shm+mpi", "nccl", "nccl+gloo", "nccl+mpi"}},
       {"comm", "shared_heap", at<&C::comm, &C::Comm::shared_heap>,
-       "Large CPU tensors lie in memory that the ranks of one machine read and write where it is: collectives of shm "
+       "Large CPU tensors lie in memory that the ranks of one node read and write where it is: collectives of shm "
        "need fewer copies."},
       {"comm", "strict", at<&C::comm, &C::Comm::strict>,
        "On nccl the host waits in every operation until all ranks are known to call the same, and a mismatch is that "

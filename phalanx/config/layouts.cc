@@ -231,7 +231,8 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
     }
     if (degrees.shards > 1 && degrees.pp > 1) add(degrees, "zero=3,reshard=always");
     // Two degrees of expert parallelism where there are: unequal ones tell groups apart.
-    for (std::int64_t ep = degrees.shards; has_experts && ep > 1 && ep >= degrees.shards / 2; ep /= 2) {
+    const std::int64_t shards = degrees.shards * degrees.cp;
+    for (std::int64_t ep = shards; has_experts && ep > 1 && ep >= shards / 2; ep /= 2) {
       for (int stage = 1; stage <= 3; ++stage) add_with_variants(degrees, fmt::format("zero={},ep={}", stage, ep));
     }
     if (degrees.cp == 1) continue;

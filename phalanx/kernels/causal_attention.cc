@@ -25,8 +25,8 @@ namespace {
 using Documents = std::shared_ptr<const DocumentBoundaries>;
 
 /// For the backward pass.
-struct KeptQueries : torch::CustomClassHolder {
-  KeptQueries(AttentionQueries queries, AttentionKernel kernel) : queries(std::move(queries)), kernel(kernel) {}
+struct SavedQueries : torch::CustomClassHolder {
+  SavedQueries(AttentionQueries queries, AttentionKernel kernel) : queries(std::move(queries)), kernel(kernel) {}
   AttentionQueries queries;
   AttentionKernel kernel;
 };
@@ -45,7 +45,7 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
     const auto outputs = q.device().is_cpu() ? computed_once(SavedOp::attention, compute) : compute();
     ctx->save_for_backward({q, k, v, outputs[1], sinks});
     ctx->saved_data["y"] = outputs[0].detach();  // values for the backward pass, outside the graph
-    ctx->saved_data["queries"] = c10::IValue::make_capsule(c10::make_intrusive<KeptQueries>(queries, kernel));
+    ctx->saved_data["queries"] = c10::IValue::make_capsule(c10::make_intrusive<SavedQueries>(queries, kernel));
     return outputs[0];
   }
 
@@ -53,9 +53,10 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
                                                const torch::autograd::tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
-    const auto& kept = static_cast<KeptQueries&>(*ctx->saved_data["queries"].toCapsule());
+    const auto& saved_queries = static_cast<SavedQueries&>(*ctx->saved_data["queries"].toCapsule());
     const AttentionPart whole{.y = ctx->saved_data["y"].toTensor(), .log_sums = saved[3]};
-    const AttentionGradients g = attention_gradients(kept.kernel, grads[0], q, k, v, whole, kept.queries);
+    const AttentionGradients g =
+        attention_gradients(saved_queries.kernel, grads[0], q, k, v, whole, saved_queries.queries);
     return {g.dq.to(q.scalar_type()), g.dk.to(k.scalar_type()), g.dv.to(v.scalar_type()),
             sink_gradients(grads[0], whole, saved[4]), at::Tensor()};
   }

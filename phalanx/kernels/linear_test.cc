@@ -142,7 +142,7 @@ TEST(BufferedFeedForward, AllThreeWeights) {
   }
 }
 
-TEST(GradBuffer, IsLentToOneAtATimeAndTakenBack) {
+TEST(GradBuffer, IsBorrowedByOneAtATimeAndReclaimed) {
   const at::Tensor w = parameter({2});
   EXPECT_EQ(borrow_grad_buffer(w), nullptr);
   reclaim_grad_buffer(w);  // nothing to take back

@@ -29,7 +29,7 @@ TEST_P(FlightFolder, IsOneForAllRanksUnderTheTemporaryFolderAndSigQuitKillsNone)
     std::vector<std::string> command{worker(), "--notes", notes.path().string()};
     if (ranks > 1) {
       command.emplace_back("--method");
-      command.push_back(fmt::format("file://{}/meeting?rank={}&world_size={}", notes.path().string(), rank, ranks));
+      command.push_back(fmt::format("file://{}/rendezvous?rank={}&world_size={}", notes.path().string(), rank, ranks));
     }
     processes.push_back(std::make_unique<CollectedProcess>(command, environment));
   }

@@ -43,7 +43,7 @@ class ByFile : public testing::Test {
     }
     return processes;
   }
-  std::string path() const { return (folder_.path() / "meeting").string(); }
+  std::string path() const { return (folder_.path() / "rendezvous").string(); }
   TempDirectory folder_{"by-file"};
 };
 

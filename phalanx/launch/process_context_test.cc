@@ -114,7 +114,7 @@ TEST(ProcessContextTest, NcclWantsAGpu) {
 }
 
 // A request to the store takes 20 s here. The bound holds on any machine.
-TEST(ProcessContextTest, ARankLeavesItsMeetingThoughTheStoreIsSilent) {
+TEST(ProcessContextTest, ARankLeavesItsRendezvousThoughTheStoreIsSilent) {
   TcpStoreServer server;
   TcpProxy link(server.address());
   WorkerEnvironment environment;

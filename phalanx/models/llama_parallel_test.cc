@@ -31,6 +31,7 @@
 #include "phalanx/parallel/activation_checkpoint.h"
 #include "phalanx/parallel/ddp/ddp.h"
 #include "phalanx/parallel/fsdp/fully_shard.h"
+#include "phalanx/tensor/narrow_to_box.h"
 
 namespace phalanx {
 namespace {
@@ -129,13 +130,9 @@ std::map<std::string, at::Tensor> gathered(const std::vector<NamedTensor>& tenso
   for (const auto& [name, tensor, shard] : tensors) {
     const at::Tensor part = of_grads ? tensor.grad() : tensor;
     at::Tensor whole = at::zeros(shard->spec.shape(), tensor.options().requires_grad(false));
-    at::Tensor mine = whole;
     const Box box = shard->box();
     EXPECT_EQ(part.sizes().vec(), box.shape) << name;
-    for (std::size_t d = 0; d < box.shape.size(); ++d) {
-      mine = mine.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.shape[d]);
-    }
-    if (shard->is_first_holder()) mine.copy_(part);
+    if (shard->is_first_holder()) narrow_to_box(whole, box).copy_(part);
     comm.all_reduce(whole);
     result[name] = whole;
   }

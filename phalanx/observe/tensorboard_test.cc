@@ -10,9 +10,9 @@
 
 #include "event.pb.h"
 #include "phalanx/base/error.h"
-#include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/faulty_file_system.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/observe/tfrecord.h"
 

@@ -20,6 +20,7 @@
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/data_type.h"
 #include "phalanx/optim/grad_norm.h"
+#include "phalanx/tensor/narrow_to_box.h"
 
 namespace phalanx {
 namespace {
@@ -88,13 +89,6 @@ std::vector<NamedTensor> whole_parameters(const std::vector<Whole>& model) {
   return parameters;
 }
 
-at::Tensor part_of(at::Tensor tensor, const Box& box) {
-  for (std::size_t d = 0; d < box.shape.size(); ++d) {
-    tensor = tensor.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.shape[d]);
-  }
-  return tensor;
-}
-
 std::vector<NamedTensor> rank_parameters(const std::vector<Whole>& model, const MeshShape& mesh, int rank) {
   std::vector<NamedTensor> parameters;
   for (const auto& whole : model) {
@@ -105,7 +99,8 @@ std::vector<NamedTensor> rank_parameters(const std::vector<Whole>& model, const 
     const auto shard = std::make_shared<const Shard>(Shard{
         ShardSpec(whole.name, whole.grad.sizes().vec(), data_type_of(whole.grad.scalar_type()), mesh, *whole.placement),
         rank});
-    parameters.push_back(parameter_with(whole.name, part_of(whole.grad, shard->box()).contiguous().clone(), shard));
+    parameters.push_back(
+        parameter_with(whole.name, narrow_to_box(whole.grad, shard->box()).contiguous().clone(), shard));
   }
   return parameters;
 }
@@ -140,7 +135,7 @@ TEST(GradNormRanks, RowsCutAnywhereGiveTheBitsOfOneRank) {
           for (std::size_t i = 0; i < model.size(); ++i) {
             const auto& whole = reference[i].tensor.grad();
             const auto& shard = parameters[i].shard;
-            EXPECT_TRUE(same_bytes(parameters[i].tensor.grad(), shard ? part_of(whole, shard->box()) : whole))
+            EXPECT_TRUE(same_bytes(parameters[i].tensor.grad(), shard ? narrow_to_box(whole, shard->box()) : whole))
                 << mesh.text() << " " << parameters[i].name;
           }
         });

@@ -11,17 +11,10 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/tensor/narrow_to_box.h"
 
 namespace phalanx {
 namespace {
-
-at::Tensor part_at(const at::Tensor& whole, const Box& box) {
-  at::Tensor part = whole;
-  for (std::size_t dim = 0; dim < box.shape.size(); ++dim) {
-    part = part.narrow(static_cast<std::int64_t>(dim), box.offsets[dim], box.shape[dim]);
-  }
-  return part;
-}
 
 /// One message: these values, one after the other.
 at::Tensor packed(const std::vector<at::Tensor>& parts) {
@@ -205,12 +198,13 @@ class MatrixExchange::Pass {
       whole[i] = is_here ? parts_[i].contiguous() : at::empty(matrix(i).shape, parts_[i].options());
       if (is_here) continue;
       for (const Holder& source : matrix(i).sources) {
-        if (source.rank == me) part_at(whole[i], source.box).copy_(parts_[i]);
+        if (source.rank == me) narrow_to_box(whole[i], source.box).copy_(parts_[i]);
       }
     }
     for (const auto& [rank, message] : flight.received) {
-      unpack(boxes(round, me, rank, /*of_sources=*/true), message,
-             [&](std::size_t i, const Box& box, const at::Tensor& values) { part_at(whole[i], box).copy_(values); });
+      unpack(
+          boxes(round, me, rank, /*of_sources=*/true), message,
+          [&](std::size_t i, const Box& box, const at::Tensor& values) { narrow_to_box(whole[i], box).copy_(values); });
     }
     std::vector<at::Tensor> result;
     for (const std::size_t i : owned_by(round, me)) result.push_back(whole[i]);
@@ -227,14 +221,14 @@ class MatrixExchange::Pass {
     for (int other = 0; other < exchange_.ranks_; ++other) {
       const auto theirs = boxes(round, me, other, /*of_sources=*/false);
       if (other == me) {
-        for (const auto& [i, box] : theirs) results_[i] = part_at(result[i], box);
+        for (const auto& [i, box] : theirs) results_[i] = narrow_to_box(result[i], box);
         continue;
       }
       if (!theirs.empty()) {
         std::vector<at::Tensor> values;
         bool is_all = theirs.size() == result.size();
         for (const auto& [i, box] : theirs) {
-          values.push_back(part_at(result[i], box));
+          values.push_back(narrow_to_box(result[i], box));
           is_all = is_all && box.shape == matrix(i).shape;
         }
         if (is_all && !all.defined()) all = packed(values);

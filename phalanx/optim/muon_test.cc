@@ -25,6 +25,7 @@
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/optimizer_set.h"
 #include "phalanx/tensor/init.h"
+#include "phalanx/tensor/narrow_to_box.h"
 
 namespace phalanx::muon_test {
 namespace {
@@ -211,9 +212,7 @@ std::vector<Cut> matrices_of(const MeshShape& mesh) {
 }
 
 at::Tensor part_of(const at::Tensor& whole, const Shard* shard) {
-  if (shard == nullptr) return whole.clone();
-  const Box box = shard->box();
-  return whole.narrow(0, box.offsets[0], box.shape[0]).narrow(1, box.offsets[1], box.shape[1]).clone();
+  return (shard == nullptr ? whole : narrow_to_box(whole, shard->box())).clone();
 }
 
 at::Tensor random_matrix(const std::string& name, const std::vector<std::int64_t>& shape) {

@@ -23,6 +23,7 @@
 #include "phalanx/optim/stochastic_rounding.h"
 #include "phalanx/optim/widen.h"
 #include "phalanx/tensor/counter_fill.h"
+#include "phalanx/tensor/narrow_to_box.h"
 
 namespace phalanx::narrow_state_test {
 namespace {
@@ -204,9 +205,7 @@ TEST(NarrowState, EveryCutHasTheBitsOfTheWhole) {
       for (int rank = 0; rank < 6; ++rank) {
         const auto shard = std::make_shared<const Shard>(Shard{spec, rank});
         const Box box = shard->box();
-        const auto part_of = [&](const at::Tensor& tensor) {
-          return tensor.narrow(0, box.offsets[0], box.shape[0]).narrow(1, box.offsets[1], box.shape[1]);
-        };
+        const auto part_of = [&](const at::Tensor& tensor) { return narrow_to_box(tensor, box); };
         const auto w = part_of(initial).contiguous().clone().requires_grad_();
         AdamW optimizer({{"w", w, shard}}, narrow_options(true, moments));
         for (int step = 0; step < 3; ++step) {

@@ -13,6 +13,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/data_type.h"
+#include "phalanx/tensor/narrow_to_box.h"
 
 namespace phalanx {
 namespace {
@@ -213,11 +214,7 @@ class RedistributeRun {
 }  // namespace
 
 at::Tensor view_of(const at::Tensor& local, const Box& held, const Box& part) {
-  const Box inside = relative_to(part, held);
-  at::Tensor view = local;
-  for (std::size_t d = 0; d < inside.shape.size(); ++d)
-    view = view.narrow(static_cast<std::int64_t>(d), inside.offsets[d], inside.shape[d]);
-  return view;
+  return narrow_to_box(local, relative_to(part, held));
 }
 
 RedistributePlan plan_redistribute(const ShardSpec& from, const ShardSpec& to, const DeviceMesh& mesh) {

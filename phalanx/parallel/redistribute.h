@@ -1,5 +1,8 @@
 // redistribute: converts a tensor from one placement on a mesh to another, by the cheapest sequence of collectives.
 //
+// Public API for resharding from memory to memory. Nothing else in the library calls it: checkpoints reshard through
+// files, FSDP and tensor parallelism have collectives of their own.
+//
 // Contract
 // - Collective over the mesh: every rank calls with the same specs and its own local tensor. `local` has the shape of
 //   from.local_box(mesh.rank()) and the spec's dtype (Error otherwise), with any strides. The mesh is the one of the

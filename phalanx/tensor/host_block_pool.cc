@@ -62,7 +62,7 @@ void* HostBlockPool::allocate(std::size_t bytes, std::uint8_t tag) noexcept {
       const std::scoped_lock lock(mutex_);
       block = reuse(rounded);
       const std::size_t most = std::max(use_.most_in_use, use_.in_use + rounded) + kSpareBytes;
-      while (block == nullptr && use_.kept > 0 && use_.in_use + rounded + use_.kept > most) {
+      while (block == nullptr && use_.cached > 0 && use_.in_use + rounded + use_.cached > most) {
         returned.emplace_back();
         returned.back() = take_oldest();
       }
@@ -83,22 +83,22 @@ void* HostBlockPool::allocate(std::size_t bytes, std::uint8_t tag) noexcept {
 }
 
 void* HostBlockPool::reuse(std::size_t rounded) noexcept {
-  const auto same = kept_.find(rounded);
-  if (same == kept_.end()) return nullptr;
+  const auto same = cached_.find(rounded);
+  if (same == cached_.end()) return nullptr;
   void* const block = same->second.back().block;
   same->second.pop_back();
-  if (same->second.empty()) kept_.erase(same);
-  use_.kept -= rounded;
+  if (same->second.empty()) cached_.erase(same);
+  use_.cached -= rounded;
   return block;
 }
 
 HostBlockPool::Pages HostBlockPool::take_oldest() noexcept {
   const auto oldest = std::ranges::min_element(
-      kept_, {}, [](const auto& size_and_blocks) { return size_and_blocks.second.front().freed_at; });
+      cached_, {}, [](const auto& size_and_blocks) { return size_and_blocks.second.front().freed_at; });
   const Pages pages{oldest->second.front().block, oldest->first};
-  use_.kept -= pages.bytes;
+  use_.cached -= pages.bytes;
   oldest->second.pop_front();
-  if (oldest->second.empty()) kept_.erase(oldest);
+  if (oldest->second.empty()) cached_.erase(oldest);
   return pages;
 }
 
@@ -114,7 +114,7 @@ std::size_t HostBlockPool::trim() noexcept {
     {
       const std::scoped_lock lock(mutex_);
       use_.most_in_use = use_.in_use;
-      if (use_.kept == 0) return sum;
+      if (use_.cached == 0) return sum;
       pages = take_oldest();
     }
     return_pages(pages);
@@ -147,11 +147,11 @@ HostBlockPool::Block HostBlockPool::free(void* block) noexcept {
     rounded = rounded_up(was.bytes);
     use_.in_use -= rounded;
     try {
-      kept_[rounded].push_back({block, ++frees_});
-      use_.kept += rounded;
+      cached_[rounded].push_back({block, ++frees_});
+      use_.cached += rounded;
       return was;
     } catch (const std::bad_alloc&) {
-      if (const auto same = kept_.find(rounded); same != kept_.end() && same->second.empty()) kept_.erase(same);
+      if (const auto same = cached_.find(rounded); same != cached_.end() && same->second.empty()) cached_.erase(same);
     }
   }
   return_pages({block, rounded});

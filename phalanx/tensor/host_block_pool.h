@@ -1,11 +1,11 @@
-// Large blocks of host memory for tensors, kept for reuse by their size, as libtorch's allocator of a GPU keeps them.
+// Large blocks of host memory for tensors, cached by their size, as libtorch's caching allocator of a GPU does.
 //
 // In malloc's heap, a small tensor that outlives its neighbours takes a part of the space of a large one, and the next
 // large one has to be allocated elsewhere: activations that wait for the backward pass between large intermediate
 // results can double a process's memory. Here a freed block is given only to a tensor of about its own size, and keeps
 // its pages, which the kernel would have to clear again.
 //
-// What the process has from the pool, in use and kept, is at most kSpareBytes more than was ever in use at a time.
+// What the process has from the pool, in use and cached, is at most kSpareBytes more than was ever in use at a time.
 // Blocks that have been free for longest go back first. Whole huge pages of a block are asked for (MADV_HUGEPAGE). Any
 // thread may call, and fork. Torch-free.
 #pragma once
@@ -50,12 +50,12 @@ class HostBlockPool {
   std::size_t trim() noexcept;
 
   struct Use {
-    std::size_t in_use = 0, kept = 0, most_in_use = 0;  // bytes of blocks, rounded up
+    std::size_t in_use = 0, cached = 0, most_in_use = 0;  // bytes of blocks, rounded up
   };
   Use use();
 
  private:
-  struct Kept {
+  struct CachedBlock {
     void* block = nullptr;
     std::uint64_t freed_at = 0;
   };
@@ -68,8 +68,8 @@ class HostBlockPool {
   static void return_pages(const Pages& pages) noexcept;
 
   std::mutex mutex_;
-  std::unordered_map<const void*, Block> blocks_;  // in use
-  std::map<std::size_t, std::deque<Kept>> kept_;   // by their rounded size, the one freed last at the end
+  std::unordered_map<const void*, Block> blocks_;          // in use
+  std::map<std::size_t, std::deque<CachedBlock>> cached_;  // by their rounded size, the one freed last at the end
   Use use_;
   std::uint64_t frees_ = 0;
 };

@@ -24,10 +24,10 @@ TEST(HostBlockPool, ABlockOfTheSameSizeIsUsedAgain) {
   pool.set_tag(first, 2);
   EXPECT_EQ(pool.free(first).tag, 2);
   EXPECT_FALSE(pool.find(first));
-  EXPECT_EQ(pool.use().kept, 3 * kMiB);
+  EXPECT_EQ(pool.use().cached, 3 * kMiB);
   void* const second = pool.allocate(3 * kMiB - 1000, 0);  // about its size
   EXPECT_EQ(second, first);
-  EXPECT_EQ(pool.use().kept, 0U);
+  EXPECT_EQ(pool.use().cached, 0U);
   EXPECT_EQ(pool.find(second)->bytes, 3 * kMiB - 1000);
   void* const other = pool.allocate(5 * kMiB, 0);
   EXPECT_NE(other, first);
@@ -46,27 +46,27 @@ TEST(HostBlockPool, SmallBlocksThatStayDoNotSplitLargeOnes) {
     stay.push_back(pool.allocate(4 * kMiB, 0));
   }
   EXPECT_EQ(pool.use().in_use, 64 * 4 * kMiB);
-  EXPECT_EQ(pool.use().kept, 16 * kMiB);
+  EXPECT_EQ(pool.use().cached, 16 * kMiB);
   for (void* const block : stay) pool.free(block);
 }
 
-TEST(HostBlockPool, WhatIsKeptHasABound) {
+TEST(HostBlockPool, WhatIsCachedHasABound) {
   HostBlockPool pool;
   // Sizes that no block before them has, to 480 MiB. Each is the only one in use.
   for (std::size_t i = 0; i < 40; ++i) {
     pool.free(pool.allocate((16 * kMiB << (i / 8)) / 8 * (8 + i % 8), 0));
     const HostBlockPool::Use use = pool.use();
-    ASSERT_LE(use.in_use + use.kept, use.most_in_use + HostBlockPool::kSpareBytes) << i;
+    ASSERT_LE(use.in_use + use.cached, use.most_in_use + HostBlockPool::kSpareBytes) << i;
   }
   // A new highest use is not an excuse to keep more beside it.
   void* const whole = pool.allocate(512 * kMiB, 0);
-  EXPECT_LE(pool.use().kept, HostBlockPool::kSpareBytes);
+  EXPECT_LE(pool.use().cached, HostBlockPool::kSpareBytes);
   pool.free(whole);
   // Steps of a run use again what they have freed, all of it.
   std::vector<void*> blocks(16);
   for (void*& block : blocks) block = pool.allocate(36 * kMiB, 0);
   for (void* const block : blocks) pool.free(block);
-  EXPECT_GE(pool.use().kept, 16 * 36 * kMiB);
+  EXPECT_GE(pool.use().cached, 16 * 36 * kMiB);
 }
 
 TEST(HostBlockPool, WhatIsFreeCanBeReturned) {
@@ -75,7 +75,7 @@ TEST(HostBlockPool, WhatIsFreeCanBeReturned) {
   pool.free(pool.allocate(64 * kMiB, 0));
   EXPECT_EQ(pool.use().most_in_use, 68 * kMiB);
   EXPECT_EQ(pool.trim(), 64 * kMiB);
-  EXPECT_EQ(pool.use().kept, 0U);
+  EXPECT_EQ(pool.use().cached, 0U);
   EXPECT_EQ(pool.use().most_in_use, 4 * kMiB);
   EXPECT_EQ(pool.trim(), 0U);
   pool.free(stays);

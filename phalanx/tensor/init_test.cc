@@ -14,6 +14,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/tensor/counter_fill.h"
+#include "phalanx/tensor/narrow_to_box.h"
 
 namespace {
 
@@ -80,11 +81,7 @@ TEST(Init, AnyShardEqualsItsBoxOfTheWhole) {
     const phalanx::ShardSpec spec("w", shape, phalanx::DataType::f32, mesh, phalanx::Placement::parse(placement));
     for (int rank = 0; rank < mesh.size(); ++rank) {
       const auto box = spec.local_box(rank);
-      auto expected = whole;
-      for (std::int64_t d = 0; d < 3; ++d) {
-        const auto i = static_cast<std::size_t>(d);
-        expected = expected.narrow(d, box.offsets[i], box.shape[i]);
-      }
+      const auto expected = phalanx::narrow_to_box(whole, box);
       for (const auto dtype : {at::kFloat, at::kBFloat16}) {
         const auto shard = at::empty(box.shape, at::TensorOptions(dtype));
         phalanx::fill_shard(shard, Init::normal(0, 1), 3, spec, rank);

@@ -1,7 +1,7 @@
 #include "phalanx/train/run_rollback.h"
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/faulty_file_system.h"
+#include "phalanx/base/testing/faulty_file_system.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
 #include "phalanx/train/testing/trainer_test_support.h"

@@ -325,11 +325,14 @@ void Trainer::compute_references() {
 void Trainer::save_checkpoint() {
   if (!checkpoints_.enabled() || checkpoints_.saved_step() == step_) return;
   const TraceSpan span(profiler_.recorder(), "checkpoint save", "checkpoint");
-  require_finite();
+  require_sound_weights();
   checkpoints_.save(collect_state(), step_, saved_metadata());
 }
 
-void Trainer::require_finite() const {
+// Before anything is saved. A collective that failed in a group, while all ranks live, is reported by the group's next
+// call: until then the weights may be finite and wrong.
+void Trainer::require_sound_weights() const {
+  for (const auto& group : model_->communicators()) group->barrier();
   require_finite_weights(*context_.world, model_->weights(),
                          fmt::format("step {}, learning rate {:.3g}", step_, optimizer_step_->lr_at(step_ - 1)),
                          advice_on_divergence());
@@ -364,7 +367,7 @@ void Trainer::save_results() {
 
 void Trainer::save_adapters() {
   if (config_.lora.rank == 0) return;
-  require_finite();
+  require_sound_weights();
   const std::vector<NamedTensor> adapters = model_->full_weights_on_rank0(models::is_lora_name);
   if (!is_first_rank()) return;
   const auto folder = std::filesystem::path(config_.job.dump_folder) / "adapter";
@@ -376,7 +379,7 @@ void Trainer::save_adapters() {
 
 void Trainer::save_in_hf() {
   if (!config_.checkpoint.last_save_in_hf) return;
-  require_finite();
+  require_sound_weights();
   std::vector<NamedTensor> whole = model_->full_weights_on_rank0();
   if (!is_first_rank()) return;
   if (config_.lora.rank > 0) whole = merged_weights(whole, model().config(), config_.lora);

@@ -137,7 +137,7 @@ class Trainer {
   bool end_step(const StepOutcome& outcome);  // whether some rank wants to stop
   void check_replicas_before(std::int64_t step);
   std::string advice_on_divergence() const;
-  void require_finite() const;
+  void require_sound_weights() const;
   static void require_label_count(const StepOutcome& outcome, std::int64_t expected);
   void require_finite_loss(const StepOutcome& outcome) const;
   void require_finite_norm(const StepOutcome& outcome) const;

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/case_sample.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/token_file_writer.h"
 #include "phalanx/train/context_balance.h"
@@ -108,9 +109,12 @@ TEST_F(TrainerDocumentsTest, EveryLayoutHasTheLossesOfOneRank) {
     ASSERT_EQ(expected.size(), 12U);
     EXPECT_LT(expected.back(), expected.front() - 0.5);
     const double flops = flops_per_token(kind);
-    for (const Layout& layout : layouts()) {
-      if (kind.ends_with("separate") && !of_separate.contains(layout.name)) continue;
-      if (kind == "masked" && !of_separate.contains(layout.name) && !of_masked.contains(layout.name)) continue;
+    std::vector<Layout> those = layouts();
+    std::erase_if(those, [&](const Layout& one) {
+      if (kind.ends_with("separate")) return !of_separate.contains(one.name);
+      return kind == "masked" && !of_separate.contains(one.name) && !of_masked.contains(one.name);
+    });
+    for (const Layout& layout : sampled(those, kind == "packed" ? 4 : 2)) {
       SCOPED_TRACE(kind + ", " + layout.name);
       const std::string run = kind + " " + layout.name;
       train(config_of(layout, run, keys), layout.ranks);

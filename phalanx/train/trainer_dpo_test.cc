@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/case_sample.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/chat/tokenized_conversation.h"
@@ -167,7 +168,7 @@ TEST_F(TrainerDpoTest, EveryLayoutTrainsAsOneRankDoes) {
        .keys = {"--parallelism.data_parallel_shard_degree=2", "--activation_checkpoint.mode=full"},
        .cp = 2},
       {.name = "cp2_pp2_tp2", .ranks = 8, .tp = 2, .pp = 2, .cp = 2}};
-  for (const Layout& layout : layouts) {
+  for (const Layout& layout : sampled(layouts, 5)) {
     SCOPED_TRACE(layout.name);
     train(tune_in(layout, layout.name, keys), layout.ranks);
     expect_same_losses(losses(layout.name), expected);
@@ -193,7 +194,7 @@ TEST_F(TrainerDpoTest, MixturesOfExpertsTrainAsOnOneRank) {
       {.name = "tp2", .ranks = 2, .tp = 2},
       {.name = "pp2", .ranks = 2, .pp = 2},
       {.name = "cp2", .ranks = 2, .cp = 2}};
-  for (const Layout& layout : layouts) {
+  for (const Layout& layout : sampled(layouts, 2)) {
     SCOPED_TRACE(layout.name);
     train(tune_in(layout, layout.name, keys), layout.ranks);
     expect_same_losses(losses(layout.name), losses("one"));
@@ -206,10 +207,11 @@ TEST_F(TrainerDpoTest, MixturesOfExpertsTrainAsOnOneRank) {
 TEST_F(TrainerDpoTest, SixteenBitsAreNear) {
   train(tune("float32"), 1);
   for (const std::string type : {"bfloat16", "float16"}) {
-    for (const Layout& layout : std::vector<Layout>{{.name = "one"},
-                                                    {.name = "tp2", .ranks = 2, .tp = 2},
-                                                    {.name = "zero3", .ranks = 2, .keys = sharded(3)},
-                                                    {.name = "pp2", .ranks = 2, .pp = 2}}) {
+    const std::vector<Layout> layouts = {{.name = "one"},
+                                         {.name = "tp2", .ranks = 2, .tp = 2},
+                                         {.name = "zero3", .ranks = 2, .keys = sharded(3)},
+                                         {.name = "pp2", .ranks = 2, .pp = 2}};
+    for (const Layout& layout : sampled(layouts, 2)) {
       SCOPED_TRACE(type + " " + layout.name);
       const std::string run = type + layout.name;
       train(tune_in(layout, run, {"--training.mixed_precision_param=" + type}), layout.ranks);
@@ -286,7 +288,7 @@ TEST_F(TrainerDpoTest, TheReferenceOfAdaptersIsTheStart) {
                                        {.name = "tp2", .ranks = 2, .tp = 2},
                                        {.name = "pp2", .ranks = 2, .pp = 2},
                                        {.name = "cp2", .ranks = 2, .cp = 2}};
-  for (const Layout& layout : layouts) {
+  for (const Layout& layout : sampled(layouts, 2)) {
     SCOPED_TRACE(layout.name);
     train(tune_in(layout, layout.name, with({"--lora.no-zero_b"})), layout.ranks);
     expect_same_losses(losses(layout.name), losses("more"));

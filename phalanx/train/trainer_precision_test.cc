@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/case_sample.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/train/model/precision.h"
@@ -68,17 +69,19 @@ TEST_F(TrainerPrecisionTest, ShardedUnitsAreGatheredInSixteenBits) {
   };
   train(config("float32", sharded(3, "float32", "float32")), 2);
   const auto exact = losses("float32");
+  std::vector<std::tuple<int, std::string, std::string>> all;
   for (const int stage : {1, 3}) {
     for (const std::string type : {"bfloat16", "float16"}) {
-      for (const std::string& reduce : {std::string("float32"), type}) {
-        const std::string name = std::to_string(stage) + type + reduce;
-        train(config(name, sharded(stage, type, reduce)), 2);
-        const auto found = losses(name);
-        ASSERT_EQ(found.size(), exact.size());
-        for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], exact[i], 0.01 * exact[i]) << name;
-        EXPECT_NE(found, exact);
-      }
+      for (const std::string& reduce : {std::string("float32"), type}) all.emplace_back(stage, type, reduce);
     }
+  }
+  for (const auto& [stage, type, reduce] : sampled(all, 2)) {
+    const std::string name = std::to_string(stage) + type + reduce;
+    train(config(name, sharded(stage, type, reduce)), 2);
+    const auto found = losses(name);
+    ASSERT_EQ(found.size(), exact.size());
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], exact[i], 0.01 * exact[i]) << name;
+    EXPECT_NE(found, exact);
   }
 }
 
@@ -86,7 +89,7 @@ TEST_F(TrainerPrecisionTest, StagesOfAPipelineInSixteenBits) {
   train(config("float32", {"--training.steps=10"}), 1);
   const auto exact = losses("float32");
   for (const std::string type : {"bfloat16", "float16"}) {
-    for (const int shards : {1, 2}) {
+    for (const int shards : sampled(std::vector<int>{1, 2}, 1)) {
       const std::string name = "pp2_" + std::to_string(shards) + type;
       SCOPED_TRACE(name);
       train(config(name, {"--training.steps=10", "--parallelism.pipeline_parallel_degree=2",
@@ -97,6 +100,9 @@ TEST_F(TrainerPrecisionTest, StagesOfAPipelineInSixteenBits) {
       ASSERT_EQ(found.size(), exact.size());
       for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], exact[i], 0.01 * exact[i]);
       EXPECT_NE(found, exact);
+      if (type == "float16") {
+        EXPECT_EQ(values_of(name, "loss_scale"), std::vector<double>(10, 65536));
+      }
     }
   }
   // Copies of a tied matrix, whose gradients are summed between stages in float32.
@@ -112,7 +118,6 @@ TEST_F(TrainerPrecisionTest, StagesOfAPipelineInSixteenBits) {
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(found[i], one[i], 0.01 * one[i]) << i;
   const auto one_norms = values_of("tied", "grad_norm"), norms = values_of("tied_stages", "grad_norm");
   for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(norms[i], one_norms[i], 0.02 * one_norms[i]) << i;
-  EXPECT_EQ(values_of("pp2_2float16", "loss_scale"), std::vector<double>(10, 65536));
   const std::vector<std::string> huge = in_float16(
       {"--training.steps=1", "--training.initial_loss_scale=268435456", "--parallelism.pipeline_parallel_degree=2"});
   train(config("huge", huge), 2);

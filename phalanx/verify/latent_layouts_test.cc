@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "phalanx/base/testing/case_sample.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/layout_check.h"
@@ -66,23 +68,29 @@ TEST_F(LatentLayoutsTest, AreThoseOfOneRank) {
       {"cp 2, zero3 2", 4, kContext + kZero3 + kMovesBias},
       {"cp 2 heads, tp 2", 4, kContext + kTensor + Keys{"--parallelism.context_parallel_exchange=heads"}},
       {"ep 2, tp 2", 4, kExperts + kTensor + kMovesBias + kBalances}};
-  std::ptrdiff_t near_ties = 0;
+  std::vector<std::tuple<std::string, Case, std::string>> all;
   for (const std::string family : {"deepseek_v2", "deepseek_v3", "gpt_oss"}) {
     for (const Case& layout : layouts) {
       for (const std::string type : {"float32", "bfloat16"}) {
         if (type == "bfloat16" && family == "deepseek_v2") continue;  // V3's, with biases, say more
-        SCOPED_TRACE(family + ", " + layout.name + ", " + type);
-        const LayoutCheck found = check(family, layout, type);
-        EXPECT_FALSE(found.finding) << found.finding->text();
-        EXPECT_EQ(found.steps.size(), 3U);
-        near_ties += std::ranges::count_if(
-            found.notes, [](const std::string& note) { return note.find("near ties") != std::string::npos; });
+        all.emplace_back(family, layout, type);
       }
     }
   }
+  std::ptrdiff_t near_ties = 0;
+  for (const auto& [family, layout, type] : sampled(all, 9)) {
+    SCOPED_TRACE(family + ", " + layout.name + ", " + type);
+    const LayoutCheck found = check(family, layout, type);
+    EXPECT_FALSE(found.finding) << found.finding->text();
+    EXPECT_EQ(found.steps.size(), 3U);
+    near_ties += std::ranges::count_if(
+        found.notes, [](const std::string& note) { return note.find("near ties") != std::string::npos; });
+  }
   // New weights give experts nearly equal scores. Where 16-bit products are of a part of a row, rounding decides
   // between them. So some tokens would have gone elsewhere.
-  EXPECT_GT(near_ties, 0);
+  if (takes_all_cases()) {
+    EXPECT_GT(near_ties, 0);
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "phalanx/base/human.h"
 #include "phalanx/layout/box.h"
+#include "phalanx/tensor/narrow_to_box.h"
 
 namespace phalanx::verify {
 namespace {
@@ -135,13 +136,7 @@ std::optional<std::string> damage_guess(const at::Tensor& found, const at::Tenso
 }  // namespace
 
 at::Tensor part_of(const at::Tensor& whole, const Shard* shard) {
-  if (shard == nullptr) return whole;
-  at::Tensor part = whole;
-  const Box box = shard->box();
-  for (std::size_t dim = 0; dim < box.shape.size(); ++dim) {
-    part = part.narrow(static_cast<std::int64_t>(dim), box.offsets[dim], box.shape[dim]);
-  }
-  return part;
+  return shard == nullptr ? whole : narrow_to_box(whole, shard->box());
 }
 
 bool is_same_value(const at::Tensor& a, const at::Tensor& b) {

@@ -2,11 +2,14 @@
 // and weights in every layout.
 #include <ATen/ops/equal.h>
 
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/case_sample.h"
 #include "phalanx/models/config/llama_config.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 #include "phalanx/verify/layout_check.h"
@@ -76,6 +79,15 @@ const std::vector<Case>& layouts() {
   return all;
 }
 
+std::vector<Case> layouts(const std::function<bool(const Case&)>& fits) {
+  std::vector<Case> some = layouts();
+  std::erase_if(some, [&](const Case& layout) { return !fits(layout); });
+  return some;
+}
+
+bool is_tied(const Case& layout) { return std::ranges::count(layout.keys, kTied.front()) > 0; }
+bool shares_layers(const Case& layout) { return layout.name.starts_with("tp_2") || layout.ranks > 2; }
+
 class TrainedPartTest : public train::TrainerTest {
  protected:
   config::TrainConfig config_of(const std::vector<std::string>& keys) const {
@@ -125,27 +137,27 @@ class TrainedPartTest : public train::TrainerTest {
 TEST_F(TrainedPartTest, FrozenParametersStayAndTheOthersTrainAsOnOneRank) {
   const std::vector<std::string> frozen = {
       "--training.frozen=tok_embeddings.weight,*norm*,layers.0.attention.w[qk]*,*.feed_forward.w1.weight,output*"};
-  for (const Case& layout : layouts()) {
-    const std::size_t shared = std::ranges::count(layout.keys, "--model.tie_embeddings");
-    if (shared > 0) continue;  // no pattern may match nothing
+  // No pattern may match nothing.
+  for (const Case& layout : sampled(layouts(std::not_fn(is_tied)), 4)) {
     // 2 blocks: wv, wo, w2, w3 in both, wq and wk in one.
     expect_one_ranks_training(layout, frozen, 10);
   }
   const std::vector<std::string> half = {"--training.frozen=tok_embeddings.weight,layers.0.*"};
-  expect_one_ranks_training({"pp_2_whole_stage", 2, stages(2)}, half, 11);
-  expect_one_ranks_training({"pp_2_ddp_2_whole_stage", 4, stages(2)}, half, 11);
-  expect_one_ranks_training({"pp_2_zero3_2_whole_stage", 4, stages(2) + shards(2, 3)}, half, 11);
-  expect_one_ranks_training({"zero3_2_whole_units", 2, shards(2, 3)}, half, 11);
-  expect_one_ranks_training({"pp_2_tied", 2, stages(2) + kTied}, half, 10);
+  const std::vector<Case> of_half = {{"pp_2_whole_stage", 2, stages(2)},
+                                     {"pp_2_ddp_2_whole_stage", 4, stages(2)},
+                                     {"pp_2_zero3_2_whole_stage", 4, stages(2) + shards(2, 3)},
+                                     {"zero3_2_whole_units", 2, shards(2, 3)},
+                                     {"pp_2_tied", 2, stages(2) + kTied}};
+  for (const Case& layout : sampled(of_half, 2)) {
+    expect_one_ranks_training(layout, half, layout.name == "pp_2_tied" ? 10 : 11);
+  }
 }
 
 TEST_F(TrainedPartTest, AdaptersTrainAsOnOneRank) {
   const std::vector<std::string> lora = {"--lora.rank=4", "--lora.alpha=8", "--lora.no-zero_b"};
-  for (const Case& layout : layouts()) expect_one_ranks_training(layout, lora, 28);
+  for (const Case& layout : sampled(layouts(), 4)) expect_one_ranks_training(layout, lora, 28);
   const std::vector<std::string> some = lora + std::vector<std::string>{"--lora.target_modules=q_proj,v_proj,w2"};
-  for (const Case& layout : layouts()) {
-    if (layout.name.starts_with("tp_2") || layout.ranks > 2) expect_one_ranks_training(layout, some, 12);
-  }
+  for (const Case& layout : sampled(layouts(shares_layers), 2)) expect_one_ranks_training(layout, some, 12);
 }
 
 // Every rank of tensor parallelism makes the latent vectors of all heads, so both halves of their adapters are whole.
@@ -155,9 +167,11 @@ TEST_F(TrainedPartTest, AdaptersOfLatentAttentionAndSharedExpertsTrainAsOnOneRan
     const std::size_t attention = model.q_lora_rank > 0 ? 5 : 4;
     const std::vector<std::string> lora = {std::string("--model.name=") + models::family_name(family), "--lora.rank=4",
                                            "--lora.no-zero_b", "--lora.dropout=0.3"};
-    for (const Case& layout : layouts()) {
-      if (layout.name.find("zbv") != std::string::npos) continue;  // four stages, and two layers
-      if (std::ranges::count(layout.keys, "--training.mixed_precision_param=bfloat16") > 0) continue;
+    const auto fits = [](const Case& layout) {
+      const bool has_four_stages = layout.name.find("zbv") != std::string::npos;  // of two layers
+      return !has_four_stages && std::ranges::count(layout.keys, kBfloat16.front()) == 0;
+    };
+    for (const Case& layout : sampled(layouts(fits), 3)) {
       expect_one_ranks_training(layout, lora, static_cast<std::size_t>(model.n_layers) * 2 * (attention + 3));
     }
   }
@@ -167,8 +181,7 @@ TEST_F(TrainedPartTest, AdaptersOfTheOutputLayerTrainAsOnOneRank) {
   const std::vector<std::string> lora = {"--lora.rank=4", "--lora.alpha=8", "--lora.no-zero_b", "--lora.dropout=0.3",
                                          "--lora.target_modules=all-linear,lm_head"};
   const std::vector<std::string> alone = {"--lora.rank=4", "--lora.no-zero_b", "--lora.target_modules=lm_head"};
-  for (const Case& layout : layouts()) {
-    if (std::ranges::count(layout.keys, "--model.tie_embeddings") > 0) continue;
+  for (const Case& layout : sampled(layouts(std::not_fn(is_tied)), 3)) {
     expect_one_ranks_training(layout, lora, 30);
     expect_one_ranks_training(layout, alone, 2);
   }
@@ -181,13 +194,12 @@ TEST_F(TrainedPartTest, AdaptersOfGpt2AndPhi3TrainAsOnOneRank) {
     const std::vector<std::string> lora = {std::string("--model.name=") + models::family_name(family), "--lora.rank=4",
                                            "--lora.no-zero_b", "--lora.dropout=0.3"};
     const auto layers = static_cast<std::size_t>(model.n_layers * (4 + model.ffn_matrices()));
-    for (const Case& layout : layouts()) expect_one_ranks_training(layout, lora, 2 * layers);
+    for (const Case& layout : sampled(layouts(), 3)) expect_one_ranks_training(layout, lora, 2 * layers);
     // Their biases and norms are narrow, too.
     const std::vector<std::string> narrow = lora + std::vector<std::string>{"--lora.base_dtype=bfloat16"};
     const std::vector<std::string> in_nf4 =
         lora + std::vector<std::string>{"--lora.base_dtype=nf4", "--model.dim=256", "--model.ffn_hidden=256"};
-    for (const Case& layout : layouts()) {
-      if (!layout.name.starts_with("tp_2") && layout.ranks < 4) continue;
+    for (const Case& layout : sampled(layouts(shares_layers), 2)) {
       expect_one_ranks_training(layout, narrow, 2 * layers);
       expect_one_ranks_training(layout, in_nf4, 2 * layers);
     }
@@ -197,21 +209,19 @@ TEST_F(TrainedPartTest, AdaptersOfGpt2AndPhi3TrainAsOnOneRank) {
 TEST_F(TrainedPartTest, AdaptersTrainOnABaseInFewerBitsAsOnOneRank) {
   const std::vector<std::string> lora = {"--lora.rank=4", "--lora.alpha=8", "--lora.no-zero_b",
                                          "--lora.base_dtype=bfloat16"};
-  for (const Case& layout : layouts()) expect_one_ranks_training(layout, lora, 28);
+  for (const Case& layout : sampled(layouts(), 4)) expect_one_ranks_training(layout, lora, 28);
   // In NF4 rows are blocks of 64: each rank of tensor parallelism has whole ones.
   const std::vector<std::string> in_nf4 = {"--lora.rank=4",         "--lora.alpha=8",  "--lora.no-zero_b",
                                            "--lora.base_dtype=nf4", "--model.dim=256", "--model.ffn_hidden=256"};
-  for (const Case& layout : layouts()) expect_one_ranks_training(layout, in_nf4, 28);
+  for (const Case& layout : sampled(layouts(), 4)) expect_one_ranks_training(layout, in_nf4, 28);
   // Layers without adapters keep their weights in 16 bits, too.
   const std::vector<std::string> some = lora + std::vector<std::string>{"--lora.target_modules=q_proj,v_proj,w2"};
-  for (const Case& layout : layouts()) {
-    if (layout.name.starts_with("tp_2") || layout.ranks > 2) expect_one_ranks_training(layout, some, 12);
-  }
+  for (const Case& layout : sampled(layouts(shares_layers), 2)) expect_one_ranks_training(layout, some, 12);
 }
 
 TEST_F(TrainedPartTest, AdaptersDropOutWhatOneRankDropsOut) {
   const std::vector<std::string> lora = {"--lora.rank=4", "--lora.alpha=8", "--lora.no-zero_b", "--lora.dropout=0.3"};
-  for (const Case& layout : layouts()) expect_one_ranks_training(layout, lora, 28);
+  for (const Case& layout : sampled(layouts(), 4)) expect_one_ranks_training(layout, lora, 28);
 }
 
 }  // namespace trained_part_test

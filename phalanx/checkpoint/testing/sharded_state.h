@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/tensor/narrow_to_box.h"
 #include "phalanx/tensor/testing/random_specs.h"
 #include "phalanx/tensor/train_state.h"
 
@@ -24,13 +25,6 @@ struct Layout {
   /// Ranks of the world. A smaller mesh is repeated, one copy after the other (as a sub-mesh is).
   int world = 0;
 };
-
-inline at::Tensor cut_out(const at::Tensor& whole, const Box& box) {
-  at::Tensor part = whole;
-  for (std::size_t d = 0; d < box.shape.size(); ++d)
-    part = part.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.shape[d]);
-  return part;
-}
 
 inline DataType data_type_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -48,7 +42,7 @@ inline NamedTensor hold(const NamedTensor& whole, const MeshShape& mesh, const P
   const int place = rank % mesh.size();
   auto shard = std::make_shared<Shard>(
       Shard{ShardSpec(whole.name, whole.tensor.sizes().vec(), data_type_of(whole.tensor), mesh, placement), place});
-  return {whole.name, cut_out(whole.tensor, shard->box()).clone(), shard};
+  return {whole.name, narrow_to_box(whole.tensor, shard->box()).clone(), shard};
 }
 
 /// Values count up from `number`, so that every element of a tensor differs from its neighbours.

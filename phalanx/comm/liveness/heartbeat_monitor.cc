@@ -204,11 +204,11 @@ class HeartbeatMonitor::World {
                            hosts ? "hosts the store, which" : "cannot be heard of: the store",
                            hosts ? "" : " this rank", in_seconds(silence),
                            hosts ? "the process is stopped" : "the process that hosts it is stopped",
-                           hosts ? "its machine or" : "the");
+                           hosts ? "its node or" : "the");
     const std::lock_guard lock(mutex_);
     const nanoseconds silent = peers_[static_cast<std::size_t>(rank)].silent;
     if (silent < silence_limit_) return {};
-    return fmt::format("has given no sign of life for {:.1f} s: its process is stopped, or its machine or network down",
+    return fmt::format("has given no sign of life for {:.1f} s: its process is stopped, or its node or network down",
                        in_seconds(silent));
   }
 

@@ -16,7 +16,7 @@
 //
 // What happens to a rank, and how the others see it
 //   It dies, or is killed    Its connections break, and the store sets its key: announced_failure(), in milliseconds.
-//                            If its machine vanishes, the store takes some 10 s for that; silence is seen before.
+//                            If its node vanishes, the store takes some 10 s for that; silence is seen before.
 //   It is stopped            On its own node the others see that in /proc. On other nodes it becomes silent.
 //   It loses its network     It becomes silent. It sees itself that the store does not answer: disconnect_reason().
 //   It becomes silent        Its count in the store stands still. failure_reason() says so after heartbeat_timeout().

@@ -89,6 +89,7 @@ class RecordReader {
 
   void finish(Conversation& made, const Dict& fields) const {
     if (made.messages.empty()) fail("it has no messages");
+    if (fields.named("conversations") == nullptr) add_system(made, fields.named("system"));
     read_tools(made, fields.named("tools"));
     read_variables(made, fields.named("chat_template_kwargs"));
   }
@@ -140,12 +141,22 @@ class RecordReader {
     if (role == nullptr) fail(fmt::format("{} has no \"role\"", which));
     if (!role->is_text() || role->text().empty())
       fail(fmt::format("the role of {} is {}: expected text", which, shown(*role)));
+    check_weight(fields, which);
     const Value* calls = fields.named("tool_calls");
     const bool has_calls = calls != nullptr && !calls->is_none();
     const Value* content = fields.named("content");
     if (content == nullptr && !has_calls) fail(fmt::format("{} has no \"content\"", which));
     if (content != nullptr) check_content(*content, which);
     if (has_calls) check_calls(*calls, which);
+  }
+
+  void check_weight(const Dict& message, const std::string& which) const {
+    const Value* weight = message.named("weight");
+    if (weight == nullptr || weight->is_none() || jinja::equal(*weight, Value(1))) return;
+    fail(
+        fmt::format("{} has the weight {}: every answer is trained, so expected 1, or no weight; messages that are not "
+                    "trained go into a \"prompt\"",
+                    which, shown(*weight)));
   }
 
   void check_content(const Value& content, const std::string& which) const {
@@ -186,18 +197,30 @@ class RecordReader {
 
   void read_sharegpt(Conversation& made, const Value& turns, const Value* system) const {
     if (!turns.is_list()) fail(fmt::format("\"conversations\" is {}: expected a list", shown(turns)));
-    if (system != nullptr && !system->is_none()) {
-      if (!system->is_text()) fail(fmt::format("\"system\" is {}: expected text", shown(*system)));
-      if (!system->text().empty()) made.messages.push_back(make_message("system", system->text()));
-    }
     for (const Value& turn : turns.list().items) {
       const std::string which = fmt::format("turn {}", &turn - turns.list().items.data() + 1);
       if (!turn.is_dict()) fail(fmt::format("{} is {}: expected an object", which, shown(turn)));
       const Value *from = turn.dict().named("from"), *value = turn.dict().named("value");
       if (from == nullptr || !from->is_text()) fail(fmt::format("{} has no \"from\" of text", which));
       if (value == nullptr || !value->is_text()) fail(fmt::format("{} has no \"value\" of text", which));
+      check_weight(turn.dict(), which);
       made.messages.push_back(make_message(role_from(from->text(), which), value->text()));
     }
+    add_system(made, system);
+  }
+
+  /// The record's "system" is its first message, unless the messages have it, too.
+  void add_system(Conversation& made, const Value* system) const {
+    if (system == nullptr || system->is_none()) return;
+    if (!system->is_text()) fail(fmt::format("\"system\" is {}: expected text", shown(*system)));
+    if (system->text().empty()) return;
+    const Value message = make_message("system", system->text());
+    if (!made.messages.empty() && role_of(made.messages.front()) == "system") {
+      if (jinja::equal(made.messages.front(), message)) return;
+      fail("it has a \"system\" and another message from \"system\": expected one of them");
+    }
+    made.messages.insert(made.messages.begin(), message);
+    if (made.first_trained > 0) ++made.first_trained;
   }
 
   std::string role_from(const std::string& from, const std::string& which) const {

@@ -6,8 +6,8 @@
 //
 // A content is text, null, or a list of parts such as {"type": "text", "text": "Hi"}. A message may have other
 // keys, which templates read: tool_calls, reasoning_content, name. A record may have "tools" (a list of JSON
-// schemas, or that list as text), and "chat_template_kwargs" (an object of further variables for the
-// template). Its other keys are ignored.
+// schemas, or that list as text), "chat_template_kwargs" (an object of further variables for the template), and
+// "system" (text: the first message). Its other keys are ignored. A message's "weight" must be 1.
 //
 //   for (const Conversation& chat : parse_conversations(read_file(path), path).all) ...
 #pragma once

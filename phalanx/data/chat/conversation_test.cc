@@ -52,6 +52,41 @@ TEST(Conversation, ReadsShareGptAndPromptsWithCompletions) {
   EXPECT_EQ(lists.first_trained, 3u);
 }
 
+TEST(Conversation, ASystemTextIsTheFirstMessageOfEachForm) {
+  const std::string with_system = R"([{"role": "system", "content": "S"}, {"role": "user", "content": "a"})";
+  for (const std::string messages : {R"([{"role": "user", "content": "a"}])",
+                                     R"([{"role": "system", "content": "S"}, {"role": "user", "content": "a"}])"}) {
+    EXPECT_EQ(as_json(parse_conversation(R"({"system": "S", "messages": )" + messages + "}", "x")), with_system + "]");
+  }
+  const auto lists = parse_conversation(
+      R"({"system": "S", "prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]})",
+      "x");
+  EXPECT_EQ(as_json(lists), with_system + R"(, {"role": "assistant", "content": "b"}])");
+  EXPECT_EQ(lists.first_trained, 2U);
+  const auto texts = parse_conversation(R"({"system": "S", "prompt": "a", "completion": "b"})", "x");
+  EXPECT_EQ(as_json(texts), as_json(lists));
+  const auto preference = parse_preference(
+      R"({"system": "S", "chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]})",
+      "x");
+  EXPECT_EQ(as_json(preference.chosen), as_json(lists));
+  EXPECT_EQ(preference.rejected.first_trained, 2U);
+  EXPECT_EQ(fault(R"({"system": "S", "messages": [{"role": "system", "content": "T"}]})"),
+            R"(chat.jsonl, line 3: it has a "system" and another message from "system": expected one of them)");
+}
+
+TEST(Conversation, AnAnswerThatIsNotToBeTrainedIsRefused) {
+  const std::string said =
+      " has the weight 0: every answer is trained, so expected 1, or no weight; messages that are not trained go into "
+      "a "
+      R"("prompt")";
+  EXPECT_EQ(
+      fault(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]})"),
+      "chat.jsonl, line 3: message 2" + said);
+  EXPECT_EQ(fault(R"({"conversations": [{"from": "gpt", "value": "b", "weight": 0}]})"),
+            "chat.jsonl, line 3: turn 1" + said);
+  EXPECT_EQ(fault(R"({"messages": [{"role": "assistant", "content": "b", "weight": 1.0}]})"), "");
+}
+
 TEST(Conversation, ToolsMayBeTextThatHoldsAList) {
   EXPECT_EQ(
       jinja::to_json(

@@ -99,15 +99,16 @@ class AnswerFinder {
     if (whole.lost_marks) {
       fail(
           "its chat template has {% generation %} marks in a macro or another block whose text is a value: where that "
-          "text "
-          "goes is not known");
+          "text goes is not known");
     }
     std::vector<TextSpan> answers = whole.generated;
     if (conversation_.first_trained == 0) return answers;
     const auto prompt = first_messages_if_possible(conversation_.first_trained, true);
     if (!prompt || !text_.starts_with(*prompt))
       fail("its prompt is not rendered as the start of the whole: which marks are the completion's is not known");
-    std::erase_if(answers, [&](const TextSpan& span) { return span.begin < prompt->size(); });
+    // A mark may also hold what the generation prompt supplies, such as an open thinking block.
+    std::erase_if(answers, [&](const TextSpan& span) { return span.end <= prompt->size(); });
+    for (TextSpan& span : answers) span.begin = std::max(span.begin, prompt->size());
     return answers;
   }
 

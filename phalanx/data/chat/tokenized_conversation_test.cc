@@ -152,6 +152,20 @@ TEST(ConversationTokenizer, OfPromptAndCompletionOnlyTheCompletionIsTrained) {
   EXPECT_EQ(trained_text(kMarked, json), expected);
 }
 
+// The generation prompt opens a thinking block, which the mark holds, too.
+TEST(ConversationTokenizer, WhatTheGenerationPromptSuppliesIsNotTrainedWhereAMarkHoldsIt) {
+  constexpr const char* kMarksThinking =
+      "{% for m in messages %}{% if m.role == 'assistant' %}[assistant]{% generation %}<think>\n{{ m.content }}"
+      "<|im_end|>{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+      "{% if add_generation_prompt %}[assistant]<think>\n{% endif %}";
+  EXPECT_EQ(
+      trained_text(
+          kMarksThinking,
+          R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}], "completion": [{"role": "assistant", "content": "d"}, {"role": "user", "content": "e"}, {"role": "assistant", "content": "f"}]})"),
+      "[user]a<|im_end|>[assistant]<think>\nb<|im_end|>[user]c<|im_end|>[assistant]<think>\n⟦d<|im_end|>⟧"
+      "[user]e<|im_end|>[assistant]⟦<think>\nf<|im_end|>⟧");
+}
+
 TEST(ConversationTokenizer, SaysWhereNothingEndsAnAnswer) {
   const BpeTokenizer tokenizer = make_tokenizer();
   const auto counts = [&](std::vector<std::int64_t> ends) {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/testing/faulty_file_system.h"
 #include "phalanx/base/testing/folder_test.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/corpus/corpus.h"

@@ -150,7 +150,7 @@ TEST(LauncherVariablesTest, AnAncestorIsTheSameForAllItsDescendants) {
 class RendezvousFileTest : public testing::Test {
  protected:
   TempDirectory folder_{"rendezvous"};
-  RendezvousFile file_{(folder_.path() / "meeting").string()};
+  RendezvousFile file_{(folder_.path() / "rendezvous").string()};
 };
 
 TEST_F(RendezvousFileTest, CarriesAddressAndSecretPrivately) {

@@ -167,7 +167,7 @@ void Coordinator::handle(int number, const NodeMessage& message, Clock::time_poi
         assigned.last_node_rank = assignment.node_rank;
       }
       Order order{.kind = Order::Kind::start, .round = round_, .restarts = restarts_};
-      order.seats = assignments_;
+      order.assignments = assignments_;
       order.store = message.store;
       order.master_address = message.master_address;
       order.master_port = message.master_port;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <tuple>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/matchers.h"
@@ -97,7 +98,7 @@ class Scene {
 
 std::vector<std::string> assignments_of(const Order& order) {
   std::vector<std::string> result;
-  for (const NodeAssignment& assignment : order.seats)
+  for (const NodeAssignment& assignment : order.assignments)
     result.push_back(fmt::format("{}: node {} ranks {}+{}", assignment.host, assignment.node_rank,
                                  assignment.first_rank, assignment.local_world_size));
   return result;
@@ -107,7 +108,7 @@ std::vector<std::string> assignments_of(const Order& order) {
 void assign_two(Scene& scene) {
   scene.join(0);
   scene.join(1);
-  ASSERT_EQ(scene.one(Order::Kind::start).seats.size(), 2U);
+  ASSERT_EQ(scene.one(Order::Kind::start).assignments.size(), 2U);
 }
 
 TEST(CoordinatorTest, RanksAreNumberedByTheNodesBeforeThem) {
@@ -173,7 +174,7 @@ TEST(CoordinatorTest, NodesThatDoNotFitAreToldWhy) {
   EXPECT_THAT(refusal(1, [](NodeJoin& join) { join.max_restarts = 9; }), HasSubstr("--max-restarts 9"));
   EXPECT_THAT(refusal(-1, nullptr), HasSubstr("backend c10d and the host of n:1 with static"));
   scene.join(2, 1, 1);
-  EXPECT_EQ(scene.one(Order::Kind::start).seats.size(), 2U);
+  EXPECT_EQ(scene.one(Order::Kind::start).assignments.size(), 2U);
 }
 
 TEST(CoordinatorTest, AFailureRestartsAllWhileRestartsAreLeft) {
@@ -222,19 +223,19 @@ TEST(CoordinatorTest, ANodeThatSucceededRunsAgainIfAnotherFails) {
   scene.say(1, Kind::failed, {failure_of(2, 1)});
   scene.one(Order::Kind::stop);
   scene.say(1, Kind::stopped, {failure_of(2, 1)});
-  EXPECT_EQ(scene.one(Order::Kind::start).seats.size(), 2U);
+  EXPECT_EQ(scene.one(Order::Kind::start).assignments.size(), 2U);
 }
 
 TEST(CoordinatorTest, ALateNodeCostsNoRestart) {
   Scene scene({.min_nodes = 1, .max_nodes = 2, .max_restarts = 0, .last_call = 1s});
   scene.join(0);
   scene.wait(1s);
-  EXPECT_EQ(scene.one(Order::Kind::start).seats.size(), 1U);
+  EXPECT_EQ(scene.one(Order::Kind::start).assignments.size(), 1U);
   scene.join(1);
   EXPECT_EQ(scene.one(Order::Kind::stop).text, "the node host1 has come: all ranks restart");
   scene.say(0, Kind::stopped);
   const Order start = scene.one(Order::Kind::start);
-  EXPECT_EQ(start.seats.size(), 2U);
+  EXPECT_EQ(start.assignments.size(), 2U);
   EXPECT_EQ(start.restarts, 0);
   // A third node waits. It joins when another is lost; that counts as a restart.
   scene.join(2);
@@ -323,7 +324,7 @@ TEST(CoordinatorTest, ANodeMayLeaveWhileEnoughRemain) {
   EXPECT_EQ(scene.one(Order::Kind::refuse).member, 1);
   scene.say(0, Kind::stopped, {failure_of(0, 5, "CommError")});
   const Order start = scene.one(Order::Kind::start);
-  EXPECT_EQ(start.seats.size(), 1U);
+  EXPECT_EQ(start.assignments.size(), 1U);
   EXPECT_EQ(start.restarts, 0);
 }
 
@@ -432,7 +433,7 @@ TEST(CoordinatorTest, ANodeThatWaitsForAPlaceMayGoAtAnyTime) {
   ASSERT_EQ(orders.size(), 2U);
   EXPECT_EQ(orders[0].kind, Order::Kind::refuse);
   EXPECT_EQ(orders[0].member, 2);
-  EXPECT_EQ(orders[1].seats.size(), 2U);
+  EXPECT_EQ(orders[1].assignments.size(), 2U);
   comes_and_goes(3);
   EXPECT_EQ(scene.one(Order::Kind::refuse).member, 3);
   scene.say(1, Kind::failed, {failure_of(2, 1)});
@@ -455,7 +456,7 @@ TEST(CoordinatorTest, TheHostCannotLeaveAlone) {
   EXPECT_EQ(scene.one(Order::Kind::signal).signal, SIGTERM);
 }
 
-TEST(CoordinatorTest, AHostThatCannotMakeAMeetingPlaceEndsTheJob) {
+TEST(CoordinatorTest, AHostThatCannotMakeTheRendezvousEndsTheJob) {
   Coordinator coordinator({.address = "n:1"}, {});
   NodeMessage join;
   join.join.run_id = "none";
@@ -475,9 +476,22 @@ TEST(CoordinatorTest, MessagesSurviveTheStore) {
   EXPECT_EQ(read.round, 3);
   EXPECT_EQ(read.join.host, "h");
   EXPECT_THAT(read.failures.at(0).message, StartsWith("not UTF-8: "));
-  Order order{.kind = Order::Kind::start, .round = 2};
-  order.seats = {{.member = 4, .node_rank = 1, .first_rank = 8, .local_world_size = 8, .host = "h"}};
-  EXPECT_EQ(parse_order(to_json(order)).seats.at(0).first_rank, 8);
+  Order order{.kind = Order::Kind::start, .round = 2, .member = 3, .restarts = 4, .signal = 5, .exit_status = 6};
+  order.assignments = {{.member = 4, .node_rank = 1, .first_rank = 8, .local_world_size = 8, .host = "h"}};
+  order.failures = message.failures;
+  order.text = "why";
+  order.store = "h:29400";
+  order.master_address = "m";
+  order.master_port = 29401;
+  EXPECT_THAT(to_json(order), HasSubstr(R"("seats":[{)")) << "the key that other versions of the program read";
+  const Order parsed = parse_order(to_json(order));
+  EXPECT_EQ(parsed.assignments.at(0).first_rank, 8);
+  EXPECT_EQ(to_json(parsed), to_json(order));
+  EXPECT_EQ(std::tuple(parsed.kind, parsed.round, parsed.member, parsed.restarts, parsed.signal, parsed.exit_status),
+            std::tuple(order.kind, 2, 3, 4, 5, 6));
+  EXPECT_EQ(parsed.failures.size(), 1U);
+  EXPECT_EQ(std::tuple(parsed.text, parsed.store, parsed.master_address, parsed.master_port),
+            std::tuple("why", "h:29400", "m", 29401));
   for (const char* text : {"", "{}", "[]", R"({"kind": 99})", R"({"kind": "start"})"}) {
     EXPECT_THROW(parse_order(text), CommError) << text;
     EXPECT_THROW(parse_node_message(text), CommError) << text;

@@ -59,7 +59,7 @@ struct NodeAssignment {
 struct Order {
   enum class Kind {
     prepare,  // `member` makes a store for the round and answers with `rendezvous`
-    start,    // the nodes start the ranks of `round`, with the node assignments in `seats`
+    start,    // the nodes start the ranks of `round`, with these `assignments`
     stop,     // the nodes end the ranks of `round`; every node of the round answers `stopped`
     signal,   // the same with `signal`; ranks get the time that they need to stop by themselves
     refuse,   // `member` does not, or no longer, take part; `text` gives the reason
@@ -70,11 +70,11 @@ struct Order {
   int member = -1;
   int restarts = 0;
   int signal = 0;
-  int exit_status = 0;                  // end
-  std::vector<NodeAssignment> seats;    // start
-  std::vector<WorkerFailure> failures;  // end
-  std::string text;                     // for the user; may be empty
-  std::string store, master_address;    // start
+  int exit_status = 0;                      // end
+  std::vector<NodeAssignment> assignments;  // start; "seats" in the JSON text
+  std::vector<WorkerFailure> failures;      // end
+  std::string text;                         // for the user; may be empty
+  std::string store, master_address;        // start
   int master_port = 0;
 };
 

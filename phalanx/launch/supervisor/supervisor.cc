@@ -252,13 +252,13 @@ class Agent {
   }
 
   void start(const Order& order) {
-    const auto assignment = std::find_if(order.seats.begin(), order.seats.end(),
+    const auto assignment = std::find_if(order.assignments.begin(), order.assignments.end(),
                                          [&](const NodeAssignment& s) { return s.member == membership_->number(); });
     group_.reset();
     stopping_ = false;
-    if (assignment == order.seats.end()) {
+    if (assignment == order.assignments.end()) {
       if (!waiting_told_)
-        log::info_all_ranks(fmt::format("this node waits: the job has its {} nodes", order.seats.size()));
+        log::info_all_ranks(fmt::format("this node waits: the job has its {} nodes", order.assignments.size()));
       waiting_told_ = true;
       return;
     }

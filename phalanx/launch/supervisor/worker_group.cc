@@ -67,7 +67,7 @@ WorkerGroup::WorkerGroup(Context context, const Order& start_order, const NodeAs
   try {
     for (int local_rank = 0; local_rank < assignment.local_world_size; ++local_rank)
       start(local_rank, start_order, assignment);
-    if (start_order.seats.size() > 1) {
+    if (start_order.assignments.size() > 1) {
       std::map<int, pid_t> processes;
       for (const Rank& rank : ranks_) processes[rank.rank] = rank.pid;
       stopped_ranks_ = std::make_unique<StoppedRanks>(parse_host_port(start_order.store, "the store of the ranks"),
@@ -123,7 +123,7 @@ EnvironmentMap WorkerGroup::environment_of(const Rank& entry, const Order& order
                                            const NodeAssignment& assignment) const {
   EnvironmentMap result = context_.options->environment;
   int world_size = 0, role_rank = entry.local_rank, role_size = 0;
-  for (const NodeAssignment& other : order.seats) {
+  for (const NodeAssignment& other : order.assignments) {
     world_size += other.local_world_size;
     if (other.role != assignment.role) continue;
     role_size += other.local_world_size;
@@ -142,7 +142,7 @@ EnvironmentMap WorkerGroup::environment_of(const Rank& entry, const Order& order
       {"LOCAL_WORLD_SIZE", std::to_string(assignment.local_world_size)},
       {"ROLE_WORLD_SIZE", std::to_string(role_size)},
       {"GROUP_RANK", std::to_string(assignment.node_rank)},
-      {"GROUP_WORLD_SIZE", std::to_string(order.seats.size())},
+      {"GROUP_WORLD_SIZE", std::to_string(order.assignments.size())},
       {"ROLE_NAME", assignment.role},
       {"MASTER_ADDR", order.master_address},
       {"MASTER_PORT", std::to_string(order.master_port)},

@@ -186,7 +186,7 @@ std::vector<Arm> make_arms(const ProcessContext& context, const CommBenchOptions
     auto store = std::make_shared<PrefixStore>(context.store, "bench/" + name);
     if (name == "local") {
       if (context.world_size != context.local_world_size)
-        throw UsageError("backend local joins threads of one process: it cannot stand beside ranks of other machines");
+        throw UsageError("backend local joins threads of one process: it cannot stand beside ranks of other nodes");
       arm.threads = true;
     } else if (name == "c10d") {
       arm.baseline = c10d_baseline(make_gloo_group(store, context.rank, context.world_size,

@@ -35,8 +35,10 @@ struct Ranks : torch::CustomClassHolder {
 };
 using RanksPtr = c10::intrusive_ptr<Ranks>;
 
-void keep(AutogradContext& ctx, const RanksPtr& ranks) { ctx.saved_data["ranks"] = c10::IValue::make_capsule(ranks); }
-RanksPtr kept(AutogradContext& ctx) {
+void save_ranks(AutogradContext& ctx, const RanksPtr& ranks) {
+  ctx.saved_data["ranks"] = c10::IValue::make_capsule(ranks);
+}
+RanksPtr saved_ranks(AutogradContext& ctx) {
   return c10::static_intrusive_pointer_cast<Ranks>(ctx.saved_data["ranks"].toCapsule());
 }
 
@@ -75,7 +77,7 @@ void to_parts(const at::Tensor& whole, const ContextCut& cut, const at::Tensor& 
 /// Keys and values [batch, kv_heads, local, head_dim] of all ranks, in the order of the sequence, in one all-gather.
 struct GatherKeys : torch::autograd::Function<GatherKeys> {
   static tensor_list forward(AutogradContext* ctx, const at::Tensor& k, const at::Tensor& v, const RanksPtr& ranks) {
-    keep(*ctx, ranks);
+    save_ranks(*ctx, ranks);
     const std::int64_t batch = k.size(0), heads = k.size(1), local = k.size(2), dim = k.size(3);
     const at::Tensor mine = at::empty({2, batch, local, heads, dim}, k.options());
     mine[0].copy_(k.transpose(1, 2));
@@ -87,7 +89,7 @@ struct GatherKeys : torch::autograd::Function<GatherKeys> {
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const RanksPtr ranks = kept(*ctx);
+    const RanksPtr ranks = saved_ranks(*ctx);
     const at::Tensor& some = grads[0].defined() ? grads[0] : grads[1];
     const std::int64_t batch = some.size(0), heads = some.size(1), dim = some.size(3);
     const std::int64_t local = some.size(2) / ranks->cut.ranks;
@@ -119,11 +121,11 @@ struct Reorder : torch::autograd::Function<Reorder<kToSequence>> {
     return parts;
   }
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const RanksPtr& ranks) {
-    keep(*ctx, ranks);
+    save_ranks(*ctx, ranks);
     return reordered(x, ranks->cut, kToSequence);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    return {reordered(grads[0], kept(*ctx)->cut, !kToSequence), at::Tensor()};
+    return {reordered(grads[0], saved_ranks(*ctx)->cut, !kToSequence), at::Tensor()};
   }
 };
 

@@ -29,6 +29,7 @@
 #include "phalanx/parallel/tensor/functional_collectives.h"
 #include "phalanx/parallel/tensor/overlapped_layers.h"
 #include "phalanx/tensor/grad_ready.h"
+#include "phalanx/tensor/narrow_to_box.h"
 #include "phalanx/tensor/weight_gradient_queue.h"
 
 namespace phalanx {
@@ -528,11 +529,7 @@ class Parallelizer {
       shell.unsafeGetTensorImpl()->set_sizes_contiguous(box.shape);
       return shell;
     }
-    at::Tensor part = parameter.detach();
-    for (std::size_t d = 0; d < box.shape.size(); ++d) {
-      part = part.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.shape[d]);
-    }
-    return part.clone(at::MemoryFormat::Contiguous);
+    return narrow_to_box(parameter.detach(), box).clone(at::MemoryFormat::Contiguous);
   }
 
   const DeviceMesh& mesh_;

@@ -33,6 +33,7 @@
 #include "phalanx/nn/rms_norm.h"
 #include "phalanx/parallel/tensor/functional_collectives.h"
 #include "phalanx/tensor/grad_ready.h"
+#include "phalanx/tensor/narrow_to_box.h"
 
 namespace phalanx {
 namespace {
@@ -88,21 +89,14 @@ Expected on_one_rank() {
   return result;
 }
 
-at::Tensor in_box(at::Tensor whole, const Box& box) {
-  for (std::size_t d = 0; d < box.shape.size(); ++d) {
-    whole = whole.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.shape[d]);
-  }
-  return whole;
-}
-
 void expect_parts(const StyledNet& net, const Expected& one) {
   for (const auto& [name, tensor, shard] : nn::named_parameters(net)) {
     SCOPED_TRACE(name);
     ASSERT_TRUE(shard);
     EXPECT_EQ(shard->spec.shape(), one.values.at(name).sizes().vec());
-    EXPECT_TRUE(at::equal(tensor, in_box(one.values.at(name), shard->box())));
+    EXPECT_TRUE(at::equal(tensor, narrow_to_box(one.values.at(name), shard->box())));
     ASSERT_TRUE(tensor.grad().defined());
-    EXPECT_TRUE(at::allclose(tensor.grad(), in_box(one.grads.at(name), shard->box()), 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(tensor.grad(), narrow_to_box(one.grads.at(name), shard->box()), 1e-5, 1e-5));
   }
 }
 
@@ -305,8 +299,8 @@ void expect_fused_parts(const Comm& comm, const std::vector<ParallelStyle>& plan
     EXPECT_EQ(parts[i].name, whole[i].name);
     const Box box = parts[i].shard->box();
     EXPECT_EQ(parts[i].shard->spec.shape(), whole[i].tensor.sizes().vec());
-    EXPECT_TRUE(at::equal(parts[i].tensor, in_box(whole[i].tensor.detach(), box)));
-    EXPECT_TRUE(at::allclose(parts[i].tensor.grad(), in_box(whole[i].tensor.grad(), box), 1e-5, 1e-5));
+    EXPECT_TRUE(at::equal(parts[i].tensor, narrow_to_box(whole[i].tensor.detach(), box)));
+    EXPECT_TRUE(at::allclose(parts[i].tensor.grad(), narrow_to_box(whole[i].tensor.grad(), box), 1e-5, 1e-5));
   }
 }
 

@@ -80,8 +80,8 @@ ExpertLoadNumbers ExpertLoad::numbers_of(std::vector<double> read) const {
   const auto end_of_counts = read.begin() + counts_.numel();
   const double all = std::accumulate(read.begin(), end_of_counts, 0.0);
   if (has_capacity_) numbers.dropped = std::accumulate(end_of_counts, read.end(), 0.0) / std::max(all, 1.0);
-  read.resize(static_cast<std::size_t>(counts_.numel()));
-  numbers.fullest = fullest_by_mean(read, counts_.size(1));
+  const std::vector<double> counts(read.begin() + first_layer_ * counts_.size(1), end_of_counts);
+  numbers.fullest = fullest_by_mean(counts, counts_.size(1));
   return numbers;
 }
 

@@ -30,7 +30,7 @@ namespace phalanx::train {
 
 /// What the log says of a step.
 struct ExpertLoadNumbers {
-  std::vector<double> fullest;    // fullest_by_mean(), by layer
+  std::vector<double> fullest;    // fullest_by_mean() of each layer with experts
   std::optional<double> dropped;  // share of all choices beyond an expert's capacity; unset: there is no capacity
 };
 

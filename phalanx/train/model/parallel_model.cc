@@ -17,6 +17,7 @@
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/evaluation_mode.h"
 #include "phalanx/nn/mixture_of_experts.h"
+#include "phalanx/tensor/narrow_to_box.h"
 #include "phalanx/train/model/autocast_guard.h"
 #include "phalanx/train/model/pipelined_model.h"
 #include "phalanx/train/model/replicated_model.h"
@@ -248,12 +249,7 @@ std::vector<NamedTensor> ParallelModel::full_weights_on_rank0(
     if (shard) {
       // Each element is non-zero on one rank only.
       whole = at::zeros(shard->spec.shape(), tensor.options());
-      at::Tensor part = whole;
-      const Box box = shard->box();
-      for (std::size_t dim = 0; dim < box.shape.size(); ++dim) {
-        part = part.narrow(static_cast<std::int64_t>(dim), box.offsets[dim], box.shape[dim]);
-      }
-      if (shard->is_first_holder()) part.copy_(tensor);
+      if (shard->is_first_holder()) narrow_to_box(whole, shard->box()).copy_(tensor);
       world_->reduce(whole, {.root = 0});
     }
     if (world_->rank() == 0) result.push_back({name, whole});

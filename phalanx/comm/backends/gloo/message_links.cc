@@ -47,14 +47,14 @@ auto take_first(Map& waiting, typename Map::iterator place) {
   return first;
 }
 
-// Cuts a frame off the front; false if the bytes are less than one. `kept` holds what earlier calls left.
-bool take_frame_bytes(std::string& kept, std::string_view& bytes, MessageFrame& frame) {
-  const std::size_t part = std::min(kFrameBytes - kept.size(), bytes.size());
-  kept += bytes.substr(0, part);
+// Cuts a frame off the front; false if the bytes are less than one. `partial` holds the bytes of an incomplete one.
+bool take_frame_bytes(std::string& partial, std::string_view& bytes, MessageFrame& frame) {
+  const std::size_t part = std::min(kFrameBytes - partial.size(), bytes.size());
+  partial += bytes.substr(0, part);
   bytes.remove_prefix(part);
-  if (kept.size() < kFrameBytes) return false;
-  std::memcpy(&frame, kept.data(), kFrameBytes);
-  kept.clear();
+  if (partial.size() < kFrameBytes) return false;
+  std::memcpy(&frame, partial.data(), kFrameBytes);
+  partial.clear();
   return true;
 }
 

@@ -92,7 +92,7 @@ void SharedPages::open(const std::string& address, const std::array<std::uint64_
   if (descriptor_ < 0)
     throw CommError(
         fmt::format("cannot open the shared memory of process {} ({}: {}); the ranks of an shm group must "
-                    "run on one machine, as one user and in one PID namespace",
+                    "run on one node, as one user and in one PID namespace",
                     pid, path, system_text()));
   struct stat status {};
   if (fstat(descriptor_, &status) != 0 || static_cast<std::size_t>(status.st_size) != bytes_)
@@ -103,7 +103,7 @@ void SharedPages::open(const std::string& address, const std::array<std::uint64_
   if (head->magic != kMagic || head->token != token || head->form != form)
     throw CommError(
         fmt::format("{} is not the shared memory of this group (the token inside differs: another "
-                    "machine or PID namespace, or another version of the program)",
+                    "node or PID namespace, or another version of the program)",
                     path));
 }
 

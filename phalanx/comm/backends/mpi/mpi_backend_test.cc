@@ -20,6 +20,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/case_sample.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/base/testing/quiet_fork.h"
@@ -77,7 +78,8 @@ MpiJob run_under_mpirun_once(int world, const std::string& body, seconds limit) 
     setenv("OMPI_MCA_btl_base_warn_component_unused", "0", 1);
     setenv("PHALANX_TEST_STORE", store.c_str(), 1);
     setenv("PHALANX_TEST_BODY", body.c_str(), 1);
-    unsetenv("GTEST_FILTER");
+    // The ranks run the one case that is named, whatever part of the cases this process runs.
+    for (const char* const name : {"GTEST_FILTER", "GTEST_TOTAL_SHARDS", "GTEST_SHARD_INDEX"}) unsetenv(name);
     execlp("mpirun", "mpirun", "-np", count.c_str(), "--oversubscribe", "--bind-to", "none", program.c_str(),
            "--gtest_brief=1", "--gtest_also_run_disabled_tests", "--gtest_filter=MpiRanks.DISABLED_Body", nullptr);
     _exit(127);
@@ -197,13 +199,12 @@ std::string mpi_death_at(const FaultCall& call, bool beside_nccl) {
                            : fmt::format("late: {}: after {} ms\n", call.name, took / std::chrono::milliseconds(1));
 }
 
-// Each call takes an mpirun, so the default tests take some; PHALANX_ALL_DEATHS=1 (make deaths) takes all.
+// Each call takes an mpirun, so the default tests take some; with PHALANX_ALL_CASES=1 (make deaths) all.
 void expect_told_of_deaths(bool beside_nccl, const std::vector<std::string>& slice) {
-  const bool all = std::getenv("PHALANX_ALL_DEATHS") != nullptr;
   std::size_t ran = 0;
   for (const FaultCall& call : fault_calls(beside_nccl ? mpi_ranks::kHierarchicalVictim : 1)) {
     if (call.prepare) continue;  // symmetric memory is shm's
-    if (!all && std::find(slice.begin(), slice.end(), call.name) == slice.end()) continue;
+    if (!takes_all_cases() && std::find(slice.begin(), slice.end(), call.name) == slice.end()) continue;
     ++ran;
     EXPECT_EQ(again_if_late([&] { return mpi_death_at(call, beside_nccl); }), "");
   }

@@ -58,9 +58,9 @@ struct MpiRank {
   // No rank continues before all have arrived: a rank that ends after a failure ends the job, too.
   void meet() {
     const int number = rendezvous_count++;
-    store->set(fmt::format("meeting/{}/{}", number, rank), "");
+    store->set(fmt::format("rendezvous/{}/{}", number, rank), "");
     std::vector<std::string> keys;
-    for (int r = 0; r < world; ++r) keys.push_back(fmt::format("meeting/{}/{}", number, r));
+    for (int r = 0; r < world; ++r) keys.push_back(fmt::format("rendezvous/{}/{}", number, r));
     store->wait(keys, seconds(60));
   }
 };

@@ -45,7 +45,7 @@ std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, i
   NcclUniqueId id{};
   {
     CommunicatorOptions quiet = options.communicator;
-    quiet.name += " (meeting for NCCL)";
+    quiet.name += " (rendezvous for NCCL)";
     Communicator bootstrap(control, quiet);
     // The reason why this rank cannot, or empty.
     std::string mine = problem;

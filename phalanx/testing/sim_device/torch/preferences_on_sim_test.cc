@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/case_sample.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_ranks.h"
 #include "phalanx/train/testing/preference_test.h"
 
@@ -54,11 +55,12 @@ class PreferencesOnSim : public PreferenceTest {
 };
 
 TEST_F(PreferencesOnSim, LossesAreThoseOfTheCpuAndAStepWaitsOnce) {
-  expect_losses_of_the_cpu({.name = "one"});
-  expect_losses_of_the_cpu({.name = "zero3", .ranks = 2, .keys = sharded(3)});
-  expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2});
-  expect_losses_of_the_cpu({.name = "cp", .ranks = 2, .cp = 2});
-  expect_losses_of_the_cpu({.name = "pp", .ranks = 2, .pp = 2});
+  const std::vector<Layout> layouts = {{.name = "one"},
+                                       {.name = "zero3", .ranks = 2, .keys = sharded(3)},
+                                       {.name = "tp", .ranks = 2, .tp = 2},
+                                       {.name = "cp", .ranks = 2, .cp = 2},
+                                       {.name = "pp", .ranks = 2, .pp = 2}};
+  for (const Layout& layout : sampled(layouts, 2)) expect_losses_of_the_cpu(layout);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/testing/case_sample.h"
 #include "phalanx/data/token_file_writer.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_ranks.h"
 #include "phalanx/train/testing/expert_biases.h"
@@ -38,6 +39,13 @@ class TrainerOnSim : public TrainerTest {
     return sum;
   }
 
+  void expect_losses_of_a_family(const std::string& name) {
+    const std::string model = "--model.name=" + name;
+    const std::vector<Layout> layouts = {
+        {.name = "tp", .ranks = 2, .tp = 2, .keys = {model}},
+        {.name = "ring", .ranks = 2, .keys = {model, "--parallelism.context_parallel_exchange=ring"}, .cp = 2}};
+    for (const Layout& layout : sampled(layouts, 1)) expect_losses_of_the_cpu(layout);
+  }
   void expect_losses_of_the_cpu(const Layout& layout, double tolerance = kOtherKernels) {
     const std::string on_cpu = layout.name + "_cpu";
     train(config_of(layout, on_cpu), layout.ranks);
@@ -64,10 +72,11 @@ std::vector<std::string> schedule(const std::string& name) {
 TEST_F(TrainerOnSim, OneRank) { expect_losses_of_the_cpu({.name = "one"}); }
 TEST_F(TrainerOnSim, DataParallel) { expect_losses_of_the_cpu({.name = "ddp", .ranks = 2}); }
 TEST_F(TrainerOnSim, Sharded) {
-  expect_losses_of_the_cpu({.name = "zero1", .ranks = 2, .keys = sharded(1)});
-  expect_losses_of_the_cpu({.name = "zero2", .ranks = 2, .keys = sharded(2)});
-  expect_losses_of_the_cpu({.name = "zero3", .ranks = 2, .keys = sharded(3)});
-  expect_losses_of_the_cpu({.name = "hsdp", .ranks = 4, .keys = sharded(3, 2)});
+  const std::vector<Layout> layouts = {{.name = "zero1", .ranks = 2, .keys = sharded(1)},
+                                       {.name = "zero2", .ranks = 2, .keys = sharded(2)},
+                                       {.name = "zero3", .ranks = 2, .keys = sharded(3)},
+                                       {.name = "hsdp", .ranks = 4, .keys = sharded(3, 2)}};
+  for (const Layout& layout : sampled(layouts, 2)) expect_losses_of_the_cpu(layout);
 }
 // Weights and moments of 16 bits. Other kernels round products to other neighbours.
 TEST_F(TrainerOnSim, StateOf16Bits) {
@@ -77,10 +86,11 @@ TEST_F(TrainerOnSim, StateOf16Bits) {
     return keys;
   };
   constexpr double kBfloat16 = 1e-2;
-  expect_losses_of_the_cpu({.name = "one", .keys = narrow()}, kBfloat16);
-  expect_losses_of_the_cpu({.name = "zero3", .ranks = 2, .keys = narrow(sharded(3))}, kBfloat16);
-  expect_losses_of_the_cpu({.name = "zero3_tp", .ranks = 4, .tp = 2, .keys = narrow(sharded(3, 2))}, kBfloat16);
-  expect_losses_of_the_cpu({.name = "pp", .ranks = 2, .pp = 2, .keys = narrow()}, kBfloat16);
+  const std::vector<Layout> layouts = {{.name = "one", .keys = narrow()},
+                                       {.name = "zero3", .ranks = 2, .keys = narrow(sharded(3))},
+                                       {.name = "zero3_tp", .ranks = 4, .tp = 2, .keys = narrow(sharded(3, 2))},
+                                       {.name = "pp", .ranks = 2, .pp = 2, .keys = narrow()}};
+  for (const Layout& layout : sampled(layouts, 2)) expect_losses_of_the_cpu(layout, kBfloat16);
 }
 TEST_F(TrainerOnSim, TensorParallel) { expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2}); }
 // Documents kept apart, by kernels of variable lengths.
@@ -96,28 +106,31 @@ TEST_F(TrainerOnSim, PackedDocuments) {
                              "--training.packing=best_fit"});
     return keys;
   };
-  expect_losses_of_the_cpu({.name = "one", .keys = packed()});
-  expect_losses_of_the_cpu({.name = "zero3", .ranks = 2, .keys = packed(sharded(3))});
-  expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2, .keys = packed()});
-  expect_losses_of_the_cpu({.name = "pp", .ranks = 2, .pp = 2, .keys = packed()});
-  expect_losses_of_the_cpu({.name = "cp", .ranks = 2, .keys = packed(), .cp = 2});
-  expect_losses_of_the_cpu(
-      {.name = "cp_heads", .ranks = 2, .keys = packed({"--parallelism.context_parallel_exchange=heads"}), .cp = 2});
-  expect_losses_of_the_cpu(
-      {.name = "ring", .ranks = 4, .keys = packed({"--parallelism.context_parallel_exchange=ring"}), .cp = 4});
+  const std::vector<Layout> layouts = {
+      {.name = "one", .keys = packed()},
+      {.name = "zero3", .ranks = 2, .keys = packed(sharded(3))},
+      {.name = "tp", .ranks = 2, .tp = 2, .keys = packed()},
+      {.name = "pp", .ranks = 2, .pp = 2, .keys = packed()},
+      {.name = "cp", .ranks = 2, .keys = packed(), .cp = 2},
+      {.name = "cp_heads", .ranks = 2, .keys = packed({"--parallelism.context_parallel_exchange=heads"}), .cp = 2},
+      {.name = "ring", .ranks = 4, .keys = packed({"--parallelism.context_parallel_exchange=ring"}), .cp = 4}};
+  for (const Layout& layout : sampled(layouts, 3)) expect_losses_of_the_cpu(layout);
   // 16 bits are rounded at other places.
   expect_losses_of_the_cpu({.name = "ddp", .ranks = 2, .keys = packed({"--training.mixed_precision_param=bfloat16"})},
                            1e-3);
 }
 
 TEST_F(TrainerOnSim, Pipelines) {
-  expect_losses_of_the_cpu({.name = "pp", .ranks = 2, .pp = 2});
-  expect_losses_of_the_cpu({.name = "interleaved", .ranks = 2, .pp = 2, .keys = schedule("Interleaved1F1B")});
-  expect_losses_of_the_cpu({.name = "zbv", .ranks = 2, .pp = 2, .keys = schedule("ZBVZeroBubble")});
+  const std::vector<Layout> layouts = {
+      {.name = "pp", .ranks = 2, .pp = 2},
+      {.name = "interleaved", .ranks = 2, .pp = 2, .keys = schedule("Interleaved1F1B")},
+      {.name = "zbv", .ranks = 2, .pp = 2, .keys = schedule("ZBVZeroBubble")}};
+  for (const Layout& layout : sampled(layouts, 1)) expect_losses_of_the_cpu(layout);
 }
 TEST_F(TrainerOnSim, Mixes) {
-  expect_losses_of_the_cpu({.name = "tp_zero3", .ranks = 4, .tp = 2, .keys = sharded(3, 2)});
-  expect_losses_of_the_cpu({.name = "all", .ranks = 8, .tp = 2, .pp = 2, .keys = sharded(3, 2)});
+  const std::vector<Layout> layouts = {{.name = "tp_zero3", .ranks = 4, .tp = 2, .keys = sharded(3, 2)},
+                                       {.name = "all", .ranks = 8, .tp = 2, .pp = 2, .keys = sharded(3, 2)}};
+  for (const Layout& layout : sampled(layouts, 1)) expect_losses_of_the_cpu(layout);
 }
 // Rows find their experts on other devices, and their way back.
 TEST_F(TrainerOnSim, ExpertsDividedAmongRanks) {
@@ -127,9 +140,10 @@ TEST_F(TrainerOnSim, ExpertsDividedAmongRanks) {
     keys.emplace_back("--parallelism.expert_parallel_degree=2");
     return keys;
   };
-  expect_losses_of_the_cpu({.name = "ep", .ranks = 2, .keys = experts(sharded(3, 2))});
-  expect_losses_of_the_cpu({.name = "ep_zero3", .ranks = 4, .keys = experts(sharded(3, 4))});
-  expect_losses_of_the_cpu({.name = "ep_tp", .ranks = 4, .tp = 2, .keys = experts(sharded(3, 2))});
+  const std::vector<Layout> layouts = {{.name = "ep", .ranks = 2, .keys = experts(sharded(3, 2))},
+                                       {.name = "ep_zero3", .ranks = 4, .keys = experts(sharded(3, 4))},
+                                       {.name = "ep_tp", .ranks = 4, .tp = 2, .keys = experts(sharded(3, 2))}};
+  for (const Layout& layout : sampled(layouts, 1)) expect_losses_of_the_cpu(layout);
 }
 
 // Biases are moved on the device, by exact counts, and not in steps that are skipped there.
@@ -147,10 +161,12 @@ TEST_F(TrainerOnSim, BiasesOfExpertsAreThoseOfTheCpu) {
       EXPECT_TRUE(at::equal(expert_biases_of(path(name + backend), {0, 1}), expected)) << name << backend;
     }
   };
-  expect_losses_of_the_cpu({.name = "ddp", .ranks = 2, .keys = experts({})});
-  expect_same_biases("ddp");
-  expect_losses_of_the_cpu({.name = "pp_zero3", .ranks = 4, .pp = 2, .keys = experts(sharded(3, 2))});
-  expect_same_biases("pp_zero3");
+  const std::vector<Layout> layouts = {{.name = "ddp", .ranks = 2, .keys = experts({})},
+                                       {.name = "pp_zero3", .ranks = 4, .pp = 2, .keys = experts(sharded(3, 2))}};
+  for (const Layout& layout : sampled(layouts, 1)) {
+    expect_losses_of_the_cpu(layout);
+    expect_same_biases(layout.name);
+  }
 
   const Layout skips{
       .name = "skips",
@@ -160,45 +176,33 @@ TEST_F(TrainerOnSim, BiasesOfExpertsAreThoseOfTheCpu) {
 }
 
 // Latent attention, layers with and without experts, a net beside experts.
-TEST_F(TrainerOnSim, DeepSeek) {
-  const std::vector<std::string> model = {"--model.name=deepseek_v3"};
-  expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2, .keys = model});
-  expect_losses_of_the_cpu({.name = "ring",
-                            .ranks = 2,
-                            .keys = {"--model.name=deepseek_v3", "--parallelism.context_parallel_exchange=ring"},
-                            .cp = 2});
-}
+TEST_F(TrainerOnSim, DeepSeek) { expect_losses_of_a_family("deepseek_v3"); }
 
 // Sinks, windows in every second layer, biases of experts.
-TEST_F(TrainerOnSim, GptOss) {
-  const std::vector<std::string> model = {"--model.name=gpt_oss"};
-  expect_losses_of_the_cpu({.name = "tp", .ranks = 2, .tp = 2, .keys = model});
-  expect_losses_of_the_cpu({.name = "ring",
-                            .ranks = 2,
-                            .keys = {"--model.name=gpt_oss", "--parallelism.context_parallel_exchange=ring"},
-                            .cp = 2});
-}
+TEST_F(TrainerOnSim, GptOss) { expect_losses_of_a_family("gpt_oss"); }
 
 TEST_F(TrainerOnSim, CutSequences) {
   const std::string heads = "--parallelism.context_parallel_exchange=heads",
                     ring = "--parallelism.context_parallel_exchange=ring";
-  expect_losses_of_the_cpu({.name = "cp", .ranks = 2, .cp = 2});
-  expect_losses_of_the_cpu({.name = "cp_heads", .ranks = 2, .keys = {heads}, .cp = 2});
-  expect_losses_of_the_cpu({.name = "cp_zero3_tp", .ranks = 4, .tp = 2, .keys = sharded(3), .cp = 2});
-  expect_losses_of_the_cpu({.name = "ring3", .ranks = 3, .keys = {ring}, .cp = 3});
-  expect_losses_of_the_cpu(
+  // Five of six layers have a window of half the sequence.
+  const std::vector<std::string> windows = {ring, "--model.name=gemma3_text", "--training.seq_len=64"};
+  const std::vector<Layout> layouts = {
+      {.name = "cp", .ranks = 2, .cp = 2},
+      {.name = "cp_heads", .ranks = 2, .keys = {heads}, .cp = 2},
+      {.name = "cp_zero3_tp", .ranks = 4, .tp = 2, .keys = sharded(3), .cp = 2},
+      {.name = "ring3", .ranks = 3, .keys = {ring}, .cp = 3},
       {.name = "ring4_zero3",
        .ranks = 4,
        .keys = {ring, "--parallelism.data_parallel_shard_degree=-1", "--activation_checkpoint.mode=full"},
-       .cp = 4});
-  expect_losses_of_the_cpu(
-      {.name = "ring4_bf16", .ranks = 4, .keys = {ring, "--training.mixed_precision_param=bfloat16"}, .cp = 4}, 1e-3);
-  // Five of six layers have a window of half the sequence.
-  const std::vector<std::string> windows = {ring, "--model.name=gemma3_text", "--training.seq_len=64"};
-  expect_losses_of_the_cpu({.name = "ring_windows", .ranks = 4, .keys = windows, .cp = 4});
+       .cp = 4},
+      {.name = "ring_windows", .ranks = 4, .keys = windows, .cp = 4}};
+  for (const Layout& layout : sampled(layouts, 1)) expect_losses_of_the_cpu(layout);
   std::vector<std::string> narrow = windows;
   narrow.emplace_back("--training.mixed_precision_param=bfloat16");
-  expect_losses_of_the_cpu({.name = "ring_windows_bf16", .ranks = 4, .keys = narrow, .cp = 4}, 1e-3);
+  const std::vector<Layout> of_16_bits = {
+      {.name = "ring4_bf16", .ranks = 4, .keys = {ring, "--training.mixed_precision_param=bfloat16"}, .cp = 4},
+      {.name = "ring_windows_bf16", .ranks = 4, .keys = narrow, .cp = 4}};
+  for (const Layout& layout : sampled(of_16_bits, 1)) expect_losses_of_the_cpu(layout, 1e-3);
 }
 TEST_F(TrainerOnSim, Offloaded) {
   expect_losses_of_the_cpu({.name = "offload",
@@ -228,11 +232,12 @@ TEST_F(TrainerOnSim, Float8) {
                    "--model.converters=quantize.linear.float8", "--quantize.linear.float8.recipe_name=" + recipe});
       return keys;
     };
-    expect_losses_of_the_cpu({.name = "one_" + recipe, .keys = float8()}, kFloat8);
-    expect_losses_of_the_cpu({.name = "zero3_" + recipe, .ranks = 2, .keys = float8(sharded(3))}, kFloat8);
-    expect_losses_of_the_cpu({.name = "tp_" + recipe, .ranks = 2, .tp = 2, .keys = float8()}, kFloat8);
-    expect_losses_of_the_cpu({.name = "zbv_" + recipe, .ranks = 2, .pp = 2, .keys = float8(schedule("ZBVZeroBubble"))},
-                             kFloat8);
+    const std::vector<Layout> layouts = {
+        {.name = "one_" + recipe, .keys = float8()},
+        {.name = "zero3_" + recipe, .ranks = 2, .keys = float8(sharded(3))},
+        {.name = "tp_" + recipe, .ranks = 2, .tp = 2, .keys = float8()},
+        {.name = "zbv_" + recipe, .ranks = 2, .pp = 2, .keys = float8(schedule("ZBVZeroBubble"))}};
+    for (const Layout& layout : sampled(layouts, 1)) expect_losses_of_the_cpu(layout, kFloat8);
   }
 }
 

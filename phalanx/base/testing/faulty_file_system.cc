@@ -1,4 +1,4 @@
-#include "phalanx/base/faulty_file_system.h"
+#include "phalanx/base/testing/faulty_file_system.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
