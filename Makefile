@@ -7,8 +7,13 @@ JOBS ?= $(shell nproc)
 # Tests that run side by side: most of them wait for other ranks, or for time-outs, half of the time.
 TEST_JOBS ?= 2
 # Which cases of long lists the tests take (phalanx/base/testing/case_sample.h), and which slice of the long tests
-# (phalanx_slice in cmake/PhalanxModule.cmake): others after each commit.
-TEST_SEED ?= $(shell printf %d 0x$$(git rev-parse --short=6 HEAD 2>/dev/null || echo 1))
+# (phalanx_slice in cmake/PhalanxModule.cmake). By default it is drawn from the commit.
+ifndef TEST_SEED
+TEST_SEED := $(shell printf %d 0x$$(git rev-parse --short=6 HEAD 2>/dev/null || echo 1))
+endif
+ifneq ($(shell printf %s '$(TEST_SEED)' | grep -cE '^[0-9]+$$'),1)
+$(error TEST_SEED is '$(TEST_SEED)', expected a whole number, such as TEST_SEED=7)
+endif
 ONE_SLICE = --label-exclude 'sample|slice_[^$(shell expr $(TEST_SEED) % 3)]'
 SANITIZED ?= build/asan
 THREAD_SANITIZED ?= build/tsan
@@ -66,7 +71,6 @@ quick: all
 
 test: all
 	@scripts/bootstrap.sh --tests
-	@echo '$(TEST_SEED)' | grep -qE '^[0-9]+$$' || { echo "TEST_SEED is '$(TEST_SEED)', expected a whole number" >&2; exit 2; }
 	$(CTEST) $(ONE_SLICE)
 	@scripts/say_skipped.sh $(BUILD)
 	@echo 'a slice and samples of the long tests, by seed $(TEST_SEED): make whole runs all of them'

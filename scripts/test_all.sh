@@ -15,8 +15,8 @@ shift
 mkdir -p "$folder"
 
 # The commit, what differs from it, and the settings that choose cases and times.
-others=$(git ls-files --others --exclude-standard | xargs -r -d '\n' git hash-object | git hash-object --stdin)
-settings="${MAKEFLAGS:-} ${TEST_SEED:-} ${FAULTS:-} ${RUN_FAULTS:-} ${FUZZ_SECONDS:-}"
+others=$(git ls-files -z --others --exclude-standard | xargs -0 -r sha1sum | git hash-object --stdin)
+settings="${MAKEFLAGS:-} $(env | grep -E '^(PHALANX_|TEST_SEED=|FAULTS=|RUN_FAULTS=|FUZZ_SECONDS=|LINT_PART=)' | sort | tr '\n' ' ')"
 sources="$(git rev-parse HEAD) $(git diff HEAD | git hash-object --stdin) $others $settings"
 failed=0
 rows=()
@@ -29,7 +29,7 @@ for target in "$@"; do
   rm -f "$passed"
   echo "== $target ($((${#rows[@]} + 1)) of $#, $(date +%H:%M))"
   begin=$SECONDS
-  if ${MAKE:-make} --no-print-directory "$target" 2>&1 | tee "$folder/$target.log"; then
+  if make --no-print-directory "$target" 2>&1 | tee "$folder/$target.log"; then
     if skipped=$(grep -m 1 -E '^([a-z_]+: )?skipped: ' "$folder/$target.log"); then
       rows+=("$target: $skipped")
       continue

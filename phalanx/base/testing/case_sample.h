@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <numeric>
 #include <source_location>
@@ -45,7 +44,8 @@ inline std::vector<std::size_t> sampled_indices(std::size_t size, std::size_t co
   if (const auto* test = testing::UnitTest::GetInstance()->current_test_info()) name += test->name();
   static std::map<std::string, int> calls;  // of the thread that runs the tests
   name += "#" + std::to_string(calls[name]++);
-  const std::uint64_t seed = derived_seed(test_seed(), std::hash<std::string>()(name));
+  std::uint64_t seed = test_seed();
+  for (const char c : name) seed = derived_seed(seed, static_cast<unsigned char>(c));
   std::ranges::sort(drawn, {}, [&](std::size_t i) { return derived_seed(seed, i); });
   drawn.resize(count);
   std::ranges::sort(drawn);
@@ -65,6 +65,7 @@ std::vector<Case> sampled(const std::vector<Case>& cases, std::size_t count,
 template <typename Case>
 std::vector<Case> first_and_sampled(std::vector<Case> cases, std::size_t count,
                                     const std::source_location& place = std::source_location::current()) {
+  if (cases.empty()) return cases;
   const std::vector<Case> others = sampled(std::vector<Case>(cases.begin() + 1, cases.end()), count, place);
   cases.resize(1);
   cases.insert(cases.end(), others.begin(), others.end());

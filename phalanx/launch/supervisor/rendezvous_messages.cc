@@ -17,34 +17,27 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeMessage, kind, round, signal, sent_at_s, 
                                    master_port)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeAssignment, member, node_rank, first_rank, local_world_size, host, role)
 
-// Written out for one key: the text says "seats" for the assignments.
+// Not by the macro, as the text says "seats" for the assignments.
+template <class AnyOrder, class Visit>
+void each_field(AnyOrder& order, const Visit& visit) {
+  visit("kind", order.kind);
+  visit("round", order.round);
+  visit("member", order.member);
+  visit("restarts", order.restarts);
+  visit("signal", order.signal);
+  visit("exit_status", order.exit_status);
+  visit("seats", order.assignments);
+  visit("failures", order.failures);
+  visit("text", order.text);
+  visit("store", order.store);
+  visit("master_address", order.master_address);
+  visit("master_port", order.master_port);
+}
 inline void to_json(nlohmann::json& json, const Order& order) {
-  json = {{"kind", order.kind},
-          {"round", order.round},
-          {"member", order.member},
-          {"restarts", order.restarts},
-          {"signal", order.signal},
-          {"exit_status", order.exit_status},
-          {"seats", order.assignments},
-          {"failures", order.failures},
-          {"text", order.text},
-          {"store", order.store},
-          {"master_address", order.master_address},
-          {"master_port", order.master_port}};
+  each_field(order, [&](const char* key, const auto& value) { json[key] = value; });
 }
 inline void from_json(const nlohmann::json& json, Order& order) {
-  json.at("kind").get_to(order.kind);
-  json.at("round").get_to(order.round);
-  json.at("member").get_to(order.member);
-  json.at("restarts").get_to(order.restarts);
-  json.at("signal").get_to(order.signal);
-  json.at("exit_status").get_to(order.exit_status);
-  json.at("seats").get_to(order.assignments);
-  json.at("failures").get_to(order.failures);
-  json.at("text").get_to(order.text);
-  json.at("store").get_to(order.store);
-  json.at("master_address").get_to(order.master_address);
-  json.at("master_port").get_to(order.master_port);
+  each_field(order, [&](const char* key, auto& value) { json.at(key).get_to(value); });
 }
 
 namespace {
