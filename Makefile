@@ -139,7 +139,8 @@ asan: bootstrap
 	cmake --preset asan -B $(SANITIZED) -DPHALANX_BENCHMARKS=OFF $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  PHALANX_TEST_SEED=$(TEST_SEED) ctest --test-dir $(SANITIZED) --label-exclude sample --output-on-failure --no-tests=error
+	  PHALANX_TEST_SEED=$(TEST_SEED) ctest --test-dir $(SANITIZED) --parallel $(TEST_JOBS) --label-exclude sample \
+    --output-on-failure --no-tests=error
 
 THREADED = observe store launch launch_rendezvous launch_supervisor comm comm_liveness comm_hierarchical comm_testing \
            $(addprefix comm_backends_,local_shm gloo mpi nccl)
@@ -147,7 +148,7 @@ tsan: bootstrap
 	cmake --preset tsan -B $(THREAD_SANITIZED) -DPHALANX_BENCHMARKS=OFF $(CONFIGURE_FLAGS)
 	cmake --build $(THREAD_SANITIZED) --parallel $(JOBS) --target $(addsuffix _test,$(THREADED))
 	TSAN_OPTIONS=die_after_fork=0:allocator_may_return_null=1:suppressions=$(CURDIR)/scripts/sanitizers/tsan.supp \
-	  PHALANX_TEST_SEED=$(TEST_SEED) ctest --test-dir $(THREAD_SANITIZED) --tests-regex '^(observe|store|comm|launch)(_|$$)' --label-exclude 'sample|soak' \
+	  PHALANX_TEST_SEED=$(TEST_SEED) ctest --test-dir $(THREAD_SANITIZED) --parallel $(TEST_JOBS) --tests-regex '^(observe|store|comm|launch)(_|$$)' --label-exclude 'sample|soak' \
 	  --output-on-failure --no-tests=error
 
 install: build

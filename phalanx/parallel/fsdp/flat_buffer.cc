@@ -3,9 +3,11 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/parallel/fsdp/operator_use.h"
 
 namespace phalanx::fsdp {
@@ -63,6 +65,8 @@ void FlatBuffer::forbid_access() {
 }
 
 void FlatBuffer::attach(const at::Tensor& memory) {
+  PHALANX_ASSERT(!is_attached(), "a buffer gives its memory back before it gets other memory");
+  PHALANX_ASSERT(memory.nbytes() >= flat_.nbytes(), "the memory holds the whole buffer");
   memory_ = memory;
   auto handle = std::make_unique<at::Tensor>(memory);
   void* const data = handle->data_ptr();
@@ -86,6 +90,12 @@ std::optional<at::Tensor> MemoryPool::acquire() {
   at::Tensor memory = std::move(free_.back());
   free_.pop_back();
   return memory;
+}
+
+void MemoryPool::release(at::Tensor memory) {
+  PHALANX_ASSERT(std::ranges::none_of(free_, [&](const at::Tensor& piece) { return piece.is_alias_of(memory); }),
+                 "a piece of memory is released once");
+  free_.push_back(std::move(memory));
 }
 
 }  // namespace phalanx::fsdp

@@ -52,7 +52,7 @@ class MemoryPool {
   MemoryPool() = default;
   MemoryPool(int count, std::int64_t bytes, const std::function<at::Tensor(std::int64_t bytes)>& allocate);
   std::optional<at::Tensor> acquire();
-  void release(at::Tensor memory) { free_.push_back(std::move(memory)); }
+  void release(at::Tensor memory);
   std::int64_t bytes() const noexcept { return bytes_; }  // of all pieces
 
  private:

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <utility>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
 #include "phalanx/parallel/end_of_backward.h"
 #include "phalanx/parallel/missing_gradients.h"
@@ -401,18 +402,23 @@ void FsdpRuntime::post_accumulate_grad_hook(std::size_t group, std::size_t param
   alloc_grads(group);
   param_groups_[group]->place_grad(parameter);
   state.ready[parameter] = true;
+  PHALANX_ASSERT(state.pending > 0, "only trained parameters receive gradients");
   if (--state.pending == 0) post_backward(group);
 }
 
 void FsdpRuntime::post_backward(std::size_t group) {
   states_[group].is_through = true;
   if (accumulates_unsharded(group, in_step() ? *step_ : *pass_)) return;
+  PHALANX_ASSERT(
+      std::ranges::find(reducing_, group) == reducing_.end() && std::ranges::find(reduced_, group) == reduced_.end(),
+      "the gradients of a unit are reduced once in a pass");
   param_groups_[group]->start_reduce_scatter();
   reducing_.push_back(group);
   statistics_.reduced_bytes += param_groups_[group]->grad_bytes();
 }
 
 void FsdpRuntime::finish_oldest_reduce_scatter() {
+  PHALANX_ASSERT(!reducing_.empty(), "a reduce_scatter is finished after it was started");
   const std::size_t group = reducing_.front();
   reducing_.pop_front();
   const auto begin = Clock::now();
@@ -469,6 +475,8 @@ void FsdpRuntime::finalize_backward(const std::shared_ptr<Pass>& pass) {
     abandon(pass);
     throw;
   }
+  PHALANX_ASSERT(reducing_.empty() && reduced_.empty() && replica_reductions_.empty(),
+                 "a backward pass ends after its collectives");
   pass_.reset();
 }
 

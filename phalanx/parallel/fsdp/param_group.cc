@@ -362,6 +362,7 @@ void ParamGroup::carry_reduced() {
 void ParamGroup::start_reduce_scatter() {
   const observe::MemoryScope scope(observe::MemoryCategory::gradients);
   const bool in_grads = own_grads_ || offload_;
+  PHALANX_ASSERT(grads_.is_attached(), "gradients are reduced where they were accumulated");
   reduced_ = in_grads ? slice_of(grads_.tensor()) : at::empty({layout_.shard_elements}, grad_options_);
   if (comm_->size() > 1) {
     reduce_scatter_ = comm_->reduce_scatter(reduced_, grads_.tensor(), {.op = gradient_reduction_, .async = true});
@@ -393,6 +394,7 @@ void ParamGroup::take_partial_reduce_output() {
 }
 
 Work ParamGroup::reduce_over(Communicator& replicas) {
+  PHALANX_ASSERT(reduced_.defined(), "replicas average what the shards have reduced");
   reduced_ = reduced_.to(c10::typeMetaToScalarType(grad_options_.dtype()));
   return replicas.all_reduce(reduced_, {.op = gradient_reduction_, .async = true});
 }

@@ -14,6 +14,7 @@
 #include <numeric>
 #include <utility>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
@@ -35,7 +36,15 @@ using schedule::ActionKind;
 using schedule::Schedule;
 using Clock = std::chrono::steady_clock;
 
+using MadeTensors = std::map<std::pair<int, int>, at::Tensor>;  // by stage and micro-batch
+
 enum class Mode { train, evaluate, forward };
+
+at::Tensor take(MadeTensors& from, const std::pair<int, int>& key) {
+  auto found = from.extract(key);
+  PHALANX_ASSERT(!found.empty(), "a stage takes what its neighbour has made");
+  return std::move(found.mapped());
+}
 
 // Computes what all ranks post, and checks that it terminates on this backend.
 std::vector<schedule::Program> checked_programs(const Schedule& schedule, const Communicator& comm,
@@ -175,9 +184,9 @@ struct PipelineRuntime::Impl {
   // State of the current step.
   Mode mode = Mode::train;
   std::vector<at::Tensor> inputs, targets;
-  std::vector<at::Tensor> losses;                     // by micro-batch, on the last stage's rank
-  std::map<std::pair<int, int>, at::Tensor> outputs;  // (stage, micro-batch), until the next stage takes it
-  std::map<std::pair<int, int>, at::Tensor> dinputs;  // gradients of inputs, until the previous stage takes it
+  std::vector<at::Tensor> losses;  // by micro-batch, on the last stage's rank
+  MadeTensors outputs;             // until the next stage takes them
+  MadeTensors dinputs;             // gradients of inputs, until the previous stage takes them
   std::vector<at::Tensor> returned;
   TensorShape first_input;
   Clock::time_point begin;
@@ -296,6 +305,10 @@ void PipelineRuntime::Impl::run_all() {
     for (StageSharding* sharding : shardings) sharding->end_step();
   }
   channel.wait_sends();
+  PHALANX_ASSERT(outputs.empty() && dinputs.empty() && !channel.has_posted(),
+                 "a step takes all tensors that it made and received");
+  PHALANX_ASSERT(std::ranges::all_of(runs, [](const auto& run) { return run.second.live() == 0; }),
+                 "a step runs all backward passes of its forward passes");
 }
 
 void PipelineRuntime::Impl::run_step(const schedule::Step& step) {
@@ -342,7 +355,7 @@ void PipelineRuntime::Impl::forward_pass(const Action& action) {
     }
     first_input = found;
   } else if (is_here(stage - 1)) {
-    input = outputs.extract({stage - 1, micro_batch}).mapped();
+    input = take(outputs, {stage - 1, micro_batch});
   } else {
     StageP2P& channel = mode == Mode::train ? messages : forward_messages;
     input = channel.wait_recv({stage, ActionKind::recv_forward, micro_batch, {}});
@@ -368,7 +381,7 @@ void PipelineRuntime::Impl::backward_pass(const Action& action) {
     gradient = at::full(loss.sizes(), factor * gradient_scale, loss.options());
     if (gradient_scale_tensor.defined()) gradient.mul_(gradient_scale_tensor);
   } else if (is_here(stage + 1)) {
-    gradient = dinputs.extract({stage + 1, micro_batch}).mapped();
+    gradient = take(dinputs, {stage + 1, micro_batch});
   } else {
     gradient = messages.wait_recv({stage, ActionKind::recv_backward, micro_batch, {}});
   }
@@ -407,8 +420,7 @@ void PipelineRuntime::Impl::weight_pass(const Action& action) {
 
 // The next stage's input, or the gradient for the previous stage.
 at::Tensor PipelineRuntime::Impl::made_for(const Action& send) {
-  auto& from = send.kind == ActionKind::send_forward ? outputs : dinputs;
-  return from.extract({send.stage, send.micro_batch}).mapped();
+  return take(send.kind == ActionKind::send_forward ? outputs : dinputs, {send.stage, send.micro_batch});
 }
 
 void PipelineRuntime::Impl::shard(const Action& action) {

@@ -102,6 +102,7 @@ void StageExecutor::count_gradients() const {
 at::Tensor StageExecutor::backward(int micro_batch, const at::Tensor& output_gradient, bool defers_weights) {
   if (defers_weights) return backward_input(micro_batch, output_gradient);
   const auto cached = std::exchange(fwd_cache_.at(micro_batch), nullptr);
+  PHALANX_ASSERT(cached != nullptr && cached->input.defined(), "backward runs once for a micro-batch");
   cached->split.reset();
   // What is checkpointed runs forward again.
   if (stage_.begin_micro_batch) stage_.begin_micro_batch(micro_batch);
@@ -132,6 +133,7 @@ at::Tensor StageExecutor::backward_input(int micro_batch, const at::Tensor& outp
 
 void StageExecutor::backward_weight(int micro_batch) {
   const auto cached = std::exchange(fwd_cache_.at(micro_batch), nullptr);
+  PHALANX_ASSERT(cached != nullptr && !cached->input.defined(), "backward_weight follows backward_input");
   fwd_cache_.erase(micro_batch);
   if (cached->split) {
     const at::NoGradGuard no_grad;

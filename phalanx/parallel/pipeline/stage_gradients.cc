@@ -10,6 +10,7 @@
 #include <sstream>
 #include <utility>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/pipeline/stage_p2p.h"
@@ -83,6 +84,7 @@ void StageGradients::find_tied_parameters() {
 
 void StageGradients::begin_step() {
   for (const auto& p : parameters_) {
+    PHALANX_ASSERT(!p->hold, "a step ends before the next one begins");
     p->stages_left = p->stages.size();
     p->is_fired = false;
     p->hold = std::make_unique<GradReadyHold>(std::vector{p->tensor});
@@ -92,6 +94,7 @@ void StageGradients::begin_step() {
 void StageGradients::before_last(int stage) {
   for (const auto& p : parameters_) {
     if (std::ranges::find(p->stages, stage) == p->stages.end()) continue;
+    PHALANX_ASSERT(p->stages_left > 0, "a stage has one last backward pass in a step");
     if (--p->stages_left == 0 && !p->is_tied) p->hold.reset();
   }
 }

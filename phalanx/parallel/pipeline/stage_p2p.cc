@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <set>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/schedule/actions.h"
@@ -134,7 +135,9 @@ void StageP2P::post(const schedule::Step& group, const std::function<at::Tensor(
     const Action& action = group.transfers[i];
     if (!schedule::is_receive(action.kind)) continue;
     has_receives = true;
-    posted_[{producer_of(action), is_gradient(action), action.micro_batch}] = {operations[i].tensor, work};
+    const std::tuple key(producer_of(action), is_gradient(action), action.micro_batch);
+    [[maybe_unused]] const bool is_new = posted_.try_emplace(key, Posted{operations[i].tensor, work}).second;
+    PHALANX_ASSERT(is_new, "a tensor is received once before it is taken");
   }
   if (!has_receives) sends_.push_back(work);
 }

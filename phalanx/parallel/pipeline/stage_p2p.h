@@ -47,6 +47,8 @@ class StageP2P {
   void post(const schedule::Step& group, const std::function<at::Tensor(const schedule::Action& send)>& made_for);
   /// Waits for a posted receive and returns its tensor.
   at::Tensor wait_recv(const schedule::Action& receive);
+  /// Whether something is posted that wait_recv() has not returned yet.
+  bool has_posted() const noexcept { return !posted_.empty(); }
   /// Waits for all sends that are still pending.
   void wait_sends();
   /// Frees everything, after an error.
