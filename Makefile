@@ -84,7 +84,7 @@ whole: all
 FUZZ_SECONDS ?= 20
 fuzz:
 	@scripts/bootstrap.sh --tests
-	@scripts/fuzz.sh --seconds $(FUZZ_SECONDS) --jobs $(JOBS) || [ $$? -eq 77 ]
+	@scripts/fuzz.sh --seconds $(FUZZ_SECONDS) --jobs $(JOBS) $(if $(FUZZ_PART),--part $(FUZZ_PART)) || [ $$? -eq 77 ]
 
 # Status 77: no Slurm can run here, and why.
 slurm: build

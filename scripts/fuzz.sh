@@ -3,6 +3,7 @@
 # (tests/fuzz). Ends with a table; fails where a parser crashed, took more than 512 MiB at once or 2 GiB in all, or 10 s.
 #
 #   scripts/fuzz.sh [--seconds 20] [--jobs 2] [TARGET...]
+#   scripts/fuzz.sh --part 3       every 3rd parser, from another one after each commit; the others are not built
 #
 # What was found useful is kept in build/fuzz/corpus for the next run; an input that fails stays in build/fuzz/findings:
 # build/fuzz/bin/fuzz_TARGET FILE runs it again. Needs clang with its runtime libraries (scripts/bootstrap.sh --tests);
@@ -12,15 +13,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 seconds=20
 jobs=2
+part=1
 find_only=
 targets=()
 while [[ $# -gt 0 ]]; do
   case $1 in
     --seconds) seconds=$2; shift 2 ;;
     --jobs) jobs=$2; shift 2 ;;
+    --part) part=$2; shift 2 ;;
     --find-compiler) find_only=yes; shift ;;  # prints it, or fails
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    -*) echo "$0: unknown option '$1'; known are --seconds, --jobs" >&2; exit 2 ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -*) echo "$0: unknown option '$1'; known are --seconds, --jobs, --part" >&2; exit 2 ;;
     *) targets+=("$1"); shift ;;
   esac
 done
@@ -48,17 +51,23 @@ if [[ -z $compiler ]]; then
   exit 77
 fi
 
+known=()
+for source in tests/fuzz/*.cc; do known+=("$(basename "$source" .cc)"); done
+for target in "${targets[@]}"; do
+  [[ " ${known[*]} " == *" $target "* ]] || { echo "$0: no target '$target'; there are ${known[*]}" >&2; exit 2; }
+done
+[[ $part =~ ^[1-9][0-9]*$ && $part -le ${#known[@]} ]] ||
+  { echo "$0: --part is '$part', expected a whole number from 1 to ${#known[@]}" >&2; exit 2; }
+if [[ ${#targets[@]} -eq 0 ]]; then
+  first=0
+  if [[ $part -gt 1 ]]; then first=$((0x$(git rev-parse --short=6 HEAD) % part)); fi
+  for ((i = first; i < ${#known[@]}; i += part)); do targets+=("${known[i]}"); done
+fi
+
 prefix=()
 if [[ -d .deps/lib/cmake ]]; then prefix=("-DCMAKE_PREFIX_PATH=$PWD/.deps"); fi
 cmake -S . -B "$build" -G Ninja -DPHALANX_FUZZ=ON -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=Release "${prefix[@]}" >"$scratch/log" 2>&1 &&
-  cmake --build "$build" --parallel "$jobs" >>"$scratch/log" 2>&1 || { cat "$scratch/log" >&2; exit 1; }
-
-known=()
-for program in "$build"/bin/fuzz_*; do known+=("${program##*/fuzz_}"); done
-if [[ ${#targets[@]} -eq 0 ]]; then targets=("${known[@]}"); fi
-for target in "${targets[@]}"; do
-  [[ -x $build/bin/fuzz_$target ]] || { echo "$0: no target '$target'; there are ${known[*]}" >&2; exit 2; }
-done
+  cmake --build "$build" --parallel "$jobs" --target "${targets[@]/#/fuzz_}" >>"$scratch/log" 2>&1 || { cat "$scratch/log" >&2; exit 1; }
 
 python3 tests/fuzz/make_seeds.py "$build/seeds"
 mkdir -p "$build/findings"

@@ -8,10 +8,12 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -45,6 +47,13 @@ struct Block {
   Work gather;
 };
 
+/// fp32 [tokens]: NaN where a label is neither an id nor kIgnoredLabel, else 0. The host does not wait to look.
+at::Tensor nan_outside(const at::Tensor& labels, std::int64_t vocab) {
+  const at::Tensor outside = labels.lt(0).logical_or_(labels.ge(vocab)).logical_and_(labels.ne(kIgnoredLabel));
+  return at::zeros(labels.sizes(), labels.options().dtype(at::kFloat))
+      .masked_fill_(outside, std::numeric_limits<float>::quiet_NaN());
+}
+
 class Head {
  public:
   Head(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels, const VocabShard& part,
@@ -64,6 +73,7 @@ class Head {
         narrow_(kernels::is_narrow_weight(h, weight)),
         fused_(kernels::fusible_product(h, weight)),
         losses_(at::empty({h.size(0)}, h.options().dtype(at::kFloat))) {
+    if (!labels.device().is_cpu()) nan_outside_ = nan_outside(labels, part.count);  // checked() has looked on the CPU
     const std::int64_t tokens = std::min(h.size(0), kTokens);
     const int blocks = h.size(0) > tokens ? 2 : 1;
     for (int i = 0; fused_ && i < blocks; ++i) room_[i] = at::empty({tokens, weight.size(0)}, h.options());
@@ -140,6 +150,7 @@ class Head {
       z = largest.add(sum.log());
       losses.add_(z.square(), z_loss_weight_);
     }
+    if (nan_outside_.defined()) losses.add_(nan_outside_.narrow(0, block.from, block.count));
     losses_.narrow(0, block.from, block.count).copy_(losses.masked_fill_(block.ignored, 0.0));
     if (!records_) return;
     at::Tensor factor = shares[comm_.rank()].div(sum).mul_(gradient_scale_);
@@ -150,6 +161,7 @@ class Head {
       factor.mul_(weights);
       own.mul_(weights);
     }
+    if (nan_outside_.defined()) factor.add_(nan_outside_.narrow(0, block.from, block.count));
     factor = factor.masked_fill_(block.ignored, 0.0).contiguous();
     to_gradients(block, factor, own);
     const at::Tensor dlogits = fused_ || narrow_ ? block.logits : block.logits.to(weight_.scalar_type());
@@ -185,6 +197,7 @@ class Head {
   double z_loss_weight_;
   at::Tensor token_weights_;  // fp32 [tokens]; undefined: 1
   bool narrow_, fused_;
+  at::Tensor nan_outside_;  // undefined on the CPU
   at::Tensor losses_;
   std::array<at::Tensor, 2> room_;
 };

@@ -13,8 +13,8 @@
 //   exponentials, the label's logit). Nothing is sent in the backward pass.
 // - As in kernels::linear_cross_entropy, logits exist for 512 tokens at a time (twice: one block is computed while the
 //   other is summed) and become their gradient in place. The gradients of h and weight are computed in the forward
-//   pass, so backward may run only once. Other labels must be in 0 .. count - 1 (DataError on all ranks, checked on the
-//   CPU).
+//   pass, so backward may run only once. Other labels must be in 0 .. count - 1: on the CPU another one is a DataError
+//   on all ranks; on a device it makes the loss and the gradients NaN, as the host does not wait to look.
 // - `low` is added to the logits: its x is the same on all ranks, its weight has this rank's rows. Each rank's gradient
 //   of its x is an addend.
 // - Any floating dtype and device. Exponentials are computed in fp32.
