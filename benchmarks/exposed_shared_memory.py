@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 
-SKIPPED = 3
+WARM_UP = 3  # the first steps of a run, which are not counted
 SHARDED = "--parallelism.data_parallel_shard_degree=-1"
 LAYOUTS = {"DDP": [], "ZeRO-1": [SHARDED, "--parallelism.zero_stage=1"],
            "ZeRO-3": [SHARDED, "--parallelism.zero_stage=3"]}
@@ -32,12 +32,17 @@ def train(program, folder, tokens, steps, keys):
               "training.local_batch_size": 8, "training.steps": steps, "lr_scheduler.warmup_steps": 1,
               "checkpoint.enable": "false", "metrics.enable_tensorboard": "false", "metrics.enable_report": "false"}
     command = [program, "train", "-n", "2", config, *(f"--{key}={value}" for key, value in values.items()), *keys]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
-                          env=dict(os.environ, OMP_NUM_THREADS="1"))
+    try:
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                              env=dict(os.environ, OMP_NUM_THREADS="1"))
+    except OSError as error:
+        print(f"exposed_shared_memory: --program {program} cannot be started: {error.strerror}; build it: make, or "
+              "name another", file=sys.stderr)
+        sys.exit(2)
     if done.returncode != 0:
         sys.exit(f"exposed_shared_memory: {' '.join(map(str, command))} ended with status {done.returncode}:\n"
                  f"{done.stderr}")
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][SKIPPED:]
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
 
 
 def main():
@@ -46,8 +51,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=14)
     options = parser.parse_args()
-    if options.steps <= SKIPPED:
-        parser.error(f"--steps {options.steps}: expected more than {SKIPPED}, as the first {SKIPPED} are not counted")
+    if options.steps <= WARM_UP:
+        parser.error(f"--steps {options.steps}: expected more than {WARM_UP}, as the first {WARM_UP} are not counted")
+    if options.rounds < 1:
+        parser.error(f"--rounds {options.rounds}: expected 1 or more")
     steps = {layout: [] for layout in LAYOUTS}
     with tempfile.TemporaryDirectory() as name:
         folder, numbers = pathlib.Path(name), random.Random(1)
@@ -68,4 +75,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -8,9 +8,9 @@ Both run the same thing: N ranks meet, sum one tensor over gloo or shared memory
 turns, so that what else the machine does meets all of them alike. torchrun and the Python worker need torch in this
 interpreter; without it only phalanx launch is timed, and the table says so.
 
-With --limit it fails if the median of phalanx launch is more than that, and with --limit-ratio if it is more than so much
-of torchrun's, in each of three tries. If other programs had a tenth of the machine's time or more in all of the failed
-tries, nothing can be said: it says so, and ends with status 77 (skipped).
+With --limit it fails if the median of phalanx launch is more than that, and with --limit-ratio if it is more than so
+much of torchrun's, in each of three tries. If other programs had a tenth of the machine's time or more in all of the
+failed tries, nothing can be said: it says so, and ends with status 77 (skipped).
 """
 
 import argparse
@@ -22,6 +22,17 @@ import statistics
 import subprocess
 import sys
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts"))
+from machine_load import BUSY, Others
+
+
+SKIPPED = 77  # the status of a test that this machine does not allow
+
+
+def wrong(what):
+    print(f"startup: {what}", file=sys.stderr)
+    sys.exit(2)
 
 
 def worker():
@@ -43,51 +54,41 @@ def commands(bin_dir, ranks):
     }
     if importlib.util.find_spec("torch"):
         # Without --master-port torchrun takes a fixed one; --standalone lets the system choose.
-        result["torchrun"] = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-                              os.path.abspath(__file__), "--worker"]
+        result["torchrun"] = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                              str(ranks), os.path.abspath(__file__), "--worker"]
     return result
 
 
-def busy_seconds():
-    """Of all CPUs, by everybody, what the hypervisor gave to others included."""
-    with open("/proc/stat") as file:
-        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def share_of_others(before, after, own, seconds):
-    return max(0.0, after - before - own) / (seconds * os.cpu_count())
-
-
-def timed(command, ranks):
+def timed(command):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PHALANX_", "TORCHELASTIC_"))}
     environment["OMP_NUM_THREADS"] = "1"
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    except OSError as error:
+        wrong(f"{command[0]} cannot be started: {error.strerror}; build it: make all, or name its folder by --bin")
     seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def measure(known, ranks, repeats):
+def measure(known, repeats):
     """The figures of each command, and which share of the machine's time other programs had."""
     times = {name: [] for name in known}
     for command in known.values():  # once for nothing: files come into memory
-        timed(command, ranks)
-    busy, begin, own = busy_seconds(), time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        timed(command)
+    others = Others()
     for _ in range(repeats):
         for name, command in known.items():
-            times[name].append(timed(command, ranks))
-    ended, seconds, own_end = busy_seconds(), time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF)
-    used = sum(cpu for pairs in times.values() for _, cpu in pairs)
-    used += own_end.ru_utime + own_end.ru_stime - own.ru_utime - own.ru_stime
+            times[name].append(timed(command))
+    share = others.share()
     figures = {}
     for name, pairs in times.items():
         wall, cpu = zip(*pairs)
         figures[name] = {"median_s": round(statistics.median(wall), 3), "min_s": round(min(wall), 3),
                          "max_s": round(max(wall), 3), "cpu_s": round(statistics.median(cpu), 3)}
-    return figures, share_of_others(busy, ended, used, seconds)
+    return figures, share
 
 
 def print_table(figures, ranks, repeats):
@@ -96,7 +97,8 @@ def print_table(figures, ranks, repeats):
     print(f"| {'':<22} | median |    min |    max |  CPU s |")
     print(f"| {'-' * 22} | -----: | -----: | -----: | -----: |")
     for name, row in figures.items():
-        print(f"| {name:<22} | {row['median_s']:6.3f} | {row['min_s']:6.3f} | {row['max_s']:6.3f} | {row['cpu_s']:6.3f} |")
+        print(f"| {name:<22} | {row['median_s']:6.3f} | {row['min_s']:6.3f} | {row['max_s']:6.3f} | "
+              f"{row['cpu_s']:6.3f} |")
     if "torchrun" in figures:
         ratio = figures["torchrun"]["median_s"] / figures["phalanx launch"]["median_s"]
         print(f"\nphalanx launch takes 1/{ratio:.1f} of torchrun's time")
@@ -126,12 +128,14 @@ def main():
     arguments = parser.parse_args()
     if arguments.worker:
         return worker()
+    if arguments.ranks < 1 or arguments.repeats < 1:
+        parser.error(f"--ranks {arguments.ranks} --repeats {arguments.repeats}: expected 1 or more of each")
     known = commands(arguments.bin, arguments.ranks)
     if arguments.without_torchrun:
         known.pop("torchrun", None)
     loads = []
     for _ in range(3):
-        figures, load = measure(known, arguments.ranks, arguments.repeats)
+        figures, load = measure(known, arguments.repeats)
         print_table(figures, arguments.ranks, arguments.repeats)
         if arguments.json:
             with open(arguments.json, "w") as file:
@@ -141,11 +145,14 @@ def main():
             return 0
         loads.append(load)
         print(f"{trouble}; meanwhile other programs had {load:.0%} of the machine's time\n")
-    if min(loads) >= 0.1:
+    if min(loads) >= BUSY:
         print("skipped: the machine is busy with other programs, so the limit can be neither kept nor broken")
-        return 77
+        return SKIPPED
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -25,9 +25,16 @@ class Step:
     quick: dict                # the fewest repetitions
     needs: tuple = ()          # of torch, peers, mpirun; without them the step is skipped
 
+    programs: tuple = ()       # of --bin, those that the command does not name
+
     def limit_seconds(self):
         """Of the step, all its runs together."""
         return 180 + 60 * 4 * self.minutes
+
+    def all_programs(self):
+        """Paths from --bin."""
+        named = [word.removeprefix("{bin}/") for word in self.command if word.startswith("{bin}/")]
+        return [*named, *self.programs]
 
 
 def table_rows(text):
@@ -82,18 +89,20 @@ def read_collectives(peer):
 
 def read_simulation(text, _data):
     figures = {}
-    for schedule, makespan, simulated, _replayed, rate in table_rows(text):
+    for schedule, makespan, simulated, replayed, rate in table_rows(text):
         figures[f"{schedule}.makespan"] = "ms", [number(makespan)]
         figures[f"{schedule}.executed/simulated"] = "", [number(simulated)]
+        figures[f"{schedule}.executed/replayed"] = "", [number(replayed)]
         figures[f"{schedule}.of_the_stages_rate"] = "%", [number(rate)]
     return figures
 
 
 def read_exposed(text, _data):
-    """Of both programs: the first column is the step, the last four are the same."""
+    """Of both programs: over the slow link there are two columns more."""
     figures = {}
-    for layout, step, *_, communication, exposed, of_step, of_communication in table_rows(text):
-        cells = {"step": step, "communication": communication, "exposed": exposed, "of_step": of_step,
+    for layout, step, *more, communication, exposed, of_step, of_communication in table_rows(text):
+        cells = {"step": step, **dict(zip(("computing", "link_alone"), more, strict=bool(more))),
+                 "communication": communication, "exposed": exposed, "of_step": of_step,
                  "of_communication": of_communication}
         for name, cell in cells.items():
             figures[f"{layout}.{name}"] = "%" if name.startswith("of_") else "ms", [number(cell)]
@@ -128,7 +137,7 @@ def startup(ranks, minutes):
     return Step(f"startup_{ranks}", f"start-up of {ranks} ranks beside torchrun",
                 ["{python}", "benchmarks/startup.py", "--bin", "{bin}", "--ranks", str(ranks), "--repeats", "{repeats}",
                  "--json", "{json}"],
-                read_startup, minutes, {"repeats": 5}, {"repeats": 1}, ("torch",))
+                read_startup, minutes, {"repeats": 5}, {"repeats": 1}, ("torch",), ("phalanx", "launch_test_worker"))
 
 
 def collectives(name, peer, what, minutes, backends, sizes, needs):
