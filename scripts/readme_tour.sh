@@ -5,7 +5,8 @@
 #   scripts/readme_tour.sh FOLDER      FOLDER/home/.local has the installed programs (`make tour` puts them there)
 #
 # Blocks below a comment "<!-- not run: why -->" are left out, and `make install`, which has been done. Training and
-# benchmarks are cut short: of "--training.steps N" 4 are done, and `bench train` measures two layouts.
+# benchmarks are cut short: of "--training.steps N" 4 are done, a validation has 2 batches, and `bench train` measures two
+# layouts.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$(realpath "$1")
@@ -29,7 +30,7 @@ run_page() {  # <page> <what at least one of its blocks begins with>
     echo 'set -euo pipefail'
     for block in "$work"/block-*.sh; do
       echo "echo '== $page: $(basename "$block" .sh)'"
-      sed -E -e '/^make install/d' -e 's/(--training\.steps) [0-9]+/\1 4/' \
+      sed -E -e '/^make install/d' -e 's/(--training\.steps) [0-9]+/\1 4 --validation.steps 2/' \
         -e 's/(bench train .* --steps) [0-9]+/\1 1 --warm-up 0 --layouts "dp_replicate=2 dp_shard=2"/' "$block"
     done
   } >"$work/tour.sh"
