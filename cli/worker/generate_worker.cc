@@ -63,7 +63,7 @@ struct Inputs {
 void take_conversations(Inputs& inputs, const GenerateArguments& arguments) {
   data::require_plain_text(inputs.contents, arguments.prompts_file, "conversations, as JSON lines");
   auto read = data::parse_conversations(inputs.contents, arguments.prompts_file,
-                                        {.skips_malformed = arguments.format.skips_malformed});
+                                        {.skips_malformed = arguments.format.skips_malformed, .trains = false});
   inputs.conversations = std::move(read.all);
   inputs.prompts.skipped = std::move(read.skipped);
   for (const data::Conversation& chat : inputs.conversations) {

@@ -170,6 +170,9 @@ TEST(Layouts, AllOfThemHaveTheSameRunOnOneRank) {
     return all;
   };
   EXPECT_THAT(names(), AllOf(Contains("dp_replicate=2"), Contains("dp_replicate=4"), Contains("pp=2,dp_replicate=2")));
+  // The experts of shards and of ranks of context parallelism together.
+  EXPECT_THAT(names(), AllOf(Contains("cp=2,zero=3,ep=2"), Contains("dp_shard=2,cp=2,zero=3,ep=4"),
+                             Contains("dp_shard=2,cp=2,zero=1,ep=2")));
   config.training.moe_aux_loss_unit = "global_batch";
   // Two ranks have two passes of two sequences each; four have one.
   EXPECT_THAT(names(), AllOf(Not(Contains("dp_replicate=2")), Contains("dp_replicate=4"), Contains("pp=2"),

@@ -119,7 +119,8 @@ std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, cons
   return plan;
 }
 
-void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallelOptions& options) {
+std::vector<std::shared_ptr<Communicator>> parallelize_llama(Llama& model, const DeviceMesh& mesh,
+                                                             const LlamaParallelOptions& options) {
   const LlamaConfig& config = model.config();
   const bool has_axis = mesh.has("tp");
   const int ranks = has_axis ? mesh.size("tp") : 1;
@@ -131,9 +132,9 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
   const ActivationLayout between =
       options.sequence_parallel ? ActivationLayout::split(options.split_dim) : ActivationLayout::replicated();
   config.validate_tensor_parallel(ranks, by_positions ? options.seq_len : 0);
-  parallelize_module(model, mesh,
-                     llama_tensor_plan(model, ranks, between, options.sequence_parallel && options.overlap));
-  if (ranks == 1) return;
+  auto groups = parallelize_module(
+      model, mesh, llama_tensor_plan(model, ranks, between, options.sequence_parallel && options.overlap));
+  if (ranks == 1) return groups;
   const std::shared_ptr<Communicator> group = mesh.communicator("tp");
   LlamaHead head{.parts = options.sequence_parallel ? ranks : 1,
                  .parts_dim = static_cast<std::size_t>(options.split_dim),
@@ -158,7 +159,7 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
       return kernels::linear_token_losses(all, weight, labels, low_rank(all));
     };
     model.set_head(std::move(head));
-    return;
+    return groups;
   }
   const std::int64_t vocab = config.vocab_size;
   const VocabShard part{.first = vocab / ranks * mesh.coordinate("tp"), .count = vocab};
@@ -177,6 +178,7 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
     return vocab_parallel_token_losses(shared, weight, labels, part, group, low_rank(shared));
   };
   model.set_head(std::move(head));
+  return groups;
 }
 
 }  // namespace phalanx::models

@@ -41,7 +41,9 @@ struct LlamaParallelOptions {
   std::int64_t seq_len = 0;  // of future sequences, checked ahead of time if they are split; 0: not known
 };
 
-void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallelOptions& options = {});
+/// Returns what parallelize_module() does.
+std::vector<std::shared_ptr<Communicator>> parallelize_llama(Llama& model, const DeviceMesh& mesh,
+                                                             const LlamaParallelOptions& options = {});
 
 /// The plan for parallelize_module(): everything but the output layer's collectives. `between` is the layout of the
 /// activations between the layers, replicated or split. `overlap` applies only if they are split.

@@ -8,13 +8,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/layout/box.h"
 
 namespace phalanx {
 
-/// Differentiable, as at::narrow is. The box may be empty.
+/// A view that shares the memory of `whole`. Differentiable, as at::narrow is. The box may be empty.
 /// REQUIRES: the box lies inside the tensor, and has as many dimensions.
 inline at::Tensor narrow_to_box(const at::Tensor& whole, const Box& box) {
+  PHALANX_ASSERT(static_cast<std::int64_t>(box.shape.size()) == whole.dim(),
+                 "a box has as many dimensions as the tensor");
   at::Tensor part = whole;
   for (std::size_t dim = 0; dim < box.shape.size(); ++dim) {
     part = part.narrow(static_cast<std::int64_t>(dim), box.offsets[dim], box.shape[dim]);

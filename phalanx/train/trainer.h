@@ -137,6 +137,8 @@ class Trainer {
   bool end_step(const StepOutcome& outcome);  // whether some rank wants to stop
   void check_replicas_before(std::int64_t step);
   std::string advice_on_divergence() const;
+  /// Collective over all groups of the training; waits for the device. Throws CommError where a collective of one of
+  /// them failed, and Error on all ranks where a weight is not finite.
   void require_sound_weights() const;
   static void require_label_count(const StepOutcome& outcome, std::int64_t expected);
   void require_finite_loss(const StepOutcome& outcome) const;

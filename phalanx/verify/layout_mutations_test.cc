@@ -94,7 +94,7 @@ class LayoutMutationsTest : public train::TrainerTest {
     std::string text = fmt::format("{} mutations found, {} left to make mutations", ran_, left_);
     for (const auto& [reason, count] : excluded_) text += fmt::format("\n  {} excluded: {}", count, reason);
     fmt::print("{}\n", text);
-    EXPECT_GT(ran_ + static_cast<std::int64_t>(excluded_.size()), 0);
+    EXPECT_GT(ran_, 0);
   }
 
  private:
@@ -258,7 +258,8 @@ class LayoutMutationsTest : public train::TrainerTest {
   }
 
   bool is_left_out() {
-    if (takes_case(count_++, 23)) return false;
+    if (count_++ % kApart == first_) is_due_ = true;
+    if (takes_all_cases() || is_due_) return false;
     ++left_;
     return true;
   }
@@ -291,6 +292,7 @@ class LayoutMutationsTest : public train::TrainerTest {
       return;
     }
     ++ran_;
+    is_due_ = false;
     judge(*found.finding, mutant);
     if (std::getenv("PHALANX_SHOW_MUTATIONS")) fmt::print("{}\n  {}\n", mutant.what, found.finding->text());
   }
@@ -346,12 +348,17 @@ class LayoutMutationsTest : public train::TrainerTest {
     const LayoutCheck found = check(
         config, ranks, [](const auto& world) { return world; }, [](int, std::int64_t, const auto&) {}, &other);
     ++ran_;
+    is_due_ = false;
     ASSERT_TRUE(found.finding);
     EXPECT_EQ(found.finding->what, "batch") << found.finding->text();
     EXPECT_EQ(found.finding->rank, ranks - 1) << found.finding->text();
     EXPECT_THAT(found.finding->cause, HasSubstr("reads other tokens"));
   }
 
+  // Of so many cases one is run; or, where it is excluded, the next one that is not.
+  static constexpr std::int64_t kApart = 23;
+  const std::int64_t first_ = static_cast<std::int64_t>(sampled_indices(kApart, 1).front());
+  bool is_due_ = false;
   std::int64_t count_ = 0, ran_ = 0, left_ = 0;
   std::map<std::string, std::int64_t> excluded_;
 };

@@ -27,11 +27,6 @@ inline bool takes_all_cases() { return env_bool("PHALANX_ALL_CASES").value_or(fa
 
 inline std::uint64_t test_seed() { return static_cast<std::uint64_t>(env_int("PHALANX_TEST_SEED").value_or(1)); }
 
-/// Of cases that are counted as they come, one of `apart` is taken on average, or all.
-inline bool takes_case(std::uint64_t number, std::uint64_t apart) {
-  return takes_all_cases() || derived_seed(test_seed(), number) % apart == 0;
-}
-
 /// Indices below `size`, in ascending order: `count` of them, or all. They depend on the seed, on the test, on the
 /// place of the call, and on how often the test has called from there: each pass of a loop draws others.
 inline std::vector<std::size_t> sampled_indices(std::size_t size, std::size_t count,

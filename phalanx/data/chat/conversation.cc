@@ -32,7 +32,8 @@ std::string shown(const Value& value) {
 /// Reads one record; knows where it stands.
 class RecordReader {
  public:
-  explicit RecordReader(std::string where) : where_(std::move(where)) {}
+  /// `trains`: answers are trained, so that a weight is refused that training does not follow.
+  explicit RecordReader(std::string where, bool trains = true) : where_(std::move(where)), trains_(trains) {}
 
   Conversation read(const Value& record) {
     if (!record.is_dict()) fail("expected a JSON object, found " + shown(record));
@@ -44,7 +45,7 @@ class RecordReader {
     made.where = where_;
     if (const Value* id = fields.named("id")) made.id = jinja::to_json(*id, {});
     if (messages != nullptr) add_messages(made, *messages, "messages");
-    if (conversations != nullptr) read_sharegpt(made, *conversations, fields.named("system"));
+    if (conversations != nullptr) read_sharegpt(made, *conversations);
     if (prompt != nullptr) {
       const Value* completion = fields.named("completion");
       if (completion == nullptr) fail("it has a \"prompt\" but no \"completion\"");
@@ -89,7 +90,8 @@ class RecordReader {
 
   void finish(Conversation& made, const Dict& fields) const {
     if (made.messages.empty()) fail("it has no messages");
-    if (fields.named("conversations") == nullptr) add_system(made, fields.named("system"));
+    check_weights(made);
+    add_system(made, fields.named("system"));
     read_tools(made, fields.named("tools"));
     read_variables(made, fields.named("chat_template_kwargs"));
   }
@@ -141,7 +143,6 @@ class RecordReader {
     if (role == nullptr) fail(fmt::format("{} has no \"role\"", which));
     if (!role->is_text() || role->text().empty())
       fail(fmt::format("the role of {} is {}: expected text", which, shown(*role)));
-    check_weight(fields, which);
     const Value* calls = fields.named("tool_calls");
     const bool has_calls = calls != nullptr && !calls->is_none();
     const Value* content = fields.named("content");
@@ -150,12 +151,19 @@ class RecordReader {
     if (has_calls) check_calls(*calls, which);
   }
 
-  void check_weight(const Dict& message, const std::string& which) const {
-    const Value* weight = message.named("weight");
-    if (weight == nullptr || weight->is_none() || jinja::equal(*weight, Value(1))) return;
+  void check_weights(const Conversation& made) const {
+    for (std::size_t i = made.first_trained; i < made.messages.size(); ++i) {
+      if (role_of(made.messages[i]) == "assistant")
+        check_weight(made.messages[i].dict(), fmt::format("message {}", i + 1));
+    }
+  }
+
+  void check_weight(const Dict& answer, const std::string& which) const {
+    const Value* weight = answer.named("weight");
+    if (!trains_ || weight == nullptr || weight->is_none() || jinja::equal(*weight, Value(1))) return;
     fail(
         fmt::format("{} has the weight {}: every answer is trained, so expected 1, or no weight; messages that are not "
-                    "trained go into a \"prompt\"",
+                    "trained go into a \"prompt\" that is a list",
                     which, shown(*weight)));
   }
 
@@ -195,7 +203,7 @@ class RecordReader {
     }
   }
 
-  void read_sharegpt(Conversation& made, const Value& turns, const Value* system) const {
+  void read_sharegpt(Conversation& made, const Value& turns) const {
     if (!turns.is_list()) fail(fmt::format("\"conversations\" is {}: expected a list", shown(turns)));
     for (const Value& turn : turns.list().items) {
       const std::string which = fmt::format("turn {}", &turn - turns.list().items.data() + 1);
@@ -203,10 +211,23 @@ class RecordReader {
       const Value *from = turn.dict().named("from"), *value = turn.dict().named("value");
       if (from == nullptr || !from->is_text()) fail(fmt::format("{} has no \"from\" of text", which));
       if (value == nullptr || !value->is_text()) fail(fmt::format("{} has no \"value\" of text", which));
-      check_weight(turn.dict(), which);
-      made.messages.push_back(make_message(role_from(from->text(), which), value->text()));
+      const std::string role = role_from(from->text(), which);
+      if (role == "assistant") check_weight(turn.dict(), which);
+      made.messages.push_back(make_message(role, value->text()));
     }
-    add_system(made, system);
+  }
+
+  /// The text of a content that has nothing else.
+  static std::optional<std::string> text_of(const Value* content) {
+    if (content == nullptr) return std::nullopt;
+    if (content->is_text()) return content->text();
+    if (!content->is_list()) return std::nullopt;
+    std::string text;
+    for (const Value& part : content->list().items) {
+      if (part.dict().named("type")->text() != "text") return std::nullopt;
+      text += part.dict().named("text")->text();
+    }
+    return text;
   }
 
   /// The record's "system" is its first message, unless the messages have it, too.
@@ -214,12 +235,13 @@ class RecordReader {
     if (system == nullptr || system->is_none()) return;
     if (!system->is_text()) fail(fmt::format("\"system\" is {}: expected text", shown(*system)));
     if (system->text().empty()) return;
-    const Value message = make_message("system", system->text());
-    if (!made.messages.empty() && role_of(made.messages.front()) == "system") {
-      if (jinja::equal(made.messages.front(), message)) return;
-      fail("it has a \"system\" and another message from \"system\": expected one of them");
+    // Templates know these two roles as the same one, and read one message of them.
+    const std::string& first = role_of(made.messages.front());
+    if (first == "system" || first == "developer") {
+      if (text_of(made.messages.front().dict().named("content")) == system->text()) return;
+      fail(fmt::format("it has a \"system\" and another message from \"{}\": expected one of them", first));
     }
-    made.messages.insert(made.messages.begin(), message);
+    made.messages.insert(made.messages.begin(), make_message("system", system->text()));
     if (made.first_trained > 0) ++made.first_trained;
   }
 
@@ -273,6 +295,7 @@ class RecordReader {
   }
 
   std::string where_;
+  bool trains_;
 };
 
 }  // namespace
@@ -297,7 +320,7 @@ Conversations parse_conversations(std::string_view text, const std::string& name
   each_line(text, name, [&](std::string_view line, const std::string& where) {
     const std::size_t number = lines++;
     try {
-      read.all.push_back(parse_conversation(line, where));
+      read.all.push_back(RecordReader(where, format.trains).read(jinja::read_json(line, where)));
       read.all.back().number = number;
     } catch (const DataError& error) {
       if (!format.skips_malformed) throw;

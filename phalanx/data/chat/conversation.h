@@ -7,7 +7,7 @@
 // A content is text, null, or a list of parts such as {"type": "text", "text": "Hi"}. A message may have other
 // keys, which templates read: tool_calls, reasoning_content, name. A record may have "tools" (a list of JSON
 // schemas, or that list as text), "chat_template_kwargs" (an object of further variables for the template), and
-// "system" (text: the first message). Its other keys are ignored. A message's "weight" must be 1.
+// "system" (text: the first message). Its other keys are ignored. The "weight" of an answer that is trained must be 1.
 //
 //   for (const Conversation& chat : parse_conversations(read_file(path), path).all) ...
 #pragma once
@@ -39,6 +39,8 @@ jinja::Value make_message(const std::string& role, const std::string& content);
 struct ConversationFormat {
   /// Whether a malformed record is left out and reported in `skipped`; else it is an error.
   bool skips_malformed = false;
+  /// Whether answers are trained. If not, their weights mean nothing, and any is read.
+  bool trains = true;
 };
 
 struct Conversations {

@@ -72,18 +72,45 @@ TEST(Conversation, ASystemTextIsTheFirstMessageOfEachForm) {
   EXPECT_EQ(preference.rejected.first_trained, 2U);
   EXPECT_EQ(fault(R"({"system": "S", "messages": [{"role": "system", "content": "T"}]})"),
             R"(chat.jsonl, line 3: it has a "system" and another message from "system": expected one of them)");
+  EXPECT_EQ(fault(R"({"system": "S", "messages": [{"role": "developer", "content": "D"}]})"),
+            R"(chat.jsonl, line 3: it has a "system" and another message from "developer": expected one of them)");
+  EXPECT_EQ(fault(R"({"system": "S", "conversations": [{"from": "system", "value": "T"}]})"),
+            R"(chat.jsonl, line 3: it has a "system" and another message from "system": expected one of them)");
+  EXPECT_EQ(fault(R"({"system": "S", "conversations": []})"), "chat.jsonl, line 3: it has no messages");
+  // The same text in another form is the same.
+  for (const char* first : {R"("content": "S", "tool_calls": null)", R"("content": [{"type": "text", "text": "S"}])"}) {
+    const std::string message = R"({"role": "system", )" + std::string(first) + "}";
+    EXPECT_EQ(fault(R"({"system": "S", "messages": [)" + message + "]}"), "") << message;
+  }
+  const auto beside_null =
+      parse_preference(R"({"system": "S", "conversations": null, "prompt": "a", "chosen": "b", "rejected": "c"})", "x");
+  EXPECT_EQ(beside_null.chosen.messages.size(), 3U);
 }
 
 TEST(Conversation, AnAnswerThatIsNotToBeTrainedIsRefused) {
   const std::string said =
       " has the weight 0: every answer is trained, so expected 1, or no weight; messages that are not trained go into "
       "a "
-      R"("prompt")";
+      R"("prompt" that is a list)";
   EXPECT_EQ(
       fault(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]})"),
       "chat.jsonl, line 3: message 2" + said);
   EXPECT_EQ(fault(R"({"conversations": [{"from": "gpt", "value": "b", "weight": 0}]})"),
             "chat.jsonl, line 3: turn 1" + said);
+  const std::string answer = R"({"role": "assistant", "content": "b", "weight": 0})";
+  EXPECT_EQ(fault(R"({"prompt": [{"role": "user", "content": "a"}], "completion": [)" + answer + "]}"),
+            "chat.jsonl, line 3: message 2" + said);
+  // What is not trained may have any weight.
+  EXPECT_EQ(fault(R"({"prompt": [)" + answer + R"(], "completion": [{"role": "assistant", "content": "c"}]})"), "");
+  EXPECT_EQ(fault(R"({"messages": [{"role": "user", "content": "a", "weight": 0}]})"), "");
+  EXPECT_EQ(fault(R"({"conversations": [{"from": "human", "value": "a", "weight": 0}]})"), "");
+  EXPECT_EQ(fault(R"({"messages": [{"role": "assistant", "content": "b", "weight": null}]})"), "");
+  for (const char* weight : {"false", "\"1\"", "0.5"}) {
+    EXPECT_NE(fault(R"({"messages": [{"role": "assistant", "content": "b", "weight": )" + std::string(weight) + "}]}"),
+              "")
+        << weight;
+  }
+  EXPECT_EQ(parse_conversations(R"({"messages": [)" + answer + "]}", "x", {.trains = false}).all.size(), 1U);
   EXPECT_EQ(fault(R"({"messages": [{"role": "assistant", "content": "b", "weight": 1.0}]})"), "");
 }
 

@@ -102,7 +102,7 @@ class Parallelizer {
     }
   }
 
-  void apply() {
+  std::vector<std::shared_ptr<Communicator>> apply() {
     const at::NoGradGuard no_grad;
     for (const auto& [impl, shard] : shards_) {
       const at::Tensor& parameter = tensors_.at(impl);
@@ -119,7 +119,7 @@ class Parallelizer {
         ours->set_shard(p.key(), shards_.at(p.value().unsafeGetTensorImpl()));
       }
     }
-    if (mesh_.size(kTensorAxis) == 1) return;
+    if (mesh_.size(kTensorAxis) == 1) return {};
     const std::shared_ptr<Communicator>& group = mesh_.communicator(kTensorAxis);
     std::map<int, std::shared_ptr<Communicator>> groups_of_copies;
     for (const int copies : copies_) {
@@ -140,6 +140,9 @@ class Parallelizer {
         module->set_parameter_use(parameter, [ranks](const at::Tensor& p) { return copy_to_group(p, ranks); });
       }
     }
+    std::vector<std::shared_ptr<Communicator>> made;
+    for (const auto& [copies, ranks] : groups_of_copies) made.push_back(ranks);
+    return made;
   }
 
  private:
@@ -549,14 +552,15 @@ class Parallelizer {
 
 }  // namespace
 
-void parallelize_module(torch::nn::Module& model, const DeviceMesh& mesh, const std::vector<ParallelStyle>& plan) {
+std::vector<std::shared_ptr<Communicator>> parallelize_module(torch::nn::Module& model, const DeviceMesh& mesh,
+                                                              const std::vector<ParallelStyle>& plan) {
   if (!mesh.has(kTensorAxis)) {
     throw ConfigError(fmt::format("parallelize_module: {} has no axis '{}': make one, of one rank if need be",
                                   mesh.text(), kTensorAxis));
   }
   Parallelizer parallelizer(model, mesh);
   parallelizer.read(plan);
-  parallelizer.apply();
+  return parallelizer.apply();
 }
 
 }  // namespace phalanx

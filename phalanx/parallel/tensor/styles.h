@@ -111,6 +111,9 @@ struct ParallelStyle {
       style;
 };
 
-void parallelize_module(torch::nn::Module& model, const DeviceMesh& mesh, const std::vector<ParallelStyle>& plan);
+/// Returns the groups that it split from the tensor-parallel one. They sum the gradients of what several ranks hold
+/// copies of (`copies`). The modules keep them, too.
+std::vector<std::shared_ptr<Communicator>> parallelize_module(torch::nn::Module& model, const DeviceMesh& mesh,
+                                                              const std::vector<ParallelStyle>& plan);
 
 }  // namespace phalanx

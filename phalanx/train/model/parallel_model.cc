@@ -224,6 +224,7 @@ std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const 
     if (mesh_.communicator(axis.name) != world_) all.push_back(mesh_.communicator(axis.name));
   }
   if (experts_) all.insert(all.end(), {experts_->ep(), experts_->dp_shard()});
+  all.insert(all.end(), copy_groups_.begin(), copy_groups_.end());
   if (context_) all.push_back(context_);
   if (load_group_ && load_group_ != context_) all.push_back(load_group_);
   for (const auto* sharding : shardings()) {

@@ -105,7 +105,7 @@ class ParallelModel {
   bool is_model_sharded() const noexcept {
     return plan_.parallel.is_sharded() || plan_.parallel.uses_model_parallelism();
   }
-  /// All that this model's training talks over, the world first.
+  /// All that this model's training talks over, the world first; in the same order on all ranks of each group.
   std::vector<std::shared_ptr<Communicator>> communicators() const;
   /// The ranks that add up the gradient norm with this one; null: each rank has it all.
   Communicator* grad_norm_group() const;
@@ -141,7 +141,8 @@ class ParallelModel {
   const std::shared_ptr<Communicator> context_;      // the ranks with the same sequences; null: none
   const config::RunPlan plan_;
   const at::Device device_;
-  std::shared_ptr<models::Llama> model_;  // has no memory where it is cut in any way
+  std::shared_ptr<models::Llama> model_;                         // has no memory where it is cut in any way
+  std::vector<std::shared_ptr<Communicator>> copy_groups_ = {};  // Parallelized::copy_groups
   const std::vector<std::string> frozen_;
   const double z_loss_weight_;
   const std::shared_ptr<ExpertLoad> expert_load_;  // null: no experts

@@ -48,19 +48,21 @@ std::shared_ptr<Communicator> replicate(models::Llama& model, const config::RunP
 
 }  // namespace
 
-void apply_tensor_parallelism(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
-                              const DeviceMesh& mesh, at::Device device) {
-  if (plan.parallel.tp == 1) return;
-  models::parallelize_llama(model, mesh,
-                            {.sequence_parallel = plan.parallel.sequence_parallel,
-                             .split_dim = split_dim(config, plan, device),
-                             .overlap = config.parallelism.enable_async_tensor_parallel,
-                             .seq_len = config.training.seq_len});
+std::vector<std::shared_ptr<Communicator>> apply_tensor_parallelism(models::Llama& model,
+                                                                    const config::TrainConfig& config,
+                                                                    const config::RunPlan& plan, const DeviceMesh& mesh,
+                                                                    at::Device device) {
+  if (plan.parallel.tp == 1) return {};
+  return models::parallelize_llama(model, mesh,
+                                   {.sequence_parallel = plan.parallel.sequence_parallel,
+                                    .split_dim = split_dim(config, plan, device),
+                                    .overlap = config.parallelism.enable_async_tensor_parallel,
+                                    .seq_len = config.training.seq_len});
 }
 
 Parallelized parallelize(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
                          const RunMeshes& meshes, at::Device device) {
-  apply_tensor_parallelism(model, config, plan, meshes.ranks, device);
+  auto copy_groups = apply_tensor_parallelism(model, config, plan, meshes.ranks, device);
   if (meshes.context) {
     const ContextCut cut = plan.context_cut(meshes.ranks.world()->rank());
     const ContextExchange exchange = context_exchange_named(plan.exchange.name);
@@ -71,8 +73,11 @@ Parallelized parallelize(models::Llama& model, const config::TrainConfig& config
   const bool has_experts = meshes.experts != nullptr && apply_expert_parallelism(model, *meshes.experts);
   apply_float8(model, config, meshes.ranks, device);
   recompute_layers(model, config);
-  if (plan.parallel.is_sharded()) return {.sharded = shard(model, config, meshes, has_experts), .replicas = nullptr};
-  return {.sharded = nullptr, .replicas = replicate(model, plan, meshes.ranks)};
+  if (plan.parallel.is_sharded())
+    return {.sharded = shard(model, config, meshes, has_experts),
+            .replicas = nullptr,
+            .copy_groups = std::move(copy_groups)};
+  return {.sharded = nullptr, .replicas = replicate(model, plan, meshes.ranks), .copy_groups = std::move(copy_groups)};
 }
 
 }  // namespace phalanx::train

@@ -22,6 +22,7 @@ struct Parallelized {
   /// The ranks whose gradients DistributedDataParallel sums, once the parameters have values. Null: sharded, or a stage
   /// that no other rank holds.
   std::shared_ptr<Communicator> replicas;
+  std::vector<std::shared_ptr<Communicator>> copy_groups;  // parallelize_module()'s, of tensor parallelism
 };
 
 /// For these ranks. Every loss is divided by what the global batch has, so that gradients are summed.
@@ -40,8 +41,10 @@ struct RunMeshes {
 Parallelized parallelize(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
                          const RunMeshes& meshes, at::Device device);
 
-/// The first of these alone.
-void apply_tensor_parallelism(models::Llama& model, const config::TrainConfig& config, const config::RunPlan& plan,
-                              const DeviceMesh& mesh, at::Device device);
+/// The first of these alone; the groups that parallelize_module() returned.
+std::vector<std::shared_ptr<Communicator>> apply_tensor_parallelism(models::Llama& model,
+                                                                    const config::TrainConfig& config,
+                                                                    const config::RunPlan& plan, const DeviceMesh& mesh,
+                                                                    at::Device device);
 
 }  // namespace phalanx::train

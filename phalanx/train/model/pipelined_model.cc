@@ -86,6 +86,7 @@ PipelinedModel::PipelinedModel(const config::TrainConfig& config, const config::
     models_.push_back(part);
     if (parallelized.sharded) sharded_.push_back(std::move(parallelized.sharded));
     replicas_ = std::move(parallelized.replicas);
+    copy_groups_.insert(copy_groups_.end(), parallelized.copy_groups.begin(), parallelized.copy_groups.end());
   }
   weights_ = list_weights(config);
   trained_ = without(frozen(), weights_);

@@ -7,8 +7,11 @@ namespace phalanx::train {
 
 ReplicatedModel::ReplicatedModel(const config::TrainConfig& config, const config::RunPlan& plan,
                                  std::shared_ptr<Communicator> world, at::Device device)
-    : ParallelModel(config, plan, std::move(world), device),
-      replicas_(parallelize(*model_, config, plan, {mesh_, context_}, device).replicas) {}
+    : ParallelModel(config, plan, std::move(world), device) {
+  Parallelized parallelized = parallelize(*model_, config, plan, {mesh_, context_}, device);
+  replicas_ = std::move(parallelized.replicas);
+  copy_groups_ = std::move(parallelized.copy_groups);
+}
 
 void ReplicatedModel::initialise(std::uint64_t seed) { nn::initialise(*model_, seed); }
 

@@ -15,7 +15,9 @@ ShardedModel::ShardedModel(const config::TrainConfig& config, const config::RunP
       reduces_each_microbatch_(config::reduces_each_microbatch(config)) {
   std::vector<std::string> names;  // before experts of other ranks are removed
   for (const NamedTensor& parameter : nn::named_parameters(*model_)) names.push_back(parameter.name);
-  sharded_ = parallelize(*model_, config, plan, {mesh_, context_, experts_.get()}, device).sharded;
+  Parallelized parallelized = parallelize(*model_, config, plan, {mesh_, context_, experts_.get()}, device);
+  sharded_ = std::move(parallelized.sharded);
+  copy_groups_ = std::move(parallelized.copy_groups);
   weights_ = with_other_experts(sharded_->parameters(), names);
   trained_ = without(frozen(), weights_);
 }
