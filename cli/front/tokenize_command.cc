@@ -32,6 +32,7 @@
 #include "phalanx/data/corpus/corpus.h"
 #include "phalanx/data/corpus/unfinished_tokens.h"
 #include "phalanx/data/token_sidecar.h"
+#include "phalanx/data/tokenizer/bpe_model.h"
 #include "phalanx/data/tokenizer/bpe_tokenizer.h"
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
 
@@ -45,8 +46,8 @@ const std::string_view kTokenizeHelp =
 Trains a byte-level BPE tokenizer on texts, turns texts into token files for training, or both at once.
 INPUT is a file, a directory (all files below it but hidden ones), a quoted shell pattern, or - for standard input.
 A file of text (.txt, .md, sources) is one document; JSON lines (.jsonl, .ndjson), Parquet and Arrow hold one a record.
-Text and JSON lines may be compressed by gzip or zstd. Binary files in directories are skipped. Every document is
-ended by the tokenizer's end-of-text token.
+Text and JSON lines may be compressed by gzip or zstd. Binary files in directories are skipped. A document gets the
+tokens around it that the tokenizer's template puts there, such as <s>, and is ended by the end-of-text token.
 
   --tokenizer FILE           Hugging Face tokenizer.json: written with --vocab-size, else read (or a directory with one)
   --vocab-size N             train a tokenizer of N ids (at least 257: 256 bytes and <|endoftext|>)
@@ -60,6 +61,7 @@ ended by the tokenizer's end-of-text token.
   --extensions .md,.cc,...   of the files taken from directories; all where not given
   --exclude PATTERN          leave out files and directories whose name or path matches; may be repeated
   --min-frequency N          merge only pairs seen this often (default 2)
+  --no-special-tokens        none of those that the tokenizer's template puts around a text, such as <s>
   --no-end-of-text           no end-of-text token after documents
   --deduplicate              leave out texts that have been read before, byte for byte, before any is set aside; reads
                              the inputs once more and takes about 40 bytes of memory a text
@@ -108,7 +110,7 @@ struct TokenizeArguments {
   std::string field = "text";
   bool is_field_given = false;
   std::int64_t min_frequency = 2;
-  bool no_end_of_text = false;
+  bool no_special_tokens = false, no_end_of_text = false;
   bool deduplicate = false;
   bool histogram = false;
   std::int64_t threads = 0;  // 0: all cores
@@ -136,6 +138,7 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   const auto* const field = app.add_option("--field", parsed.field);
   app.add_option("--format", format);
   const auto* const min_frequency = app.add_option("--min-frequency", parsed.min_frequency);
+  app.add_flag("--no-special-tokens", parsed.no_special_tokens);
   app.add_flag("--no-end-of-text", parsed.no_end_of_text);
   app.add_flag("--deduplicate", parsed.deduplicate);
   app.add_flag("--histogram", parsed.histogram);
@@ -164,8 +167,9 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
     const bool is_of_text = option->get_name() == "--vocab-size" || option->get_name() == "--field" ||
                             option->get_name() == "--format" || option->get_name() == "--extensions" ||
                             option->get_name() == "--exclude" || option->get_name() == "--min-frequency" ||
-                            option->get_name() == "--no-end-of-text" || option->get_name() == "--deduplicate" ||
-                            option->get_name() == "--histogram" || option->get_name() == "--threads";
+                            option->get_name() == "--no-special-tokens" || option->get_name() == "--no-end-of-text" ||
+                            option->get_name() == "--deduplicate" || option->get_name() == "--histogram" ||
+                            option->get_name() == "--threads";
     if (option->count() == 0) continue;
     if (parsed.chat && is_of_text) {
       throw UsageError(fmt::format("{} is of texts and has no meaning beside --chat: remove it", option->get_name()));
@@ -450,6 +454,18 @@ void print_histogram(const std::vector<std::int64_t>& lengths) {
   }
 }
 
+/// What the tokenizer's template puts around a document: "<s> before it"; empty: nothing.
+std::string template_tokens_text(const data::BpeTokenizer& tokenizer) {
+  std::vector<std::string> parts;
+  for (const auto& [ids, place] :
+       {std::pair(&tokenizer.model().prefix, "before it"), std::pair(&tokenizer.model().suffix, "behind it")}) {
+    std::string names;
+    for (const data::TokenId id : *ids) names += tokenizer.bytes_of(id);
+    if (!names.empty()) parts.push_back(fmt::format("{} {}", names, place));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
 /// Returns the number of records without text, including those that would have been set aside.
 std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenizer& tokenizer,
                              const std::string& prefix, const std::vector<data::Document>& documents,
@@ -461,7 +477,8 @@ std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::Bpe
                   progress_options(ProgressUnit::bytes, arguments.quiet));
   const data::EncodingSummary summary =
       data::encode_corpus(documents, tokenizer, prefix,
-                          {.end_of_text = !arguments.no_end_of_text,
+                          {.special_tokens = !arguments.no_special_tokens,
+                           .end_of_text = !arguments.no_end_of_text,
                            .bytes_done = [&](std::uint64_t n) { bar.advance(n); },
                            .set_aside = set_aside,
                            .threads = arguments.threads,
@@ -489,6 +506,10 @@ std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::Bpe
              with_commas(summary.tokens), with_commas(summary.documents),
              static_cast<double>(summary.bytes) / static_cast<double>(summary.tokens), summary.unigram_entropy,
              human_bytes_per_second(static_cast<double>(summary.bytes - summary.bytes_taken_over) / seconds));
+  if (const std::string around = template_tokens_text(tokenizer); !around.empty()) {
+    fmt::print("{}: each document {} what the tokenizer's template puts around a text: {}\n", summary.path,
+               arguments.no_special_tokens ? "is without" : "has", around);
+  }
   if (arguments.histogram) print_histogram(summary.lengths);
   return summary.empty;
 }

@@ -15,6 +15,7 @@
 #include "phalanx/base/folder_lock.h"
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/corpus/unfinished_tokens.h"
+#include "phalanx/data/testing/small_data.h"
 #include "phalanx/data/token_file.h"
 #include "phalanx/data/token_sidecar.h"
 #include "phalanx/data/tokenizer/bpe_tokenizer.h"
@@ -103,6 +104,32 @@ TEST_F(TokenizeCommandTest, TrainsEncodesAndSetsAside) {
   one.read(0, ids);
   EXPECT_EQ(tokenizer.decode(ids), "the cat sat on the mat, number 3\n");
   EXPECT_THAT(error_, HasSubstr("tokenizing"));  // progress
+}
+
+TEST_F(TokenizeCommandTest, PutsTheTokensOfTheTemplateAroundDocuments) {
+  const data::BpeTokenizer plain = data::small_tokenizer("the cat sat on the mat");
+  const data::BpeTokenizer tokenizer = data::with_template(plain, {*plain.id_of("B")}, {});
+  tokenizer.save(path("tokenizer.json"));
+  const auto text_of = [&](const std::string& prefix) {
+    const data::TokenFile file(path(prefix));
+    std::vector<std::int64_t> ids(static_cast<std::size_t>(file.size()));
+    file.read(0, ids);
+    return tokenizer.decode(ids);
+  };
+  const std::vector<std::string> command = {path("corpus3.txt"), "--tokenizer", path("tokenizer.json"), "--quiet",
+                                            "-o"};
+  const auto encode = [&](const std::string& prefix, const std::vector<std::string>& more) {
+    std::vector<std::string> words = command;
+    words.push_back(path(prefix));
+    words.insert(words.end(), more.begin(), more.end());
+    EXPECT_EQ(run(words), 0) << error_;
+    return text_of(prefix);
+  };
+  EXPECT_EQ(encode("with", {}), "Bthe cat sat on the mat, number 3\n<|endoftext|>");
+  EXPECT_THAT(out_,
+              HasSubstr("with.bin: each document has what the tokenizer's template puts around a text: B before it\n"));
+  EXPECT_EQ(encode("without", {"--no-special-tokens", "--no-end-of-text"}), "the cat sat on the mat, number 3\n");
+  EXPECT_THAT(out_, HasSubstr("without.bin: each document is without what the tokenizer's template puts"));
 }
 
 TEST_F(TokenizeCommandTest, LeavesOutWhatWasReadBeforeAndShowsLengths) {

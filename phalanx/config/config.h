@@ -117,6 +117,7 @@ struct TrainConfig {
     std::string dtype = "float32";
     std::string mixed_precision_param = "float32";
     std::string mixed_precision_reduce = "float32";
+    std::string float32_matmul_precision = "highest";
     double initial_loss_scale = 65536;
     std::int64_t loss_scale_window = 2000;
     bool enable_cpu_offload = false;
@@ -127,6 +128,7 @@ struct TrainConfig {
     std::string field = "text";
     std::int64_t window = 4096;
     std::int64_t workers = 1;
+    bool special_tokens = true;
   } stream;
 
   struct Lora : models::LoraOptions {

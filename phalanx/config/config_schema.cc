@@ -333,6 +333,15 @@ const std::vector<Key>& known_keys() {
        -kAny,
        kAny,
        {"float32", "bfloat16", "float16"}},
+      {"training",
+       "float32_matmul_precision",
+       at<&C::training, &C::Training::float32_matmul_precision>,
+       "Products of float32 matrices on a GPU, as torch.set_float32_matmul_precision(). highest: in float32. high: in "
+       "TF32, with 10 bits of mantissa, several times as fast. On the CPU, and in `phalanx verify`, they are in "
+       "float32.",
+       -kAny,
+       kAny,
+       {"highest", "high"}},
       {"training", "initial_loss_scale", at<&C::training, &C::Training::initial_loss_scale>,
        "float16: what the loss is multiplied by at first; halved after a step whose gradients are not finite, which is "
        "skipped on all ranks.",
@@ -352,6 +361,8 @@ const std::vector<Key>& known_keys() {
       {"stream", "workers", at<&C::stream, &C::Stream::workers>,
        "Threads of each rank that read and tokenise ahead of the step; the data are the same for every number.", 1,
        1024},
+      {"stream", "special_tokens", at<&C::stream, &C::Stream::special_tokens>,
+       "Puts the tokens around each text that the tokenizer's template puts there, such as <s>."},
 
       {"lora", "rank", at<&C::lora, &L::rank>,
        "Train low-rank adapters of this rank (LoRA) on the layers of target_modules, and nothing else. 0: train the "

@@ -91,6 +91,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"training", "dtype", said},
       {"training", "mixed_precision_param", said},
       {"training", "mixed_precision_reduce", said},
+      {"training", "float32_matmul_precision", said},
       {"training", "initial_loss_scale", said},
       {"training", "loss_scale_window", said},
       {"training", "enable_cpu_offload", silent, layout},
@@ -99,6 +100,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"stream", "field", elsewhere, "part of the data's description"},
       {"stream", "window", elsewhere, "part of the data's description"},
       {"stream", "workers", silent, "the data are the same for every number"},
+      {"stream", "special_tokens", elsewhere, "part of the data's description"},
 
       {"lora", "rank", refused, of_adapter},
       {"lora", "alpha", refused, of_adapter},

@@ -69,6 +69,7 @@ struct TokenSidecar {
   std::string content;                       // content_hash() of the file
   std::string set_aside;  // content_hash() of the file with the part of this text that `phalanx tokenize` set aside
   std::string mask = {};  // mask_hash() of the file; empty: every token is trained
+  std::optional<bool> special_tokens = {};  // whether documents have those of the tokenizer's template around them
 };
 
 /// A half-open range of positions in a token file.

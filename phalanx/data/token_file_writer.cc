@@ -40,6 +40,7 @@ TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptio
       tokenizer_(std::move(options.tokenizer)),
       vocab_size_(options.vocab_size),
       document_end_(options.document_end),
+      special_tokens_(options.special_tokens),
       set_aside_(std::move(options.set_aside)),
       file_system_(options.file_system ? *options.file_system : posix_file_system()),
       has_mask_(options.has_mask) {
@@ -192,7 +193,8 @@ void TokenFileWriter::finish() {
                       .document_end = document_end_,
                       .content = hash_of_ids(type_, MappedFile(bin_path() + ".tmp").bytes()),
                       .set_aside = set_aside_,
-                      .mask = mask_ ? hash_of_ids(TokenType::u8, MappedFile(mask + ".tmp").bytes()) : std::string()}));
+                      .mask = mask_ ? hash_of_ids(TokenType::u8, MappedFile(mask + ".tmp").bytes()) : std::string(),
+                      .special_tokens = special_tokens_}));
   // A crash in between leaves a description that names a mask without one, never a mask that nothing names.
   const bool had_mask = !mask_ && names_mask(bin_path());
   file_system_.rename(bin_path() + ".tmp", bin_path());

@@ -38,6 +38,7 @@ struct TokenFileWriterOptions {
   std::optional<std::int64_t> document_end = {};  // the id that ends each document, or kNoDocumentEnd; unset: unknown
   std::string set_aside = {};                     // TokenSidecar::set_aside
   bool has_mask = false;                          // documents come with which of their tokens are trained
+  std::optional<bool> special_tokens = {};        // TokenSidecar::special_tokens
   /// Tokens of each document that PREFIX.bin.tmp begins with, of a writer that was stopped: the new ones come behind
   /// them. Whatever else is there is dropped. Empty: it begins anew. REQUIRES: no mask.
   std::vector<std::int32_t> kept = {};
@@ -83,6 +84,7 @@ class TokenFileWriter {
   std::string tokenizer_;
   std::int64_t vocab_size_;
   std::optional<std::int64_t> document_end_;
+  std::optional<bool> special_tokens_;
   std::string set_aside_;
   TokenType type_;
   FileSystem& file_system_;

@@ -71,6 +71,10 @@ std::optional<TokenSidecar> read_sidecar(const std::string& bin_path) {
   if ((version == kMaskedVersion) != !sidecar.mask.empty()) {
     fail("mask", version == kMaskedVersion ? "the hash of the mask" : "none in version 1", json["mask"]);
   }
+  if (const auto around = json.find("special_tokens"); around != json.end() && !around->is_null()) {
+    if (!around->is_boolean()) fail("special_tokens", "true or false", *around);
+    sidecar.special_tokens = around->get<bool>();
+  }
   if (const auto end = json.find("document_end"); end != json.end() && !end->is_null()) {
     if (*end != kNone && !end->is_number_unsigned()) fail("document_end", "an id, or \"none\"", *end);
     sidecar.document_end = *end == kNone ? kNoDocumentEnd : number("document_end");
@@ -143,6 +147,7 @@ std::string sidecar_text(const TokenSidecar& sidecar) {
   if (sidecar.vocab_size > 0) json["vocab_size"] = sidecar.vocab_size;
   if (!sidecar.tokenizer.empty()) json["tokenizer"] = sidecar.tokenizer;
   if (sidecar.document_end) json["document_end"] = document_end_json(*sidecar.document_end);
+  if (sidecar.special_tokens) json["special_tokens"] = *sidecar.special_tokens;
   if (!sidecar.content.empty()) json["content"] = sidecar.content;
   if (!sidecar.set_aside.empty()) json["set_aside"] = sidecar.set_aside;
   if (!sidecar.mask.empty()) json["mask"] = sidecar.mask;

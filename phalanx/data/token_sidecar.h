@@ -2,8 +2,7 @@
 // byte, so that tools that do not know this file can still read them.
 //
 //   {"format": "phalanx.tokens", "version": 1, "type": "uint16", "tokens": 123, "documents": 4, "vocab_size": 4096,
-//    "tokenizer": "tok1:...", "document_end": 0, "content": "...",
-//    "set_aside": "..."}
+//    "tokenizer": "tok1:...", "document_end": 0, "special_tokens": true, "content": "...", "set_aside": "..."}
 //
 // A file with a mask (PREFIX.mask) has "version": 2 and "mask": its hash. Programs that know no masks refuse it.
 //

@@ -156,6 +156,7 @@ TEST_F(RawIdsTest, ASidecarThatDescribesAnotherFileIsRefused) {
               AllOf(HasSubstr("a tokenizer of 101 ids"), HasSubstr("more than the model's vocab_size of 100")));
   EXPECT_THAT(with("document_end", "end"), HasSubstr("\"document_end\": expected an id, or \"none\", found \"end\""));
   EXPECT_THAT(with("document_end", 100), HasSubstr("expected an id below \"vocab_size\", 100, or \"none\", found 100"));
+  EXPECT_THAT(with("special_tokens", 1), HasSubstr("\"special_tokens\": expected true or false, found 1"));
   EXPECT_THAT(with("document_end", -1), HasSubstr("\"document_end\": expected an id"));
   EXPECT_THAT(with("vocab_size", 6), HasSubstr("accepted"));  // ids up to 5
   EXPECT_THAT(with("vocab_size", 5),

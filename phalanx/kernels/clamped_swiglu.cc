@@ -5,6 +5,8 @@
 
 #include <optional>
 
+#include "phalanx/tensor/scale_in_place.h"
+
 namespace phalanx::kernels {
 namespace {
 
@@ -25,7 +27,9 @@ struct ClampedSwiglu : torch::autograd::Function<ClampedSwiglu> {
     const double limit = ctx->saved_data["limit"].toDouble();
     const at::Tensor g = gate.clamp_max(limit), s = (g * kSigmoidGain).sigmoid_();
     // d(g s)/dg = s + 1.702 g s (1 - s). As in torch, a clamped value has a gradient at the limit itself.
-    const at::Tensor slope = s * ((1.0 - s).mul_(g).mul_(kSigmoidGain).add_(1.0));
+    const at::Tensor rise = (1.0 - s).mul_(g);
+    scale_in_place(rise, kSigmoidGain);
+    const at::Tensor slope = s * (rise + 1.0);
     at::Tensor dgate = (up.clamp(-limit, limit).add_(1.0)).mul_(dy).mul_(slope);
     dgate.masked_fill_(gate > limit, 0.0);
     at::Tensor dup = (g * s).mul_(dy);

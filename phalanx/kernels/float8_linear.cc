@@ -13,6 +13,7 @@
 #include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/saved_activations.h"
+#include "phalanx/tensor/scale_in_place.h"
 #include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx::kernels {
@@ -58,7 +59,7 @@ void add_product(const Float8Matrix& dy, const Float8Matrix& x, const WeightGrad
     return;
   }
   const at::Tensor made = float8_product(dy, x, {.dtype = dweight.out.scalar_type(), .emulate = emulate});
-  if (dweight.beta != 1.0) dweight.out.mul_(dweight.beta);
+  if (dweight.beta != 1.0) scale_in_place(dweight.out, dweight.beta);
   dweight.out.add_(made);
 }
 

@@ -27,6 +27,7 @@
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/row_kernels.h"
 #include "phalanx/kernels/weight_product.h"
+#include "phalanx/tensor/scale_in_place.h"
 #include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx::kernels {
@@ -53,7 +54,7 @@ void head_weight_gradient(const at::Tensor& dlogits, const at::Tensor& x, float 
     const std::int64_t n = std::min(kLogitsChunk, rows - from);
     made.addmm_(dlogits.narrow(0, from, n).t(), x.narrow(0, from, n), from == 0 ? 0.0 : 1.0);
   }
-  if (factor != 1.0f) made.mul_(factor);
+  if (factor != 1.0f) scale_in_place(made, factor);
   if (adds) dweight.out.add_(made);
 }
 
@@ -154,7 +155,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     auto& gradients = static_cast<HeadGradients&>(*capsule);
     const float factor = grads[0].item<float>();
     at::Tensor dx = std::move(gradients.dx), dweight;
-    if (dx.defined() && factor != 1.0f) dx.mul_(factor);
+    if (dx.defined() && factor != 1.0f) scale_in_place(dx, factor);
     if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
     if (gradients.dlogits.defined() && ctx->needs_input_grad(1)) {
       const auto write = [dlogits = std::move(gradients.dlogits), x = std::move(gradients.x),
@@ -248,11 +249,11 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
       factor = factor * unit->second.toTensor();
     }
     at::Tensor dx = std::move(gradients.dx), dweight;
-    if (dx.defined()) dx.mul_(factor);
+    if (dx.defined()) scale_in_place(dx, factor);
     if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
     if (gradients.wide.defined() && ctx->needs_input_grad(1)) {
       const WeightGradient out = weight_gradient(gradients.weight);
-      gradients.wide.mul_(factor);
+      scale_in_place(gradients.wide, factor);
       out.beta == 0.0 ? out.out.copy_(gradients.wide) : out.out.add_(gradients.wide);
       dweight = out.returned;
     }
@@ -263,7 +264,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
         const bool in_place = out.beta == 0.0 && !is_half;
         at::Tensor made = in_place ? out.out : at::empty_like(out.out, is_half ? at::kFloat : out.out.scalar_type());
         add_weight_product(dlogits, x, {made, 0.0, at::Tensor()});
-        made.mul_(factor);
+        scale_in_place(made, factor);
         if (!in_place) out.beta == 0.0 ? out.out.copy_(made) : out.out.add_(made);
       };
       dweight = write_or_defer(*ctx, gradients.weight, write);

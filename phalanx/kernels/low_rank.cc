@@ -9,6 +9,7 @@
 
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/weight_product.h"
+#include "phalanx/tensor/scale_in_place.h"
 #include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx::kernels {
@@ -41,6 +42,18 @@ void LowRankRows::add_gradients(const at::Tensor& dout, std::int64_t from) {
     at::mm_out(dx_rows, dout, used_);
   }
   if (dweight_.defined()) add_weight_product(dout, x_.narrow(0, from, rows), {dweight_, 1.0, at::Tensor()});
+}
+
+LowRankRows::Gradients LowRankRows::deliver(float factor) {
+  if (dx_.defined()) scale_in_place(dx_, factor);
+  if (dweight_.defined()) scale_in_place(dweight_, factor);
+  return delivered();
+}
+
+LowRankRows::Gradients LowRankRows::deliver(const at::Tensor& factor) {
+  if (dx_.defined()) scale_in_place(dx_, factor);
+  if (dweight_.defined()) scale_in_place(dweight_, factor);
+  return delivered();
 }
 
 LowRankRows::Gradients LowRankRows::delivered() {

@@ -40,12 +40,8 @@ class LowRankRows {
   };
   /// Those of all rows, times a factor: a number, or a scalar on the device.
   /// REQUIRES: called inside a backward function, and only once.
-  template <class Factor>
-  Gradients deliver(const Factor& factor) {
-    if (dx_.defined()) dx_.mul_(factor);
-    if (dweight_.defined()) dweight_.mul_(factor);
-    return delivered();
-  }
+  Gradients deliver(float factor);
+  Gradients deliver(const at::Tensor& factor);
 
  private:
   Gradients delivered();

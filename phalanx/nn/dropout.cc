@@ -35,8 +35,8 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
   box.offsets.at(dim) = whole.at(dim) * split_.part;
   whole[dim] *= split_.parts;
   fill_in_run(mask, Init::uniform(0.0, 1.0), *rng_state_, layer_, std::move(box), std::move(whole));
-  mask.ge_(probability_).mul_(1.0 / (1.0 - probability_));
-  return x.mul(mask.to(x.scalar_type()));
+  mask.ge_(probability_);
+  return x.mul(mask.to(x.scalar_type())).mul(1.0 / (1.0 - probability_));  // as a number, which 16 bits do not round
 }
 
 void set_dropout_rng_state(torch::nn::Module& model, const PlaceInRun& rng_state) {

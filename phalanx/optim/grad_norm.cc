@@ -20,6 +20,7 @@
 #include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/optim/exact_sum.h"
 #include "phalanx/optim/row_squares.h"
+#include "phalanx/tensor/scale_in_place.h"
 
 namespace phalanx {
 namespace {
@@ -163,14 +164,21 @@ GradNorm clip_grad_norm(const std::vector<NamedTensor>& parameters, double max_n
   if (gradients.device.is_cpu()) {
     const double scale = max_norm / (norm.value() + kClipEpsilon);
     if (norm.is_finite() && scale < 1) {
-      for (const auto& [dtype, grads] : gradients.all) at::_foreach_mul_(grads, scale);
+      for (const auto& [dtype, grads] : gradients.all) {
+        for (const at::Tensor& grad : grads) scale_in_place(grad, scale);
+      }
     }
     return norm;
   }
   // On a device the scale stays there, so that the host does not wait.
   const at::Tensor scale = clip_factor(norm.on_device(), max_norm);
   for (const auto& [dtype, grads] : gradients.all) {
-    at::_foreach_mul_(grads, scale.to(grads.front().scalar_type()));
+    if (grads.front().scalar_type() == at::kFloat) {
+      at::_foreach_mul_(grads, scale.to(at::kFloat));
+    } else {  // the operator for lists wants the scale in the gradients' type
+      const at::Tensor wide = scale.to(grads.front().scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+      for (const at::Tensor& grad : grads) scale_in_place(grad, wide);
+    }
   }
   return norm;
 }

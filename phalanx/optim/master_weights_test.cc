@@ -14,7 +14,9 @@
 #include <map>
 #include <memory>
 
+#include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/adamw.h"
+#include "phalanx/optim/lion.h"
 #include "phalanx/optim/sgd.h"
 #include "phalanx/optim/widen.h"
 
@@ -67,6 +69,39 @@ TEST(MasterWeights, TakeTheStepsOfFloat32) {
         ASSERT_TRUE(equal_bytes(state_of(*optimizer, "w.master"), wide.detach())) << dtype << " step " << step;
         ASSERT_TRUE(equal_bytes(narrow.detach(), wide.detach().to(dtype))) << dtype << " step " << step;
       }
+    }
+  }
+}
+
+// Every element, in whole vectors and behind them.
+TEST(MasterWeights, WithoutThemParametersTakeTheSameStepsButForRounding) {
+  const std::vector<MakeStepper> makes = {
+      [](auto parameters) { return std::make_unique<Sgd>(std::move(parameters), SgdOptions{.master_weights = false}); },
+      [](auto parameters) {
+        return std::make_unique<Sgd>(std::move(parameters),
+                                     SgdOptions{.momentum = 0.9, .weight_decay = 0.01, .master_weights = false});
+      },
+      [](auto parameters) {
+        return std::make_unique<AdamW>(std::move(parameters), AdamWOptions{.master_weights = false});
+      },
+      [](auto parameters) {
+        return std::make_unique<Lion>(std::move(parameters), LionOptions{.master_weights = false});
+      },
+      [](auto parameters) {
+        return std::make_unique<Adadelta>(std::move(parameters), AdadeltaOptions{.master_weights = false});
+      }};
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (std::size_t number = 0; number < makes.size(); ++number) {
+      const auto narrow = waves(kElements, 0.7, dtype).requires_grad_();
+      const auto wide = narrow.detach().to(at::kFloat).requires_grad_();
+      const auto optimizer = makes[number]({{"w", narrow}}), reference = makes[number]({{"w", wide}});
+      narrow.mutable_grad() = waves(kElements, 0.3, dtype);
+      wide.mutable_grad() = narrow.grad().to(at::kFloat);
+      optimizer->step(0.25);
+      reference->step(0.25);
+      // Some round the moments and the parts of an update, too.
+      const at::Tensor off = narrow.detach().to(at::kFloat).sub(wide.detach()).abs();
+      EXPECT_LT(off.max().item<float>(), dtype == at::kHalf ? 4e-3F : 3e-2F) << dtype << " optimizer " << number;
     }
   }
 }

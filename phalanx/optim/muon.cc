@@ -13,6 +13,7 @@
 #include "phalanx/base/nearest.h"
 #include "phalanx/optim/step_kernels.h"
 #include "phalanx/optim/widen.h"
+#include "phalanx/tensor/scale_in_place.h"
 
 namespace phalanx {
 namespace {
@@ -121,7 +122,7 @@ at::Tensor Muon::add_to_momentum(const Target& target, const std::optional<at::T
   const at::Tensor& buffer = momentum_buffer_[target.index];
   at::Tensor grad = target.grad.to(buffer.scalar_type());
   if (target.grad_factor != 1) grad = grad.mul(target.grad_factor);
-  if (target.grad_factor_tensor.defined()) grad = grad.mul(target.grad_factor_tensor.to(grad.scalar_type()));
+  if (target.grad_factor_tensor.defined()) grad = scaled(grad, target.grad_factor_tensor);
   const at::Tensor stepped = at::lerp(buffer, grad, 1 - options_.momentum);
   buffer.copy_(skip ? at::where(skip->ne(0), buffer, stepped) : stepped);
   return (options_.nesterov ? at::lerp(grad, buffer, options_.momentum) : buffer).to(at::kBFloat16);

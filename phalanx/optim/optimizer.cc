@@ -19,6 +19,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/optim/widen.h"
+#include "phalanx/tensor/scale_in_place.h"
 
 namespace phalanx {
 namespace {
@@ -215,9 +216,7 @@ void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, const s
       target.grad = target.grad.to(at::kFloat);
     }
     if (target.grad_factor != 1) target.grad = target.grad.mul(target.grad_factor);
-    if (target.grad_factor_tensor.defined()) {
-      target.grad = target.grad.mul(target.grad_factor_tensor.to(target.grad.scalar_type()));
-    }
+    if (target.grad_factor_tensor.defined()) target.grad = scaled(target.grad, target.grad_factor_tensor);
     if (!target.grad.is_same(parameter.grad())) copied += target.grad.numel();
     batch.push_back(std::move(target));
     if (copied < kCopied && i + 1 < group.size()) continue;

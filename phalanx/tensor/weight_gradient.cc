@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "phalanx/tensor/grad_ready.h"
+#include "phalanx/tensor/scale_in_place.h"
 
 namespace phalanx {
 namespace {
@@ -66,12 +67,12 @@ EarlyWeightGradient::EarlyWeightGradient(const at::Tensor& weight)
 
 at::Tensor EarlyWeightGradient::deliver(float factor) {
   return deliver_scaled([factor](at::Tensor& made) {
-    if (factor != 1.0F) made.mul_(factor);
+    if (factor != 1.0F) scale_in_place(made, factor);
   });
 }
 
 at::Tensor EarlyWeightGradient::deliver(const at::Tensor& factor) {
-  return deliver_scaled([&factor](at::Tensor& made) { made.mul_(factor); });
+  return deliver_scaled([&factor](at::Tensor& made) { scale_in_place(made, factor); });
 }
 
 at::Tensor EarlyWeightGradient::deliver_scaled(const std::function<void(at::Tensor&)>& scale) {

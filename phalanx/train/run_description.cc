@@ -89,7 +89,9 @@ DescriptionLines describe_run(const RunParts& run) {
   }
   lines.emplace_back("memory", run.model.memory_text());
   for (const std::string& text : experts_in_words(run.config, plan, model)) lines.emplace_back("experts", text);
-  lines.emplace_back("precision", precision_text(run.config, plan));
+  const bool has_tf32 = !run.device.is_cpu() && run.config.training.float32_matmul_precision == "high";
+  lines.emplace_back("precision",
+                     precision_text(run.config, plan) + (has_tf32 ? ", products of float32 matrices in TF32" : ""));
   if (const std::string float8 = float8_text(run.model.model(), run.config, run.device); !float8.empty()) {
     lines.emplace_back("float8", float8);
   }

@@ -93,6 +93,7 @@ Trainer::Trainer(config::TrainConfig config, TrainerContext context)
       checkpoints_(
           config_, context_.world, [this](const std::string& line) { log_info(line); }, context_.job) {
   if (config_.debug.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  set_float32_matmul_precision(config_, context_.device);
   warn_of_slow_precision(config_, context_.device);
   if (config_.lr_scheduler.warmup_steps > config_.training.steps) {
     log::warn_once(
@@ -404,7 +405,7 @@ std::shared_ptr<models::Llama> Trainer::full_model() const {
   const at::NoGradGuard no_grad;
   for (const NamedTensor& parameter : nn::named_parameters(*model)) {
     const auto same = std::ranges::find(whole, parameter.name, &NamedTensor::name);
-    at::Tensor(parameter.tensor).set_data(same->tensor.detach());
+    at::Tensor(parameter.tensor).set_data(same->tensor.detach().to(context_.device));
   }
   model_->use_expert_biases(*model);
   return model;

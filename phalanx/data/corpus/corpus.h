@@ -62,7 +62,8 @@ BpeTokenizer train_tokenizer(const std::vector<Document>& documents, BpeTrainerO
                              const Advance& bytes_read = {}, const std::function<void(TrainingProgress)>& merged = {});
 
 struct EncodingOptions {
-  bool end_of_text = true;  // end every document with the tokenizer's end-of-text token
+  bool special_tokens = true;  // put those of the tokenizer's template, such as <s>, around every document
+  bool end_of_text = true;     // end every document with the tokenizer's end-of-text token
   Advance bytes_done;
   std::string set_aside = {};  // the content_hash() of the part of this text that was set aside, if any
   std::int64_t threads = 1;    // the files are the same for every number
@@ -83,7 +84,7 @@ struct EncodingSummary {
   std::int64_t with_special = 0;      // texts that contain special tokens of the tokenizer, encoded as ordinary text
   std::string first_special = {};     // the first: "'<|im_start|>' in chats.txt"
   std::int64_t bytes = 0, bytes_taken_over = 0;
-  std::int64_t tokens = 0;
+  std::int64_t tokens = 0;       // with those that were put around documents
   double unigram_entropy = 0.0;  // nats per token
 };
 

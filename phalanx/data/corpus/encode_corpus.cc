@@ -19,6 +19,7 @@
 #include "phalanx/base/version.h"
 #include "phalanx/data/corpus/corpus.h"
 #include "phalanx/data/corpus/encode_all.h"
+#include "phalanx/data/corpus/surrounding_tokens.h"
 #include "phalanx/data/corpus/token_statistics.h"
 #include "phalanx/data/corpus/unfinished_tokens.h"
 #include "phalanx/data/token_file_writer.h"
@@ -36,7 +37,8 @@ UnfinishedOrigin origin_of(const std::vector<Document>& documents, const BpeToke
                            const EncodingOptions& options) {
   UnfinishedOrigin origin{.tokenizer = tokenizer_fingerprint(tokenizer), .set_aside = options.set_aside};
   ContentHash hash;
-  hash.add(version()).add(origin.tokenizer).add(options.end_of_text ? 1 : 0).add(options.set_aside);
+  hash.add(version()).add(origin.tokenizer).add(options.end_of_text ? 1 : 0).add(options.special_tokens ? 1 : 0);
+  hash.add(options.set_aside);
   for (const Document& document : documents) {
     const FileState state = document.listed ? *document.listed : state_of(document.path);
     hash.add(document.path).add(state.bytes).add(state.modified).add(document.begin).add(document.end);
@@ -75,6 +77,8 @@ class CorpusEncoder {
         options_(options),
         type_(stored_type(tokenizer.vocab_size())),
         end_(end_of_text(tokenizer, options)),
+        around_(surrounding_tokens(tokenizer, {.special_tokens = options.special_tokens,
+                                               .end = options.end_of_text ? std::optional(end_) : std::nullopt})),
         origin_(origin_of(documents, tokenizer, options)),
         unfinished_(prefix, origin_, file_system()),
         counts_(static_cast<std::size_t>(tokenizer.vocab_size()), 0),
@@ -98,6 +102,7 @@ class CorpusEncoder {
                                                                                 .file_system = options_.file_system,
                                                                                 .document_end = end_,
                                                                                 .set_aside = options_.set_aside,
+                                                                                .special_tokens = special_tokens(),
                                                                                 .kept = std::move(kept)});
     summary_.path = writer_->bin_path();
     if (keeps()) unfinished_.begin();
@@ -125,12 +130,17 @@ class CorpusEncoder {
   }
 
  private:
-  /// What follows a piece.
-  struct PieceEnd {
-    bool ends_document = false;
+  struct PieceEnds {
+    bool begins_document = false, ends_document = false;
     bool counts = false;  // for the progress
   };
 
+  /// For the sidecar: unset where the tokenizer's template has none.
+  std::optional<bool> special_tokens() const {
+    const BpeModel& model = tokenizer_.model();
+    if (model.prefix.empty() && model.suffix.empty()) return std::nullopt;
+    return options_.special_tokens;
+  }
   bool keeps() const { return options_.tokens_kept_at_once > 0; }
   FileSystem& file_system() const { return options_.file_system ? *options_.file_system : posix_file_system(); }
 
@@ -179,21 +189,22 @@ class CorpusEncoder {
       if (counts_bytes) options_.bytes_done(text.size());
       return;
     }
-    do {
+    for (bool begins = true; begins || !text.empty(); begins = false) {
       std::size_t cut = text.size() > kChunkBytes ? tokenizer_.safe_cut(text, kChunkBytes) : text.size();
       if (cut == 0) cut = text.size();
       pieces_.emplace_back(text.substr(0, cut));
       text.remove_prefix(cut);
-      ends_.push_back({.ends_document = text.empty(), .counts = counts_bytes});
+      ends_.push_back({.begins_document = begins, .ends_document = text.empty(), .counts = counts_bytes});
       piece_bytes_ += cut;
       if (piece_bytes_ >= batch_bytes_) write_pieces();
-    } while (!text.empty());
+    }
   }
 
   void write_pieces() {
     std::vector<std::vector<TokenId>> ids = encode_all(tokenizer_, pieces_, {.threads = options_.threads});
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (ends_[i].ends_document && options_.end_of_text) ids[i].push_back(end_);
+      if (ends_[i].begins_document) ids[i].insert(ids[i].begin(), around_.before.begin(), around_.before.end());
+      if (ends_[i].ends_document) ids[i].insert(ids[i].end(), around_.after.begin(), around_.after.end());
       for (const TokenId id : ids[i]) ++counts_[static_cast<std::size_t>(id)];
       writer_->append(ids[i]);
       length_ += std::ssize(ids[i]);
@@ -225,13 +236,14 @@ class CorpusEncoder {
   const EncodingOptions& options_;
   const TokenType type_;
   const TokenId end_;  // of a document
+  const SurroundingTokens around_;
   const UnfinishedOrigin origin_;
   UnfinishedTokens unfinished_;
   std::unique_ptr<TokenFileWriter> writer_;
   AddedTokenFinder specials_;
   std::vector<std::int64_t> counts_;  // of each id
   std::vector<std::string> pieces_;   // a text, or a part of a large one
-  std::vector<PieceEnd> ends_;
+  std::vector<PieceEnds> ends_;
   std::size_t piece_bytes_ = 0, batch_bytes_;
   std::int64_t texts_ = 0, length_ = 0;  // length_: tokens of the document so far
   std::int64_t kept_tokens_ = 0;

@@ -41,6 +41,11 @@ json described_file(const Document& file) {
           {"content", hash_of_ids(TokenType::u8, content.bytes())}};
 }
 
+/// Whether the tokens of the tokenizer's template stand around texts; null: it has none.
+json special_tokens_of(const json& description) {
+  return description.contains("special_tokens") ? description.at("special_tokens") : json();
+}
+
 /// Where the two descriptions of a stream differ in what decides the rows.
 std::vector<std::string> differences_of(const json& saved, const json& now) {
   std::vector<std::string> found;
@@ -69,6 +74,9 @@ std::vector<std::string> differences_of(const json& saved, const json& now) {
                                                       {"document_end", "the token that ends a text"}};
   for (const auto& [key, label] : keys) {
     if (saved.at(key) != now.at(key)) add(label, saved.at(key).dump(), now.at(key).dump());
+  }
+  if (special_tokens_of(saved) != special_tokens_of(now)) {
+    add("[stream] special_tokens", special_tokens_of(saved).dump(), special_tokens_of(now).dump());
   }
   if (saved.at("shuffle") == true && now.at("shuffle") == true && saved.at("seed") != now.at("seed")) {
     add("[debug] seed", saved.at("seed").dump(), now.at("seed").dump());
@@ -272,6 +280,8 @@ json TextStream::describe() const {
                   {"seq_len", options.seq_len},
                   {"shuffle", options.shuffle},
                   {"seed", options.seed}};
+  const BpeModel& model = windows_.tokenizer().model();
+  if (!model.prefix.empty() || !model.suffix.empty()) description_["special_tokens"] = options.special_tokens;
   return description_;
 }
 

@@ -45,7 +45,7 @@ class TextStreamTest : public ::testing::Test {
 
   struct Options {
     std::int64_t batch = 1, seq_len = kSeq, window = 17, workers = 1;
-    bool shuffle = true, separate = false, pack = false;
+    bool shuffle = true, separate = false, pack = false, special_tokens = true;
     std::uint64_t seed = 3;
     std::string field = "text";
   };
@@ -58,7 +58,8 @@ class TextStreamTest : public ::testing::Test {
                      .separate_documents = options.separate || options.pack,
                      .pack = options.pack,
                      .window = options.window,
-                     .workers = options.workers}),
+                     .workers = options.workers,
+                     .special_tokens = options.special_tokens}),
         options.batch);
   }
 
@@ -160,6 +161,24 @@ TEST_F(TextStreamTest, WithoutShufflingItsRowsAreThoseOfATokenFileOfTheSameTexts
     const std::int64_t steps = (file.sample_count() - 1) / 2;
     EXPECT_EQ(rows_of(*texts, 0, steps), rows_of(file, 0, steps));
   }
+}
+
+TEST_F(TextStreamTest, TokensOfTheTemplateAreAroundEachText) {
+  tokenizer_ = with_template(tokenizer_, {*tokenizer_.id_of("t")}, {*tokenizer_.id_of("z")});
+  for (const bool special : {true, false}) {
+    const EncodingSummary made = encode_corpus(list_corpus({folder_.path().string()}).documents, tokenizer_,
+                                               made_.path().string() + "/made", {.special_tokens = special});
+    const DataLoader file(TokenFile(made.path), {.seq_len = kSeq, .global_batch_size = 2, .shuffle = false});
+    const auto texts = stream({.batch = 2, .window = 1000, .shuffle = false, .special_tokens = special});
+    const std::int64_t steps = (file.sample_count() - 1) / 2;
+    EXPECT_EQ(rows_of(*texts, 0, steps), rows_of(file, 0, steps));
+    EXPECT_EQ(row_of(*texts, 0, 0).inputs.front() == *tokenizer_.id_of("t"), special);
+  }
+  const auto with = stream({}), without = stream({.special_tokens = false});
+  rows_of(*with, 0, 1);
+  EXPECT_THAT(without->resume(with->describe(), with->saved_position(1)).differences,
+              ElementsAre(HasSubstr("[stream] special_tokens")));
+  EXPECT_THAT(stream({})->resume(with->describe(), with->saved_position(1)).differences, IsEmpty());
 }
 
 TEST_F(TextStreamTest, PackedRowsAreThoseOfAPackedTokenFileOfTheSameTexts) {

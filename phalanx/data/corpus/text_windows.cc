@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "phalanx/base/log.h"
 #include "phalanx/data/best_fit.h"
 #include "phalanx/data/corpus/encode_all.h"
+#include "phalanx/data/corpus/surrounding_tokens.h"
 #include "phalanx/data/permutation.h"
 
 namespace phalanx::data {
@@ -49,6 +51,7 @@ TextWindows::TextWindows(std::vector<Document> files, BpeTokenizer tokenizer, Te
         "it name one: expected one to end each text");
   }
   document_end_ = *end;
+  around_ = surrounding_tokens(tokenizer_, {.special_tokens = options_.special_tokens, .end = end});
 }
 
 void TextWindows::each(TextCursor from, const std::atomic<bool>& stop,
@@ -115,8 +118,9 @@ TextWindow TextWindows::window_of(const std::vector<std::string>& texts, TextCur
   for (std::int64_t i = 0; i < std::ssize(ids); ++i) {
     const auto& document = ids[static_cast<std::size_t>(options_.shuffle ? order(i) : i)];
     window.starts.push_back(std::ssize(window.tokens));
-    window.tokens.insert(window.tokens.end(), document.begin(), document.end());
-    window.tokens.push_back(document_end_);
+    for (const auto& part : {std::cref(around_.before), std::cref(document), std::cref(around_.after)}) {
+      window.tokens.insert(window.tokens.end(), part.get().begin(), part.get().end());
+    }
   }
   const std::int64_t seq = options_.seq_len;
   if (!options_.pack) {

@@ -3,7 +3,8 @@
 //
 // An epoch reads every document of every file once, files in their order or in one drawn from (seed, epoch). A window
 // ends after `window` documents, after about 64 MiB of text, or with its epoch. With `shuffle` its documents are in an
-// order drawn from the seed and its beginning. Each document is followed by the tokenizer's end-of-text token.
+// order drawn from the seed and its beginning. Each document has the tokens around it that the tokenizer's template
+// puts there, such as <s>, and is followed by the tokenizer's end-of-text token.
 // - Without packing the documents follow each other, cut every seq_len. The last row of a window may end in padding.
 // - With packing a document of n tokens takes n - 1 places, rows are filled by best fit (best_fit.h), and only a
 //   document longer than a row is cut, as in packed_rows.h.
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "phalanx/data/corpus/documents.h"
+#include "phalanx/data/corpus/surrounding_tokens.h"
 #include "phalanx/data/tokenizer/bpe_tokenizer.h"
 
 namespace phalanx::data {
@@ -30,6 +32,7 @@ struct TextWindowOptions {
   bool pack = false;           // REQUIRES: separate_documents
   std::int64_t window = 4096;  // documents
   std::int64_t workers = 1;    // threads that tokenise
+  bool special_tokens = true;  // those of the tokenizer's template
 };
 
 /// Where a window begins: at a record of a file, which is counted in the order of the epoch.
@@ -72,6 +75,7 @@ class TextWindows {
   BpeTokenizer tokenizer_;
   TextWindowOptions options_;
   TokenId document_end_ = 0;
+  SurroundingTokens around_;  // of a document
 };
 
 }  // namespace phalanx::data

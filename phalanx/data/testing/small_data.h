@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "phalanx/base/file.h"
 #include "phalanx/data/token_file.h"
 #include "phalanx/data/token_file_writer.h"
+#include "phalanx/data/tokenizer/bpe_model.h"
 #include "phalanx/data/tokenizer/bpe_tokenizer.h"
 #include "phalanx/data/tokenizer/bpe_trainer.h"
 
@@ -36,6 +38,15 @@ inline BpeTokenizer small_tokenizer(const std::string& text) {
   BpeTrainer trainer({.vocab_size = 260});
   trainer.add(text);
   return trainer.train();
+}
+
+/// The tokenizer with a template that puts these ids before and after a text.
+inline BpeTokenizer with_template(const BpeTokenizer& tokenizer, std::vector<TokenId> prefix,
+                                  std::vector<TokenId> suffix) {
+  BpeModel model = tokenizer.model();
+  model.prefix = std::move(prefix);
+  model.suffix = std::move(suffix);
+  return BpeTokenizer(std::move(model));
 }
 
 }  // namespace phalanx::data

@@ -23,6 +23,7 @@
 #include "phalanx/kernels/fusible.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/kernels/row_kernels.h"
+#include "phalanx/tensor/scale_in_place.h"
 #include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx {
@@ -249,11 +250,11 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
     kernels::LowRankRows::Gradients low;
     if (grads[0].device().is_cpu()) {
       const float factor = grads[0].item<float>();
-      if (dh.defined() && factor != 1.0F) dh.mul_(factor);
+      if (dh.defined() && factor != 1.0F) scale_in_place(dh, factor);
       if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
       low = gradients.low.deliver(factor);
     } else {  // the host does not wait for the factor
-      if (dh.defined()) dh.mul_(grads[0]);
+      if (dh.defined()) scale_in_place(dh, grads[0]);
       if (gradients.dweight) dweight = gradients.dweight->deliver(grads[0]);
       low = gradients.low.deliver(grads[0]);
     }

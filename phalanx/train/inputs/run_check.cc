@@ -78,10 +78,11 @@ void check_files(const config::ConfigReading& reading, const std::optional<confi
   const bool packs_apart = config.training.packing == "none" || config.training.attn_mask_type == "block_causal";
   const bool data_are_read =
       (!config::training_datasets(config).empty() || !config.stream.paths.empty()) && packs_apart &&
-      are_right({"stream.paths", "stream.field", "stream.window", "stream.workers", "training.dataset_path",
-                 "training.datasets", "validation.datasets", "training.dataset_dtype", "training.attn_mask_type",
-                 "training.packing", "validation.enable", "validation.dataset_path", "validation.fraction",
-                 "validation.local_batch_size", "training.allow_tokenizer_mismatch", "model.hf_assets_path"});
+      are_right({"stream.paths", "stream.field", "stream.window", "stream.workers", "stream.special_tokens",
+                 "training.dataset_path", "training.datasets", "validation.datasets", "training.dataset_dtype",
+                 "training.attn_mask_type", "training.packing", "validation.enable", "validation.dataset_path",
+                 "validation.fraction", "validation.local_batch_size", "training.allow_tokenizer_mismatch",
+                 "model.hf_assets_path"});
   if (data_are_read) problems.collect([&] { tokenizer = open_training_files(config, *plan).tokenizer.identity; });
   const bool weights_are_read =
       are_right({"checkpoint.enable", "checkpoint.folder", "checkpoint.initial_load_path",

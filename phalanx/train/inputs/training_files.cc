@@ -34,7 +34,7 @@ config::Datasets held_out_datasets(const config::TrainConfig& config) {
 
 std::unique_ptr<data::TextStream> open_texts(const config::TrainConfig& config, const config::RunPlan& plan,
                                              std::vector<std::string>& lines) {
-  const auto& [paths, field, window, workers] = config.stream;
+  const auto& [paths, field, window, workers, special_tokens] = config.stream;
   data::CorpusListing listing;
   try {
     listing = data::list_corpus(paths, {.field = field});
@@ -53,7 +53,8 @@ std::unique_ptr<data::TextStream> open_texts(const config::TrainConfig& config, 
                          .separate_documents = config.training.attn_mask_type == "block_causal",
                          .pack = config.training.packing == "best_fit",
                          .window = window,
-                         .workers = workers}),
+                         .workers = workers,
+                         .special_tokens = special_tokens}),
       plan.global_batch_size);
 }
 
@@ -113,8 +114,8 @@ void tell_rounded_shares(const config::Datasets& sets, const data::BlendSchedule
   }
 }
 
-/// Of texts, the end is the tokenizer's; held-out token files of texts must have the same.
-void take_document_end(const config::TrainConfig& config, data::TokenId end, TrainingTokenizer& tokenizer) {
+/// Of texts, the end is the tokenizer's; held-out token files of texts must have the same around their documents.
+void compare_with_texts(const config::TrainConfig& config, data::TokenId end, TrainingTokenizer& tokenizer) {
   const nlohmann::json mine = data::document_end_json(end);
   const nlohmann::json held_out = tokenizer.ends_texts ? data::document_end_json(*tokenizer.ends_texts) : mine;
   if (held_out != mine && !config.training.allow_tokenizer_mismatch) {
@@ -125,6 +126,16 @@ void take_document_end(const config::TrainConfig& config, data::TokenId end, Tra
         mine.dump(), held_out.dump()));
   }
   tokenizer.identity["document_end"] = mine;
+  const bool special_tokens = config.stream.special_tokens;
+  if (tokenizer.special_tokens.value_or(special_tokens) != special_tokens &&
+      !config.training.allow_tokenizer_mismatch) {
+    throw ConfigError(
+        fmt::format("the texts of [stream] paths have {}the tokens of the tokenizer's template around them, unlike the "
+                    "documents of the held-out token files: expected the same; change [stream] special_tokens, make "
+                    "those again by `phalanx tokenize`, or train all the same by [training] allow_tokenizer_mismatch = "
+                    "true",
+                    special_tokens ? "" : "not "));
+  }
 }
 
 }  // namespace
@@ -229,7 +240,7 @@ TrainingFiles open_training_files(const config::TrainConfig& config, const confi
   }
   result.tokenizer = training_tokenizer(config, options.vocab_size, all);
   if (const auto* const texts = dynamic_cast<const data::TextStream*>(result.train.get())) {
-    take_document_end(config, texts->windows().document_end(), result.tokenizer);
+    compare_with_texts(config, texts->windows().document_end(), result.tokenizer);
   }
   return result;
 }

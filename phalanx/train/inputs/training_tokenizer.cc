@@ -24,8 +24,18 @@ struct KnownTokenizer {
   std::optional<std::int64_t> end_of_text = {};
 };
 
-/// The token that ends the documents of all files of one kind, from the first file that records it. ConfigError if
-/// another differs. The kinds are texts and conversations (files with a mask): each has an end of its own.
+/// ConfigError, unless the run may go on all the same, which is said.
+void refuse_difference(const config::TrainConfig& config, const std::string& text, std::vector<std::string>& lines) {
+  if (!config.training.allow_tokenizer_mismatch) {
+    throw ConfigError(text +
+                      ": expected the same; make one again by `phalanx tokenize`, or train all the same by [training] "
+                      "allow_tokenizer_mismatch = true");
+  }
+  lines.push_back(text + ": trained all the same, as [training] allow_tokenizer_mismatch says");
+}
+
+/// The token that ends the documents of all files of one kind, from the first file that records it. The kinds are texts
+/// and conversations (files with a mask): each has an end of its own.
 std::optional<std::int64_t> document_end_of(const config::TrainConfig& config,
                                             const std::vector<const data::TokenFile*>& files, bool has_mask,
                                             std::vector<std::string>& lines) {
@@ -35,16 +45,31 @@ std::optional<std::int64_t> document_end_of(const config::TrainConfig& config,
     if (first == nullptr) first = file;
     const std::int64_t known = *first->sidecar()->document_end, found = *file->sidecar()->document_end;
     if (found == known) continue;
-    const std::string text = fmt::format("the documents in {} end {}, but those in {} {}", first->path(),
-                                         data::document_end_text(known), file->path(), data::document_end_text(found));
-    if (!config.training.allow_tokenizer_mismatch) {
-      throw ConfigError(text +
-                        ": expected the same; make one again by `phalanx tokenize`, or train all the same by "
-                        "[training] allow_tokenizer_mismatch = true");
-    }
-    lines.push_back(text + ": trained all the same, as [training] allow_tokenizer_mismatch says");
+    refuse_difference(config,
+                      fmt::format("the documents in {} end {}, but those in {} {}", first->path(),
+                                  data::document_end_text(known), file->path(), data::document_end_text(found)),
+                      lines);
   }
   return first != nullptr ? first->sidecar()->document_end : std::nullopt;
+}
+
+/// Whether texts have the tokens of the tokenizer's template around them, from the first file that records it.
+std::optional<bool> special_tokens_of(const config::TrainConfig& config,
+                                      const std::vector<const data::TokenFile*>& files,
+                                      std::vector<std::string>& lines) {
+  const data::TokenFile* first = nullptr;
+  for (const data::TokenFile* file : files) {
+    if (!file->sidecar() || !file->sidecar()->special_tokens || !file->mask().empty()) continue;
+    if (first == nullptr) first = file;
+    const bool known = *first->sidecar()->special_tokens;
+    if (known == *file->sidecar()->special_tokens) continue;
+    refuse_difference(
+        config,
+        fmt::format("the documents in {} have the tokens of the tokenizer's template around them, those in {} do not",
+                    (known ? first : file)->path(), (known ? file : first)->path()),
+        lines);
+  }
+  return first != nullptr ? first->sidecar()->special_tokens : std::nullopt;
 }
 
 std::optional<KnownTokenizer> tokenizer_of_model(const config::TrainConfig& config, bool data_say_theirs,
@@ -129,6 +154,7 @@ TrainingTokenizer training_tokenizer(const config::TrainConfig& config, std::int
   }
   if (known) result.identity = {{"fingerprint", known->fingerprint}, {"vocab_size", known->vocab_size}};
   result.ends_texts = document_end_of(config, files, /*has_mask=*/false, result.lines);
+  result.special_tokens = special_tokens_of(config, files, result.lines);
   const auto ends_conversations = document_end_of(config, files, /*has_mask=*/true, result.lines);
   if (const auto end = result.ends_texts ? result.ends_texts : ends_conversations) {
     result.identity["document_end"] = data::document_end_json(*end);

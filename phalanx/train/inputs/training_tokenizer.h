@@ -20,12 +20,15 @@ namespace phalanx::train {
 struct TrainingTokenizer {
   nlohmann::json identity = nlohmann::json::object();  // {"fingerprint", "vocab_size", "document_end"}, where known
   std::optional<std::int64_t> ends_texts = {};  // the id that ends documents of files without a mask, where known
+  std::optional<bool> special_tokens = {};      // TokenSidecar::special_tokens of files without a mask, where known
   std::vector<std::string> lines;               // what could not be compared, or is allowed to differ
 };
 
-/// Throws ConfigError if the model's tokenizer has more ids than the model. Also throws it if the model's tokenizer
-/// differs from that of a file, or files of one kind (with a mask, or without) end their documents differently, unless
-/// [training] allow_tokenizer_mismatch is set.
+/// Throws ConfigError if the model's tokenizer has more ids than the model. Unless [training] allow_tokenizer_mismatch
+/// is set, also if
+/// - the model's tokenizer differs from that of a file,
+/// - files of one kind (with a mask, or without) end their documents differently,
+/// - some texts have the tokens of the tokenizer's template around them, and others do not.
 TrainingTokenizer training_tokenizer(const config::TrainConfig& config, std::int64_t vocab_size,
                                      const std::vector<const data::TokenFile*>& files);
 

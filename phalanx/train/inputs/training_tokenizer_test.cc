@@ -82,6 +82,25 @@ TEST_F(TrainingTokenizerTest, DocumentsOfARunEndByOneToken) {
   EXPECT_THAT(training_tokenizer(config_, 260, {&ended, &other}).lines, ElementsAre(HasSubstr("trained all the same")));
 }
 
+TEST_F(TrainingTokenizerTest, TextsOfARunHaveTheTokensOfTheTemplateOrNot) {
+  const auto with = [&](const std::string& name, std::optional<bool> special, bool has_mask = false) {
+    data::TokenFileWriter writer(path(name), {.vocab_size = 260, .has_mask = has_mask, .special_tokens = special});
+    const std::vector<std::int32_t> ids = {1, 2, 3};
+    has_mask ? writer.add_document(ids, std::vector<std::uint8_t>{0, 1, 1}) : writer.add_document(ids);
+    writer.finish();
+    return data::TokenFile(path(name));
+  };
+  const data::TokenFile has = with("has", true), lacks = with("lacks", false), silent = with("silent", {}),
+                        chats = with("chats", false, /*has_mask=*/true);
+  EXPECT_EQ(training_tokenizer(config_, 260, {&silent, &lacks}).special_tokens, false);
+  EXPECT_EQ(training_tokenizer(config_, 260, {&silent}).special_tokens, std::nullopt);
+  EXPECT_EQ(training_tokenizer(config_, 260, {&has, &chats}).special_tokens, true);
+  EXPECT_THAT(refused(260, {&lacks, &has}),
+              AllOf(HasSubstr("has.bin have the tokens of"), HasSubstr("lacks.bin do not: expected the same")));
+  config_.training.allow_tokenizer_mismatch = true;
+  EXPECT_THAT(training_tokenizer(config_, 260, {&has, &lacks}).lines, ElementsAre(HasSubstr("trained all the same")));
+}
+
 TEST_F(TrainingTokenizerTest, TextsAndConversationsEndEachByTheirOwnToken) {
   const std::string id = data::tokenizer_fingerprint(data::small_tokenizer("the cat sat on the mat"));
   const auto chats = [&](const std::string& name, std::int64_t end) {

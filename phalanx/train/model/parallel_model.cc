@@ -253,7 +253,7 @@ std::vector<NamedTensor> ParallelModel::full_weights_on_rank0(
       if (shard->is_first_holder()) narrow_to_box(whole, shard->box()).copy_(tensor);
       world_->reduce(whole, {.root = 0});
     }
-    if (world_->rank() == 0) result.push_back({name, whole});
+    if (world_->rank() == 0) result.push_back({name, shard ? whole.to(at::kCPU) : whole});
   }
   return result;
 }

@@ -109,7 +109,8 @@ class ParallelModel {
   std::vector<std::shared_ptr<Communicator>> communicators() const;
   /// The ranks that add up the gradient norm with this one; null: each rank has it all.
   Communicator* grad_norm_group() const;
-  /// Whole parameters on rank 0, an empty list on the others. `wanted` chooses among their names; unset: all.
+  /// Whole parameters on rank 0, an empty list on the others. Those that are gathered for it are on the host, and the
+  /// rank's device holds one of them at a time. `wanted` chooses among their names; unset: all.
   std::vector<NamedTensor> full_weights_on_rank0(const std::function<bool(const std::string&)>& wanted = {}) const;
 
   const DeviceMesh& mesh() const noexcept { return mesh_; }

@@ -1,5 +1,6 @@
 #include "phalanx/train/model/precision.h"
 
+#include <ATen/Context.h>
 #include <fmt/format.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -78,8 +79,19 @@ std::string precision_text(const config::TrainConfig& config, const config::RunP
   return fmt::format("{} gathered from float32 shards, gradients summed in {}{}{}", type, reduce, scaled, state);
 }
 
+void set_float32_matmul_precision(const config::TrainConfig& config, c10::Device device) {
+  if (!device.is_cpu()) at::globalContext().setAllowTF32CuBLAS(config.training.float32_matmul_precision == "high");
+}
+
 void warn_of_slow_precision(const config::TrainConfig& config, c10::Device device) {
   const std::string& type = config.training.mixed_precision_param;
+  const bool is_all_float32 = type == "float32" && config.training.dtype == "float32";
+  if (is_all_float32 && !device.is_cpu() && config.training.float32_matmul_precision == "highest") {
+    log::warn_once(
+        "all matrix products are in float32, which GPUs compute at a fraction of their speed: give "
+        "training.mixed_precision_param = \"bfloat16\", or training.float32_matmul_precision = \"high\" for TF32 "
+        "(Ampere and later)");
+  }
   if (type == "float32" || !device.is_cpu() || cpu_has_instructions_for(type)) return;
   log::warn_once(fmt::format(
       "this processor has no {} instructions: mixed_precision_param = \"{}\" will be slower than \"float32\"", type,

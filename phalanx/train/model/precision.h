@@ -34,7 +34,12 @@ bool scales_loss(const config::TrainConfig& config);
 /// For the lines at the start of a run.
 std::string precision_text(const config::TrainConfig& config, const config::RunPlan& plan);
 
-/// Warns if the processor has no instructions for the type, so that it is slower than float32.
+/// Of this process, for products on GPUs, whatever TORCH_ALLOW_TF32_CUBLAS_OVERRIDE says. Those on the CPU stay in
+/// float32.
+void set_float32_matmul_precision(const config::TrainConfig& config, c10::Device device);
+
+/// Warns if the processor has no instructions for the type, so that it is slower than float32, and where a GPU computes
+/// all products in float32.
 void warn_of_slow_precision(const config::TrainConfig& config, c10::Device device);
 
 }  // namespace phalanx::train

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -54,6 +56,52 @@ bool has_mask_index(const Stack& arguments) {
     if (argument.isOptionalTensorList())
       for_each_tensor(argument, [&](const at::Tensor& index) { found |= is_mask(index); });
   return found;
+}
+
+// Arithmetic on CUDA converts an operand on the device that has no dimensions to the type of the other one before it
+// computes; the CPU kernels keep its bits. Which argument that is; -1: none.
+int scalar_operand(const OperatorTraits& traits, const Stack& arguments) {
+  static const std::set<std::string_view> kArithmetic = {"aten::add.Tensor", "aten::add_.Tensor", "aten::add.out",
+                                                         "aten::sub.Tensor", "aten::sub_.Tensor", "aten::sub.out",
+                                                         "aten::mul.Tensor", "aten::mul_.Tensor", "aten::mul.out",
+                                                         "aten::div.Tensor", "aten::div_.Tensor", "aten::div.out"};
+  if (!kArithmetic.contains(traits.name)) return -1;
+  for (const int one : {0, 1}) {
+    const at::Tensor& scalar = arguments[static_cast<std::size_t>(one)].toTensor();
+    const at::Tensor& other = arguments[static_cast<std::size_t>(1 - one)].toTensor();
+    if (is_on_sim(scalar) && scalar.dim() == 0 && other.dim() > 0 && scalar.is_floating_point() &&
+        other.is_floating_point() && scalar.scalar_type() != other.scalar_type())
+      return one;
+  }
+  return -1;
+}
+
+void convert_scalar(Stack& arguments, std::size_t scalar) {
+  arguments[scalar] = arguments[scalar].toTensor().to(arguments[1 - scalar].toTensor().scalar_type());
+}
+
+// Where libtorch's kernels for the CPU are not what those for CUDA are:
+// - A number that is the first factor is rounded to the other one's type. x.mul_(number) puts it there.
+void put_number_second(Stack& arguments) {
+  const at::Tensor &a = arguments[0].toTensor(), &b = arguments[1].toTensor();
+  if (a.dim() == 0 && b.dim() > 0) std::swap(arguments[0], arguments[1]);
+}
+
+// - The fused step of SGD changes no 16-bit elements but those behind the last whole vector.
+void run_fused_sgd(const c10::OperatorHandle& op, Stack& arguments) {
+  std::vector<std::vector<at::Tensor>> narrow, wide;
+  for (std::size_t i = 0; i < 3; ++i) {  // parameters, gradients, momentum
+    narrow.push_back(arguments[i].toTensorVector());
+    wide.emplace_back();
+    for (const at::Tensor& one : narrow[i]) wide[i].push_back(one.itemsize() == 2 ? one.to(at::kFloat) : one);
+    arguments[i] = c10::IValue(wide[i]);
+  }
+  run_cpu_kernel(op, &arguments);
+  for (const std::size_t i : {0, 2}) {
+    for (std::size_t k = 0; k < wide[i].size(); ++k) {
+      if (!wide[i][k].is_same(narrow[i][k])) narrow[i][k].copy_(wide[i][k]);
+    }
+  }
 }
 
 // The tensors of a kernel's results in the memory of the device, flat. Results that are arguments are there already.
@@ -179,9 +227,11 @@ class Call {
       for (const int argument : traits_.returned) stack->push_back(arguments_[static_cast<std::size_t>(argument)]);
     }
     launch(device_, traits_.name.c_str(), std::move(accesses_),
-           [op = op_, &traits = traits_, arguments = std::move(kernel_arguments_),
-            targets = std::move(targets)]() mutable {
-             run_cpu_kernel(op, &arguments);
+           [op = op_, &traits = traits_, arguments = std::move(kernel_arguments_), targets = std::move(targets),
+            scalar = scalar_operand(traits_, arguments_)]() mutable {
+             if (scalar >= 0) convert_scalar(arguments, static_cast<std::size_t>(scalar));
+             if (traits.name == "aten::mul.out") put_number_second(arguments);
+             traits.name == "aten::_fused_sgd_" ? run_fused_sgd(op, arguments) : run_cpu_kernel(op, &arguments);
              store(arguments, traits, targets);
            });
   }

@@ -23,8 +23,8 @@
 #include "phalanx/optim/loss_scaler.h"
 #include "phalanx/optim/muon.h"
 #include "phalanx/optim/sgd.h"
+#include "phalanx/tensor/device_readback.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_test.h"
-#include "phalanx/train/device_readback.h"
 #include "phalanx/train/model/optimizer_step.h"
 
 namespace phalanx {
@@ -142,7 +142,7 @@ TEST_F(SkippedSteps, NoStepFollowsOneThatWasNotFinite) {
         w.mutable_grad() = at::full({4, 25}, gradient, on_sim());
         const at::Tensor loss_tensor = at::full({}, loss, on_sim());
         sim.runtime.host_waits().clear();
-        const train::DeviceReadback readback(optimizer_step.queue(step, loss_tensor));
+        const DeviceReadback readback(optimizer_step.queue(step, loss_tensor));
         EXPECT_EQ(waits(), 0);
         const std::vector<double> numbers = readback.read();
         EXPECT_EQ(numbers[0], loss);

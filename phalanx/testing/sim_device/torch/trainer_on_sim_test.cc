@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -11,6 +12,7 @@
 #include "phalanx/base/testing/case_sample.h"
 #include "phalanx/data/token_file_writer.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_ranks.h"
+#include "phalanx/train/model/parallel_model.h"
 #include "phalanx/train/testing/expert_biases.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
@@ -239,6 +241,32 @@ TEST_F(TrainerOnSim, Float8) {
         {.name = "zbv_" + recipe, .ranks = 2, .pp = 2, .keys = float8(schedule("ZBVZeroBubble"))}};
     for (const Layout& layout : sampled(layouts, 1)) expect_losses_of_the_cpu(layout, kFloat8);
   }
+}
+
+// As an export reads them: gathered one by one, so that the device of rank 0 never holds the whole model.
+TEST_F(TrainerOnSim, WholeWeightsOfAShardedModelAreOnTheHost) {
+  const config::TrainConfig config = config_of({.name = "whole", .ranks = 2, .keys = sharded(3)}, "whole");
+  run_sim_ranks(2, /*over_nccl=*/true, [&](const std::shared_ptr<Communicator>& world) {
+    const at::Device device = sim_device::SimBackend::device(world->rank());
+    const auto model = make_parallel_model(config, config::plan_run(config, 2), world, device);
+    model->initialise(1);
+    model->values_were_loaded();
+    const std::size_t before = sim_.memory.stats(device.index()).allocated;
+    sim_.memory.reset_peaks(device.index());
+    const std::vector<NamedTensor> whole = model->full_weights_on_rank0();
+    EXPECT_EQ(whole.empty(), world->rank() != 0);
+    std::size_t largest = 0, all = 0;
+    for (const NamedTensor& one : whole) {
+      EXPECT_TRUE(one.tensor.device().is_cpu()) << one.name;
+      largest = std::max(largest, one.tensor.nbytes());
+      all += one.tensor.nbytes();
+    }
+    if (world->rank() != 0) return;
+    const std::size_t gathered = sim_.memory.stats(device.index()).peak_allocated - before;
+    EXPECT_GE(gathered, largest);
+    EXPECT_LT(gathered, 2 * largest) << "of " << all;
+    EXPECT_GT(all, 3 * largest) << "or the test says nothing";
+  });
 }
 
 // The second half of a run, from the checkpoint that was saved asynchronously in its middle, has the same losses.

@@ -89,7 +89,7 @@ class TrainerWaits : public TrainerTest {
     }
   }
 
-  static constexpr const char* kRead = "phalanx::train::DeviceReadback::read";
+  static constexpr const char* kRead = "phalanx::DeviceReadback::read";
   sim_device::SimBackend& sim_ = sim_device::sim_backend();
 };
 

@@ -1,4 +1,4 @@
-// DeviceReadback brings a few numbers from a device to the host, which goes on and reads them later.
+// DeviceReadback brings values from a device to the host, which goes on and reads them later.
 //
 //   const DeviceReadback readback(at::stack({loss, norm}));   // queues the copy
 //   queue_the_next_step();
@@ -10,15 +10,17 @@
 
 #include <vector>
 
-namespace phalanx::train {
+namespace phalanx {
 
 class DeviceReadback {
  public:
   /// Copies to pinned memory on the device's current stream. Does not wait.
-  /// REQUIRES: `numbers` is a contiguous float64 tensor on a device other than the CPU.
-  explicit DeviceReadback(const at::Tensor& numbers);
+  /// REQUIRES: `values` is contiguous and on a device other than the CPU.
+  explicit DeviceReadback(const at::Tensor& values);
 
-  /// Waits until the copy is done.
+  /// Waits until the copy is done, and returns it: in pinned memory, which it shares with this object.
+  const at::Tensor& wait() const;
+  /// The same as numbers. REQUIRES: the values are float64.
   std::vector<double> read() const;
 
  private:
@@ -26,4 +28,4 @@ class DeviceReadback {
   c10::Event copied_;
 };
 
-}  // namespace phalanx::train
+}  // namespace phalanx
