@@ -14,7 +14,7 @@ that renders the same text, the answers that Phalanx finds must be the marked on
 
 Then each conversation's last answer is the completion of the messages before it, as lists. What is trained must be what the
 completion mask of TRL's SFTTrainer and DPOTrainer has: all tokens behind those of the prompt with the generation prompt, but
-for white space behind the answer.
+for white space behind the answer, and what a template's marks leave out.
 
 What it needs comes through pip into --cache (about 90 MB) and stays there; nothing of it is part of this repository, and
 none of it brings a torch. Exits with 77 where a package cannot be had, and says so.
@@ -118,6 +118,10 @@ def set_clock(module):
         def now(cls, tz=None):
             return NOW
     module.datetime = Clock
+
+
+def has_generation_marks(source):
+    return "{% generation" in source or "{%- generation" in source
 
 
 def cases_of(templates):
@@ -238,7 +242,7 @@ def check_masks(arguments, cache, module, templates, sources, texts):
     counts = collections.Counter()
     wrong = 0
     for (path, name, messages, tools, more, tokenizer), result in zip(cases, found):
-        has_marks = "{% generation" in sources[path] or "{%- generation" in sources[path]
+        has_marks = has_generation_marks(sources[path])
         if has_marks:
             try:
                 expected = fast[tokenizer].apply_chat_template(messages, tools=tools, chat_template=sources[path], tokenize=True, return_dict=True,
@@ -275,7 +279,15 @@ def check_masks(arguments, cache, module, templates, sources, texts):
 
 
 def completion_mask(module, source, tokenizer, messages, tools, more):
-    """Ids of the whole conversation, and TRL's mask of them; None where it warns that the prompt is not their beginning."""
+    """Ids of the whole conversation, and TRL's mask of them, but for what the template's marks leave out; None where TRL warns
+    that the prompt is not their beginning."""
+    marks = None
+    if has_generation_marks(source):
+        try:
+            marks = tokenizer.apply_chat_template(messages, tools=tools, chat_template=source, tokenize=True, return_dict=True,
+                                                  return_assistant_tokens_mask=True, **more)["assistant_masks"]
+        except Exception:
+            return None
     more = {"bos_token": "<s>", "eos_token": "</s>", **more}
     prompt = by_transformers(module, source, messages[:-1], tools, more, True, False)
     whole = by_transformers(module, source, messages, tools, more, False, False)
@@ -284,7 +296,8 @@ def completion_mask(module, source, tokenizer, messages, tools, more):
     first, ids = (tokenizer(one["text"], add_special_tokens=False)["input_ids"] for one in (prompt, whole))
     if ids[:len(first)] != first:
         return None
-    return ids, [0] * len(first) + [1] * (len(ids) - len(first))
+    mask = [0] * len(first) + [1] * (len(ids) - len(first))
+    return ids, mask if marks is None else [a & b for a, b in zip(mask, marks)]
 
 
 def is_same_but_for_space_behind(tokenizer, ids, mask, expected):
@@ -359,7 +372,7 @@ def main():
     cases = list(cases_of(templates))
     sources = {path: path.read_text() for path in templates}
     begin = time.perf_counter()
-    expected = [by_transformers(module, sources[path], messages, tools, more, prompt, "{% generation" in sources[path] or "{%- generation" in sources[path])
+    expected = [by_transformers(module, sources[path], messages, tools, more, prompt, has_generation_marks(sources[path]))
                 for path, _, messages, tools, more, prompt in cases]
     theirs = time.perf_counter() - begin
     found, ours = by_phalanx(arguments.bin.resolve() / "chat_templates", cache,
