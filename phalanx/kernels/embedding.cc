@@ -1,6 +1,7 @@
 #include "phalanx/kernels/embedding.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
@@ -34,25 +35,30 @@ struct Positions {
   std::vector<std::int64_t> starts, positions;
 };
 
-// A row's contributions are summed first and then added to the existing values, as if the gradient were a separate
-// tensor.
+// A row's contributions are summed first, 16-bit ones in float32, and then added to the existing values, as if the
+// gradient were a separate tensor.
 template <class T>
 void sum_rows(const Positions& where, const T* dy, T* out, std::int64_t dim, bool add) {
   const auto count = static_cast<std::int64_t>(where.starts.size()) - 1;
   const std::int64_t grain = std::max<std::int64_t>(kEmbeddingGrain / std::max<std::int64_t>(dim, 1), 1);
   at::parallel_for(0, count, grain, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<T> sum(static_cast<std::size_t>(add ? dim : 0));
+    using Sum = at::opmath_type<T>;
+    std::vector<Sum> sum(static_cast<std::size_t>(dim));
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t *first = where.positions.data() + where.starts[static_cast<std::size_t>(row)],
                          *last = where.positions.data() + where.starts[static_cast<std::size_t>(row) + 1];
       if (add && first == last) continue;
-      T *in_table = out + row * dim, *total = add ? sum.data() : in_table;
-      std::fill_n(total, dim, T(0));
+      T* const in_table = out + row * dim;
+      Sum* const total = sum.data();
+      std::fill_n(total, dim, Sum(0));
       for (const std::int64_t* k = first; k != last; ++k) {
         const T* part = dy + *k * dim;
-        for (std::int64_t j = 0; j < dim; ++j) total[j] += part[j];
+        for (std::int64_t j = 0; j < dim; ++j) total[j] += static_cast<Sum>(part[j]);
       }
-      for (std::int64_t j = 0; add && j < dim; ++j) in_table[j] += total[j];
+      for (std::int64_t j = 0; j < dim; ++j) {
+        const auto made = static_cast<T>(total[j]);
+        in_table[j] = add ? static_cast<T>(static_cast<Sum>(in_table[j]) + static_cast<Sum>(made)) : made;
+      }
     }
   });
 }
@@ -83,7 +89,9 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
  private:
   static at::Tensor by_aten(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& weight) {
-    return at::embedding_dense_backward(dy, ids, weight.size(0), /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+    const at::Tensor wide = dy.itemsize() == 2 ? dy.to(at::kFloat) : dy;  // it sums in dy's type
+    return at::embedding_dense_backward(wide, ids, weight.size(0), /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)
+        .to(dy.scalar_type());
   }
 
   static void add_rows(const at::Tensor& dy_in, const at::Tensor& ids, const at::Tensor& weight,
@@ -105,7 +113,9 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
   const bool is_trained = at::GradMode::is_enabled() && weight.requires_grad() && weight.device().is_cpu();
-  const bool brings_gradient = is_trained && (grad_buffer(weight).defined() || WeightGradientQueue::current().queue);
+  // ATen sums gradients of 16 bits in their own type.
+  const bool brings_gradient =
+      is_trained && (weight.itemsize() == 2 || grad_buffer(weight).defined() || WeightGradientQueue::current().queue);
   return brings_gradient ? EmbeddingFunction::apply(weight, ids) : at::embedding(weight, ids);
 }
 

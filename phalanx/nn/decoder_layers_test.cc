@@ -39,6 +39,22 @@ void scramble(Module& module) {
   for (const auto& parameter : module.parameters()) parameter.copy_(at::randn(parameter.sizes()));
 }
 
+// A sum of 4,096 equal contributions in 16 bits would stop growing on the way.
+TEST(LayerNormTest, GradientsOfManyRowsAreSumsInFloat32) {
+  constexpr std::int64_t kRows = 4096;
+  LayerNorm norm(2, 1e-5);
+  initialise(norm, 1);
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    norm.to(type);
+    norm.zero_grad();
+    const at::Tensor x = at::ones({kRows, 2}, type);
+    x.select(1, 1).fill_(-1);
+    call(norm, x).backward(at::full({kRows, 2}, 1.0 / 128, type));
+    EXPECT_EQ(norm.bias.grad()[0].item<double>(), kRows / 128) << type;
+    EXPECT_NEAR(norm.weight.grad()[0].item<double>(), kRows / 128, 0.25) << type;
+  }
+}
+
 TEST(LayerNormTest, TakesMeanAndVarianceOff) {
   LayerNorm norm(6, 0.25);
   initialise(norm, 1);

@@ -143,8 +143,8 @@ Optimizer::Target Optimizer::target_of(std::size_t index, double lr, const StepO
   } else if (!parameter.is_non_overlapping_and_dense()) {
     target.parameter = at::empty_like(parameter).copy_(parameter);
   }
-  const bool widens_parameter = widens(target.parameter);
-  const at::ScalarType type = widens_parameter ? at::kFloat : target.parameter.scalar_type();
+  const bool is_narrow = is_16_bit(target.parameter.scalar_type());  // then the step is in float32
+  const at::ScalarType type = is_narrow ? at::kFloat : target.parameter.scalar_type();
   const bool widened_later = is_16_bit(grad.scalar_type()) && type == at::kFloat;
   if (grad.strides() != target.parameter.strides() || (grad.scalar_type() != type && !widened_later)) {
     target.grad = at::empty_like(target.parameter, widened_later ? grad.scalar_type() : type).copy_(grad);
@@ -168,13 +168,15 @@ void Optimizer::step(double lr, StepOptions options) {
   }
   const auto skip = options.skip.defined() ? std::optional(options.skip) : std::nullopt;
   prepare(targets, skip);
-  std::vector<Target> on_cpu;
+  std::vector<Target> on_cpu, narrow;
   // By device, dtype, rate and weight decay.
   std::map<std::tuple<int, int, double, double>, std::vector<Target>> by_libtorch;
   for (auto& target : targets) {
     const bool is_wide = target.parameter.scalar_type() == at::kFloat;
     if (target.parameter.device().is_cpu() && (is_wide || widens(target.parameter))) {
       on_cpu.push_back(target);
+    } else if (is_16_bit(target.parameter.scalar_type()) && !widens(target.parameter)) {
+      narrow.push_back(target);
     } else {
       target.narrow.reset();  // rounded below, all at once
       const at::Device device = target.parameter.device();
@@ -184,6 +186,7 @@ void Optimizer::step(double lr, StepOptions options) {
     }
   }
   if (!on_cpu.empty()) step_on_cpu(on_cpu);
+  for (const Target& target : narrow) step_widened(target, skip);
   for (const auto& [key, group] : by_libtorch) {
     const bool is_float = std::get<1>(key) == static_cast<int>(at::kFloat);
     const bool has_masters = std::ranges::any_of(group, [&](const Target& t) { return masters_[t.index].defined(); });
@@ -199,6 +202,18 @@ void Optimizer::step(double lr, StepOptions options) {
       parameter.unsafeGetTensorImpl()->bump_version();
     }
   }
+}
+
+// One by one: the float32 copy is of a single parameter.
+void Optimizer::step_widened(const Target& target, const std::optional<at::Tensor>& skip) {
+  Target wide = target;
+  wide.parameter = target.parameter.to(at::kFloat);
+  if (wide.parameter.device().is_cpu()) {
+    step_on_cpu({wide});
+  } else {
+    step_group_by_libtorch({wide}, skip);
+  }
+  at::Tensor(target.parameter).copy_(wide.parameter);
 }
 
 void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, const std::optional<at::Tensor>& skip) {
@@ -291,9 +306,9 @@ std::vector<at::Tensor> Optimizer::zeros_like_parameters(std::optional<c10::Scal
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& like = masters_[i].defined() ? masters_[i] : parameters_[i].tensor;
     const bool has_own_type = like.scalar_type() != at::kFloat && !is_16_bit(like.scalar_type());
+    const at::ScalarType wide = is_16_bit(like.scalar_type()) ? at::kFloat : like.scalar_type();
     const auto layout = storage_.row_major ? at::MemoryFormat::Contiguous : at::MemoryFormat::Preserve;
-    result.push_back(
-        at::zeros_like(like, like.options().dtype(has_own_type || !type ? like.scalar_type() : *type), layout));
+    result.push_back(at::zeros_like(like, like.options().dtype(has_own_type || !type ? wide : *type), layout));
   }
   return result;
 }

@@ -110,7 +110,7 @@ class Optimizer {
   static void for_each_part(const std::vector<Target>& targets, const Part& body);
 
   /// One tensor of zeros like each parameter, or its master, in its memory layout. `type`: in the place of float32 and
-  /// of 16 bits.
+  /// of 16 bits, which is float32 otherwise.
   std::vector<at::Tensor> zeros_like_parameters(std::optional<c10::ScalarType> type = std::nullopt) const;
   bool has_master(std::size_t index) const { return masters_[index].defined(); }
   /// Appends state with the parameters' shapes and with their layout over the ranks.
@@ -126,6 +126,7 @@ class Optimizer {
   Target target_of(std::size_t index, double lr, const StepOptions& options) const;
   static void step_part(const Target& target, std::size_t number, std::int64_t first, std::int64_t count,
                         const Part& body);
+  void step_widened(const Target& target, const std::optional<at::Tensor>& skip);
   void step_group_by_libtorch(const std::vector<Target>& group, const std::optional<at::Tensor>& skip);
 
   bool widens(const at::Tensor& parameter) const;

@@ -32,22 +32,7 @@ void Sgd::step_on_cpu(const std::vector<Target>& targets) {
   });
 }
 
-// Libtorch's kernel for the CPU changes no 16-bit elements but those behind the last whole vector (2.11 to 2.13).
-void Sgd::step_16_bits_on_cpu(const std::vector<Target>& targets) {
-  for (const auto& target : targets) {
-    const at::Tensor parameter = target.parameter.to(at::kFloat), grad = target.grad.to(at::kFloat);
-    std::vector<at::Tensor> momentum;
-    if (!momentum_buffer_.empty()) momentum.push_back(momentum_buffer_[target.index].to(at::kFloat));
-    at::_fused_sgd_({parameter}, {grad}, momentum, target.weight_decay, options_.momentum, target.lr,
-                    /*dampening=*/0.0, options_.nesterov, /*maximize=*/false, /*is_first_step=*/false);
-    at::Tensor(target.parameter).copy_(parameter);
-    if (!momentum.empty()) momentum_buffer_[target.index].copy_(momentum.front());
-  }
-}
-
 void Sgd::step_by_libtorch(const std::vector<Target>& targets, const std::optional<at::Tensor>& skip) {
-  const at::Tensor& first = targets.front().parameter;
-  if (first.device().is_cpu() && first.itemsize() == 2) return step_16_bits_on_cpu(targets);
   std::vector<at::Tensor> parameters, grads, momentum;
   for (const auto& target : targets) {
     parameters.push_back(target.parameter);

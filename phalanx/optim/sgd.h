@@ -28,7 +28,6 @@ class Sgd final : public Optimizer {
 
  private:
   void step_on_cpu(const std::vector<Target>& targets) override;
-  void step_16_bits_on_cpu(const std::vector<Target>& targets);
   void step_by_libtorch(const std::vector<Target>& targets, const std::optional<at::Tensor>& skip) override;
 
   SgdOptions options_;

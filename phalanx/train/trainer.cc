@@ -400,12 +400,14 @@ void Trainer::save_in_hf() {
 std::shared_ptr<models::Llama> Trainer::full_model() const {
   const std::vector<NamedTensor> whole = model_->full_weights_on_rank0();
   if (!is_first_rank()) return nullptr;
+  // A model that is cut may be too large for one device, where this rank's part of it still is.
+  const at::Device where = model_->is_model_sharded() ? at::Device(at::kCPU) : context_.device;
   auto model = build_model(config_, model_->model().config(),
-                           nn::TensorOptionsOfModule{.device = context_.device, .without_memory = true});
+                           nn::TensorOptionsOfModule{.device = where, .without_memory = true});
   const at::NoGradGuard no_grad;
   for (const NamedTensor& parameter : nn::named_parameters(*model)) {
     const auto same = std::ranges::find(whole, parameter.name, &NamedTensor::name);
-    at::Tensor(parameter.tensor).set_data(same->tensor.detach().to(context_.device));
+    at::Tensor(parameter.tensor).set_data(same->tensor.detach().to(where));
   }
   model_->use_expert_biases(*model);
   return model;

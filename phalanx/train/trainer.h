@@ -93,7 +93,7 @@ class Trainer {
   models::Llama& model() { return model_->model(); }
   /// Whether all ranks must run the model together, because no rank has all of it.
   bool is_model_sharded() const { return model_->is_model_sharded(); }
-  /// Collective. The full model on rank 0; null elsewhere. If the model is cut, its weights are copies.
+  /// Collective. The full model on rank 0; null elsewhere. If the model is cut, its weights are copies on the host.
   std::shared_ptr<models::Llama> full_model() const;
   /// This rank's shards of the weights.
   std::vector<NamedTensor> weights() const { return model_->weights(); }

@@ -100,7 +100,7 @@ class CorpusEncoder {
     writer_ = std::make_unique<TokenFileWriter>(prefix_, TokenFileWriterOptions{.vocab_size = tokenizer_.vocab_size(),
                                                                                 .tokenizer = origin_.tokenizer,
                                                                                 .file_system = options_.file_system,
-                                                                                .document_end = end_,
+                                                                                .document_end = recorded_end(),
                                                                                 .set_aside = options_.set_aside,
                                                                                 .special_tokens = special_tokens(),
                                                                                 .kept = std::move(kept)});
@@ -135,6 +135,11 @@ class CorpusEncoder {
     bool counts = false;  // for the progress
   };
 
+  /// The template may end documents by the token, too.
+  std::int64_t recorded_end() const {
+    const std::optional<TokenId> end = tokenizer_.end_of_text();
+    return end && !around_.after.empty() && around_.after.back() == *end ? *end : end_;
+  }
   /// For the sidecar: unset where the tokenizer's template has none.
   std::optional<bool> special_tokens() const {
     const BpeModel& model = tokenizer_.model();

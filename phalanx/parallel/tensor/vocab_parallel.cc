@@ -8,6 +8,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -23,6 +25,7 @@
 #include "phalanx/kernels/fusible.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/kernels/row_kernels.h"
+#include "phalanx/kernels/weight_product.h"
 #include "phalanx/tensor/scale_in_place.h"
 #include "phalanx/tensor/weight_gradient.h"
 
@@ -34,7 +37,9 @@ constexpr std::int64_t kTokens = 512;  // per block; a fixed number, so that sum
 struct HeadParts : torch::CustomClassHolder {
   at::Tensor dh;  // undefined if it is not needed
   std::optional<EarlyWeightGradient> dweight;
+  at::Tensor wide, weight;  // in place of dweight, for a float16 weight: float32
   kernels::LowRankRows low;
+  at::Tensor factor;  // 0-dim, fp32: what all of them are still to be multiplied by; undefined: 1
 };
 
 // One block of tokens: its logits, then their exponentials, then their gradients.
@@ -57,6 +62,8 @@ at::Tensor nan_outside(const at::Tensor& labels, std::int64_t vocab) {
 
 class Head {
  public:
+  // The gradients of 16-bit weights are made for the sum of the losses, so that small ones are not lost, and scaled in
+  // the backward pass.
   Head(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels, const VocabShard& part,
        Communicator& comm, HeadParts& gradients, bool records, const at::Tensor& scale, double z_loss_weight,
        const at::Tensor& token_weights)
@@ -71,10 +78,12 @@ class Head {
         gradient_scale_(scale.to(at::kFloat)),
         z_loss_weight_(z_loss_weight),
         token_weights_(token_weights.defined() ? token_weights.reshape({-1}) : token_weights),
+        gradient_weights_(token_weights_),
         narrow_(kernels::is_narrow_weight(h, weight)),
         fused_(kernels::fusible_product(h, weight)),
         losses_(at::empty({h.size(0)}, h.options().dtype(at::kFloat))) {
     if (!labels.device().is_cpu()) nan_outside_ = nan_outside(labels, part.count);  // checked() has looked on the CPU
+    if (records && !narrow_ && weight.itemsize() == 2) scale_later();
     const std::int64_t tokens = std::min(h.size(0), kTokens);
     const int blocks = h.size(0) > tokens ? 2 : 1;
     for (int i = 0; fused_ && i < blocks; ++i) room_[i] = at::empty({tokens, weight.size(0)}, h.options());
@@ -99,6 +108,16 @@ class Head {
   }
 
  private:
+  void scale_later() {
+    gradients_.factor = gradient_scale_;
+    gradient_scale_ = at::ones_like(gradient_scale_);
+    if (!token_weights_.defined()) return;
+    const at::Tensor largest = token_weights_.abs().amax();
+    const at::Tensor unit = at::where(largest.gt(0), largest, at::ones_like(largest));
+    gradient_weights_ = token_weights_ / unit;
+    gradients_.factor = gradients_.factor * unit;
+  }
+
   Block begin(std::int64_t from, std::int64_t count, const at::Tensor& room) {
     Block block{.from = from, .count = count};
     const at::Tensor rows = h_.narrow(0, from, count), label = labels_.narrow(0, from, count) - part_.first;
@@ -157,8 +176,8 @@ class Head {
     at::Tensor factor = shares[comm_.rank()].div(sum).mul_(gradient_scale_);
     if (z.defined()) factor.mul_(z.mul(2 * z_loss_weight_).add_(1));
     at::Tensor own = block.owned.to(at::kFloat).mul_(gradient_scale_).neg_();
-    if (token_weights_.defined()) {
-      const at::Tensor weights = token_weights_.narrow(0, block.from, block.count);
+    if (gradient_weights_.defined()) {
+      const at::Tensor weights = gradient_weights_.narrow(0, block.from, block.count);
       factor.mul_(weights);
       own.mul_(weights);
     }
@@ -171,6 +190,10 @@ class Head {
     }
     if (gradients_.dweight) {
       gradients_.dweight->out().addmm_(dlogits.t(), h_.narrow(0, block.from, block.count), block.from == 0 ? 0.0 : 1.0);
+    }
+    if (gradients_.wide.defined()) {
+      kernels::add_weight_product(dlogits, h_.narrow(0, block.from, block.count),
+                                  {gradients_.wide, block.from == 0 ? 0.0 : 1.0, at::Tensor()});
     }
     gradients_.low.add_gradients(block.logits, block.from);
   }
@@ -196,7 +219,7 @@ class Head {
   bool records_;
   at::Tensor scale_, gradient_scale_;  // 0-dim, float64 and fp32: 1 / divisor
   double z_loss_weight_;
-  at::Tensor token_weights_;  // fp32 [tokens]; undefined: 1
+  at::Tensor token_weights_, gradient_weights_;  // fp32 [tokens]; undefined: 1
   bool narrow_, fused_;
   at::Tensor nan_outside_;  // undefined on the CPU
   at::Tensor losses_;
@@ -226,7 +249,12 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
     auto gradients = c10::make_intrusive<HeadParts>();
     gradients->low = kernels::LowRankRows(low_x, low_weight, record);
     if (record && h_in.requires_grad()) gradients->dh = at::empty_like(h);
-    if (record && weight.requires_grad()) gradients->dweight.emplace(weight);
+    if (record && weight.requires_grad() && weight.scalar_type() == at::kHalf) {
+      gradients->wide = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
+      gradients->weight = weight;
+    } else if (record && weight.requires_grad()) {
+      gradients->dweight.emplace(weight);
+    }
     const at::Tensor flat_labels = labels.reshape({-1}).contiguous();
     at::Tensor loss = Head(h, weight, flat_labels, part, *comm, *gradients, record, inverse(divisor, flat_labels),
                            z_loss_weight, token_weights.value_or(at::Tensor()))
@@ -248,15 +276,22 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
     auto& gradients = static_cast<HeadParts&>(*capsule);
     at::Tensor dh = std::move(gradients.dh), dweight;
     kernels::LowRankRows::Gradients low;
-    if (grads[0].device().is_cpu()) {
-      const float factor = grads[0].item<float>();
+    const at::Tensor total = gradients.factor.defined() ? grads[0] * gradients.factor : grads[0];
+    if (gradients.wide.defined()) {
+      scale_in_place(gradients.wide, total);
+      const WeightGradient out = weight_gradient(gradients.weight);
+      out.beta == 0.0 ? out.out.copy_(gradients.wide) : out.out.add_(gradients.wide);
+      dweight = out.returned;
+    }
+    if (total.device().is_cpu()) {
+      const float factor = total.item<float>();
       if (dh.defined() && factor != 1.0F) scale_in_place(dh, factor);
       if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
       low = gradients.low.deliver(factor);
     } else {  // the host does not wait for the factor
-      if (dh.defined()) scale_in_place(dh, grads[0]);
-      if (gradients.dweight) dweight = gradients.dweight->deliver(grads[0]);
-      low = gradients.low.deliver(grads[0]);
+      if (dh.defined()) scale_in_place(dh, total);
+      if (gradients.dweight) dweight = gradients.dweight->deliver(total);
+      low = gradients.low.deliver(total);
     }
     const at::Tensor none;
     return {std::move(dh),    std::move(dweight),    none, none, none, none, none, none,

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
@@ -43,6 +44,36 @@ double relative_distance(const at::Tensor& a, const at::Tensor& b) {
 }
 
 class VocabParallel : public ::testing::TestWithParam<int> {};
+
+// 1 / divisor alone would be lost in float16, which a loss is scaled for.
+TEST_P(VocabParallel, GradientsOfSixteenBitsAreNotLostWhereTheDivisorIsLarge) {
+  constexpr double kDivisor = 1 << 19, kLossScale = 1 << 16;
+  constexpr std::int64_t kTokens = 1300;
+  for (const bool has_token_weights : {false, true}) {
+    const at::Tensor token_weights =
+        has_token_weights ? at::full({kTokens / 2, 2}, 1.0 / 64, at::kFloat) : at::Tensor();
+    const HeadCase one = head_case(kTokens, at::kHalf);
+    const at::Tensor h = one.h.to(at::kFloat).requires_grad_(), weight = one.weight.to(at::kFloat).requires_grad_();
+    kernels::linear_cross_entropy(h, weight, one.labels, kDivisor, 0, token_weights).mul(kLossScale).backward();
+    run_local_ranks(GetParam(), [&](const Ranks& comm) {
+      const std::int64_t rows = kIds / comm->size(), first = comm->rank() * rows;
+      for (const at::ScalarType type : {at::kHalf, at::kBFloat16}) {
+        const at::Tensor own_h = one.h.clone().to(type).requires_grad_(),
+                         own = one.weight.narrow(0, first, rows).clone().to(type).requires_grad_();
+        vocab_parallel_cross_entropy(own_h, own, one.labels, {.first = first, .count = kIds}, comm, kDivisor, 0,
+                                     token_weights)
+            .mul(kLossScale)
+            .backward();
+        at::Tensor sum = own_h.grad().to(at::kFloat);
+        comm->all_reduce(sum);
+        const double tolerance = type == at::kHalf ? 5e-3 : 3e-2;  // some roundings of 0.05 % or 0.4 %, in blocks
+        EXPECT_LT(relative_distance(sum, h.grad()), tolerance) << type << has_token_weights;
+        EXPECT_LT(relative_distance(own.grad().to(at::kFloat), weight.grad().narrow(0, first, rows)), tolerance)
+            << type << has_token_weights;
+      }
+    });
+  }
+}
 
 TEST_P(VocabParallel, LossAndGradientsAreThoseOfOneRank) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {

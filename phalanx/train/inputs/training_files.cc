@@ -114,27 +114,25 @@ void tell_rounded_shares(const config::Datasets& sets, const data::BlendSchedule
   }
 }
 
-/// Of texts, the end is the tokenizer's; held-out token files of texts must have the same around their documents.
+/// Held-out token files of texts must have the same around their documents as the texts.
 void compare_with_texts(const config::TrainConfig& config, data::TokenId end, TrainingTokenizer& tokenizer) {
   const nlohmann::json mine = data::document_end_json(end);
   const nlohmann::json held_out = tokenizer.ends_texts ? data::document_end_json(*tokenizer.ends_texts) : mine;
-  if (held_out != mine && !config.training.allow_tokenizer_mismatch) {
-    throw ConfigError(fmt::format(
-        "the texts of [stream] paths end by token {}, the documents of the held-out token files by {}: expected the "
-        "same; "
-        "make those again by `phalanx tokenize`, or train all the same by [training] allow_tokenizer_mismatch = true",
-        mine.dump(), held_out.dump()));
+  if (held_out != mine) {
+    refuse_difference(config,
+                      fmt::format("the texts of [stream] paths end by token {}, the documents of the held-out token "
+                                  "files by {}",
+                                  mine.dump(), held_out.dump()),
+                      tokenizer.lines);
   }
   tokenizer.identity["document_end"] = mine;
   const bool special_tokens = config.stream.special_tokens;
-  if (tokenizer.special_tokens.value_or(special_tokens) != special_tokens &&
-      !config.training.allow_tokenizer_mismatch) {
-    throw ConfigError(
-        fmt::format("the texts of [stream] paths have {}the tokens of the tokenizer's template around them, unlike the "
-                    "documents of the held-out token files: expected the same; change [stream] special_tokens, make "
-                    "those again by `phalanx tokenize`, or train all the same by [training] allow_tokenizer_mismatch = "
-                    "true",
-                    special_tokens ? "" : "not "));
+  if (tokenizer.special_tokens.value_or(special_tokens) != special_tokens) {
+    refuse_difference(config,
+                      fmt::format("the texts of [stream] paths have {}the tokens of the tokenizer's template around "
+                                  "them, unlike the documents of the held-out token files ([stream] special_tokens)",
+                                  special_tokens ? "" : "not "),
+                      tokenizer.lines);
   }
 }
 

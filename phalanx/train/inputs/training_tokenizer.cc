@@ -24,16 +24,6 @@ struct KnownTokenizer {
   std::optional<std::int64_t> end_of_text = {};
 };
 
-/// ConfigError, unless the run may go on all the same, which is said.
-void refuse_difference(const config::TrainConfig& config, const std::string& text, std::vector<std::string>& lines) {
-  if (!config.training.allow_tokenizer_mismatch) {
-    throw ConfigError(text +
-                      ": expected the same; make one again by `phalanx tokenize`, or train all the same by [training] "
-                      "allow_tokenizer_mismatch = true");
-  }
-  lines.push_back(text + ": trained all the same, as [training] allow_tokenizer_mismatch says");
-}
-
 /// The token that ends the documents of all files of one kind, from the first file that records it. The kinds are texts
 /// and conversations (files with a mask): each has an end of its own.
 std::optional<std::int64_t> document_end_of(const config::TrainConfig& config,
@@ -104,6 +94,15 @@ std::optional<KnownTokenizer> tokenizer_of_model(const config::TrainConfig& conf
 }
 
 }  // namespace
+
+void refuse_difference(const config::TrainConfig& config, const std::string& text, std::vector<std::string>& lines) {
+  if (!config.training.allow_tokenizer_mismatch) {
+    throw ConfigError(text +
+                      ": expected the same; make one again by `phalanx tokenize`, or train all the same by [training] "
+                      "allow_tokenizer_mismatch = true");
+  }
+  lines.push_back(text + ": trained all the same, as [training] allow_tokenizer_mismatch says");
+}
 
 TrainingTokenizer training_tokenizer(const config::TrainConfig& config, std::int64_t vocab_size,
                                      const std::vector<const data::TokenFile*>& files) {

@@ -24,6 +24,10 @@ struct TrainingTokenizer {
   std::vector<std::string> lines;               // what could not be compared, or is allowed to differ
 };
 
+/// Throws ConfigError with `text`, which says how data differ that should be the same. If [training]
+/// allow_tokenizer_mismatch is set, appends it to `lines` instead.
+void refuse_difference(const config::TrainConfig& config, const std::string& text, std::vector<std::string>& lines);
+
 /// Throws ConfigError if the model's tokenizer has more ids than the model. Unless [training] allow_tokenizer_mismatch
 /// is set, also if
 /// - the model's tokenizer differs from that of a file,

@@ -87,20 +87,16 @@ void put_number_second(Stack& arguments) {
   if (a.dim() == 0 && b.dim() > 0) std::swap(arguments[0], arguments[1]);
 }
 
-// - The fused step of SGD changes no 16-bit elements but those behind the last whole vector.
-void run_fused_sgd(const c10::OperatorHandle& op, Stack& arguments) {
-  std::vector<std::vector<at::Tensor>> narrow, wide;
-  for (std::size_t i = 0; i < 3; ++i) {  // parameters, gradients, momentum
-    narrow.push_back(arguments[i].toTensorVector());
-    wide.emplace_back();
-    for (const at::Tensor& one : narrow[i]) wide[i].push_back(one.itemsize() == 2 ? one.to(at::kFloat) : one);
-    arguments[i] = c10::IValue(wide[i]);
-  }
-  run_cpu_kernel(op, &arguments);
-  for (const std::size_t i : {0, 2}) {
-    for (std::size_t k = 0; k < wide[i].size(); ++k) {
-      if (!wide[i][k].is_same(narrow[i][k])) narrow[i][k].copy_(wide[i][k]);
-    }
+// - These sum gradients in the type of their inputs; on CUDA in float32.
+bool sums_in_float32(const OperatorTraits& traits) {
+  return traits.name == "aten::embedding_dense_backward" || traits.name == "aten::native_layer_norm_backward";
+}
+
+void widen(Stack& arguments) {
+  for (c10::IValue& argument : arguments) {
+    argument = with_tensors(argument, [](const at::Tensor& tensor) {
+      return tensor.is_floating_point() && tensor.itemsize() == 2 ? tensor.to(at::kFloat) : tensor;
+    });
   }
 }
 
@@ -113,7 +109,8 @@ void store(const Stack& results, const OperatorTraits& traits, const std::vector
       const at::Tensor& to = *target++;
       TORCH_CHECK(to.sizes() == result.sizes(), "sim: ", traits.name, " has a result of shape ", result.sizes(),
                   ", but ", to.sizes(), " was inferred");
-      if (result.strides() == to.strides() && result.is_non_overlapping_and_dense()) {
+      const bool is_same_type = result.scalar_type() == to.scalar_type();
+      if (is_same_type && result.strides() == to.strides() && result.is_non_overlapping_and_dense()) {
         if (result.nbytes() > 0) std::memcpy(to.mutable_data_ptr(), result.const_data_ptr(), result.nbytes());
       } else {
         to.copy_(result);
@@ -231,7 +228,8 @@ class Call {
             scalar = scalar_operand(traits_, arguments_)]() mutable {
              if (scalar >= 0) convert_scalar(arguments, static_cast<std::size_t>(scalar));
              if (traits.name == "aten::mul.out") put_number_second(arguments);
-             traits.name == "aten::_fused_sgd_" ? run_fused_sgd(op, arguments) : run_cpu_kernel(op, &arguments);
+             if (sums_in_float32(traits)) widen(arguments);
+             run_cpu_kernel(op, &arguments);
              store(arguments, traits, targets);
            });
   }
