@@ -87,10 +87,8 @@ void put_number_second(Stack& arguments) {
   if (a.dim() == 0 && b.dim() > 0) std::swap(arguments[0], arguments[1]);
 }
 
-// - These sum gradients in the type of their inputs; on CUDA in float32.
-bool sums_in_float32(const OperatorTraits& traits) {
-  return traits.name == "aten::embedding_dense_backward" || traits.name == "aten::native_layer_norm_backward";
-}
+// - It sums gradients in their own type; on CUDA in float32.
+bool sums_in_float32(const OperatorTraits& traits) { return traits.name == "aten::embedding_dense_backward"; }
 
 void widen(Stack& arguments) {
   for (c10::IValue& argument : arguments) {

@@ -73,12 +73,15 @@ class SmallTransformer {
 
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) const {
     auto next = parameters_.begin();
+    // CUDA sums 16-bit gradients of embeddings in float32, where ATen's CPU kernel does not.
+    const bool widens = device_.is_cpu() && options_.dtype == at::kBFloat16;
+    const auto wide = [&](const at::Tensor& one) { return widens ? one.to(at::kFloat) : one; };
     const auto linear = [&](const at::Tensor& x) { return at::linear(x, *next++); };
     const auto norm = [&](const at::Tensor& x) {
       const at::Tensor& weight = *next++;
       return options_.rms_norm ? at::rms_norm(x, {kDim}, weight, 1e-5) : at::layer_norm(x, {kDim}, weight, {}, 1e-5);
     };
-    at::Tensor x = at::embedding(*next++, tokens);  // [batch, sequence, dim]
+    at::Tensor x = at::embedding(wide(*next++), tokens).to(options_.dtype);  // [batch, sequence, dim]
     for (int layer = 0; layer < kLayers; ++layer) {
       const at::Tensor heads = linear(norm(x)).view({kBatch, kSequence, 3, kHeads, kDim / kHeads});
       const at::Tensor qkv = heads.permute({2, 0, 3, 1, 4});  // [3, batch, heads, sequence, dim / heads]
