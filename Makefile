@@ -39,7 +39,7 @@ help:
 	@echo 'make soak      200 random kills, stops and restarts of communicating ranks, and 500 of training runs in every phase; about 25 minutes (make soak FAULTS=40 RUN_FAULTS=40)'
 	@echo 'make deaths    a rank killed in every call under Open MPI, and beside NCCL; some minutes'
 	@echo 'make slurm     ranks and job scripts under a Slurm of two nodes that it starts and stops; needs root; about a minute'
-	@echo 'make layouts   every layout of up to 8 ranks and every pipeline schedule beside one rank, two models with experts among them; hours'
+	@echo 'make layouts   every layout of up to 8 ranks and every pipeline schedule beside one rank, two models with experts among them; long'
 	@echo 'make worlds    the collectives over sockets on nodes of eight ranks; about a minute'
 	@echo 'make kills     a saving rank killed at every file operation of a save; about a minute'
 	@echo 'make mutations everything that the check of layouts must find, spoilt and found, and the bits of all that recomputes; about 12 minutes'

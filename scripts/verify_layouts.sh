@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Every layout of up to 8 ranks beside one rank, on this repository's own text: a Llama of 4 layers with grouped-query
 # attention, 10 steps, by AdamW and by SGD; then two models with experts, with consecutive and with packed documents; then
-# every pipeline schedule, with each kind of recomputation. `make layouts` builds and runs it; hours on two cores. Ends
-# with the first layout that is wrong.
+# every pipeline schedule, with each kind of recomputation. `make layouts` builds and runs it. Ends with the first layout
+# that is wrong.
 #
 #   BUILD=build/release scripts/verify_layouts.sh
 set -euo pipefail

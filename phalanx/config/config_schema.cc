@@ -337,8 +337,7 @@ const std::vector<Key>& known_keys() {
        "float32_matmul_precision",
        at<&C::training, &C::Training::float32_matmul_precision>,
        "Products of float32 matrices on a GPU, as torch.set_float32_matmul_precision(). highest: in float32. high: in "
-       "TF32, with 10 bits of mantissa, several times as fast. On the CPU, and in `phalanx verify`, they are in "
-       "float32.",
+       "TF32, with 10 bits of mantissa. On the CPU, and in `phalanx verify`, they are in float32.",
        -kAny,
        kAny,
        {"highest", "high"}},

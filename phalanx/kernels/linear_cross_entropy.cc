@@ -182,14 +182,12 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
     const auto later = queue_of_head(weight, rows, record);
     const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options().dtype(at::kFloat));
-    // Small weights would be lost in 16 bits: rows get their share of the largest, by which backward() multiplies.
     at::Tensor weights_of_rows, shares;
     if (token_weights) {
       weights_of_rows = token_weights->reshape({rows, 1});
-      const at::Tensor largest = weights_of_rows.abs().amax();
-      const at::Tensor unit = at::where(largest.gt(0), largest, at::ones_like(largest));
-      shares = weights_of_rows / unit;
-      ctx->saved_data["unit"] = unit;
+      WeightShares of_rows = shares_of_largest(weights_of_rows);
+      shares = std::move(of_rows.shares);
+      ctx->saved_data["unit"] = std::move(of_rows.largest);
     }
     auto gradients = c10::make_intrusive<HeadGradients>();
     gradients->low = LowRankRows(low_x, low_weight, record);
@@ -252,10 +250,7 @@ struct GpuLinearCrossEntropyFunction : torch::autograd::Function<GpuLinearCrossE
     if (dx.defined()) scale_in_place(dx, factor);
     if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
     if (gradients.wide.defined() && ctx->needs_input_grad(1)) {
-      const WeightGradient out = weight_gradient(gradients.weight);
-      scale_in_place(gradients.wide, factor);
-      out.beta == 0.0 ? out.out.copy_(gradients.wide) : out.out.add_(gradients.wide);
-      dweight = out.returned;
+      dweight = deliver_float32_sum(gradients.weight, gradients.wide, factor);
     }
     if (gradients.dlogits.defined() && ctx->needs_input_grad(1)) {
       const auto write = [dlogits = std::move(gradients.dlogits), x = std::move(gradients.x),
@@ -337,6 +332,13 @@ at::Tensor cpu_token_losses(const at::Tensor& x, const at::Tensor& weight, const
 }
 
 }  // namespace
+
+WeightShares shares_of_largest(const at::Tensor& token_weights) {
+  const at::Tensor largest = token_weights.abs().amax();
+  at::Tensor unit = at::where(largest.gt(0), largest, at::ones_like(largest));
+  at::Tensor shares = token_weights / unit;
+  return {std::move(shares), std::move(unit)};
+}
 
 void require_divisor(std::optional<double> divisor) {
   if (!divisor || *divisor > 0) return;

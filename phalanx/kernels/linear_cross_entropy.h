@@ -44,6 +44,14 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
 /// As linear_token_losses(), from logits, and with a gradient.
 at::Tensor token_losses(const at::Tensor& logits, const at::Tensor& labels);
 
+/// Token weights as shares of the largest, and the largest absolute value, 0-dim; 1 if all are 0. Gradients of 16 bits
+/// are computed with the shares, since small weights would be lost in them, and multiplied by `largest` later. The host
+/// does not wait.
+struct WeightShares {
+  at::Tensor shares, largest;
+};
+WeightShares shares_of_largest(const at::Tensor& token_weights);
+
 /// Throws Error unless the divisor is unset or positive.
 void require_divisor(std::optional<double> divisor);
 

@@ -60,6 +60,13 @@ WeightGradient weight_gradient(const at::Tensor& weight) {
   return {made, 0.0, made};
 }
 
+at::Tensor deliver_float32_sum(const at::Tensor& weight, at::Tensor& sum, const at::Tensor& factor) {
+  scale_in_place(sum, factor);
+  const WeightGradient to = weight_gradient(weight);
+  to.beta == 0.0 ? to.out.copy_(sum) : to.out.add_(sum);
+  return to.returned;
+}
+
 EarlyWeightGradient::EarlyWeightGradient(const at::Tensor& weight)
     : weight_(weight), buffer_(borrow_grad_buffer(weight)) {
   if (!buffer_) buffer_ = std::make_shared<at::Tensor>(at::empty_like(weight));

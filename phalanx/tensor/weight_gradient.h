@@ -47,6 +47,11 @@ bool is_only_accumulated(const at::Tensor& weight);
 /// argument, as backward() would.
 void add_weight_gradient(const at::Tensor& weight, const std::function<void(const WeightGradient&)>& write);
 
+/// Delivers a contribution that was summed in float32 for a 16-bit weight: multiplies `sum` by `factor`, a float32
+/// scalar on its device, in place, and rounds the product once. Returns what backward() returns for the weight.
+/// REQUIRES: called inside a backward function.
+at::Tensor deliver_float32_sum(const at::Tensor& weight, at::Tensor& sum, const at::Tensor& factor);
+
 /// One contribution that is computed before the backward pass, which may never come. It uses the offered buffer if that
 /// is free (the weight has no gradient then, and no other early gradient is there), otherwise a new tensor.
 class EarlyWeightGradient {

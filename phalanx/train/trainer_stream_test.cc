@@ -6,6 +6,8 @@
 #include "phalanx/base/testing/matchers.h"
 #include "phalanx/data/corpus/corpus.h"
 #include "phalanx/data/testing/small_data.h"
+#include "phalanx/data/token_file_writer.h"
+#include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train::trainer_stream_test {
@@ -97,6 +99,27 @@ TEST_F(TrainerStreamTest, OtherTextsAreRefusedUnlessAskedFor) {
               HasSubstr("this one reads texts"));
   train(config("file", texts({"--training.steps=4", "--checkpoint.allow_data_mismatch"})), 1);
   EXPECT_EQ(result_.step, 4);
+}
+
+TEST_F(TrainerStreamTest, HeldOutFilesHaveTheSameAroundTheirDocumentsAsTheTexts) {
+  const data::BpeTokenizer tokenizer = data::BpeTokenizer::load(path("tokenizer.json"));
+  const std::int64_t end = tokenizer.end_of_text().value();
+  const auto held_out = [&](std::int64_t document_end, std::optional<bool> special_tokens) {
+    data::TokenFileWriter writer(path("others"), {.vocab_size = tokenizer.vocab_size(),
+                                                  .tokenizer = data::tokenizer_fingerprint(tokenizer),
+                                                  .document_end = document_end,
+                                                  .special_tokens = special_tokens});
+    for (int i = 0; i < 100; ++i) writer.add_document(std::vector<std::int32_t>(19, 1));
+    writer.finish();
+    return config("run", texts({"--training.steps=1", "--validation.dataset_path=" + path("others")}));
+  };
+  EXPECT_THAT(refusal<ConfigError>(held_out(7, {})),
+              AllOf(HasSubstr(fmt::format("texts of [stream] paths end by token {}", end)), HasSubstr("files by 7"),
+                    HasSubstr("allow_tokenizer_mismatch")));
+  EXPECT_THAT(refusal<ConfigError>(held_out(end, false)),
+              AllOf(HasSubstr("have the tokens of the tokenizer's template around them, unlike"),
+                    HasSubstr("[stream] special_tokens")));
+  for (const std::optional<bool> same : {std::optional<bool>(), std::optional(true)}) train(held_out(end, same), 1);
 }
 
 TEST_F(TrainerStreamTest, SettingsThatDoNotFitAreRefusedBeforeAnyStep) {

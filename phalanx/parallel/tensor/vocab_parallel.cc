@@ -9,7 +9,6 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -112,10 +111,9 @@ class Head {
     gradients_.factor = gradient_scale_;
     gradient_scale_ = at::ones_like(gradient_scale_);
     if (!token_weights_.defined()) return;
-    const at::Tensor largest = token_weights_.abs().amax();
-    const at::Tensor unit = at::where(largest.gt(0), largest, at::ones_like(largest));
-    gradient_weights_ = token_weights_ / unit;
-    gradients_.factor = gradients_.factor * unit;
+    kernels::WeightShares of_tokens = kernels::shares_of_largest(token_weights_);
+    gradient_weights_ = std::move(of_tokens.shares);
+    gradients_.factor = gradients_.factor * of_tokens.largest;
   }
 
   Block begin(std::int64_t from, std::int64_t count, const at::Tensor& room) {
@@ -277,12 +275,7 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
     at::Tensor dh = std::move(gradients.dh), dweight;
     kernels::LowRankRows::Gradients low;
     const at::Tensor total = gradients.factor.defined() ? grads[0] * gradients.factor : grads[0];
-    if (gradients.wide.defined()) {
-      scale_in_place(gradients.wide, total);
-      const WeightGradient out = weight_gradient(gradients.weight);
-      out.beta == 0.0 ? out.out.copy_(gradients.wide) : out.out.add_(gradients.wide);
-      dweight = out.returned;
-    }
+    if (gradients.wide.defined()) dweight = deliver_float32_sum(gradients.weight, gradients.wide, total);
     if (total.device().is_cpu()) {
       const float factor = total.item<float>();
       if (dh.defined() && factor != 1.0F) scale_in_place(dh, factor);

@@ -183,6 +183,7 @@ TEST_F(TwoTransports, AMismatchIsTheSameErrorAtBothEnds) {
   EXPECT_EQ(got, std::vector<int>(6));
   const auto sent_next = send(0, next), received_next = receive(1, got_next);
   EXPECT_EQ(outcome(received_next), "");
+  EXPECT_EQ(outcome(sent_next), "");  // its memory is used until then
   EXPECT_EQ(got_next, next);
 }
 
