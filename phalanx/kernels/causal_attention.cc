@@ -17,6 +17,7 @@
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/partial_attention.h"
 #include "phalanx/kernels/saved_activations.h"
+#include "phalanx/kernels/saved_attention.h"
 #include "phalanx/kernels/variable_length_attention.h"
 
 namespace phalanx::kernels {
@@ -31,7 +32,7 @@ struct SavedQueries : torch::CustomClassHolder {
   AttentionKernel kernel;
 };
 
-/// Keeps its inputs, its result and the log-sum-exps. On the CPU a checkpointed layer may save its outputs.
+/// Keeps its inputs, its result and the log-sum-exps. A checkpointed layer may save its outputs.
 struct FusedAttention : torch::autograd::Function<FusedAttention> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const std::optional<at::Tensor>& given_sinks,
@@ -42,7 +43,7 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
       AttentionPart whole = with_sinks(attend(kernel, q, k, v, queries), sinks);
       return {whole.y.to(q.scalar_type()), std::move(whole.log_sums)};
     };
-    const auto outputs = q.device().is_cpu() ? computed_once(SavedOp::attention, compute) : compute();
+    const auto outputs = computed_once(SavedOp::attention, compute);
     ctx->save_for_backward({q, k, v, outputs[1], sinks});
     ctx->saved_data["y"] = outputs[0].detach();  // values for the backward pass, outside the graph
     ctx->saved_data["queries"] = c10::IValue::make_capsule(c10::make_intrusive<SavedQueries>(queries, kernel));
@@ -135,6 +136,9 @@ at::Tensor causal_attention(const at::Tensor& q_in, const at::Tensor& k_in, cons
   const at::Tensor q = in_autocast_type(q_in), k = in_autocast_type(k_in), v = in_autocast_type(v_in);
   const bool fits = q.dim() == 4 && q.numel() > 0 && q.size(2) == k.size(2) && q.size(1) % k.size(1) == 0;
   const bool is_plain = !documents && least == 0 && !sinks.defined();
+  if (fits && is_plain) {
+    if (const auto kernel = savable_attention(q, k, v)) return saved_attention(*kernel, q, k, v);
+  }
   // ATen's operator chooses among the same kernels of devices.
   if (!fits || (is_plain && (!q.device().is_cpu() || attention_kernel_for(q, k, v) == AttentionKernel::operators))) {
     return causal_attention_reference(q, k, v, least, documents.get(), sinks);

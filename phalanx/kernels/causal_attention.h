@@ -18,8 +18,8 @@ namespace phalanx::kernels {
 ///
 /// On the CPU in fp32, blocks of queries are multiplied only with the keys that they may see, which saves nearly half
 /// of the products. The backward pass recomputes the probabilities from the saved log-sum-exp. In other types, without
-/// documents and windows it is at::scaled_dot_product_attention or its kernels, under autocast in autocast's dtype. On
-/// the CPU, a checkpointed layer may save its outputs (saved_activations.h).
+/// documents and windows it is at::scaled_dot_product_attention or its kernels, under autocast in autocast's dtype. A
+/// checkpointed layer may save its outputs (saved_activations.h).
 ///
 /// `window` > 0: a query sees its own key and window - 1 before it, and is multiplied with the keys of its block's
 /// windows only: seq (window + block) products. No mask is kept. On a GPU it is flash attention in 16 bits, and matrix

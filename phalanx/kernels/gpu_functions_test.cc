@@ -21,11 +21,13 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
 #include "phalanx/kernels/autocast.h"
+#include "phalanx/kernels/fused_linear.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/kernels/rms_norm.h"
@@ -136,14 +138,29 @@ TEST_P(GpuFunction, RmsNormBesideItsInput) {
 }
 
 TEST_P(GpuFunction, SeveralLinears) {
+  for (const bool adjacent : {false, true}) {
+    expect_equal(
+        [&](const Tensors& in) -> Tensors {
+          if (adjacent) kernels::make_adjacent({in[1], in[2], in[3]});
+          return kernels::linears(in[0], {in[1], in[2], in[3]});
+        },
+        [](const Tensors& in) -> Tensors {
+          return {at::linear(in[0], in[1]), at::linear(in[0], in[2]), at::linear(in[0], in[3])};
+        },
+        {at::randn({2, 9, 6}), at::randn({8, 6}), at::randn({4, 6}), at::randn({4, 6})});
+  }
+}
+
+TEST_P(GpuFunction, FeedForwardOfAdjacentWeights) {
   expect_equal(
       [](const Tensors& in) -> Tensors {
-        return kernels::linears(in[0], {in[1], in[2], in[3]});
+        kernels::make_adjacent({in[1], in[3]});
+        return {kernels::swiglu_feed_forward(in[0], in[1], in[2], in[3])};
       },
       [](const Tensors& in) -> Tensors {
-        return {at::linear(in[0], in[1]), at::linear(in[0], in[2]), at::linear(in[0], in[3])};
+        return {at::linear(kernels::swiglu_reference(at::linear(in[0], in[1]), at::linear(in[0], in[3])), in[2])};
       },
-      {at::randn({2, 9, 6}), at::randn({8, 6}), at::randn({4, 6}), at::randn({4, 6})});
+      {at::randn({2, 9, 6}), at::randn({10, 6}), at::randn({6, 10}), at::randn({10, 6})});
 }
 
 TEST_P(GpuFunction, RotaryOfQueriesAndKeys) {
@@ -349,6 +366,46 @@ TEST(GpuCrossEntropy, ASecondBackwardIsAnError) {
   const at::Tensor loss = kernels::linear_cross_entropy(x, weight, at::tensor({0, 1, 4}, at::kLong));
   loss.backward({}, /*retain_graph=*/true);
   EXPECT_THAT(error_text<Error>([&] { loss.backward(); }), testing::HasSubstr("a second backward"));
+}
+
+// Adjacent weights have adjacent gradients, in buffers or without, added to or not; a frozen weight has none.
+TEST(GpuStackedWeights, GradientsAreThoseOfSeparateProducts) {
+  at::manual_seed(1);
+  const at::Tensor x = at::randn({5, 6});
+  const kernels::HostGpuKernels kernels;
+  const auto step = [&](const Tensors& weights) {
+    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+      const Tensors y = kernels::linears(x + micro_batch, weights);
+      (y[0].square().sum() + y[1].square().sum() + y[2].square().sum()).backward();
+    }
+  };
+  const std::vector<std::int64_t> rows = {4, 2, 2};
+  Tensors separate, stacked, buffered, buffers;
+  std::vector<GradReadySubscription> subscriptions;
+  for (const std::int64_t n : rows) {
+    const at::Tensor values = at::randn({n, 6});
+    for (Tensors* const set : {&separate, &stacked, &buffered}) set->push_back(values.clone().requires_grad_());
+  }
+  kernels::make_adjacent(stacked);
+  kernels::make_adjacent(buffered);
+  const at::Tensor all = at::full({8, 6}, std::numeric_limits<float>::quiet_NaN());
+  for (std::size_t i = 0, first = 0; i < 3; first += static_cast<std::size_t>(rows[i]), ++i) {
+    buffers.push_back(all.narrow(0, static_cast<std::int64_t>(first), rows[i]).variable_data());
+    subscriptions.push_back(on_grad_ready(buffered[i], [](const at::Tensor&) {}));
+    set_grad_buffer(buffered[i], buffers[i]);
+  }
+  for (const Tensors& set : {separate, stacked, buffered}) step(set);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(at::allclose(stacked[i].grad(), separate[i].grad(), 1e-6, 1e-6));
+    EXPECT_TRUE(at::allclose(buffered[i].grad(), separate[i].grad(), 1e-6, 1e-6));
+    EXPECT_TRUE(buffered[i].grad().is_same(buffers[i]));
+  }
+  EXPECT_TRUE(kernels::are_adjacent({stacked[0].grad(), stacked[1].grad(), stacked[2].grad()}));
+  stacked[1].set_requires_grad(false).mutable_grad().reset();
+  for (const std::size_t i : {0, 2}) stacked[i].mutable_grad().reset();
+  step(stacked);
+  EXPECT_FALSE(stacked[1].grad().defined());
+  EXPECT_TRUE(at::allclose(stacked[2].grad(), separate[2].grad(), 1e-6, 1e-6));
 }
 
 // Under autocast the gradients of float32 weights go straight into the buffers that are offered for them.

@@ -1,8 +1,7 @@
 #include "phalanx/kernels/linear.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
@@ -15,6 +14,7 @@
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/kernels/frozen_weight.h"
+#include "phalanx/kernels/fused_linear.h"
 #include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/kernels/saved_activations.h"
 #include "phalanx/kernels/skinny_gemm.h"
@@ -73,73 +73,79 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
-// Queries, keys and values. The weights, wider than x, are cast into the rows of one matrix.
+// Queries, keys and values, by one product. The weights are adjacent; or wider than x, and cast into the rows of one
+// matrix.
 struct GpuLinearsFunction : torch::autograd::Function<GpuLinearsFunction> {
   static torch::autograd::tensor_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in,
-                                              const at::Tensor& w0, const at::Tensor& w1, const at::Tensor& w2) {
-    const at::Tensor weights[] = {w0, w1, w2};
+                                              const at::Tensor& w0, const at::Tensor& w1, const at::Tensor& w2,
+                                              bool record) {
+    const std::vector<at::Tensor> weights = {w0, w1, w2};
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous();
-    std::int64_t width = 0;
-    for (const at::Tensor& weight : weights) width += weight.size(0);
-    const at::Tensor used = at::empty({width, x.size(1)}, x.options());
-    std::int64_t first = 0;
-    for (const at::Tensor& weight : weights) {
-      used.narrow(0, first, weight.size(0)).copy_(weight);
-      first += weight.size(0);
+    const bool is_cast = w0.scalar_type() != x.scalar_type();
+    const at::Tensor used = stacked_as(x.scalar_type(), weights);
+    if (record) {
+      ctx->save_for_backward({x, is_cast ? used : at::Tensor(), w0, w1, w2});
+      save_queue_for_backward(*ctx);
     }
-    ctx->save_for_backward({x, used, w0, w1, w2});
-    save_queue_for_backward(*ctx);
     std::vector<std::int64_t> shape = x_in.sizes().vec();
-    shape.back() = width;
-    const at::Tensor all = at::mm(x, used.t()).view(shape);
+    shape.back() = used.size(0);
+    const auto product = [&] { return std::vector{at::mm(x, used.t())}; };
+    const at::Tensor all = computed_once(SavedOp::linear, product)[0].view(shape);
     torch::autograd::tensor_list parts;
-    first = 0;
+    std::int64_t first = 0;
     for (const at::Tensor& weight : weights) {
       parts.push_back(all.narrow(-1, first, weight.size(0)));
       first += weight.size(0);
     }
-    parts.back() = parts.back().contiguous();  // attention keeps values, and with them would keep all three
+    if (record) parts.back() = parts.back().contiguous();  // attention keeps values, and with them would keep all three
     return parts;
   }
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &used = saved[1];
-    const bool has_graph = at::GradMode::is_enabled();  // create_graph: what autograd can follow
-    at::Tensor dx;
-    torch::autograd::tensor_list returned(1);
-    std::int64_t first = 0;
-    for (std::size_t i = 0; i < grads.size(); ++i) {
-      const at::Tensor &weight = saved[i + 2], dy = grads[i].reshape({-1, weight.size(0)});
-      const at::Tensor own = has_graph ? weight.to(x.scalar_type()) : used.narrow(0, first, weight.size(0));
-      first += weight.size(0);
-      if (ctx->needs_input_grad(0)) {
-        if (!dx.defined()) {
-          dx = at::mm(dy, own);
-        } else {
-          dx = has_graph ? at::addmm(dx, dy, own) : dx.addmm_(dy, own);  // addmm copies dx first
-        }
-      }
-      at::Tensor dweight;
-      if (has_graph) {
-        dweight = dy.t().mm(x);
-      } else if (const auto ref = queue_for(*ctx, weight); ref.queue) {
-        ref.queue->put(ref.key, weight,
-                       [dy, rows = x.detach()](const WeightGradient& out) { add_weight_product(dy, rows, out); });
-      } else if (weight.requires_grad()) {
-        const WeightGradient out = weight_gradient(weight);
-        add_weight_product(dy, x, out);
-        dweight = out.returned;
-      }
-      returned.push_back(dweight);
+    const at::Tensor& x = saved[0];
+    const std::vector<at::Tensor> weights(saved.begin() + 2, saved.end());
+    const bool is_followed = at::GradMode::is_enabled();  // create_graph: what autograd can follow
+    torch::autograd::tensor_list dys, returned(5);
+    for (std::size_t i = 0; i < weights.size(); ++i) dys.push_back(grads[i].reshape({-1, weights[i].size(0)}));
+    const at::Tensor dy = at::cat(dys, 1);
+    if (ctx->needs_input_grad(0)) {
+      const at::Tensor used = is_followed          ? at::cat(weights).to(x.scalar_type())
+                              : saved[1].defined() ? saved[1]
+                                                   : stacked(weights);
+      std::vector<std::int64_t> shape = grads[0].sizes().vec();
+      shape.back() = x.size(1);
+      returned[0] = at::mm(dy, used).view(shape);
     }
-    std::vector<std::int64_t> shape = grads[0].sizes().vec();
-    shape.back() = x.size(1);
-    if (dx.defined()) returned[0] = dx.view(shape);
+    const bool made_now = std::ranges::all_of(
+        weights, [&](const at::Tensor& w) { return w.requires_grad() && !queue_for(*ctx, w).queue; });
+    if (made_now && !is_followed) {
+      const auto made = stacked_weight_gradients(dy, x, weights);
+      std::ranges::copy(made, returned.begin() + 1);
+      return returned;
+    }
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      if (!weights[i].requires_grad()) continue;
+      if (is_followed) {
+        returned[i + 1] = dys[i].t().mm(x);
+      } else if (const auto ref = queue_for(*ctx, weights[i]); ref.queue) {
+        ref.queue->put(ref.key, weights[i], [dy = dys[i], rows = x.detach()](const WeightGradient& out) {
+          add_weight_product(dy, rows, out);
+        });
+      } else {
+        const WeightGradient out = weight_gradient(weights[i]);
+        add_weight_product(dys[i], x, out);
+        returned[i + 1] = out.returned;
+      }
+    }
     return returned;
   }
 };
+
+bool have_type_of(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+  return std::ranges::all_of(weights, [&](const at::Tensor& w) { return w.scalar_type() == x.scalar_type(); });
+}
 
 bool have_other_types_than(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
   return std::ranges::all_of(weights, [&](const at::Tensor& w) { return w.scalar_type() != x.scalar_type(); });
@@ -148,11 +154,15 @@ bool have_other_types_than(const at::Tensor& x, const std::vector<at::Tensor>& w
 }  // namespace
 
 std::vector<at::Tensor> linears(const at::Tensor& x_in, const std::vector<at::Tensor>& weights) {
-  const bool is_autocast = at::autocast::is_autocast_enabled(x_in.device().type());
-  if (weights.size() == 3 && is_autocast && SavedActivations::current() == nullptr && x_in.numel() > 0 &&
-      gpu_launch(x_in)) {
-    if (const at::Tensor x = in_autocast_type(x_in); have_other_types_than(x, weights)) {
-      return GpuLinearsFunction::apply(x, weights[0], weights[1], weights[2]);
+  if (weights.size() == 3 && x_in.numel() > 0 && gpu_launch(x_in)) {
+    const bool is_autocast = at::autocast::is_autocast_enabled(x_in.device().type());
+    const at::Tensor x = is_autocast ? in_autocast_type(x_in) : x_in;
+    const bool needs_cast = is_autocast && have_other_types_than(x, weights);
+    if (needs_cast || (have_type_of(x, weights) && are_adjacent(weights))) {
+      const bool record =
+          at::GradMode::is_enabled() &&
+          (x.requires_grad() || std::ranges::any_of(weights, [](const at::Tensor& w) { return w.requires_grad(); }));
+      return GpuLinearsFunction::apply(x, weights[0], weights[1], weights[2], record);
     }
   }
   std::vector<at::Tensor> results;

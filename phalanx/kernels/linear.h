@@ -13,8 +13,9 @@ namespace phalanx::kernels {
 /// A frozen weight may have 16 bits under x in fp32 (frozen_weight.h).
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
-/// linear(x, weight) of several weights [out_i, in]. Of three weights (queries, keys, values) on a GPU under autocast
-/// it is one product, whose parts are the results: their rows are not contiguous.
+/// linear(x, weight) of several weights [out_i, in]. Of three weights (queries, keys, values) on a GPU it is one
+/// product, if they are adjacent (fused_linear.h), or under autocast. Its parts are the results: their rows are not
+/// contiguous.
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<at::Tensor>& weights);
 
 }  // namespace phalanx::kernels

@@ -23,19 +23,19 @@ SavedActivations::Scope::~Scope() {
   current_outputs = before_;
 }
 
-void SavedActivations::save(const std::vector<at::Tensor>& outputs) {
+void SavedActivations::save(SavedOp op, const std::vector<at::Tensor>& outputs) {
   // Saves only the values: the tensors themselves stay with their users, in whatever graph.
-  auto& values = outputs_.emplace_back();
-  for (const auto& output : outputs) values.push_back(output.detach());
+  auto& values = outputs_.emplace_back(op, std::vector<at::Tensor>()).second;
+  for (const auto& output : outputs) values.push_back(output.defined() ? output.detach() : output);
 }
 
-std::vector<at::Tensor> SavedActivations::pop() {
-  if (outputs_.empty()) {
+std::vector<at::Tensor> SavedActivations::pop(SavedOp op) {
+  if (outputs_.empty() || outputs_.front().first != op) {
     throw Error(
         "a checkpointed layer ran other operations when it was run again than in its forward pass; expected the same "
         "ones in the same order");
   }
-  std::vector<at::Tensor> outputs = std::move(outputs_.front());
+  std::vector<at::Tensor> outputs = std::move(outputs_.front().second);
   outputs_.pop_front();
   return outputs;
 }

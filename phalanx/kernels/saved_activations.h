@@ -17,8 +17,9 @@
 // Contract
 // - Both runs have the same input, each on one thread. Nothing writes to a saved output in place.
 // - A run is known only to the thread that opened its scope, for as long as the scope lives.
-// - It covers linear layers of any type, under autocast, too, and causal attention on the CPU, also of a part of the
-//   positions and over a ring of ranks. All else is recomputed.
+// - It covers linear layers of any type, under autocast, too, and causal attention, also of a part of the positions and
+//   over a ring of ranks. Several weights that are one product are one linear layer. All else is recomputed, and on a
+//   device memory-efficient attention, of float32 (saved_attention.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,20 +61,20 @@ class SavedActivations {
   template <class Compute>
   std::vector<at::Tensor> once(SavedOp op, Compute&& compute) {
     const bool keeps = policy_(op, counts_[static_cast<std::size_t>(op)]++);
-    if (keeps && run_ == Run::recompute) return pop();
+    if (keeps && run_ == Run::recompute) return pop(op);
     std::vector<at::Tensor> outputs = std::forward<Compute>(compute)();
-    if (keeps) save(outputs);
+    if (keeps) save(op, outputs);
     return outputs;
   }
 
  private:
-  void save(const std::vector<at::Tensor>& outputs);
-  std::vector<at::Tensor> pop();
+  void save(SavedOp op, const std::vector<at::Tensor>& outputs);
+  std::vector<at::Tensor> pop(SavedOp op);
 
   CheckpointPolicy policy_;
   Run run_ = Run::forward;
   std::array<int, 2> counts_{};
-  std::deque<std::vector<at::Tensor>> outputs_;
+  std::deque<std::pair<SavedOp, std::vector<at::Tensor>>> outputs_;
 };
 
 /// Returns compute(), or, in the second run of a layer that saves this operation, the outputs of the first run.

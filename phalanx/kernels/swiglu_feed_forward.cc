@@ -13,6 +13,7 @@
 
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/deferred_weights.h"
+#include "phalanx/kernels/fused_linear.h"
 #include "phalanx/kernels/fusible.h"
 #include "phalanx/kernels/gpu_launch.h"
 #include "phalanx/kernels/linear.h"
@@ -151,9 +152,9 @@ void swiglu_backward_on_gpu(const GpuLaunch& launch, const at::Tensor& gate, con
                                                 dup.mutable_data_ptr(), du.stride, y.mutable_data_ptr()));
 }
 
-// On a GPU. gate and up are the halves of one tensor [rows, 2 hidden], and so are their gradients. Weights
-// that are wider than the products, as under autocast, are cast into the halves of one matrix: their
-// product is then a single one.
+// On a GPU. gate and up are the halves of one tensor [rows, 2 hidden], and so are their gradients. Their product is a
+// single one if w1 and w3 are adjacent. Weights that are wider than the products, as under autocast, are cast into the
+// halves of one matrix.
 struct GpuFeedForwardFunction : torch::autograd::Function<GpuFeedForwardFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& w1,
                             const at::Tensor& w2, const at::Tensor& w3, bool record) {
@@ -161,21 +162,21 @@ struct GpuFeedForwardFunction : torch::autograd::Function<GpuFeedForwardFunction
     const std::int64_t rows = x.size(0), hidden = w1.size(0);
     const at::Tensor gate_up = at::empty({rows, 2 * hidden}, x.options());
     at::Tensor gate = gate_up.narrow(1, 0, hidden), up = gate_up.narrow(1, hidden, hidden), w13, used_w2 = w2;
-    if (w1.scalar_type() == x.scalar_type()) {
+    const bool is_cast = w1.scalar_type() != x.scalar_type();
+    if (is_cast) {
+      w13 = stacked_as(x.scalar_type(), {w1, w3});
+      used_w2 = w2.to(x.scalar_type());
+    }
+    if (is_cast || are_adjacent({w1, w3})) {
+      at::Tensor out = gate_up;
+      at::mm_out(out, x, (is_cast ? w13 : stacked({w1, w3})).t());
+    } else {
       at::mm_out(gate, x, w1.t());
       at::mm_out(up, x, w3.t());
-    } else {
-      w13 = at::empty({2 * hidden, x.size(1)}, x.options());
-      w13.narrow(0, 0, hidden).copy_(w1);
-      w13.narrow(0, hidden, hidden).copy_(w3);
-      used_w2 = w2.to(x.scalar_type());
-      at::Tensor out = gate_up;
-      at::mm_out(out, x, w13.t());
     }
     const at::Tensor product = at::empty({rows, hidden}, x.options());
     swiglu_on_gpu(*gpu_launch(x), gate, up, product);
     if (record) {
-      const bool is_cast = w13.defined();
       ctx->save_for_backward({x, w1, w2, w3, gate_up, w13, is_cast ? used_w2 : at::Tensor()});
       save_queue_for_backward(*ctx);
     }
@@ -189,7 +190,8 @@ struct GpuFeedForwardFunction : torch::autograd::Function<GpuFeedForwardFunction
     const auto saved = ctx->get_saved_variables();
     require_no_graph("swiglu_feed_forward");
     const at::Tensor &x = saved[0], &w1 = saved[1], &w2 = saved[2], &w3 = saved[3], &gate_up = saved[4];
-    const at::Tensor &w13 = saved[5], &used_w2 = saved[6].defined() ? saved[6] : w2;
+    const at::Tensor& used_w2 = saved[6].defined() ? saved[6] : w2;
+    const at::Tensor w13 = saved[5].defined() || !are_adjacent({w1, w3}) ? saved[5] : stacked({w1, w3});
     const std::int64_t rows = x.size(0), hidden = w1.size(0);
     const at::Tensor dy = grads[0].reshape({rows, -1});
     const at::Tensor dproduct = at::mm(dy, used_w2), product = at::empty_like(dproduct);
@@ -210,7 +212,14 @@ struct GpuFeedForwardFunction : torch::autograd::Function<GpuFeedForwardFunction
       add_weight_product(d, input, dweight);
       return dweight.returned;
     };
-    const at::Tensor dw2 = weight(w2, dy, product), dw1 = weight(w1, dgate, x), dw3 = weight(w3, dup, x);
+    const at::Tensor dw2 = weight(w2, dy, product);
+    at::Tensor dw1, dw3;
+    if (!later.queue && w1.requires_grad() && w3.requires_grad()) {
+      const std::vector<at::Tensor> both = stacked_weight_gradients(dgate_up, x, {w1, w3});
+      dw1 = both[0], dw3 = both[1];
+    } else {
+      dw1 = weight(w1, dgate, x), dw3 = weight(w3, dup, x);
+    }
     if (!ctx->needs_input_grad(0)) return {at::Tensor(), dw1, dw2, dw3, at::Tensor()};
     at::Tensor dx = w13.defined() ? at::mm(dgate_up, w13) : at::mm(dgate, w1);
     if (!w13.defined()) dx.addmm_(dup, w3);

@@ -10,7 +10,8 @@ namespace phalanx::kernels {
 /// On the CPU in fp32 it processes the rows in chunks that stay in the cache, saves w1 x and w3 x for the backward pass
 /// and recomputes the product. So no [rows, hidden] temporary exists in either pass.
 ///
-/// On a GPU the step between the products is one kernel, and the product is recomputed, too. Under autocast the
+/// On a GPU the step between the products is one kernel, and the product is recomputed, too. w1 and w3 are one product
+/// if they are adjacent (fused_linear.h), or under autocast. Under autocast the
 /// weights' gradients are summed in their own type (weight_product.h).
 at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3);
 

@@ -1,12 +1,10 @@
 #include "phalanx/kernels/variable_length_attention.h"
 
 #include <ATen/ops/_efficient_attention_forward.h>
-#include <ATen/ops/_flash_attention_forward.h>
-
-#include <optional>
 
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/partial_attention.h"
+#include "phalanx/kernels/saved_attention.h"
 
 namespace phalanx::kernels {
 namespace {
@@ -14,20 +12,7 @@ namespace {
 constexpr std::int64_t kCausalFromTopLeft = 1;  // ATen's custom_mask_type
 
 /// [batch, heads, seq, head_dim] as [batch * seq, heads, head_dim].
-at::Tensor as_tokens(const at::Tensor& t) { return t.transpose(1, 2).flatten(0, 1); }
-
-at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window,
-                           const DocumentBoundaries& documents) {
-  const at::Tensor& lengths = documents.cumulative_lengths_on_device();
-  std::optional<std::int64_t> before, after;
-  if (window > 0) {
-    before = window - 1;
-    after = 0;
-  }
-  return std::get<0>(at::_flash_attention_forward(q, k, v, lengths, lengths, documents.longest(), documents.longest(),
-                                                  /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false,
-                                                  /*scale=*/std::nullopt, before, after));
-}
+at::Tensor tokens_of(const at::Tensor& t) { return t.transpose(1, 2).flatten(0, 1); }
 
 at::Tensor efficient_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const DocumentBoundaries& documents) {
@@ -55,10 +40,10 @@ bool can_use_variable_lengths(const at::Tensor& q, bool is_windowed) {
 at::Tensor variable_length_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
                                      std::int64_t window, const DocumentBoundaries& documents) {
   const at::Tensor q = in_autocast_type(q_in);
-  const at::Tensor tokens_q = as_tokens(q), tokens_k = as_tokens(in_autocast_type(k_in)),
-                   tokens_v = as_tokens(in_autocast_type(v_in));
+  const at::Tensor tokens_q = tokens_of(q), tokens_k = tokens_of(in_autocast_type(k_in)),
+                   tokens_v = tokens_of(in_autocast_type(v_in));
   const bool is_flash = device_kernel_for(q.scalar_type(), q.size(3)) == AttentionKernel::flash;
-  const at::Tensor y = is_flash ? flash_attention(tokens_q, tokens_k, tokens_v, window, documents)
+  const at::Tensor y = is_flash ? saved_flash_attention(tokens_q, tokens_k, tokens_v, window, documents)
                                 : efficient_attention(tokens_q, tokens_k, tokens_v, documents);
   return y.view({q.size(0), q.size(2), q.size(1), -1}).transpose(1, 2);
 }

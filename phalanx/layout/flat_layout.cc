@@ -45,11 +45,13 @@ std::optional<std::vector<std::int64_t>> place_all(const std::vector<FlatParamet
   return offsets;
 }
 
-/// The orders to try: as given, then with the rows that are hard to place first or last.
+/// The orders to try: first with rows of one length together, so that weights that are multiplied with one input are
+/// adjacent, as one product needs them (kernels/fused_linear.h); then as given, and with the rows that are hard to place
+/// first.
 std::vector<std::vector<std::size_t>> orders_of(const std::vector<FlatParameter>& parameters) {
   std::vector<std::size_t> given(parameters.size());
   std::iota(given.begin(), given.end(), 0);
-  std::vector<std::vector<std::size_t>> orders = {given};
+  std::vector<std::vector<std::size_t>> orders;
   const auto add = [&](const auto& before) {
     auto order = given;
     std::ranges::stable_sort(order, before);
@@ -57,8 +59,9 @@ std::vector<std::vector<std::size_t>> orders_of(const std::vector<FlatParameter>
   };
   const auto row = [&](std::size_t i) { return parameters[i].row_elements; };
   const auto all = [&](std::size_t i) { return parameters[i].numel(); };
-  add([&](std::size_t a, std::size_t b) { return row(a) > row(b); });
   add([&](std::size_t a, std::size_t b) { return row(a) < row(b); });
+  add([](std::size_t a, std::size_t b) { return a < b; });
+  add([&](std::size_t a, std::size_t b) { return row(a) > row(b); });
   add([&](std::size_t a, std::size_t b) { return all(a) > all(b); });
   return orders;
 }

@@ -40,6 +40,17 @@ std::vector<FlatParameter> llama_block(std::int64_t dim, std::int64_t kv, std::i
   return {{dim, dim}, {kv, dim}, {kv, dim}, {dim, dim}, {ffn, dim}, {dim, ffn}, {ffn, dim}, {dim, 1}, {dim, 1}};
 }
 
+// Weights of one input are adjacent, as one product needs them, though w2 is listed between w1 and w3.
+TEST(FlatLayout, RowsOfOneLengthAreTogether) {
+  for (const int ranks : {1, 2, 8, 64}) {
+    const FlatLayout layout = lay_out_flat(llama_block(4096, 1024, 14336), ranks);
+    const auto end_of = [&](std::size_t i) { return layout.offsets[i] + layout.parameters[i].numel(); };
+    EXPECT_EQ(layout.offsets[1], end_of(0)) << ranks;
+    EXPECT_EQ(layout.offsets[2], end_of(1)) << ranks;
+    EXPECT_EQ(layout.offsets[6], end_of(4)) << ranks;
+  }
+}
+
 double padding_of(const FlatLayout& layout) {
   return static_cast<double>(layout.padding()) / static_cast<double>(layout.flat_elements() - layout.padding());
 }

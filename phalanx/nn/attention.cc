@@ -17,6 +17,7 @@ Attention::Attention(const AttentionOptions& options, TensorOptionsOfModule tens
   wk = register_module("wk", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim, bias}, tensor));
   wv = register_module("wv", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim, bias}, tensor));
   wo = register_module("wo", std::make_shared<Linear>(LinearOptions{q_dim, options.dim, options.output_bias}, tensor));
+  share_storage();
   if (options.sinks) sinks = make_parameter("sinks", {options.n_heads}, tensor);
   if (options.qk_norm == QkNorm::none) return;
   const auto norm = [&](const char* name, std::int64_t heads) {
@@ -25,6 +26,11 @@ Attention::Attention(const AttentionOptions& options, TensorOptionsOfModule tens
   };
   q_norm = norm("q_norm", options.n_heads);
   k_norm = norm("k_norm", options.n_kv_heads);
+}
+
+std::vector<std::vector<at::Tensor>> Attention::one_products() const {
+  if (wq->weight.device().is_cpu()) return {};
+  return {{wq->weight, wk->weight, wv->weight}};
 }
 
 std::vector<at::Tensor> Attention::projections(const at::Tensor& x) {

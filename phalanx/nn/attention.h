@@ -42,6 +42,8 @@ class Attention : public SelfAttention {
  public:
   explicit Attention(const AttentionOptions& options, TensorOptionsOfModule tensor = {});
 
+  /// On a device the weights of queries, keys and values become adjacent: they are one product.
+  std::vector<std::vector<at::Tensor>> one_products() const override;
   std::int64_t cached_heads() const override { return wk->weight.size(0) / options_.head_dim; }
 
   /// From now on x and the result are this rank's rows, and the projections exchange rows through it.

@@ -13,6 +13,10 @@ at::Tensor count_choices(const at::Tensor& chosen, std::int64_t experts) {
   return counts.scatter_add_(1, chosen, at::ones({}, chosen.options()).expand_as(chosen));
 }
 
+at::Tensor end_of_each(const at::Tensor& sorted, std::int64_t count) {
+  return at::searchsorted(sorted, at::arange(count, sorted.options()), /*out_int32=*/true, /*right=*/true);
+}
+
 at::Tensor count_each(const at::Tensor& sorted, std::int64_t count) {
   const at::Tensor numbers = at::arange(count, sorted.options());
   const at::Tensor ends = at::searchsorted(sorted, numbers, /*out_int32=*/false, /*right=*/true);

@@ -18,4 +18,7 @@ at::Tensor count_choices(const at::Tensor& chosen, std::int64_t experts);
 /// not counted. REQUIRES: 0 <= sorted.
 at::Tensor count_each(const at::Tensor& sorted, std::int64_t count);
 
+/// int32 [count]: how many numbers are at most 0, 1, ...: where each one ends in `sorted`, as of count_each().
+at::Tensor end_of_each(const at::Tensor& sorted, std::int64_t count);
+
 }  // namespace phalanx::nn

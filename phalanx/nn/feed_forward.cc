@@ -17,6 +17,12 @@ FeedForward::FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfM
   w1 = register_module("w1", std::make_shared<Linear>(LinearOptions{dim, hidden, bias}, tensor));
   w2 = register_module("w2", std::make_shared<Linear>(LinearOptions{hidden, dim, bias}, tensor));
   w3 = register_module("w3", std::make_shared<Linear>(LinearOptions{dim, hidden, bias}, tensor));
+  share_storage();
+}
+
+std::vector<std::vector<at::Tensor>> FeedForward::one_products() const {
+  if (w1->weight.device().is_cpu()) return {};
+  return {{w1->weight, w3->weight}};
 }
 
 at::Tensor FeedForward::gated(const at::Tensor& gate, const at::Tensor& up) const {
@@ -47,15 +53,26 @@ at::Tensor FeedForward::forward_layer_by_layer(const at::Tensor& x) {
   return collective_matmul_ ? collective_matmul_->scatter(y) : y;
 }
 
-at::Tensor FeedForward::forward(const at::Tensor& x) {
-  // A hook on a projection must see its call, so the projections are then not fused, and neither if one has an adapter
-  // or a weight in another type.
-  // The last projection's output is the same as the fused kernel's.
+// A hook on a projection must see its call, so the projections are then not fused, and neither if one has an adapter or a
+// weight in another type. The last projection's output is the same as the fused kernel's.
+bool FeedForward::calls_its_layers() const {
   const auto is_called = [](const Linear& projection) {
     return projection.has_forward_hooks() || projection.has_input_hook() || projection.has_parameter_uses() ||
            projection.has_own_product();
   };
-  if (is_called(*w1) || is_called(*w2) || is_called(*w3) || w1->has_parameter_hooks() || w3->has_parameter_hooks()) {
+  return is_called(*w1) || is_called(*w2) || is_called(*w3) || w1->has_parameter_hooks() || w3->has_parameter_hooks();
+}
+
+bool FeedForward::is_plain_swiglu() const {
+  const bool is_silu = options_.activation == GatedActivation::silu && !options_.bias;
+  const bool has_float8 = w1->float8() || w2->float8() || w3->float8();
+  const bool has_hooks = has_forward_hooks() || has_input_hook() || has_parameter_hooks() || has_runner();
+  return is_silu && !has_float8 && !has_hooks && !calls_its_layers() && !w2->has_parameter_hooks() &&
+         !collective_matmul_;
+}
+
+at::Tensor FeedForward::forward(const at::Tensor& x) {
+  if (calls_its_layers()) {
     const at::Tensor all = collective_matmul_ ? collective_matmul_->gather(x) : x;
     const at::Tensor y = call(w2, gated(call(w1, all), call(w3, all)));
     return collective_matmul_ ? collective_matmul_->scatter(y) : y;

@@ -24,6 +24,10 @@ class FeedForward : public Positionwise {
   FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfModule tensor = {},
               const FeedForwardOptions& options = {});
 
+  /// On a device the weights of gate and up become adjacent: they are one product.
+  std::vector<std::vector<at::Tensor>> one_products() const override;
+  /// Whether a call is kernels::swiglu_feed_forward() with the weights of w1, w2 and w3 and nothing else.
+  bool is_plain_swiglu() const;
   at::Tensor forward(const at::Tensor& x) override;  // [..., dim] -> [..., dim]
   std::vector<Linear*> last_projections() const override { return {w2.get()}; }
 
@@ -35,6 +39,7 @@ class FeedForward : public Positionwise {
   std::shared_ptr<Linear> w1, w2, w3;  // gate, down, up
 
  private:
+  bool calls_its_layers() const;
   at::Tensor forward_layer_by_layer(const at::Tensor& x);
   at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) const;
 

@@ -1,7 +1,6 @@
 #include "phalanx/nn/fused_linear.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -10,7 +9,6 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/kernels/fused_linear.h"
-#include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx::nn {
 
@@ -27,18 +25,6 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
     biases_.push_back(has_bias ? make_parameter(part.bias_name(), {rows}, tensor, Init::constant(0.0)) : at::Tensor());
   }
   share_storage();
-}
-
-void FusedLinear::share_storage() const {
-  const at::NoGradGuard no_grad;
-  if (!std::ranges::all_of(weights_, [](const auto& w) { return has_memory(w); })) return;
-  if (kernels::are_adjacent(weights_)) return;
-  const at::Tensor all = at::cat(weights_);
-  std::int64_t first = 0;
-  for (const at::Tensor& weight : weights_) {
-    weight.set_data(all.narrow(0, first, weight.size(0)));
-    first += weight.size(0);
-  }
 }
 
 at::Tensor FusedLinear::weight(const std::string& part) const {

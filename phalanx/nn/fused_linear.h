@@ -39,8 +39,7 @@ class FusedLinear : public Module {
 
   const std::vector<FusedPart>& part_list() const noexcept { return list_; }
   at::Tensor weight(const std::string& part) const;
-  /// Moves the parts' values into one storage. Does nothing if they are already adjacent or one has no memory.
-  void share_storage() const;
+  std::vector<std::vector<at::Tensor>> one_products() const override { return {weights_}; }
   /// From now on the products use all ranks' rows.
   void set_all_gather_matmul(std::shared_ptr<const CollectiveMatmul> exchange) { gathers_ = std::move(exchange); }
 

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "phalanx/nn/fused_linear.h"
+#include "phalanx/kernels/fused_linear.h"
 #include "phalanx/nn/module.h"
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/tensor/grad_ready.h"
@@ -54,11 +54,16 @@ void initialise(torch::nn::Module& model, std::uint64_t seed) {
 
 void materialize(torch::nn::Module& model) {
   const observe::MemoryScope scope(observe::MemoryCategory::parameters);
+  for_each_module(model, [](const std::string& /*prefix*/, const torch::nn::Module& module) {
+    const auto* const ours = dynamic_cast<const Module*>(&module);
+    if (ours == nullptr) return;
+    for (const auto& group : ours->one_products()) kernels::allocate_adjacent(group);
+  });
   for (const auto& parameter : model.parameters()) {
     if (!has_memory(parameter)) parameter.set_data(at::empty(parameter.sizes(), parameter.options()));
   }
   for_each_module(model, [](const std::string& /*prefix*/, const torch::nn::Module& module) {
-    if (const auto* fused = dynamic_cast<const FusedLinear*>(&module)) fused->share_storage();
+    if (const auto* ours = dynamic_cast<const Module*>(&module)) ours->share_storage();
   });
 }
 

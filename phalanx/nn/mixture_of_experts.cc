@@ -5,11 +5,14 @@
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/sort.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -17,6 +20,7 @@
 #include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
 #include "phalanx/nn/expert_counts.h"
+#include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx::nn {
 namespace {
@@ -42,10 +46,41 @@ Experts::Experts(const MixtureOptions& options, TensorOptionsOfModule tensor) : 
     nets_[e] = register_module(std::to_string(e),
                                std::make_shared<FeedForward>(options.dim, options.hidden, tensor, options.net));
   }
+  share_storage();
+}
+
+kernels::ExpertWeights Experts::weights() const {
+  kernels::ExpertWeights all;
+  for (const auto& [number, net] : nets_) {
+    all.w1.push_back(net->w1->weight);
+    all.w2.push_back(net->w2->weight);
+    all.w3.push_back(net->w3->weight);
+  }
+  return all;
+}
+
+std::vector<std::vector<at::Tensor>> Experts::one_products() const {
+  if (nets_.empty() || nets_.begin()->second->w1->weight.device().is_cpu()) return {};
+  const kernels::ExpertWeights all = weights();
+  return {all.gates_and_ups(), all.w2};
+}
+
+bool Experts::can_be_grouped(const at::Tensor& rows) const {
+  const bool are_plain = std::ranges::all_of(nets_, [](const auto& one) { return one.second->is_plain_swiglu(); });
+  return are_plain && kernels::can_group_experts(rows, weights());
+}
+
+at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends, bool covers_all) {
+  return kernels::grouped_feed_forward(rows, ends, weights(), covers_all);
 }
 
 at::Tensor Experts::forward(const at::Tensor& rows, const std::vector<std::int64_t>& counts) {
   PHALANX_ASSERT(counts.size() == nets_.size(), "a number of rows for each expert");
+  if (can_be_grouped(rows)) {
+    const at::Tensor ends = at::empty({std::ssize(counts)}, at::TensorOptions(at::kInt).pinned_memory(true));
+    std::partial_sum(counts.begin(), counts.end(), ends.mutable_data_ptr<std::int32_t>());
+    return forward(rows, ends.to(rows.device(), /*non_blocking=*/true), /*covers_all=*/true);
+  }
   std::vector<at::Tensor> made;
   const std::vector<at::Tensor> parts = rows.split_with_sizes(counts);
   std::size_t place = 0;
@@ -64,6 +99,13 @@ void Experts::keep(std::int64_t first, std::int64_t count) {
     if (goes) unregister_module(std::to_string(one.first));
     return goes;
   });
+  const kernels::ExpertWeights all = weights();
+  if (all.w1.empty() || all.w1[0].device().is_cpu() || !has_memory(all.w1[0])) return;
+  // Out of the storage that the others share.
+  for (const auto* set : {&all.w1, &all.w2, &all.w3}) {
+    for (const at::Tensor& weight : *set) weight.set_data(weight.detach().clone());
+  }
+  share_storage();
 }
 
 MixtureOfExperts::MixtureOfExperts(const MixtureOptions& options, TensorOptionsOfModule tensor)
@@ -117,13 +159,20 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   }
   // A token's copies, sorted by expert: within an expert in the order of tokens.
   const auto [sorted_experts, order] = at::sort(expert_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  const std::vector<std::int64_t> counts = on_host(count_each(sorted_experts, options_.experts));
-  const std::int64_t sent = std::reduce(counts.begin(), counts.end());
   // Each copy is moved once, so that gradients are added in the same order in every run.
-  const at::Tensor sorted =
-      rows.unsqueeze(1).expand({tokens, k, dim}).reshape({tokens * k, dim}).index_select(0, order.narrow(0, 0, sent));
-  at::Tensor made = exchange_ ? exchange_(sorted, counts) : call(experts, sorted, counts);
-  if (sent < tokens * k) made = at::constant_pad_nd(made, {0, 0, 0, tokens * k - sent});
+  at::Tensor copies = rows.unsqueeze(1).expand({tokens, k, dim}).reshape({tokens * k, dim});
+  at::Tensor made;
+  if (!exchange_ && experts->can_be_grouped(copies)) {
+    const bool drops = capacity_.factor != 0 && is_training();
+    made = call(experts, std::exchange(copies, {}).index_select(0, order),
+                end_of_each(sorted_experts, options_.experts), !drops);
+  } else {
+    const std::vector<std::int64_t> counts = on_host(count_each(sorted_experts, options_.experts));
+    const std::int64_t sent = std::reduce(counts.begin(), counts.end());
+    const at::Tensor sorted = std::exchange(copies, {}).index_select(0, order.narrow(0, 0, sent));
+    made = exchange_ ? exchange_(sorted, counts) : call(experts, sorted, counts);
+    if (sent < tokens * k) made = at::constant_pad_nd(made, {0, 0, 0, tokens * k - sent});
+  }
   const at::Tensor returned = std::exchange(made, {}).index_select(0, at::argsort(order)).view({tokens, k, dim});
   // Under autocast rows may be narrower than what this sum is added to.
   const bool is_autocast = at::autocast::is_autocast_enabled(rows.device().type());

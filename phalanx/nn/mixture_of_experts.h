@@ -29,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/kernels/grouped_feed_forward.h"
 #include "phalanx/nn/expert_capacity.h"
 #include "phalanx/nn/feed_forward.h"
 #include "phalanx/nn/router_jitter.h"
@@ -69,12 +70,21 @@ class Experts : public Module {
 
   /// Rows sorted by expert, and how many belong to each of those that are here -> [rows, dim], in the same order.
   at::Tensor forward(const at::Tensor& rows, const std::vector<std::int64_t>& counts);
+  /// The same where only the device knows how many: `ends` and `covers_all` as of kernels::grouped_feed_forward().
+  /// REQUIRES: can_be_grouped(rows).
+  at::Tensor forward(const at::Tensor& rows, const at::Tensor& ends, bool covers_all);
+  /// Whether the experts can be grouped products (kernels/grouped_feed_forward.h).
+  bool can_be_grouped(const at::Tensor& rows) const;
+  /// On a device the weights of all experts become adjacent, in the order of grouped products.
+  std::vector<std::vector<at::Tensor>> one_products() const override;
 
   /// Keeps the experts first, ..., first + count - 1 and removes the others.
   void keep(std::int64_t first, std::int64_t count);
   const std::map<std::int64_t, std::shared_ptr<FeedForward>>& nets() const noexcept { return nets_; }
 
  private:
+  kernels::ExpertWeights weights() const;
+
   std::map<std::int64_t, std::shared_ptr<FeedForward>> nets_;  // by number
 };
 

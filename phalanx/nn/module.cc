@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/fused_linear.h"
 #include "phalanx/observe/memory_counters.h"
 
 namespace phalanx::nn {
@@ -18,6 +19,11 @@ at::Tensor Module::make_parameter(const std::string& name, at::IntArrayRef shape
   const at::Tensor shell = at::empty({0}, tensor);
   shell.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
   return register_parameter(name, shell, can_be_trained);
+}
+
+void Module::share_storage() const {
+  const observe::MemoryScope scope(observe::MemoryCategory::parameters);
+  for (const auto& group : one_products()) kernels::make_adjacent(group);
 }
 
 const Init& Module::init_of(const std::string& parameter) const {

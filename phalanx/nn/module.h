@@ -69,6 +69,12 @@ class Module : public torch::nn::Module {
   /// The units in which a sharded model is gathered (parallel/fsdp/fully_shard.h), in the order of use. Each entry
   /// lists the modules of one unit. If empty, the module's numbered lists of modules are the units.
   virtual std::vector<std::vector<Module*>> shard_units() { return {}; }
+  /// Parameters that are multiplied with one input, and are one product if they are adjacent in one storage, in this
+  /// order. Its modules may have such groups inside a group of this one.
+  virtual std::vector<std::vector<at::Tensor>> one_products() const { return {}; }
+  /// Makes those of each group adjacent whose parameters have memory. For constructors, and called after other code has
+  /// replaced their storage.
+  void share_storage() const;
   /// The initial values of this module's own parameter `name`. Throws Error if there is no such parameter.
   const Init& init_of(const std::string& name) const;
   void set_init(const std::string& name, const Init& init);

@@ -197,17 +197,26 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
                        copied * (n.model.feed_forward_matrices() + n.model.shared_matrices());
   bytes.attention += narrow * n.post_norm;
   bytes.feed_forward += narrow * n.post_norm;
-  if (shape.model.has_experts() && shape.autocast) {  // weighted outputs are summed in float32
-    bytes.feed_forward += (kFloatBytes - narrow) * n.routed;
-  }
   bytes.attention_deferred = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
   bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn + n.shared);
-  bytes.saved = narrow * (n.queries + n.keys);  // queries and values before the rotation
+  // The product that makes queries, keys and values before the rotation; where that is three, those of queries and
+  // values.
+  const bool is_one_product =
+      (!shape.model.has_qkv_bias() || n.splits) && !shape.model.has_latent_attention() && shape.lora.rank == 0;
+  bytes.saved = narrow * (n.queries + (is_one_product ? 2 : 1) * n.keys);
+  // The result and log-sum-exps of attention: of kernels for 16 bits, whose heads of queries and values are alike.
+  if (narrow == 2 && !shape.model.has_latent_attention()) bytes.saved += narrow * n.queries + kFloatBytes * n.heads;
   // At a feed-forward net: the product of gate and up; in its backward pass also that product's gradient and those of
   // gate and up, and the gradients of the block's output, of the net's and of its input.
-  const std::int64_t product = narrow * n.ffn / n.model.nets;
+  // Grouped products compute all experts at a time, and all their weights' gradients before these are added up.
+  const bool is_grouped = shape.model.has_experts() && narrow == 2 && !n.is_cut && shape.lora.rank == 0 &&
+                          shape.model.traits().activation == GatedActivation::silu;
+  const std::int64_t product = narrow * n.ffn / (is_grouped ? 1 : n.model.nets);
   bytes.forward = wide * n.between + narrow * n.dim + product;
-  bytes.backward = wide * n.between + narrow * n.dim + (shape.autocast ? narrow * n.dim : 0) + 4 * product;
+  bytes.backward = wide * n.between + narrow * n.dim + (shape.autocast ? narrow * n.dim : 0);
+  // The gradients of all w2 are made while all four are there, those of all w1 and w3 behind two of them.
+  const std::int64_t of_w2 = is_grouped ? narrow * n.model.feed_forward_matrices() / 3 : 0;
+  bytes.backward += std::max(4 * product + of_w2, 2 * product + 2 * of_w2);
   // And of the results of experts, for each of a token's.
   if (shape.model.has_experts()) bytes.backward += narrow * (n.dim + n.routed);
   if (shape.expert_parallel_size > 1) bytes.forward += narrow * n.routed;
@@ -245,7 +254,7 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn + n.shared);
   // Queries and values before the rotation; GELU's own input; on the host the result and log-sums of attention.
   bytes.saved = narrow * (n.queries + n.keys + (shape.model.is_gpt2() ? n.ffn : 0));
-  if (!shape.on_device) bytes.saved += narrow * n.queries + kFloatBytes * n.heads;
+  if (!shape.on_device || narrow == 2) bytes.saved += narrow * n.queries + kFloatBytes * n.heads;
   bytes.forward = wide * (n.dim + n.between) + narrow * n.ffn;
   bytes.backward = wide * 3 * n.dim + narrow * 3 * n.ffn;
   bytes.backward_input = bytes.backward;

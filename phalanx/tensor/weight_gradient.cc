@@ -1,10 +1,13 @@
 #include "phalanx/tensor/weight_gradient.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -58,6 +61,32 @@ WeightGradient weight_gradient(const at::Tensor& weight) {
   if (auto found = in_buffer(weight)) return *std::move(found);
   const at::Tensor made = at::empty_like(weight);
   return {made, 0.0, made};
+}
+
+std::vector<WeightGradient> weight_gradients(const std::vector<at::Tensor>& weights, const at::Tensor& made_before) {
+  std::vector<WeightGradient> result;
+  std::int64_t rows = 0;
+  for (const at::Tensor& weight : weights) {
+    result.push_back(in_buffer(weight).value_or(WeightGradient{}));
+    rows += weight.size(0);
+  }
+  const bool no_buffers = std::ranges::none_of(result, [](const auto& found) { return found.out.defined(); });
+  at::Tensor all;
+  if (no_buffers) {
+    const bool fits = made_before.defined() && made_before.scalar_type() == weights[0].scalar_type();
+    all = fits ? made_before : at::empty({rows, weights[0].size(1)}, weights[0].options());
+  }
+  std::int64_t first = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (!result[i].out.defined()) {
+      const std::int64_t own = weights[i].size(0);
+      // Not a view for autograd, which then takes it over without a copy.
+      const at::Tensor made = all.defined() ? all.narrow(0, first, own).variable_data() : at::empty_like(weights[i]);
+      result[i] = {made, 0.0, made};
+      first += own;
+    }
+  }
+  return result;
 }
 
 at::Tensor deliver_float32_sum(const at::Tensor& weight, at::Tensor& sum, const at::Tensor& factor) {

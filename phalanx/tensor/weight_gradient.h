@@ -25,6 +25,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace phalanx {
 
@@ -38,6 +39,11 @@ struct WeightGradient {
 /// are invalid if the function throws before it has written all of it. Does not wait for anything.
 /// REQUIRES: called inside a backward function.
 WeightGradient weight_gradient(const at::Tensor& weight);
+
+/// The same for weights [rows of each, columns] of one dtype that are multiplied with one input. If none has a buffer,
+/// their `out` are adjacent, in this order, so that one product can write all of them: in the memory of `made` [all rows,
+/// columns], if it is given and has their dtype.
+std::vector<WeightGradient> weight_gradients(const std::vector<at::Tensor>& weights, const at::Tensor& made = {});
 
 /// Whether autograd would only add the weight's gradient to weight.grad().
 /// REQUIRES: called inside a backward function.

@@ -58,14 +58,17 @@ bool fits_all_devices() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) return false;
   for (int device = 0; device < count; ++device) {
-    int major = 0;
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major < 8)
-      return false;
+    if (cuda_capability(device) < 8) return false;
   }
   return count > 0;
 }
 
 }  // namespace
+
+int cuda_capability(int device) {
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess ? major : 0;
+}
 
 const GpuKernels* cuda_kernels() {
   static constexpr GpuKernels kernels = Kernels<CudaLauncher>::table("cuda");

@@ -198,6 +198,9 @@ std::int64_t squares_blocks(int count, const ConstTensor* tensors);
 /// nullptr in a build without nvcc, and if a GPU that this process sees is older than compute capability 8.0 (A100).
 const GpuKernels* cuda_kernels();
 
+/// The major number of the compute capability of a CUDA device that this process sees; 0: there is none.
+int cuda_capability(int device);
+
 /// The same kernels on the host's memory. `stream` is ignored.
 const GpuKernels& host_kernels();
 

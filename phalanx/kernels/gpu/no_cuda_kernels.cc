@@ -4,5 +4,6 @@
 namespace phalanx::kernels::gpu {
 
 const GpuKernels* cuda_kernels() { return nullptr; }
+int cuda_capability(int /*device*/) { return 0; }
 
 }  // namespace phalanx::kernels::gpu

@@ -271,9 +271,9 @@ struct AttendRound : torch::autograd::Function<AttendRound> {
       const AttentionPart whole = kernels::with_sinks(attend_round(*ring, kernel, q, k, v), sinks);
       return {whole.y.to(q.scalar_type()), whole.log_sums};
     };
-    // Where the policy saves attention (on the CPU), a recomputed layer takes the saved result and nothing travels. So
+    // Where the policy saves attention, a recomputed layer takes the saved result and nothing travels. So
     // it is on all ranks, as they have one policy.
-    const auto outputs = q.device().is_cpu() ? kernels::computed_once(kernels::SavedOp::attention, compute) : compute();
+    const auto outputs = kernels::computed_once(kernels::SavedOp::attention, compute);
     ctx->save_for_backward({q, k, v, outputs[1], sinks});
     ctx->saved_data["y"] = outputs[0].detach();  // values for the backward pass, outside the graph
     ctx->saved_data["ring"] = c10::IValue::make_capsule(ring);

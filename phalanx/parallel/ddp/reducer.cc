@@ -29,6 +29,18 @@ std::int64_t padded_elements(const at::Tensor& tensor) {
   return (bytes + kGradientAlignment - 1) / kGradientAlignment * kGradientAlignment / size;
 }
 
+// The members of a bucket in the order of their memory. Rows of one length lie together, so that gradients of weights
+// that are multiplied with one input are adjacent, as one product needs them (kernels/fused_linear.h).
+std::vector<std::size_t> places_in_bucket(std::vector<std::size_t> members,
+                                          const std::vector<NamedTensor>& parameters) {
+  const auto row = [&](std::size_t i) {
+    const at::Tensor& p = parameters[i].tensor;
+    return p.dim() > 1 && p.size(0) > 0 ? p.numel() / p.size(0) : 1;
+  };
+  std::ranges::sort(members, [&](std::size_t a, std::size_t b) { return std::pair(row(a), a) < std::pair(row(b), b); });
+  return members;
+}
+
 // FNV-1a over names, shapes and dtypes: tells whether a bucket order belongs to this model. It uses whole shapes, so an
 // order that was saved with another tensor-parallel split also fits. `type`: as if all parameters had it.
 std::int64_t fingerprint_of(const std::vector<NamedTensor>& parameters,
@@ -98,7 +110,7 @@ void Reducer::initialize_buckets(BucketPlan plan) {
     for (const std::size_t i : plan.buckets[b]) slots_[i].bucket = b;
     if (alone()) continue;  // nothing to send: gradients stay where autograd puts them
     std::int64_t elements = 0;
-    const auto& members = plan.buckets[b];
+    const std::vector<std::size_t> members = places_in_bucket(plan.buckets[b], parameters_);
     for (const std::size_t i : members) elements += padded_elements(parameters_[i].tensor);
     // Zeroed once: the padding between gradients is sent, too, and must stay finite. All ranks lay out the same plan.
     buckets[b].flat =

@@ -102,16 +102,20 @@ ChunkedReduceScatter::ChunkedReduceScatter(const RowLayout& layout, const at::Te
     for (std::int64_t o = 0; o < layout.outer; ++o) chunks_.push_back({o * block, block, static_cast<int>(o)});
     return;
   }
-  for (int k = 1; k <= comm.size(); ++k) {  // its own rows come last
-    chunks_.push_back({(comm.rank() + k) % comm.size() * layout.inner, layout.inner, k - 1});
-  }
+  const std::int64_t first = comm.rank() * layout.inner, end = first + layout.inner;
+  const auto add = [&](std::int64_t from, std::int64_t to) {
+    if (from < to || layout.inner == 0) chunks_.push_back({from, to - from, static_cast<int>(chunks_.size())});
+  };
+  add(end, layout.rows());
+  add(0, first);
+  add(first, end);  // its own rows come last
 }
 
 void ChunkedReduceScatter::send(const RowChunk& chunk) {
   if (layout_.outer > 1) {
     works_.push_back(comm_.reduce_scatter(part_.narrow(0, chunk.number * layout_.inner, layout_.inner), buffer(chunk),
                                           {.async = true}));
-  } else if (chunk.number == comm_.size() - 2) {
+  } else if (comm_.size() > 1 && chunk.number + 2 == static_cast<int>(chunks_.size())) {
     exchange_rows();
   }
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
@@ -14,6 +15,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/kernels/deferred_weights.h"
+#include "phalanx/kernels/fused_linear.h"
 #include "phalanx/kernels/saved_activations.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
 #include "phalanx/parallel/tensor/chunked_collectives.h"
@@ -26,7 +28,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-constexpr std::int64_t kHiddenRows = 512;  // of a hidden layer at a time, so that they stay in a cache
+constexpr std::int64_t kHiddenRows = 512;  // of a hidden layer at a time, so that they stay in a CPU's cache
 
 struct Exchange : torch::CustomClassHolder {
   Exchange(std::shared_ptr<Communicator> group, std::int64_t dim) : group(std::move(group)), dim(dim) {}
@@ -53,11 +55,18 @@ ExchangePtr saved_exchange(const AutogradContext& ctx) {
 at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 at::Tensor rows_of(const at::Tensor& rows, const RowChunk& chunk) { return rows.narrow(0, chunk.first, chunk.count); }
 
+// On the CPU blocks of kHiddenRows rows; on a device the whole chunk, as larger products fill it better.
 template <class Body>
-void in_blocks(const RowChunk& chunk, Body body) {
-  for (std::int64_t from = 0; from < chunk.count; from += kHiddenRows) {
-    body(from, chunk.first + from, std::min(kHiddenRows, chunk.count - from));
+void in_blocks(const RowChunk& chunk, const at::Tensor& rows, Body body) {
+  const std::int64_t block = rows.device().is_cpu() ? kHiddenRows : chunk.count;
+  for (std::int64_t from = 0; from < chunk.count; from += block) {
+    body(from, chunk.first + from, std::min(block, chunk.count - from));
   }
+}
+
+// Whether products with these weights are one product there. On the CPU each has its own, whose results are contiguous.
+bool are_one_product(const tensor_list& weights) {
+  return weights.size() > 1 && !weights[0].device().is_cpu() && kernels::are_adjacent(weights);
 }
 
 // dy^T x: what backward() returns for the weight. Undefined if the gradient is already in its buffer, or is computed
@@ -75,6 +84,35 @@ at::Tensor weight_product(const AutogradContext& ctx, std::size_t input, const a
   dweight.out.addmm_(dy.t(), x, dweight.beta);
   return dweight.returned;
 }
+
+// As weight_product() for several weights of one x. dy_of_all, unless undefined, has the columns of all dys.
+tensor_list weight_products(const AutogradContext& ctx, std::size_t first_input, const tensor_list& weights,
+                            const tensor_list& dys, const at::Tensor& dy_of_all, const at::Tensor& x) {
+  tensor_list result;
+  bool at_once = dy_of_all.defined();
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    at_once = at_once && ctx.needs_input_grad(first_input + i) && !kernels::queue_for(ctx, weights[i]).queue;
+  }
+  if (at_once) return kernels::stacked_weight_gradients(dy_of_all, x, weights);
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    result.push_back(weight_product(ctx, first_input + i, weights[i], dys[i], x));
+  }
+  return result;
+}
+
+// gates and ups [rows, hidden]: on a device the halves of one tensor, which a single product can write.
+struct GatesAndUps {
+  GatesAndUps(std::int64_t rows, std::int64_t hidden, const at::TensorOptions& options) {
+    if (options.device().is_cpu()) {
+      gates = at::empty({rows, hidden}, options), ups = at::empty({rows, hidden}, options);
+    } else {
+      both = at::empty({rows, 2 * hidden}, options);
+      gates = both.narrow(1, 0, hidden), ups = both.narrow(1, hidden, hidden);
+    }
+  }
+  at::Tensor both;  // undefined on the CPU
+  at::Tensor gates, ups;
+};
 
 struct AllGatherMatmul : torch::autograd::Function<AllGatherMatmul> {
   static tensor_list forward(AutogradContext* ctx, const at::Tensor& x_part, const at::Tensor& w0,
@@ -99,24 +137,27 @@ struct AllGatherMatmul : torch::autograd::Function<AllGatherMatmul> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const ExchangePtr exchange = saved_exchange(*ctx);
     const auto saved = ctx->get_saved_variables();
+    const tensor_list weights(saved.begin() + 1, saved.end());
     tensor_list dys, result(5);
     for (const at::Tensor& grad : grads) dys.push_back(as_rows(grad));
+    const bool is_one = are_one_product(weights);
+    const at::Tensor dy_of_all = is_one ? at::cat(dys, 1) : at::Tensor();
     std::optional<ChunkedReduceScatter> dx;
     if (ctx->needs_input_grad(0)) {
       const auto part = ctx->saved_data.at("part").toIntVector();
       dx.emplace(RowLayout::of_part(part, exchange->dim, *exchange->group), saved[0].options(), *exchange->group);
       for (const RowChunk& chunk : dx->chunks()) {
         at::Tensor rows = dx->buffer(chunk);
-        for (std::size_t i = 0; i < dys.size(); ++i) {
+        if (is_one) at::mm_out(rows, rows_of(dy_of_all, chunk), kernels::stacked(weights));
+        for (std::size_t i = 0; i < dys.size() && !is_one; ++i) {
           const at::Tensor dy = rows_of(dys[i], chunk);
-          i == 0 ? at::mm_out(rows, dy, saved[1]) : rows.addmm_(dy, saved[i + 1]);
+          i == 0 ? at::mm_out(rows, dy, weights[0]) : rows.addmm_(dy, weights[i]);
         }
         dx->send(chunk);
       }
     }
-    for (std::size_t i = 0; i < dys.size(); ++i) {
-      result[i + 1] = weight_product(*ctx, i + 1, saved[i + 1], dys[i], saved[0]);
-    }
+    const tensor_list made = weight_products(*ctx, 1, weights, dys, dy_of_all, saved[0]);
+    std::ranges::copy(made, result.begin() + 1);
     if (dx) result[0] = dx->finish();
     return result;
   }
@@ -133,6 +174,22 @@ struct AllGatherMatmul : torch::autograd::Function<AllGatherMatmul> {
       return at::empty({x.layout().rows(), weight.size(0)}, x.rows().options());
     };
     tensor_list ys;
+    if (are_one_product(weights)) {
+      const at::Tensor all = kernels::stacked(weights);
+      const at::Tensor y = kernels::computed_once(kernels::SavedOp::linear, [&] {
+        const at::Tensor made = buffer(all);
+        for (const RowChunk& chunk : x.chunks()) multiply(x, chunk, all, made);
+        return tensor_list{made};
+      })[0];
+      for (const RowChunk& chunk : x.chunks()) x.wait(chunk);
+      std::int64_t first = 0;
+      for (const at::Tensor& weight : weights) {
+        ys.push_back(y.narrow(1, first, weight.size(0)));
+        first += weight.size(0);
+      }
+      ys.back() = ys.back().contiguous();  // attention keeps values, and with them would keep all
+      return ys;
+    }
     if (kernels::SavedActivations::current() != nullptr) {  // some are not recomputed: one after the other
       for (const at::Tensor& weight : weights) {
         ys.push_back(kernels::computed_once(kernels::SavedOp::linear, [&] {
@@ -193,16 +250,22 @@ struct OverlappedFeedForward : torch::autograd::Function<OverlappedFeedForward> 
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_part, const at::Tensor& w1, const at::Tensor& w2,
                             const at::Tensor& w3, const ExchangePtr& exchange) {
     const ChunkedAllGather x(x_part, exchange->dim, *exchange->group);
-    const std::vector<std::int64_t> size = {x.layout().rows(), w1.size(0)};
-    const at::Tensor gates = at::empty(size, x.rows().options()), ups = at::empty_like(gates);
-    const at::Tensor products = at::empty_like(gates);
+    const GatesAndUps hidden(x.layout().rows(), w1.size(0), x.rows().options());
+    const at::Tensor &gates = hidden.gates, &ups = hidden.ups;
+    const at::Tensor products = at::empty(gates.sizes(), x.rows().options());
+    const bool is_one = are_one_product({w1, w3});
     for (const RowChunk& chunk : x.chunks()) {
       const at::Tensor x_chunk = x.wait(chunk);
-      in_blocks(chunk, [&](std::int64_t in_chunk, std::int64_t first, std::int64_t n) {
+      in_blocks(chunk, x.rows(), [&](std::int64_t in_chunk, std::int64_t first, std::int64_t n) {
         const at::Tensor x_rows = x_chunk.narrow(0, in_chunk, n);
         at::Tensor gate = gates.narrow(0, first, n), up = ups.narrow(0, first, n);
-        at::mm_out(gate, x_rows, w1.t());
-        at::mm_out(up, x_rows, w3.t());
+        if (is_one) {
+          at::Tensor both = hidden.both.narrow(0, first, n);
+          at::mm_out(both, x_rows, kernels::stacked({w1, w3}).t());
+        } else {
+          at::mm_out(gate, x_rows, w1.t());
+          at::mm_out(up, x_rows, w3.t());
+        }
         kernels::swiglu_into(gate, up, products.narrow(0, first, n));
       });
     }
@@ -223,11 +286,14 @@ struct OverlappedFeedForward : torch::autograd::Function<OverlappedFeedForward> 
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w1 = saved[1], &w2 = saved[2], &w3 = saved[3], &gates = saved[4], &ups = saved[5];
     const ChunkedAllGather dy(grads[0], exchange->dim, *exchange->group);
-    const at::Tensor dgates = at::empty_like(gates), dups = at::empty_like(gates), products = at::empty_like(gates);
-    const at::Tensor buffer = at::empty({std::min(kHiddenRows, gates.size(0)), gates.size(1)}, gates.options());
+    const GatesAndUps gradients(gates.size(0), gates.size(1), gates.options());
+    const at::Tensor &dgates = gradients.gates, &dups = gradients.ups;
+    const at::Tensor products = at::empty(gates.sizes(), gates.options());
+    at::Tensor buffer;  // of the largest block so far
     for (const RowChunk& chunk : dy.chunks()) {
       const at::Tensor dy_chunk = dy.wait(chunk);
-      in_blocks(chunk, [&](std::int64_t in_chunk, std::int64_t first, std::int64_t n) {
+      in_blocks(chunk, gates, [&](std::int64_t in_chunk, std::int64_t first, std::int64_t n) {
+        if (!buffer.defined() || buffer.size(0) < n) buffer = at::empty({n, gates.size(1)}, gates.options());
         at::Tensor dproduct = buffer.narrow(0, 0, n);
         at::mm_out(dproduct, dy_chunk.narrow(0, in_chunk, n), w2);
         const auto rows = [&](const at::Tensor& t) { return t.narrow(0, first, n); };
@@ -240,13 +306,25 @@ struct OverlappedFeedForward : torch::autograd::Function<OverlappedFeedForward> 
       dx.emplace(RowLayout::of_part(part, exchange->dim, *exchange->group), x.options(), *exchange->group);
       for (const RowChunk& chunk : dx->chunks()) {
         at::Tensor rows = dx->buffer(chunk);
-        at::mm_out(rows, rows_of(dgates, chunk), w1);
-        rows.addmm_(rows_of(dups, chunk), w3);
+        if (are_one_product({w1, w3})) {
+          at::mm_out(rows, rows_of(gradients.both, chunk), kernels::stacked({w1, w3}));
+        } else {
+          at::mm_out(rows, rows_of(dgates, chunk), w1);
+          rows.addmm_(rows_of(dups, chunk), w3);
+        }
         dx->send(chunk);
       }
     }
     const at::Tensor dw2 = weight_product(*ctx, 2, w2, dy.rows(), products);
-    const at::Tensor dw1 = weight_product(*ctx, 1, w1, dgates, x), dw3 = weight_product(*ctx, 3, w3, dups, x);
+    at::Tensor dw1, dw3;
+    const bool at_once = gradients.both.defined() && ctx->needs_input_grad(1) && ctx->needs_input_grad(3) &&
+                         !kernels::queue_for(*ctx, w1).queue && !kernels::queue_for(*ctx, w3).queue;
+    if (at_once) {
+      const tensor_list both = kernels::stacked_weight_gradients(gradients.both, x, {w1, w3});
+      dw1 = both[0], dw3 = both[1];
+    } else {
+      dw1 = weight_product(*ctx, 1, w1, dgates, x), dw3 = weight_product(*ctx, 3, w3, dups, x);
+    }
     return {dx ? dx->finish() : at::Tensor(), dw1, dw2, dw3, at::Tensor()};
   }
 };

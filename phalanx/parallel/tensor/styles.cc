@@ -114,7 +114,7 @@ class Parallelizer {
     for (const auto& m : modules_) {
       auto* ours = dynamic_cast<nn::Module*>(m.module);
       if (ours == nullptr) continue;
-      if (auto* fused = dynamic_cast<nn::FusedLinear*>(ours)) fused->share_storage();
+      ours->share_storage();
       for (const auto& p : ours->named_parameters(/*recurse=*/false)) {
         ours->set_shard(p.key(), shards_.at(p.value().unsafeGetTensorImpl()));
       }

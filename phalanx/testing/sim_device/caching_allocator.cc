@@ -31,6 +31,7 @@ struct CachingAllocator::Block {
   std::size_t size = 0;
   StreamId stream;
   bool is_small = false;  // part of a small segment
+  std::size_t requested = 0;
   bool is_used = false;
   bool is_fresh = true;     // some of it was never given out
   Block* before = nullptr;  // neighbours in the segment
@@ -88,8 +89,11 @@ std::byte* CachingAllocator::allocate(StreamId stream, std::size_t bytes) {
   block->is_used = true;
   MemoryStats& stats = device.stats;
   ++stats.allocations;
+  block->requested = size;
   stats.allocated += block->size;
+  stats.requested += size;
   stats.peak_allocated = std::max(stats.peak_allocated, stats.allocated);
+  stats.peak_requested = std::max(stats.peak_requested, stats.requested);
   return block->begin;
 }
 
@@ -154,6 +158,7 @@ void CachingAllocator::free(std::byte* begin) {
   const std::lock_guard lock(device.mutex);
   Block* const block = device.find(begin);
   device.stats.allocated -= block->size;
+  device.stats.requested -= block->requested;
   if (block->users.empty()) {
     poison(*block, "free");
     make_free(device, block);
@@ -247,6 +252,7 @@ void CachingAllocator::reset_peaks(int device) {
   Device& of = *devices_.at(static_cast<std::size_t>(device));
   const std::lock_guard lock(of.mutex);
   of.stats.peak_allocated = of.stats.allocated;
+  of.stats.peak_requested = of.stats.requested;
   of.stats.peak_reserved = of.stats.reserved;
 }
 

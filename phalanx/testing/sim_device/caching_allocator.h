@@ -37,7 +37,9 @@ class DeviceOutOfMemory : public Error {
 struct MemoryStats {
   std::size_t allocated = 0;  // bytes of blocks in use, rounded
   std::size_t reserved = 0;   // bytes of segments
+  std::size_t requested = 0;  // bytes that those blocks were asked for: blocks of 1 MiB and more are up to 1 MiB larger
   std::size_t peak_allocated = 0;
+  std::size_t peak_requested = 0;
   std::size_t peak_reserved = 0;
   std::size_t allocations = 0;
   std::size_t reuses = 0;  // allocations that needed no new segment

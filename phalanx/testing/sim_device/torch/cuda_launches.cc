@@ -57,6 +57,7 @@ const std::map<std::string_view, int>& of_several() {
       // keys and values a sum of each.
       {"_flash_attention_backward", 5},
       {"_scaled_dot_product_flash_attention_for_cpu_backward", 5},  // CUDA's flash attention stands in its place
+      {"_grouped_mm", 2},                                           // the groups' addresses; the products
       {"native_layer_norm_backward", 2},                            // of the input; of weight and bias
       {"topk", 2},                                                  // selects, and sorts what is selected
       // More than 2,048 whole numbers: indices, a histogram, a scan, and a pass for every 8 bits.

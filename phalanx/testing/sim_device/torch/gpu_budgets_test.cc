@@ -84,9 +84,9 @@ TEST_P(LaunchesOfABlock, AreNotMoreThanTheyWere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, LaunchesOfABlock,
-                         ::testing::Values(LaunchBudget{"bfloat16", at::kBFloat16, {}, 13, 27},
-                                           LaunchBudget{"autocast_bfloat16", at::kFloat, at::kBFloat16, 18, 25},
-                                           LaunchBudget{"float32", at::kFloat, {}, 13, 27}),
+                         ::testing::Values(LaunchBudget{"bfloat16", at::kBFloat16, {}, 11, 22},
+                                           LaunchBudget{"autocast_bfloat16", at::kFloat, at::kBFloat16, 15, 21},
+                                           LaunchBudget{"float32", at::kFloat, {}, 11, 22}),
                          [](const auto& info) { return info.param.name; });
 
 // --- memory ----------------------------------------------------------------------------------------------------------
@@ -176,16 +176,20 @@ TEST_P(MemoryOfAStep, IsAsPredicted) {
   const MemoryCase& how = GetParam();
   sim.memory.empty_cache(0);  // blocks that are used again may be larger than asked for
   sim.memory.reset_peaks(0);
-  const auto before = static_cast<std::int64_t>(sim.memory.stats(0).allocated);
+  const auto before = sim.memory.stats(0);
   sim.runtime.clear_launches();
   run_sim_ranks(how.ranks, /*over_nccl=*/true, [](const std::shared_ptr<Communicator>& world) { train(world); });
   for (const auto& [name, count] : sim.runtime.launches_by_kernel()) launches_of(name);
-  const auto found = static_cast<double>(sim.memory.stats(0).peak_allocated) - static_cast<double>(before);
+  const auto after = sim.memory.stats(0);
+  const auto found = static_cast<double>(after.peak_requested) - static_cast<double>(before.requested);
+  const auto blocks = static_cast<double>(after.peak_allocated) - static_cast<double>(before.allocated);
   const plan::TrainingMemory predicted = plan::predict_memory(shape());
   const auto expected = static_cast<double>(predicted.peak.total());
-  fmt::print("{}: measured {:.2f} MiB, predicted {}: {:+.1f} %\n", how.name, found / (1 << 20), predicted.peak.text(),
-             100 * (found / expected - 1));
+  fmt::print("{}: measured {:.2f} MiB (blocks {:.2f}), predicted {}: {:+.1f} %\n", how.name, found / (1 << 20),
+             blocks / (1 << 20), predicted.peak.text(), 100 * (found / expected - 1));
   EXPECT_NEAR(found, expected, 0.02 * expected);
+  // A block that is used again may be up to 1 MiB larger than what is asked for: much, of a model this small.
+  EXPECT_LE(blocks, 1.05 * expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -227,6 +231,10 @@ INSTANTIATE_TEST_SUITE_P(
                       MemoryCase{.name = "qwen3_autocast", .products = at::kBFloat16, .family = LlamaFamily::qwen3},
                       MemoryCase{.name = "mistral_autocast", .products = at::kBFloat16, .family = LlamaFamily::mistral},
                       MemoryCase{.name = "mixtral", .family = LlamaFamily::mixtral},
+                      MemoryCase{.name = "mixtral_bfloat16",
+                                 .weights = at::kBFloat16,
+                                 .products = at::kBFloat16,
+                                 .family = LlamaFamily::mixtral},
                       MemoryCase{.name = "mixtral_autocast", .products = at::kBFloat16, .family = LlamaFamily::mixtral},
                       MemoryCase{.name = "gpt2", .family = LlamaFamily::gpt2}),
     [](const auto& info) { return info.param.name; });

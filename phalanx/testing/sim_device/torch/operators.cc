@@ -41,6 +41,7 @@ void register_operators(SimBackend& /*backend*/) {
   register_variable_length_attention(operators);
   register_out_dtype(operators);
   register_scaled_mm(operators);
+  register_grouped_mm(operators);
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || !needs_own_registration(*op)) continue;
