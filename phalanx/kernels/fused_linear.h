@@ -33,8 +33,8 @@ void allocate_adjacent(const std::vector<at::Tensor>& parameters);
 std::vector<at::Tensor> stacked_weight_gradients(const at::Tensor& dy, const at::Tensor& x,
                                                  const std::vector<at::Tensor>& weights);
 
-/// The same for gradients that are there: `made` [rows of all weights, in], in a type that may be another. Takes over its
-/// memory where no buffers are offered.
+/// The same for gradients that are there: `made` [rows of all weights, in], in a type that may be another. Takes over
+/// its memory where no buffers are offered.
 std::vector<at::Tensor> deliver_stacked_gradients(const at::Tensor& made, const std::vector<at::Tensor>& weights);
 
 }  // namespace phalanx::kernels

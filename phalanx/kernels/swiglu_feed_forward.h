@@ -11,8 +11,8 @@ namespace phalanx::kernels {
 /// and recomputes the product. So no [rows, hidden] temporary exists in either pass.
 ///
 /// On a GPU the step between the products is one kernel, and the product is recomputed, too. w1 and w3 are one product
-/// if they are adjacent (fused_linear.h), or under autocast. Under autocast the
-/// weights' gradients are summed in their own type (weight_product.h).
+/// if they are adjacent (fused_linear.h), or under autocast. Under autocast the weights' gradients are summed in their
+/// own type (weight_product.h).
 at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3);
 
 /// In preallocated memory, outside autograd. swiglu_into() computes y = silu(gate) * up. swiglu_backward_into()

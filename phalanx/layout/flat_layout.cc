@@ -46,8 +46,8 @@ std::optional<std::vector<std::int64_t>> place_all(const std::vector<FlatParamet
 }
 
 /// The orders to try: first with rows of one length together, so that weights that are multiplied with one input are
-/// adjacent, as one product needs them (kernels/fused_linear.h); then as given, and with the rows that are hard to place
-/// first.
+/// adjacent, as one product needs them (kernels/fused_linear.h); then as given, and with the rows that are hard to
+/// place first.
 std::vector<std::vector<std::size_t>> orders_of(const std::vector<FlatParameter>& parameters) {
   std::vector<std::size_t> given(parameters.size());
   std::iota(given.begin(), given.end(), 0);

@@ -5,9 +5,9 @@
 // all-gather and reduce-scatter work on the buffer directly. Each parameter is one contiguous piece of it. Two rules
 // make every shard a box (some rows of each parameter): no boundary between ranks is inside a row, and a parameter is
 // never interrupted. The order of the parameters, the gaps between them and shard_elements are chosen to satisfy both
-// rules; the smallest shard found is used. The rest is padding. It is below 1 % for the blocks of Llamas of 1 B
-// parameters and more, while a rank has at least a hundred rows of the longest kind (2048 x 8192 over 128 ranks: 58
-// rows, 1.7 %).
+// rules; the smallest shard found is used. Where it can be, rows of one length are together. The rest is padding. It is
+// below 1 % for the blocks of Llamas of 1 B parameters and more, while a rank has at least a hundred rows of the
+// longest kind (2048 x 8192 over 128 ranks: 58 rows, 1.7 %).
 //
 // The same arguments give the same layout on every rank. The idea of flat units with ragged rows is from Megatron-FSDP
 // and veScale.

@@ -53,8 +53,8 @@ at::Tensor FeedForward::forward_layer_by_layer(const at::Tensor& x) {
   return collective_matmul_ ? collective_matmul_->scatter(y) : y;
 }
 
-// A hook on a projection must see its call, so the projections are then not fused, and neither if one has an adapter or a
-// weight in another type. The last projection's output is the same as the fused kernel's.
+// A hook on a projection must see its call, so the projections are then not fused, and neither if one has an adapter or
+// a weight in another type. The last projection's output is the same as the fused kernel's.
 bool FeedForward::calls_its_layers() const {
   const auto is_called = [](const Linear& projection) {
     return projection.has_forward_hooks() || projection.has_input_hook() || projection.has_parameter_uses() ||

@@ -6,8 +6,8 @@
 // Each part is a separate parameter, "wqkv.q", with its own box, gradient and entry in a checkpoint. So a rank may hold
 // some rows of each (ColwiseParallel of parallel/tensor/styles.h), and a checkpoint fits any number of ranks. A part's
 // bias, if it has one, is "wqkv.q_bias" and starts as zeros. The parts are adjacent in one storage. share_storage()
-// restores this after other code has replaced their storage. If they are not adjacent (a sharded unit has its own
-// order), they are concatenated for the product.
+// restores this after other code has replaced their storage. If they are not adjacent (a sharded unit may have
+// gaps), they are concatenated for the product.
 #pragma once
 
 #include <cstdint>

@@ -41,8 +41,8 @@ struct WeightGradient {
 WeightGradient weight_gradient(const at::Tensor& weight);
 
 /// The same for weights [rows of each, columns] of one dtype that are multiplied with one input. If none has a buffer,
-/// their `out` are adjacent, in this order, so that one product can write all of them: in the memory of `made` [all rows,
-/// columns], if it is given and has their dtype.
+/// their `out` are adjacent, in this order, so that one product can write all of them: in the memory of `made` [all
+/// rows, columns], if it is given and has their dtype.
 std::vector<WeightGradient> weight_gradients(const std::vector<at::Tensor>& weights, const at::Tensor& made = {});
 
 /// Whether autograd would only add the weight's gradient to weight.grad().

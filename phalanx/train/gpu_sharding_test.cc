@@ -75,6 +75,44 @@ TEST_F(GpuShardingTest, SixteenBitsLearn) {
   }
 }
 
+// Experts are grouped products on a GPU that has them. Where they are not, this compares their products one by one.
+TEST_F(GpuShardingTest, ExpertsInSixteenBitsLearnAsOnTheCpu) {
+  const auto experts = [&](std::vector<std::string> keys) {
+    const std::vector<std::string> model = mixture();
+    keys.insert(keys.end(), model.begin(), model.end());
+    keys.emplace_back("--training.mixed_precision_param=bfloat16");
+    return keys;
+  };
+  std::vector<std::string> divided = sharded(3, 2);
+  divided.emplace_back("--parallelism.expert_parallel_degree=2");
+  const std::vector<Layout> layouts = {
+      {"experts_ddp1", 1, 1, 1, experts({})},
+      {"experts_capacity", 1, 1, 1, experts({"--training.moe_expert_capacity_factor=1"})},
+      {"experts_zero3_2", 2, 1, 1, experts(sharded(3, 2))},
+      {"experts_ep2", 2, 1, 1, experts(divided)}};
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(layout.name);
+    const std::string cpu = layout.name + "_cpu", gpu = layout.name + "_gpu";
+    const auto expected = losses_of(config_of(layout, cpu), cpu, layout.ranks, at::kCPU);
+    const auto found = losses_of(config_of(layout, gpu), gpu, layout.ranks, kGpu);
+    ASSERT_EQ(found.size(), expected.size());
+    // 16 bits, whose spacing is 2^-8 of a number, are rounded at other places.
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-2 * expected[i]) << i;
+  }
+}
+
+TEST_F(GpuShardingTest, SavedAttentionHasTheSameBits) {
+  const auto losses_with = [&](const std::string& name, std::vector<std::string> keys) {
+    keys.insert(keys.end(), {"--training.mixed_precision_param=bfloat16", "--debug.deterministic"});
+    return losses_of(config_of({name, 1}, name, keys), name, 1, kGpu);
+  };
+  const auto expected = losses_with("nothing", {});
+  EXPECT_EQ(losses_with("blocks", {"--activation_checkpoint.mode=full"}), expected);
+  EXPECT_EQ(losses_with("operations",
+                        {"--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"}),
+            expected);
+}
+
 // Slow kernels before each layer, forward and backward: the host, and the communication stream, run far ahead of the
 // computation. If a unit's buffer is overwritten by an all-gather, or released, before the kernels that use it have
 // run, the numbers differ from those of a run without slow kernels.

@@ -1,5 +1,5 @@
-// at::_grouped_mm, products of groups of rows, with the checks of arguments that CUDA's kernel has. It reads the ends of
-// the groups on the device. Rows behind the last end are not written.
+// at::_grouped_mm, products of groups of rows, with the checks of arguments that CUDA's kernel has. It reads the ends
+// of the groups on the device. Rows behind the last end are not written.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mm.h>
 #include <torch/library.h>
