@@ -164,8 +164,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& x) {
   at::Tensor made;
   if (!exchange_ && experts->can_be_grouped(copies)) {
     const bool drops = capacity_.factor != 0 && is_training();
-    made = call(experts, std::exchange(copies, {}).index_select(0, order),
-                end_of_each(sorted_experts, options_.experts), !drops);
+    const at::Tensor sorted = std::exchange(copies, {}).index_select(0, order);
+    made = call(experts, sorted, end_of_each(sorted_experts, options_.experts), !drops);
   } else {
     const std::vector<std::int64_t> counts = on_host(count_each(sorted_experts, options_.experts));
     const std::int64_t sent = std::reduce(counts.begin(), counts.end());

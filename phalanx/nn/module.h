@@ -72,8 +72,8 @@ class Module : public torch::nn::Module {
   /// Parameters that are multiplied with one input, and are one product if they are adjacent in one storage, in this
   /// order. Its modules may have such groups inside a group of this one.
   virtual std::vector<std::vector<at::Tensor>> one_products() const { return {}; }
-  /// Makes those of each group adjacent whose parameters have memory. For constructors, and called after other code has
-  /// replaced their storage.
+  /// Makes those of each group adjacent whose parameters have memory. For constructors, and for code that has replaced
+  /// their storage. REQUIRES: they are not in the buffer of a sharded unit.
   void share_storage() const;
   /// The initial values of this module's own parameter `name`. Throws Error if there is no such parameter.
   const Init& init_of(const std::string& name) const;

@@ -201,11 +201,13 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
   bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn + n.shared);
   // The product that makes queries, keys and values before the rotation; where that is three, those of queries and
   // values.
-  const bool is_one_product =
-      (!shape.model.has_qkv_bias() || n.splits) && !shape.model.has_latent_attention() && shape.lora.rank == 0;
+  const bool is_one_product = (n.splits ? !shape.autocast : !shape.model.has_qkv_bias()) &&
+                              !shape.model.has_latent_attention() && shape.lora.rank == 0;
   bytes.saved = narrow * (n.queries + (is_one_product ? 2 : 1) * n.keys);
-  // The result and log-sum-exps of attention: of kernels for 16 bits, whose heads of queries and values are alike.
-  if (narrow == 2 && !shape.model.has_latent_attention()) bytes.saved += narrow * n.queries + kFloatBytes * n.heads;
+  // The result and log-sum-exps of attention, but of memory-efficient attention.
+  const bool saves_attention =
+      narrow == 2 || shape.model.sliding_window > 0 || shape.model.has_sinks() || shape.context_parallel_size > 1;
+  if (saves_attention) bytes.saved += narrow * n.queries + kFloatBytes * n.heads;
   // At a feed-forward net: the product of gate and up; in its backward pass also that product's gradient and those of
   // gate and up, and the gradients of the block's output, of the net's and of its input.
   // Grouped products compute all experts at a time, and all their weights' gradients before these are added up.
@@ -214,9 +216,9 @@ ActivationBytes on_gpu(const TrainingShape& shape) {
   const std::int64_t product = narrow * n.ffn / (is_grouped ? 1 : n.model.nets);
   bytes.forward = wide * n.between + narrow * n.dim + product;
   bytes.backward = wide * n.between + narrow * n.dim + (shape.autocast ? narrow * n.dim : 0);
-  // The gradients of all w2 are made while all four are there, those of all w1 and w3 behind two of them.
+  // The gradients of all w2 are made while all four are there, those of all w1 and w3 beside two of them.
   const std::int64_t of_w2 = is_grouped ? narrow * n.model.feed_forward_matrices() / 3 : 0;
-  bytes.backward += std::max(4 * product + of_w2, 2 * product + 2 * of_w2);
+  bytes.backward += std::max(4 * product + of_w2, 2 * product + 3 * of_w2);
   // And of the results of experts, for each of a token's.
   if (shape.model.has_experts()) bytes.backward += narrow * (n.dim + n.routed);
   if (shape.expert_parallel_size > 1) bytes.forward += narrow * n.routed;

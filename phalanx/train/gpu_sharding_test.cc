@@ -13,6 +13,11 @@
 #include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/backends/nccl/device_communicator.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/kernels/gpu/gpu_kernels.h"
+#include "phalanx/kernels/saved_activations.h"
+#include "phalanx/kernels/saved_attention.h"
+#include "phalanx/nn/mixture_of_experts.h"
+#include "phalanx/parallel/activation_checkpoint.h"
 #include "phalanx/parallel/testing/fully_shard_test_support.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/train/testing/trainer_test_support.h"
@@ -99,6 +104,29 @@ TEST_F(GpuShardingTest, ExpertsInSixteenBitsLearnAsOnTheCpu) {
     // 16 bits, whose spacing is 2^-8 of a number, are rounded at other places.
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-2 * expected[i]) << i;
   }
+}
+
+TEST_F(GpuShardingTest, ExpertsAreGroupedAndAttentionIsSavedWhereTheGpuCan) {
+  EXPECT_EQ(run_forked_ranks(1,
+                             [](int) {
+                               const nn::TensorOptionsOfModule options{.dtype = at::kBFloat16, .device = kGpu};
+                               nn::MixtureOfExperts mixture(
+                                   {.dim = 64, .hidden = 96, .experts = 4, .experts_per_token = 2}, options);
+                               nn::initialise(mixture, 1);
+                               const at::Tensor rows = at::ones({8, 64}, at::TensorOptions(kGpu).dtype(at::kBFloat16));
+                               const bool can = kernels::gpu::cuda_capability(0) == 9;
+                               if (mixture.experts->can_be_grouped(rows) != can) {
+                                 throw std::runtime_error("grouped products are not those of the GPU");
+                               }
+                               const at::Tensor q = rows.view({1, 2, 8, 32});
+                               kernels::SavedActivations saved(op_sac_policy);
+                               const kernels::SavedActivations::Scope scope(&saved,
+                                                                            kernels::SavedActivations::Run::forward);
+                               if (!kernels::savable_attention(q, q, q)) {
+                                 throw std::runtime_error("no kernel whose result can be saved");
+                               }
+                             }),
+            "");
 }
 
 TEST_F(GpuShardingTest, SavedAttentionHasTheSameBits) {

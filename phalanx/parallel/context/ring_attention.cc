@@ -271,8 +271,8 @@ struct AttendRound : torch::autograd::Function<AttendRound> {
       const AttentionPart whole = kernels::with_sinks(attend_round(*ring, kernel, q, k, v), sinks);
       return {whole.y.to(q.scalar_type()), whole.log_sums};
     };
-    // Where the policy saves attention, a recomputed layer takes the saved result and nothing travels. So
-    // it is on all ranks, as they have one policy.
+    // Where the policy saves attention, a recomputed layer takes the saved result and nothing travels. All
+    // ranks have one policy, so all do the same.
     const auto outputs = kernels::computed_once(kernels::SavedOp::attention, compute);
     ctx->save_for_backward({q, k, v, outputs[1], sinks});
     ctx->saved_data["y"] = outputs[0].detach();  // values for the backward pass, outside the graph

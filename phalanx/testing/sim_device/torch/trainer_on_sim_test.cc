@@ -163,6 +163,10 @@ TEST_F(TrainerOnSim, GroupedExpertsInSixteenBits) {
                                        {.name = "zero2", .ranks = 2, .keys = experts(sharded(2, 2))},
                                        {.name = "zero3", .ranks = 2, .keys = experts(sharded(3, 2))},
                                        {.name = "pp", .ranks = 2, .pp = 2, .keys = experts({})},
+                                       {.name = "zbv",  // weight gradients are deferred, but those of experts
+                                        .ranks = 2,
+                                        .pp = 2,
+                                        .keys = experts(schedule("ZBVZeroBubble"))},
                                        {.name = "ep", .ranks = 2, .keys = experts(sharded(3, 2), 2)},
                                        {.name = "ep_zero3", .ranks = 4, .keys = experts(sharded(3, 4), 2)}};
   for (const Layout& layout : sampled(layouts, 2)) {
