@@ -84,9 +84,9 @@ TEST_P(LaunchesOfABlock, AreNotMoreThanTheyWere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, LaunchesOfABlock,
-                         ::testing::Values(LaunchBudget{"bfloat16", at::kBFloat16, {}, 11, 22},
+                         ::testing::Values(LaunchBudget{"bfloat16", at::kBFloat16, {}, 11, 20},
                                            LaunchBudget{"autocast_bfloat16", at::kFloat, at::kBFloat16, 15, 21},
-                                           LaunchBudget{"float32", at::kFloat, {}, 11, 22}),
+                                           LaunchBudget{"float32", at::kFloat, {}, 11, 20}),
                          [](const auto& info) { return info.param.name; });
 
 // --- memory ----------------------------------------------------------------------------------------------------------
