@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <mutex>
 #include <set>
@@ -408,16 +409,24 @@ TEST_F(LayoutCheckTest, MuonUpdatesAsOnOneRankInEveryLayout) {
   }
 }
 
-// Vocabulary parallelism all in float16: 65536 times a loss is infinite there, so a run skips its first step.
+// A run skips a step that overflows and halves the scale. The check names each halving.
 TEST_F(LayoutCheckTest, AnOverflowOfFloat16IsANoteWithStepParameterAndScale) {
   Layout layout{"zero3 tp", 4, tensor(2, degrees(1, 2))};
-  layout.keys.insert(layout.keys.end(), {"--training.mixed_precision_param=float16", "--training.local_batch_size=4"});
+  layout.keys.insert(layout.keys.end(), {"--training.mixed_precision_param=float16", "--training.local_batch_size=4",
+                                         "--training.initial_loss_scale=16777216"});
   const LayoutCheck found = check(layout, 2);
   EXPECT_FALSE(found.finding) << found.finding->text();
-  ASSERT_EQ(found.notes.size(), 1U);
-  EXPECT_THAT(found.notes[0], ContainsRegex("step 1: float16 overflow: the gradient of '[a-z0-9_.]+' on rank 0 is "
-                                            "not finite with the loss scaled by 65536"));
-  EXPECT_THAT(found.notes[0], HasSubstr("compared with 32768, where [training] initial_loss_scale may begin"));
+  ASSERT_THAT(found.notes, Not(IsEmpty()));
+  std::int64_t scale = 16777216;
+  for (const std::string& note : found.notes) {
+    EXPECT_THAT(note,
+                ContainsRegex("step [12]: float16 overflow: the gradient of '[a-z0-9_.]+' on (one rank|rank 0) is not "
+                              "finite with the loss scaled by " +
+                              std::to_string(scale)));
+    EXPECT_THAT(note, HasSubstr("compared with " + std::to_string(scale / 2) +
+                                ", where [training] initial_loss_scale may begin"));
+    scale /= 2;
+  }
 }
 
 class RecomputedLayoutTest : public LayoutCheckTest {
@@ -490,6 +499,19 @@ TEST_F(RecomputedLayoutTest, WhatIsNotFiniteAtAnyScaleIsWrong) {
   EXPECT_THAT(found.finding->text(), HasSubstr("finite"));
   ASSERT_EQ(found.notes.size(), 1U);
   EXPECT_THAT(found.notes[0], HasSubstr("is not finite with the loss scaled by 65536, nor by anything down to 0.5"));
+}
+
+// The one rank does not overflow then, so the note names a rank of the layout.
+TEST_F(RecomputedLayoutTest, WhatIsNotFiniteOnceIsANoteWithItsRank) {
+  std::atomic<int> recomputations = 0;
+  const LayoutCheck found = check_spoilt({"ddp", 2, in("float16")}, [&](const at::Tensor& weight, std::int64_t) {
+    return inside_backward() && recomputations++ < 2 ? weight / 0.0 : weight;
+  });
+  EXPECT_FALSE(found.finding) << found.finding->text();
+  ASSERT_EQ(found.notes.size(), 1U);
+  EXPECT_THAT(found.notes[0], ContainsRegex("step 1: float16 overflow: the gradient of '[a-z0-9_.]+' on rank 0 is not "
+                                            "finite with the loss scaled by 65536"));
+  EXPECT_THAT(found.notes[0], HasSubstr("compared with 32768, where [training] initial_loss_scale may begin"));
 }
 
 // The same in 16 bits, where rounding matters most. Tensor parallelism rounds activations between ranks, so a small
