@@ -16,7 +16,7 @@ mkdir -p "$folder"
 
 # The commit, what differs from it, and the settings that choose cases and times.
 others=$(git ls-files -z --others --exclude-standard | xargs -0 -r sha1sum | git hash-object --stdin)
-settings="${MAKEFLAGS:-} $(env | grep -E '^(PHALANX_|TEST_SEED=|FAULTS=|RUN_FAULTS=|FUZZ_(SECONDS|PART)=|LINT_PART=)' | sort | tr '\n' ' ')"
+settings="${MAKEFLAGS:-} $(env | sed -nE '/^(PHALANX_|TEST_SEED=|FAULTS=|RUN_FAULTS=|FUZZ_(SECONDS|PART)=|LINT_PART=)/p' | sort | tr '\n' ' ')"
 sources="$(git rev-parse HEAD) $(git diff HEAD | git hash-object --stdin) $others $settings"
 failed=0
 rows=()

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/kernels/attention_layout.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/cpu_attention.h"
 
@@ -115,12 +116,6 @@ at::Tensor seen_in(const Tile& tile, std::int64_t window, at::Device device) {
 bool are_whole_documents(AttentionKernel kernel, const AttentionQueries& queries) {
   return kernel == AttentionKernel::flash && queries.documents && !queries.keys && queries.ranges.size() == 1 &&
          queries.ranges[0].first == 0 && queries.ranges[0].count == queries.seq;
-}
-
-/// [batch, heads, seq, head_dim] as [batch * seq, heads, head_dim], and the other way round.
-at::Tensor as_tokens(const at::Tensor& t) { return t.transpose(1, 2).flatten(0, 1); }
-at::Tensor from_tokens(const at::Tensor& t, std::int64_t batch) {
-  return t.unflatten(0, {batch, t.size(0) / batch}).transpose(1, 2);
 }
 
 struct DocumentWindow {

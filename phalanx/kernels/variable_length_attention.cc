@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_efficient_attention_forward.h>
 
+#include "phalanx/kernels/attention_layout.h"
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/partial_attention.h"
 #include "phalanx/kernels/saved_attention.h"
@@ -10,9 +11,6 @@ namespace phalanx::kernels {
 namespace {
 
 constexpr std::int64_t kCausalFromTopLeft = 1;  // ATen's custom_mask_type
-
-/// [batch, heads, seq, head_dim] as [batch * seq, heads, head_dim].
-at::Tensor tokens_of(const at::Tensor& t) { return t.transpose(1, 2).flatten(0, 1); }
 
 at::Tensor efficient_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const DocumentBoundaries& documents) {
@@ -40,12 +38,12 @@ bool can_use_variable_lengths(const at::Tensor& q, bool is_windowed) {
 at::Tensor variable_length_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
                                      std::int64_t window, const DocumentBoundaries& documents) {
   const at::Tensor q = in_autocast_type(q_in);
-  const at::Tensor tokens_q = tokens_of(q), tokens_k = tokens_of(in_autocast_type(k_in)),
-                   tokens_v = tokens_of(in_autocast_type(v_in));
+  const at::Tensor tokens_q = as_tokens(q), tokens_k = as_tokens(in_autocast_type(k_in)),
+                   tokens_v = as_tokens(in_autocast_type(v_in));
   const bool is_flash = device_kernel_for(q.scalar_type(), q.size(3)) == AttentionKernel::flash;
   const at::Tensor y = is_flash ? saved_flash_attention(tokens_q, tokens_k, tokens_v, window, documents)
                                 : efficient_attention(tokens_q, tokens_k, tokens_v, documents);
-  return y.view({q.size(0), q.size(2), q.size(1), -1}).transpose(1, 2);
+  return from_tokens(y, q.size(0));
 }
 
 }  // namespace phalanx::kernels

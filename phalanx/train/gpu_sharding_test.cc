@@ -49,6 +49,17 @@ class GpuShardingTest : public TrainerTest {
               "");
     return losses(name);
   }
+
+  /// Trains on the CPU and on the GPU. `tolerance` is relative to each loss.
+  void expect_losses_of_cpu(const Layout& layout, double tolerance) {
+    SCOPED_TRACE(layout.name);
+    const std::string cpu = layout.name + "_cpu", gpu = layout.name + "_gpu";
+    const auto expected = losses_of(config_of(layout, cpu), cpu, layout.ranks, at::kCPU);
+    const auto found = losses_of(config_of(layout, gpu), gpu, layout.ranks, kGpu);
+    ASSERT_EQ(found.size(), expected.size());
+    ASSERT_GE(found.size(), 12U);
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], tolerance * expected[i]) << i;
+  }
 };
 
 TEST_F(GpuShardingTest, LossesAreThoseOfTheCpu) {
@@ -58,16 +69,8 @@ TEST_F(GpuShardingTest, LossesAreThoseOfTheCpu) {
                                        {"zero1_2", 2, 1, 1, sharded(1)},
                                        {"zero2_2", 2, 1, 1, sharded(2)},
                                        {"zero3_2", 2, 1, 1, sharded(3)}};
-  for (const Layout& layout : layouts) {
-    SCOPED_TRACE(layout.name);
-    const std::string cpu = layout.name + "_cpu", gpu = layout.name + "_gpu";
-    const auto expected = losses_of(config_of(layout, cpu), cpu, layout.ranks, at::kCPU);
-    const auto found = losses_of(config_of(layout, gpu), gpu, layout.ranks, kGpu);
-    ASSERT_EQ(found.size(), expected.size());
-    ASSERT_GE(found.size(), 12U);
-    // Other kernels sum in another order. Over these steps the difference grows to at most 1e-4.
-    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-4 * expected[i]) << i;
-  }
+  // Other kernels sum in another order. Over these steps the difference grows to at most 1e-4.
+  for (const Layout& layout : layouts) expect_losses_of_cpu(layout, 1e-4);
 }
 
 TEST_F(GpuShardingTest, SixteenBitsLearn) {
@@ -95,15 +98,8 @@ TEST_F(GpuShardingTest, ExpertsInSixteenBitsLearnAsOnTheCpu) {
       {"experts_capacity", 1, 1, 1, experts({"--training.moe_expert_capacity_factor=1"})},
       {"experts_zero3_2", 2, 1, 1, experts(sharded(3, 2))},
       {"experts_ep2", 2, 1, 1, experts(divided)}};
-  for (const Layout& layout : layouts) {
-    SCOPED_TRACE(layout.name);
-    const std::string cpu = layout.name + "_cpu", gpu = layout.name + "_gpu";
-    const auto expected = losses_of(config_of(layout, cpu), cpu, layout.ranks, at::kCPU);
-    const auto found = losses_of(config_of(layout, gpu), gpu, layout.ranks, kGpu);
-    ASSERT_EQ(found.size(), expected.size());
-    // 16 bits, whose spacing is 2^-8 of a number, are rounded at other places.
-    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-2 * expected[i]) << i;
-  }
+  // 16 bits, whose spacing is 2^-8 of a number, are rounded at other places.
+  for (const Layout& layout : layouts) expect_losses_of_cpu(layout, 1e-2);
 }
 
 TEST_F(GpuShardingTest, ExpertsAreGroupedAndAttentionIsSavedWhereTheGpuCan) {

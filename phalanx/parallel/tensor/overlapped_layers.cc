@@ -85,17 +85,19 @@ at::Tensor weight_product(const AutogradContext& ctx, std::size_t input, const a
   return dweight.returned;
 }
 
-// As weight_product() for several weights of one x. dy_of_all, unless undefined, has the columns of all dys.
-tensor_list weight_products(const AutogradContext& ctx, std::size_t first_input, const tensor_list& weights,
-                            const tensor_list& dys, const at::Tensor& dy_of_all, const at::Tensor& x) {
+// As weight_product() for several weights of one x, with the places of each among the inputs of forward(). dy_of_all,
+// unless undefined, has the columns of all dys.
+tensor_list weight_products(const AutogradContext& ctx, const std::vector<std::size_t>& inputs,
+                            const tensor_list& weights, const tensor_list& dys, const at::Tensor& dy_of_all,
+                            const at::Tensor& x) {
   tensor_list result;
   bool at_once = dy_of_all.defined();
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    at_once = at_once && ctx.needs_input_grad(first_input + i) && !kernels::queue_for(ctx, weights[i]).queue;
+    at_once = at_once && ctx.needs_input_grad(inputs[i]) && !kernels::queue_for(ctx, weights[i]).queue;
   }
   if (at_once) return kernels::stacked_weight_gradients(dy_of_all, x, weights);
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    result.push_back(weight_product(ctx, first_input + i, weights[i], dys[i], x));
+    result.push_back(weight_product(ctx, inputs[i], weights[i], dys[i], x));
   }
   return result;
 }
@@ -156,7 +158,7 @@ struct AllGatherMatmul : torch::autograd::Function<AllGatherMatmul> {
         dx->send(chunk);
       }
     }
-    const tensor_list made = weight_products(*ctx, 1, weights, dys, dy_of_all, saved[0]);
+    const tensor_list made = weight_products(*ctx, {1, 2, 3}, weights, dys, dy_of_all, saved[0]);
     std::ranges::copy(made, result.begin() + 1);
     if (dx) result[0] = dx->finish();
     return result;
@@ -316,16 +318,8 @@ struct OverlappedFeedForward : torch::autograd::Function<OverlappedFeedForward> 
       }
     }
     const at::Tensor dw2 = weight_product(*ctx, 2, w2, dy.rows(), products);
-    at::Tensor dw1, dw3;
-    const bool at_once = gradients.both.defined() && ctx->needs_input_grad(1) && ctx->needs_input_grad(3) &&
-                         !kernels::queue_for(*ctx, w1).queue && !kernels::queue_for(*ctx, w3).queue;
-    if (at_once) {
-      const tensor_list both = kernels::stacked_weight_gradients(gradients.both, x, {w1, w3});
-      dw1 = both[0], dw3 = both[1];
-    } else {
-      dw1 = weight_product(*ctx, 1, w1, dgates, x), dw3 = weight_product(*ctx, 3, w3, dups, x);
-    }
-    return {dx ? dx->finish() : at::Tensor(), dw1, dw2, dw3, at::Tensor()};
+    const tensor_list both = weight_products(*ctx, {1, 3}, {w1, w3}, {dgates, dups}, gradients.both, x);
+    return {dx ? dx->finish() : at::Tensor(), both[0], dw2, both[1], at::Tensor()};
   }
 };
 
