@@ -123,11 +123,15 @@ TEST_F(TrainerOnSim, PackedDocuments) {
 }
 
 TEST_F(TrainerOnSim, Pipelines) {
-  const std::vector<Layout> layouts = {
-      {.name = "pp", .ranks = 2, .pp = 2},
-      {.name = "interleaved", .ranks = 2, .pp = 2, .keys = schedule("Interleaved1F1B")},
-      {.name = "zbv", .ranks = 2, .pp = 2, .keys = schedule("ZBVZeroBubble")}};
-  for (const Layout& layout : sampled(layouts, 1)) expect_losses_of_the_cpu(layout);
+  std::vector<Layout> layouts;
+  for (const std::string name :
+       {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}) {
+    layouts.push_back({.name = name, .ranks = 2, .pp = 2, .keys = schedule(name)});
+    std::vector<std::string> keys = sharded(3, 2);
+    keys.insert(keys.end(), {schedule(name)[0], "--activation_checkpoint.mode=full"});
+    layouts.push_back({.name = name + "_zero3_recomputed", .ranks = 4, .pp = 2, .keys = keys});
+  }
+  for (const Layout& layout : sampled(layouts, 2)) expect_losses_of_the_cpu(layout);
 }
 TEST_F(TrainerOnSim, Mixes) {
   const std::vector<Layout> layouts = {{.name = "tp_zero3", .ranks = 4, .tp = 2, .keys = sharded(3, 2)},
