@@ -249,7 +249,7 @@ TEST_F(ProgramTest, AnAsynchronousSaveTellsHowLongItHeldUpTheRun) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   for (const char* step : {"4", "8"}) {
     EXPECT_THAT(outcome.err, ContainsRegex("saving step " + std::string(step) +
-                                           " while training goes on \\(copied in [0-9.]+ [mu]?s\\)"));
+                                           " while training goes on \\(waited [0-9.]+ [mu]?s\\)"));
   }
 }
 

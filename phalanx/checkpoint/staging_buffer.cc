@@ -2,12 +2,17 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "phalanx/base/error.h"
@@ -21,6 +26,7 @@ namespace {
 constexpr std::uint64_t kAlignment = 64;
 constexpr std::uint64_t kHugePage = 2 << 20;
 constexpr std::int64_t kBytesPerThread = 4 << 20;
+constexpr std::uint64_t kLeastBlock = 256 << 20;  // of pinned memory
 
 at::Tensor rows_of(const NamedTensor& named, const WriteItem& planned) {
   const auto tensor = named.tensor.detach();
@@ -29,14 +35,41 @@ at::Tensor rows_of(const NamedTensor& named, const WriteItem& planned) {
 
 std::uint64_t aligned(std::uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-std::uint64_t bytes_of(const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes) {
-  std::uint64_t bytes = 0;
-  for (const auto& planned : boxes) bytes += aligned(rows_of(tensors[planned.tensor], planned).nbytes());
-  return bytes;
+/// Where each box is copied to.
+struct Places {
+  struct Place {
+    std::size_t block = 0;  // of pinned memory
+    std::uint64_t offset = 0;
+  };
+  std::vector<Place> of_boxes;
+  std::uint64_t host_bytes = 0;            // of boxes that are in host memory already
+  std::vector<std::int64_t> pinned_bytes;  // of each block, for boxes on a device
+};
+
+/// A block is full when the next box does not fit.
+Places places_of(const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes) {
+  Places places;
+  std::uint64_t used = 0;  // of the last block
+  for (const auto& planned : boxes) {
+    const at::Tensor rows = rows_of(tensors[planned.tensor], planned);
+    const std::uint64_t bytes = aligned(rows.nbytes());
+    if (rows.is_cpu()) {
+      places.of_boxes.push_back({0, std::exchange(places.host_bytes, places.host_bytes + bytes)});
+      continue;
+    }
+    if (places.pinned_bytes.empty() || used + bytes > static_cast<std::uint64_t>(places.pinned_bytes.back())) {
+      places.pinned_bytes.push_back(static_cast<std::int64_t>(std::bit_ceil(std::max(bytes, kLeastBlock))));
+      used = 0;
+    }
+    places.of_boxes.push_back({places.pinned_bytes.size() - 1, std::exchange(used, used + bytes)});
+  }
+  // The last block need not be larger than what is in it.
+  if (!places.pinned_bytes.empty()) places.pinned_bytes.back() = static_cast<std::int64_t>(std::bit_ceil(used));
+  return places;
 }
 
 void copy_rows(std::byte* memory, const at::Tensor& rows) {
-  if (!rows.is_cpu() || !rows.is_contiguous()) {
+  if (!rows.is_contiguous()) {
     at::from_blob(memory, rows.sizes(), at::TensorOptions().dtype(rows.scalar_type())).copy_(rows);
     return;
   }
@@ -73,9 +106,27 @@ void StagingBuffer::grow(std::uint64_t bytes) {
   observe::record_memory_allocated(observe::MemoryCategory::buffers, size_);
 }
 
+void StagingBuffer::make_pinned(const std::vector<std::int64_t>& blocks) {
+  if (std::ranges::equal(pinned_, blocks, {}, [](const at::Tensor& block) { return block.numel(); })) return;
+  pinned_.clear();
+  for (const std::int64_t bytes : blocks) {
+    try {
+      pinned_.push_back(at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true)));
+    } catch (const c10::Error& error) {
+      const std::int64_t all = std::accumulate(blocks.begin(), blocks.end(), std::int64_t{0});
+      throw CheckpointError(
+          fmt::format("no pinned host memory for a copy of the state ({}): {}; save without one "
+                      "(save())",
+                      human_bytes(static_cast<std::uint64_t>(all)), error.what_without_backtrace()));
+    }
+  }
+}
+
 void StagingBuffer::reserve(const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes) {
   const auto before = size_;
-  grow(bytes_of(tensors, boxes));
+  const Places places = places_of(tensors, boxes);
+  grow(places.host_bytes);
+  make_pinned(places.pinned_bytes);
   constexpr std::uint64_t kPage = 4096;
   if (size_ > before)
     for (std::uint64_t at = 0; at < size_; at += kPage) memory_[at] = std::byte{};
@@ -83,20 +134,32 @@ void StagingBuffer::reserve(const std::vector<NamedTensor>& tensors, const std::
 
 StagedBoxes StagingBuffer::copy(const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes) {
   const at::NoGradGuard no_grad;
-  grow(bytes_of(tensors, boxes));
-  std::uint64_t used = 0;
+  const Places places = places_of(tensors, boxes);
+  grow(places.host_bytes);
+  make_pinned(places.pinned_bytes);
   StagedBoxes staged;
-  for (const auto& planned : boxes) {
+  std::optional<at::Device> device;
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    const WriteItem& planned = boxes[i];
     const auto& named = tensors[planned.tensor];
     const auto rows = rows_of(named, planned);
-    auto* const memory = memory_ + used;
-    used += aligned(rows.nbytes());
-    copy_rows(memory, rows);
-    auto copy = at::from_blob(memory, rows.sizes(), at::TensorOptions().dtype(rows.scalar_type()));
+    const auto [block, offset] = places.of_boxes[i];
+    at::Tensor copy;
+    if (rows.is_cpu()) {
+      copy_rows(memory_ + offset, rows);
+      copy = at::from_blob(memory_ + offset, rows.sizes(), at::TensorOptions().dtype(rows.scalar_type()));
+    } else {
+      const auto bytes = static_cast<std::int64_t>(rows.nbytes());
+      copy = pinned_[block].narrow(0, static_cast<std::int64_t>(offset), bytes);
+      copy = copy.view(rows.scalar_type()).view(rows.sizes());
+      copy.copy_(rows, /*non_blocking=*/true);
+      device = rows.device();
+    }
     staged.bytes += rows.nbytes();
     staged.boxes.push_back({staged.tensors.size(), planned.box, 0, planned.row_end - planned.row_begin});
     staged.tensors.push_back({named.name, std::move(copy)});
   }
+  if (device) staged.copied = CopyStream::mark_current(*device);
   return staged;
 }
 

@@ -41,7 +41,8 @@ std::string StepWriter::describe_failure(const std::filesystem::path& step_direc
 }
 
 SavedCheckpoint StepWriter::write(const RankGroup& ranks, Manifest manifest, const std::vector<NamedTensor>& tensors,
-                                  const std::vector<WriteItem>& boxes) const {
+                                  const std::vector<WriteItem>& boxes,
+                                  const std::function<void()>& await_tensors) const {
   const auto final = step_directory(folder_, manifest.step), temporary = with_suffix(final, ".tmp");
   const bool is_first = ranks.rank() == 0;
   SavedCheckpoint saved{.path = final};
@@ -51,6 +52,7 @@ SavedCheckpoint StepWriter::write(const RankGroup& ranks, Manifest manifest, con
       return std::string();
     });
     const auto entries = ranks.run_collectively([&] {
+      if (await_tensors) await_tensors();
       return format_manifest_file(write_shard_file(fs_, temporary / shard_file_name(ranks.rank()), tensors, boxes));
     });
     for (const auto& entry : entries) {

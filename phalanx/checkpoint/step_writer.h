@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <vector>
 
 #include "phalanx/base/file.h"
@@ -35,10 +36,11 @@ class StepWriter {
   /// The text of every CheckpointError of a save, around the reason.
   static std::string describe_failure(const std::filesystem::path& step_directory, const std::string& reason);
   /// Collective. Writes this rank's boxes. Then rank 0 writes the manifest (step, integers and metadata of `manifest`,
-  /// with the files of all ranks), renames the step into place, and removes old steps.
+  /// with the files of all ranks), renames the step into place, and removes old steps. `await_tensors` returns when the
+  /// tensors may be read.
   /// ENSURES: if it fails, earlier checkpoints are unchanged.
   SavedCheckpoint write(const RankGroup& ranks, Manifest manifest, const std::vector<NamedTensor>& tensors,
-                        const std::vector<WriteItem>& boxes) const;
+                        const std::vector<WriteItem>& boxes, const std::function<void()>& await_tensors = {}) const;
 
  private:
   void prepare(const std::filesystem::path& temporary) const;

@@ -270,8 +270,8 @@ void RunCheckpoints::save(const TrainState& state, std::int64_t step, const std:
   const auto begin = Clock::now();
   if (config_.async_mode == "async") {
     manager_->async_save(state, step, metadata);
-    log_info_(fmt::format("saving step {} while training goes on (copied in {})", step,
-                          human_duration(elapsed_seconds(begin))));
+    log_info_(
+        fmt::format("saving step {} while training goes on (waited {})", step, human_duration(elapsed_seconds(begin))));
   } else {
     const SavedCheckpoint saved = manager_->save(state, step, metadata);
     log_info_(fmt::format("saved {} ({}, {})", saved.path.string(), human_bytes(saved.bytes),

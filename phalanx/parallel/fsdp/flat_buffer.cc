@@ -82,20 +82,21 @@ at::Tensor FlatBuffer::detach() {
 
 MemoryPool::MemoryPool(int count, std::int64_t bytes, const std::function<at::Tensor(std::int64_t)>& allocate)
     : bytes_(count * bytes) {
-  for (int i = 0; i < count; ++i) free_.push_back(allocate(bytes));
+  for (int i = 0; i < count; ++i) free_.push_back({allocate(bytes), nullptr});
 }
 
 std::optional<at::Tensor> MemoryPool::acquire() {
   if (free_.empty()) return std::nullopt;
-  at::Tensor memory = std::move(free_.back());
+  Piece piece = std::move(free_.back());
   free_.pop_back();
-  return memory;
+  CopyStream::current_waits(piece.last_use);
+  return std::move(piece.memory);
 }
 
-void MemoryPool::release(at::Tensor memory) {
-  PHALANX_ASSERT(std::ranges::none_of(free_, [&](const at::Tensor& piece) { return piece.is_alias_of(memory); }),
+void MemoryPool::release(at::Tensor memory, CopyStream::Mark last_use) {
+  PHALANX_ASSERT(std::ranges::none_of(free_, [&](const Piece& piece) { return piece.memory.is_alias_of(memory); }),
                  "a piece of memory is released once");
-  free_.push_back(std::move(memory));
+  free_.push_back({std::move(memory), std::move(last_use)});
 }
 
 }  // namespace phalanx::fsdp

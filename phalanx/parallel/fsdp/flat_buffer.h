@@ -22,6 +22,8 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/tensor/copy_stream.h"
+
 namespace phalanx::fsdp {
 
 class FlatBuffer {
@@ -46,17 +48,22 @@ class FlatBuffer {
   std::string missing_text_ = "the tensor has no memory at this time";
 };
 
-/// A fixed number of equal pieces of memory.
+/// A fixed number of equal pieces of memory. A piece that a copy still reads is given out with the current stream waiting
+/// for the copy.
 class MemoryPool {
  public:
   MemoryPool() = default;
   MemoryPool(int count, std::int64_t bytes, const std::function<at::Tensor(std::int64_t bytes)>& allocate);
   std::optional<at::Tensor> acquire();
-  void release(at::Tensor memory);
+  void release(at::Tensor memory, CopyStream::Mark last_use = nullptr);
   std::int64_t bytes() const noexcept { return bytes_; }  // of all pieces
 
  private:
-  std::vector<at::Tensor> free_;
+  struct Piece {
+    at::Tensor memory;
+    CopyStream::Mark last_use;
+  };
+  std::vector<Piece> free_;
   std::int64_t bytes_ = 0;
 };
 

@@ -2,8 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,9 +24,9 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// The host reads what the copies to it have brought.
-void wait_for_device(at::Device device) {
-  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+// Streams are made only where shards are on the host.
+at::Device copy_device(const ParamGroup& group) {
+  return group.offloads() ? group.parameter(0).tensor.device() : at::Device(at::kCPU);
 }
 
 std::size_t place_of(std::size_t group, const std::vector<std::size_t>& order) {
@@ -63,6 +61,8 @@ FsdpRuntime::FsdpRuntime(std::vector<std::unique_ptr<ParamGroup>> units, std::sh
       post_forward_group_(std::move(post_forward_group)),
       prefetches_(prefetch),
       levels_(levels),
+      to_host_(copy_device(*param_groups_.front())),
+      from_host_(copy_device(*param_groups_.front())),
       attached_(std::move(attached)) {
   pre_forward_order_.resize(param_groups_.size());
   std::iota(pre_forward_order_.begin(), pre_forward_order_.end(), 0);
@@ -175,7 +175,7 @@ void FsdpRuntime::unshard(std::size_t group) {
   ParamGroup& u = *param_groups_[group];
   if (u.is_unsharded()) return;
   if (!u.has_memory()) u.attach(acquire_parameter_memory());
-  u.unshard();
+  u.unshard(from_host_);
   ++statistics_.gathers;
 }
 
@@ -210,7 +210,7 @@ void FsdpRuntime::try_unshard(std::size_t group) {
     if (!memory) return;
     u.attach(*memory);
   }
-  u.unshard();
+  u.unshard(from_host_);
   ++statistics_.gathers;
   ++statistics_.prefetches;
 }
@@ -413,6 +413,7 @@ void FsdpRuntime::post_backward(std::size_t group) {
       std::ranges::find(reducing_, group) == reducing_.end() && std::ranges::find(reduced_, group) == reduced_.end(),
       "the gradients of a unit are reduced once in a pass");
   param_groups_[group]->start_reduce_scatter();
+  if (in_step() || !pass_->no_all_reduce) param_groups_[group]->fetch_partial_reduce_output(from_host_);
   reducing_.push_back(group);
   statistics_.reduced_bytes += param_groups_[group]->grad_bytes();
 }
@@ -424,26 +425,30 @@ void FsdpRuntime::finish_oldest_reduce_scatter() {
   const auto begin = Clock::now();
   param_groups_[group]->finish_reduce_scatter();
   statistics_.exposed_seconds += seconds_since(begin);
+  const bool offloads = param_groups_[group]->offloads();
   if (!in_step() && pass_->no_all_reduce) {
     // With offload, the host adds the copies when they have arrived: at the end.
-    param_groups_[group]->offloads() ? param_groups_[group]->copy_to_host()
-                                     : param_groups_[group]->add_to_partial_reduce_output();
-    if (param_groups_[group]->offloads()) reduced_.push_back(group);
+    offloads ? reduced_.push_back(group) : param_groups_[group]->add_to_partial_reduce_output();
   } else {
     param_groups_[group]->take_partial_reduce_output();
     reduced_.push_back(group);
     start_replica_reduction(group);
+    if (offloads) finish_replica_reductions();  // what is copied next must be complete
   }
+  const CopyStream::Mark copied = offloads ? param_groups_[group]->copy_to_host(to_host_) : nullptr;
   if (at::Tensor memory = param_groups_[group]->detach_grads(); memory.defined())
-    grad_pool_->release(std::move(memory));
+    grad_pool_->release(std::move(memory), copied);
 }
 
 void FsdpRuntime::start_replica_reduction(std::size_t group) {
   const bool replicated = replicas_ && replicas_->size() > 1;
   if (replicated) replica_reductions_.push_back(param_groups_[group]->reduce_over(*replicas_));
-  if (!param_groups_[group]->offloads()) return;
-  finish_replica_reductions();  // what is copied next must be complete, and its memory then goes to another unit
-  param_groups_[group]->copy_to_host();
+}
+
+// The host reads what the copies to it have brought, and the optimizer then overwrites the shards that others read.
+void FsdpRuntime::wait_for_copies() const {
+  to_host_.synchronize();
+  from_host_.synchronize();
 }
 
 void FsdpRuntime::finish_replica_reductions() {
@@ -482,14 +487,14 @@ void FsdpRuntime::finalize_backward(const std::shared_ptr<Pass>& pass) {
 
 void FsdpRuntime::accumulate_partial_reduce() {
   while (!reducing_.empty()) finish_oldest_reduce_scatter();
-  if (!reduced_.empty()) wait_for_device(param_groups_.front()->parameter(0).tensor.device());
+  if (!reduced_.empty()) wait_for_copies();
   for (const std::size_t group : std::exchange(reduced_, {})) param_groups_[group]->add_to_partial_reduce_output();
 }
 
 void FsdpRuntime::publish() {
   while (!reducing_.empty()) finish_oldest_reduce_scatter();
   finish_replica_reductions();
-  if (param_groups_.front()->offloads()) wait_for_device(param_groups_.front()->parameter(0).tensor.device());
+  if (param_groups_.front()->offloads()) wait_for_copies();
   for (const std::size_t group : std::exchange(reduced_, {})) param_groups_[group]->publish_grads();
   ++statistics_.synchronisations;
 }

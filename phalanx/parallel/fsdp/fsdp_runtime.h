@@ -148,6 +148,7 @@ class FsdpRuntime : public StageSharding, public UseListener, public std::enable
   void abort_backward() noexcept;
   void start_replica_reduction(std::size_t group);
   void finish_replica_reductions();
+  void wait_for_copies() const;
   [[noreturn]] void fail_unused(const Pass& pass);
   [[noreturn]] void fail(const std::string& message);
 
@@ -156,6 +157,7 @@ class FsdpRuntime : public StageSharding, public UseListener, public std::enable
   std::shared_ptr<Communicator> comm_, replicas_, post_forward_group_;
   bool prefetches_ = true;
   int levels_ = 1;
+  CopyStream to_host_, from_host_;  // with offload
   AttachedParameters attached_;
   std::vector<GradReadySubscription> subscriptions_;
   MemoryPool parameter_pool_;

@@ -224,9 +224,9 @@ void ParamGroup::attach(const at::Tensor& memory) {
   if (frozen_) frozen_->attach(memory.narrow(0, aligned(own_bytes()), frozen_->bytes()));
 }
 
-void ParamGroup::unshard() {
+void ParamGroup::unshard(const CopyStream& from_host) {
   PHALANX_ASSERT(!is_unsharded(), "a group that is unsharded is not gathered again");
-  if (frozen_ && !frozen_->is_unsharded()) frozen_->unshard();
+  if (frozen_ && !frozen_->is_unsharded()) frozen_->unshard(from_host);
   if (unsharded_) return;
   unsharded_ = true;
   if (is_sharded_post_forward_) {
@@ -234,9 +234,16 @@ void ParamGroup::unshard() {
     return;
   }
   gathered_version_ = shard_version();
-  const at::Tensor mine = direct_ ? shard_ : slice_of(full_.tensor());
-  if (!direct_) mine.copy_(shard_, /*non_blocking=*/true);
-  if (comm_->size() > 1) all_gather_ = comm_->all_gather(full_.tensor(), mine, {.async = true});
+  const auto gather = [this] {
+    const at::Tensor mine = direct_ ? shard_ : slice_of(full_.tensor());
+    if (!direct_) mine.copy_(shard_, /*non_blocking=*/true);
+    if (comm_->size() > 1) all_gather_ = comm_->all_gather(full_.tensor(), mine, {.async = true});
+  };
+  if (offload_) {
+    came_from_host_ = from_host.run(gather);
+  } else {
+    gather();
+  }
 }
 
 // Every write in place counts the version up.
@@ -253,6 +260,7 @@ bool ParamGroup::is_current() const {
 
 void ParamGroup::wait_for_unshard() {
   if (frozen_) frozen_->wait_for_unshard();
+  CopyStream::current_waits(std::exchange(came_from_host_, nullptr));
   all_gather_.wait();
   all_gather_ = Work();
 }
@@ -378,19 +386,31 @@ void ParamGroup::finish_reduce_scatter() {
 void ParamGroup::add_to_partial_reduce_output() {
   const observe::MemoryScope scope(observe::MemoryCategory::gradients);
   const at::Tensor reduced = std::exchange(reduced_, at::Tensor());
+  const at::ScalarType type = c10::promoteTypes(reduced.scalar_type(), at::kFloat);
   if (partial_reduce_output_.defined()) {
     partial_reduce_output_.add_(reduced);
+  } else if (reduced.scalar_type() == type) {
+    partial_reduce_output_ = reduced;
   } else {
-    partial_reduce_output_ = reduced.to(c10::promoteTypes(reduced.scalar_type(), at::kFloat));
+    const at::TensorOptions options = reduced.options().dtype(type);
+    partial_reduce_output_ =
+        at::empty(reduced.sizes(), offload_ ? options.pinned_memory(reduced.is_pinned()) : options).copy_(reduced);
   }
+}
+
+void ParamGroup::fetch_partial_reduce_output(const CopyStream& from_host) {
+  if (!offload_ || !partial_reduce_output_.defined()) return;
+  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
+  const at::Tensor on_host = partial_reduce_output_;
+  partial_reduce_output_ = at::empty(on_host.sizes(), on_host.options().device(options_.device()).pinned_memory(false));
+  from_host.keep_until_done(partial_reduce_output_);
+  sum_came_from_host_ = from_host.run([&] { partial_reduce_output_.copy_(on_host, /*non_blocking=*/true); });
 }
 
 void ParamGroup::take_partial_reduce_output() {
   if (!partial_reduce_output_.defined()) return;
-  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
-  const at::Tensor sum =
-      std::exchange(partial_reduce_output_, at::Tensor()).to(options_.device(), /*non_blocking=*/true);
-  reduced_ = sum.add_(reduced_);
+  CopyStream::current_waits(std::exchange(sum_came_from_host_, nullptr));
+  reduced_ = std::exchange(partial_reduce_output_, at::Tensor()).add_(reduced_);
 }
 
 Work ParamGroup::reduce_over(Communicator& replicas) {
@@ -399,12 +419,13 @@ Work ParamGroup::reduce_over(Communicator& replicas) {
   return replicas.all_reduce(reduced_, {.op = gradient_reduction_, .async = true});
 }
 
-void ParamGroup::copy_to_host() {
-  if (!offload_) return;
+CopyStream::Mark ParamGroup::copy_to_host(const CopyStream& to_host) {
+  PHALANX_ASSERT(offload_, "only gradients of a shard on the host go there");
   const observe::MemoryScope scope(observe::MemoryCategory::gradients);
   const at::Tensor on_device = reduced_;
   reduced_ = at::empty({layout_.shard_elements}, on_host(on_device.options()));
-  reduced_.copy_(on_device, /*non_blocking=*/true);
+  to_host.keep_until_done(on_device);
+  return to_host.run([&] { reduced_.copy_(on_device, /*non_blocking=*/true); });
 }
 
 void ParamGroup::publish_grads() {

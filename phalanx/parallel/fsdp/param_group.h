@@ -37,6 +37,7 @@
 #include "phalanx/layout/flat_layout.h"
 #include "phalanx/parallel/fsdp/flat_buffer.h"
 #include "phalanx/parallel/fsdp/operator_use.h"
+#include "phalanx/tensor/copy_stream.h"
 #include "phalanx/tensor/grad_ready.h"
 #include "phalanx/tensor/named.h"
 
@@ -92,7 +93,9 @@ class ParamGroup {
   bool is_current() const;
   bool has_memory() const noexcept { return full_.is_attached(); }
   void attach(const at::Tensor& memory);
-  void unshard();
+  /// A shard on the host comes by way of `from_host`, behind the work on the current stream.
+  void unshard(const CopyStream& from_host);
+  /// The current stream waits, with a communicator of host memory the host.
   void wait_for_unshard();
   /// Call before a detach() if the group is needed again before its values change: the ranks of post_forward_group can
   /// then gather it among themselves.
@@ -124,14 +127,18 @@ class ParamGroup {
   /// Adds `reduced` to `sum` and frees it.
   /// REQUIRES: with offload, the copy of `reduced` to the host is complete.
   void add_to_partial_reduce_output();
+  /// Starts to copy a sum on the host to the device, by way of `from_host`.
+  void fetch_partial_reduce_output(const CopyStream& from_host);
   /// Sets `reduced` to the accumulated sum, including itself.
+  /// REQUIRES: a sum on the host has been fetched.
   void take_partial_reduce_output();
   /// Reduces `reduced` over the replicas of the shards, in the reduction's dtype.
   Work reduce_over(Communicator& replicas);
   /// Whether `reduced` has to be copied to the host before `grads` may go.
   bool offloads() const noexcept { return offload_; }
-  /// Copies it to the host, ordered after the work on the current stream. Synchronise before reading.
-  void copy_to_host();
+  /// Copies it to the host by way of `to_host`, behind the work on the current stream. Returns the end of the copy: the
+  /// host must wait before it reads, and `grads` keeps its values until then.
+  CopyStream::Mark copy_to_host(const CopyStream& to_host);
   /// Sets shard(i).tensor.grad() to the reduced gradient plus the carried one. From then on only the shards' gradients
   /// own that memory.
   void publish_grads();
@@ -168,6 +175,7 @@ class ParamGroup {
   bool direct_ = true;  // `full` holds the shards' own values, not a cast of them
   bool keeps_grads_ = false, unsharded_ = false, is_sharded_post_forward_ = false;
   std::uint64_t gathered_version_ = 0;  // shard_version() of the unsharded values
+  CopyStream::Mark came_from_host_, sum_came_from_host_;
   Work all_gather_, reduce_scatter_;
 };
 

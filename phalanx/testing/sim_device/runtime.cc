@@ -61,7 +61,7 @@ void Runtime::launch(StreamId id, Kernel kernel) {
       if (access.is_write) detector_.access(access, stamp, on.clock, name);
     if (kernel.counts_as_launch) {
       ++launches_[static_cast<std::size_t>(id.device)];
-      ++launches_by_kernel_[name];
+      ++launches_by_kernel_[id][name];
     }
     on.queue.put([this, &on, kernel = std::move(kernel)] { run(on, kernel); });
     if (!pinned.empty()) end = record_locked(on);
@@ -207,7 +207,18 @@ void Runtime::report_host_access(const PinnedMemory::Use& use, bool is_write) {
 std::map<std::string, std::uint64_t> Runtime::launches_by_kernel() const {
   const std::lock_guard lock(mutex_);
   std::map<std::string, std::uint64_t> by_name;
-  for (const auto& [name, count] : launches_by_kernel_) by_name[name] += count;
+  for (const auto& [stream, kernels] : launches_by_kernel_) {
+    for (const auto& [name, count] : kernels) by_name[name] += count;
+  }
+  return by_name;
+}
+
+std::map<std::string, std::uint64_t> Runtime::launches_by_kernel(StreamId stream) const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, std::uint64_t> by_name;
+  const auto found = launches_by_kernel_.find(stream);
+  if (found == launches_by_kernel_.end()) return by_name;
+  for (const auto& [name, count] : found->second) by_name[name] += count;
   return by_name;
 }
 

@@ -113,8 +113,9 @@ class Runtime {
   void report_host_access(const PinnedMemory::Use& use, bool is_write);
 
   std::uint64_t launches(int device) const { return launches_[static_cast<std::size_t>(device)].load(); }
-  /// Launches of all devices by the kernel's name.
+  /// Launches by the kernel's name: of all devices, or of one stream.
   std::map<std::string, std::uint64_t> launches_by_kernel() const;
+  std::map<std::string, std::uint64_t> launches_by_kernel(StreamId stream) const;
   void clear_launches();
   void set_delays(Delays delays);
   std::string failure(int device) const;  // "" if the device has not failed
@@ -140,7 +141,7 @@ class Runtime {
   RaceDetector detector_;
   VectorClock host_clock_;
   std::uint64_t host_version_ = 1;
-  std::map<const char*, std::uint64_t> launches_by_kernel_;
+  std::map<StreamId, std::map<const char*, std::uint64_t>> launches_by_kernel_;
 
   std::mutex event_mutex_;
   std::condition_variable event_came_;

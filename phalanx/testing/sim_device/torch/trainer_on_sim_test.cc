@@ -240,9 +240,35 @@ TEST_F(TrainerOnSim, CutSequences) {
   for (const Layout& layout : sampled(of_16_bits, 1)) expect_losses_of_the_cpu(layout, 1e-3);
 }
 TEST_F(TrainerOnSim, Offloaded) {
-  expect_losses_of_the_cpu({.name = "offload",
-                            .ranks = 2,
-                            .keys = {"--parallelism.data_parallel_shard_degree=2", "--training.enable_cpu_offload"}});
+  const char *const to_device = "copy_ (host to device)", *const to_host = "copy_ (device to host)";
+  const auto copies_on_compute_streams = [&](const Layout& layout, const char* copy) {
+    std::uint64_t copies = 0;
+    for (int device = 0; device < layout.ranks; ++device) {
+      copies += sim_.runtime.launches_by_kernel({device, 0})[copy];
+    }
+    return copies;
+  };
+  const std::vector<Layout> layouts = {
+      {.name = "zero3", .ranks = 2, .keys = sharded(3)},
+      {.name = "zero2", .ranks = 2, .keys = sharded(2)},
+      {.name = "hsdp", .ranks = 4, .keys = sharded(3, 2)},
+      {.name = "accumulated", .ranks = 2, .keys = {sharded(3)[0], "--training.local_batch_size=1"}},
+      {.name = "accumulated_hsdp", .ranks = 4, .keys = {sharded(3, 2)[0], "--training.local_batch_size=1"}}};
+  for (const Layout& layout : sampled(layouts, 2)) {
+    sim_.runtime.clear_launches();
+    expect_losses_of_the_cpu(layout);
+    const std::uint64_t batches = copies_on_compute_streams(layout, to_device);
+    Layout offloaded = layout;
+    offloaded.name += "_offloaded";
+    offloaded.keys.emplace_back("--training.enable_cpu_offload");
+    sim_.runtime.clear_launches();
+    expect_losses_of_the_cpu(offloaded);
+    // Streams that compute copy batches and figures. Weights and gradients have streams of their own.
+    EXPECT_EQ(copies_on_compute_streams(offloaded, to_device), batches) << layout.name;
+    EXPECT_GT(sim_.runtime.launches_by_kernel()[to_device], batches) << layout.name;
+    EXPECT_LT(4 * copies_on_compute_streams(offloaded, to_host), sim_.runtime.launches_by_kernel()[to_host])
+        << layout.name;
+  }
 }
 TEST_F(TrainerOnSim, RecomputedAndAccumulated) {
   expect_losses_of_the_cpu({.name = "recomputed", .keys = {"--activation_checkpoint.mode=full"}});
