@@ -35,6 +35,7 @@
 #include <vector>
 
 #include "phalanx/comm/types.h"
+#include "phalanx/observe/device_times.h"
 
 namespace phalanx {
 
@@ -117,6 +118,9 @@ class StreamCompletion {
   virtual bool join_current_stream() = 0;
   /// True once the device has finished it. Never throws. A failed operation is done, too.
   virtual bool is_done() const noexcept = 0;
+  /// When the device worked on it, and whether a stream stood still meanwhile. Nothing: the backend does not know.
+  /// REQUIRES: is_done() has returned true. Throws CommError if the device has failed.
+  virtual std::optional<observe::DeviceTimes> times() const { return std::nullopt; }
 };
 
 class Operation {

@@ -55,6 +55,7 @@ class FlightLog {
   std::uint64_t issued(const OperationDescription& description);  // the operation's number
   void started(std::uint64_t number) { recorder_.started(number); }
   void finished(std::uint64_t number) { recorder_.finished(number); }
+  void finished(std::uint64_t number, const observe::DeviceTimes& times) { recorder_.finished(number, times); }
   void waited(std::uint64_t number, std::chrono::system_clock::time_point from) { recorder_.waited(number, from); }
   /// The first failure writes the file.
   void failed(std::uint64_t number, const std::string& reason) noexcept;

@@ -133,12 +133,17 @@ Progress WorkState::advance() noexcept {
     if (completion_) start_clock();
     const Progress progress = operation_->advance();
     if (progress == Progress::moved) clock_runs_ = false;
-    if (progress == Progress::done) issued_.flight->finished(issued_.flight_number);
+    if (progress == Progress::done) record_end();
     return progress;
   } catch (...) {
     fail(std::current_exception());
     return retire() ? Progress::done : Progress::blocked;
   }
+}
+
+void WorkState::record_end() {
+  const auto times = completion_ ? completion_->times() : std::nullopt;
+  times ? issued_.flight->finished(issued_.flight_number, *times) : issued_.flight->finished(issued_.flight_number);
 }
 
 bool WorkState::add_doorbells(std::vector<Doorbell>& bells) {

@@ -78,6 +78,7 @@ class WorkState {
   bool retire() noexcept;
   [[noreturn]] void throw_error(const std::string& what) const;
   bool wait_on_stream();
+  void record_end();
   SpinBackoff::Lengths spin_lengths(SpinBackoff::Lengths usual) const {
     return sleeps_ ? SpinBackoff::kAsleep : oversubscribed_ ? SpinBackoff::kOversubscribed : usual;
   }

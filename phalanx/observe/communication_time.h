@@ -17,8 +17,8 @@
 namespace phalanx::observe {
 
 struct CommunicationTime {
-  double busy_seconds = 0;    // at least one operation of any group was running or waited for
-  double waited_seconds = 0;  // the rank's thread waited for an operation (on CUDA: the host thread)
+  double busy_seconds = 0;    // at least one operation of any group was running, on a device there, or waited for
+  double waited_seconds = 0;  // the rank's thread waited for an operation, or, on a device, one of its streams
   std::int64_t operations = 0;
   std::int64_t lost = 0;  // operations that were overwritten in their recorder before take(); not in the times
 

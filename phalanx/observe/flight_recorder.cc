@@ -95,6 +95,18 @@ void FlightRecorder::started(std::uint64_t seq) {
 void FlightRecorder::finished(std::uint64_t seq) { end(seq, FlightState::finished); }
 void FlightRecorder::failed(std::uint64_t seq) { end(seq, FlightState::failed); }
 
+void FlightRecorder::finished(std::uint64_t seq, const DeviceTimes& times) {
+  const std::lock_guard lock(mutex_);
+  FlightEntry* const entry = find(seq);
+  if (entry == nullptr) return;
+  entry->state = FlightState::finished;
+  if (times.started_us != 0) entry->started_us = times.started_us;
+  entry->ended_us = times.ended_us;
+  if (times.wait_from_us == 0) return;
+  entry->wait_from_us = times.wait_from_us;
+  entry->wait_until_us = times.ended_us;
+}
+
 void FlightRecorder::end(std::uint64_t seq, FlightState state) {
   const std::int64_t now = microseconds_since_epoch();
   const std::lock_guard lock(mutex_);

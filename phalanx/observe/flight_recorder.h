@@ -25,6 +25,8 @@
 #include <string_view>
 #include <vector>
 
+#include "phalanx/observe/device_times.h"
+
 namespace phalanx::observe {
 
 struct FlightRecorderOptions {
@@ -58,7 +60,8 @@ struct FlightEntry {
   std::int64_t issued_us = 0;
   std::int64_t started_us = 0;
   std::int64_t ended_us = 0;
-  std::int64_t wait_from_us = 0;  // when a thread of this rank waited for the operation; not in to_json()
+  // When a thread of this rank waited for the operation, or, on a device, one of its streams; not in to_json().
+  std::int64_t wait_from_us = 0;
   std::int64_t wait_until_us = 0;
 };
 
@@ -73,6 +76,8 @@ class FlightRecorder {
   void issued(FlightEntry entry);
   void started(std::uint64_t seq);
   void finished(std::uint64_t seq);
+  /// The same for an operation that a device has worked on, by the device's times.
+  void finished(std::uint64_t seq, const DeviceTimes& times);
   void failed(std::uint64_t seq);
   /// Records that a thread of this rank only waited for the operation, from `from` until now.
   void waited(std::uint64_t seq, std::chrono::system_clock::time_point from);

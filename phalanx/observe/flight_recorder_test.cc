@@ -57,6 +57,27 @@ TEST(FlightRecorder, StatesAndTimesFollowTheOperation) {
   EXPECT_FALSE(json["entries"][2].contains("ended_us"));
 }
 
+TEST(FlightRecorder, ADevicesTimesReplaceThoseOfTheHost) {
+  FlightRecorder recorder({.group = "dp"});
+  for (const std::uint64_t seq : {1, 2, 3}) {
+    recorder.issued({.seq = seq, .verb = "all_reduce"});
+    recorder.started(seq);
+  }
+  const std::int64_t by_the_host = recorder.snapshot()[2].started_us;
+  recorder.finished(1, {.started_us = 100, .ended_us = 350, .wait_from_us = 200});
+  recorder.finished(2, {.started_us = 350, .ended_us = 400});
+  recorder.finished(3, {.ended_us = 500});
+  const std::vector<FlightEntry> entries = recorder.snapshot();
+  EXPECT_EQ(entries[0].started_us, 100);
+  EXPECT_EQ(entries[0].ended_us, 350);
+  EXPECT_EQ(entries[0].wait_from_us, 200);
+  EXPECT_EQ(entries[0].wait_until_us, 350);
+  EXPECT_EQ(entries[1].wait_until_us, 0);
+  EXPECT_EQ(entries[2].started_us, by_the_host);
+  EXPECT_EQ(entries[2].ended_us, 500);
+  EXPECT_TRUE(recorder.unfinished().empty());
+}
+
 TEST(FlightRecorder, OneThreadIssuesAnotherFinishesAThirdLooks) {
   FlightRecorder recorder({.group = "world"});
   constexpr std::uint64_t kOps = 20'000;

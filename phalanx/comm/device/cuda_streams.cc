@@ -6,8 +6,11 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <chrono>
+#include <cmath>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,12 +38,62 @@ void on_device(c10::DeviceIndex device, Free free) noexcept {
   }
 }
 
+// Turns the times of events into times of the host.
+class CudaClock {
+ public:
+  explicit CudaClock(int device) : device_(static_cast<c10::DeviceIndex>(device)) {
+    const c10::cuda::CUDAGuard guard(device_);
+    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    check_cuda(cudaEventCreateWithFlags(&origin_, cudaEventDefault), "cudaEventCreate");
+    set_origin();
+  }
+  ~CudaClock() {
+    on_device(device_, [this] { return cudaEventDestroy(origin_); });
+    on_device(device_, [this] { return cudaStreamDestroy(stream_); });
+  }
+  CudaClock(const CudaClock&) = delete;
+  CudaClock& operator=(const CudaClock&) = delete;
+
+  /// REQUIRES: the device has got there.
+  std::int64_t time_us(cudaEvent_t event) {
+    const std::lock_guard lock(mutex_);
+    float milliseconds = 0;
+    check_cuda(cudaEventElapsedTime(&milliseconds, origin_, event), "cudaEventElapsedTime");
+    const std::int64_t time = origin_us_ + std::llround(1e3 * static_cast<double>(milliseconds));
+    if (milliseconds > kLongest) set_origin();
+    return time;
+  }
+
+ private:
+  // As a float, a longer time is not accurate to a microsecond; and the two clocks drift apart.
+  static constexpr float kLongest = 10e3F;
+
+  // Nothing else is in the stream, so this takes microseconds.
+  void set_origin() {
+    const c10::cuda::CUDAGuard guard(device_);
+    check_cuda(cudaEventRecord(origin_, stream_), "cudaEventRecord");
+    check_cuda(cudaEventSynchronize(origin_), "cudaEventSynchronize");
+    origin_us_ =
+        std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+            .count();
+  }
+
+  c10::DeviceIndex device_;
+  std::mutex mutex_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t origin_ = nullptr;
+  std::int64_t origin_us_ = 0;
+};
+
 // c10::cuda::CUDAEvent would do, but throws c10::Error with a C++ backtrace, and from query() too.
 class CudaEvent final : public DeviceEvent {
  public:
-  CudaEvent(int device, cudaStream_t stream) : device_(static_cast<c10::DeviceIndex>(device)) {
+  /// Keeps its time if there is a clock.
+  CudaEvent(int device, cudaStream_t stream, std::shared_ptr<CudaClock> clock = nullptr)
+      : device_(static_cast<c10::DeviceIndex>(device)), clock_(std::move(clock)) {
     const c10::cuda::CUDAGuard guard(device_);
-    check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+    check_cuda(cudaEventCreateWithFlags(&event_, clock_ ? cudaEventDefault : cudaEventDisableTiming),
+               "cudaEventCreate");
     const cudaError_t status = cudaEventRecord(event_, stream);
     if (status != cudaSuccess) (void)cudaEventDestroy(event_);
     check_cuda(status, "cudaEventRecord");
@@ -60,10 +113,15 @@ class CudaEvent final : public DeviceEvent {
     check_cuda(status, "cudaEventQuery");
     return true;
   }
+  std::optional<std::int64_t> time_us() const override {
+    if (!clock_ || !is_done()) return std::nullopt;
+    return clock_->time_us(event_);
+  }
   cudaEvent_t get() const noexcept { return event_; }
 
  private:
   c10::DeviceIndex device_;
+  std::shared_ptr<CudaClock> clock_;
   cudaEvent_t event_ = nullptr;
 };
 
@@ -105,6 +163,10 @@ class CudaStreams final : public DeviceStreams {
     return std::make_shared<CudaEvent>(device_, static_cast<cudaStream_t>(stream));
   }
   std::shared_ptr<DeviceEvent> record_current() override { return record(current()); }
+  std::shared_ptr<DeviceEvent> record_timed(DeviceStream stream) override {
+    return std::make_shared<CudaEvent>(device_, static_cast<cudaStream_t>(stream), clock());
+  }
+  std::shared_ptr<DeviceEvent> record_current_timed() override { return record_timed(current()); }
   void wait(DeviceStream stream, const DeviceEvent& event) override {
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_));
     check_cuda(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<const CudaEvent&>(event).get(), 0),
@@ -130,9 +192,16 @@ class CudaStreams final : public DeviceStreams {
   DeviceStream current() const {
     return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device_)).stream();
   }
+  std::shared_ptr<CudaClock> clock() {
+    const std::lock_guard lock(mutex_);
+    if (!clock_) clock_ = std::make_shared<CudaClock>(device_);
+    return clock_;
+  }
+
   int device_;
   std::mutex mutex_;
   std::vector<cudaStream_t> streams_;
+  std::shared_ptr<CudaClock> clock_;
 };
 
 void check_device(int device) {

@@ -16,7 +16,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace phalanx {
@@ -28,6 +30,9 @@ class DeviceEvent {
   virtual ~DeviceEvent() = default;
   /// Does not block. Throws CommError if the device has failed.
   virtual bool is_done() const = 0;
+  /// When the device got there, in microseconds since the epoch, within some tens of the host's clock. Nothing: it is not
+  /// there yet, or the event keeps no time. Does not block. Throws CommError if the device has failed.
+  virtual std::optional<std::int64_t> time_us() const { return std::nullopt; }
 };
 
 class DeviceStreams {
@@ -44,6 +49,9 @@ class DeviceStreams {
   virtual DeviceStream make_stream() = 0;
   virtual std::shared_ptr<DeviceEvent> record(DeviceStream stream) = 0;
   virtual std::shared_ptr<DeviceEvent> record_current() = 0;
+  /// The same for events that keep their time.
+  virtual std::shared_ptr<DeviceEvent> record_timed(DeviceStream stream) { return record(stream); }
+  virtual std::shared_ptr<DeviceEvent> record_current_timed() { return record_current(); }
   virtual void wait(DeviceStream stream, const DeviceEvent& event) = 0;
   virtual void current_waits(const DeviceEvent& event) = 0;
   /// Copies between any two of device memory and host memory from make_pinned(). Both must live until the copy is done.

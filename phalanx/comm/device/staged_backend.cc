@@ -76,6 +76,7 @@ class StagedOperation final : public Operation {
         completion_(std::make_shared<DeviceCompletion>(backend.streams())) {
     on_host_.on_device = false;
     backend_.streams()->wait(backend_.stream(), *backend_.streams()->record_current());
+    completion_->began(backend_.streams()->record_timed(backend_.stream()));
     const std::size_t element = element_size(d_.dtype);
     const bool is_root = backend_.rank() == d_.root;
     if (d_.input != nullptr)
@@ -107,7 +108,7 @@ class StagedOperation final : public Operation {
     if (progress != Progress::done) return progress;
     for (const Piece& piece : pieces_)
       if (piece.is_written) copy_back(piece);
-    completion_->set(backend_.streams()->record(backend_.stream()));
+    completion_->set(backend_.streams()->record_timed(backend_.stream()));
     return Progress::moved;
   }
   std::optional<Doorbell> doorbell() override {

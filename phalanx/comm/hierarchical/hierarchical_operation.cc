@@ -106,10 +106,13 @@ class DeviceOperation final : public HierarchicalOperation {
 
   Progress advance() override {
     if (const auto end = completion_->event()) return end->is_done() ? Progress::done : Progress::blocked;
-    if (issued_) backend_.streams().wait(backend_.stream(), *std::exchange(issued_, nullptr));
+    if (issued_) {
+      backend_.streams().wait(backend_.stream(), *std::exchange(issued_, nullptr));
+      completion_->began(backend_.streams().record_timed(backend_.stream()));
+    }
     const Progress progress = HierarchicalOperation::advance();
     if (progress != Progress::done) return progress;
-    completion_->set(backend_.streams().record(backend_.stream()));
+    completion_->set(backend_.streams().record_timed(backend_.stream()));
     return Progress::moved;
   }
   bool add_doorbells(std::vector<Doorbell>& bells) override {

@@ -1,5 +1,6 @@
 #include "phalanx/comm/testing/fake_streams.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -14,14 +15,21 @@ class FakeEvent final : public DeviceEvent {
     const std::lock_guard lock(state_->mutex);
     return state_->done;
   }
+  std::optional<std::int64_t> time_us() const override {
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->done) return std::nullopt;
+    return std::chrono::duration_cast<std::chrono::microseconds>(state_->time.time_since_epoch()).count();
+  }
 
   struct State {
     mutable std::mutex mutex;
     std::condition_variable changed;
     bool done = false;
+    std::chrono::system_clock::time_point time;
     void set() {
       const std::lock_guard lock(mutex);
       done = true;
+      time = std::chrono::system_clock::now();
       changed.notify_all();
     }
     void wait() {

@@ -49,7 +49,10 @@ class NcclOperation : public Operation {
   // Orders what body() enqueues after the caller's work. If body() throws, the end of what it began is still marked.
   template <class Body>
   void in_stream(Body body) {
-    if (!has_begun_) backend_.streams().wait(backend_.stream(), *ready_);
+    if (!has_begun_) {
+      backend_.streams().wait(backend_.stream(), *ready_);
+      completion_->began(backend_.streams().record_timed(backend_.stream()));
+    }
     has_begun_ = true;
     try {
       body();
@@ -84,7 +87,7 @@ class NcclOperation : public Operation {
       if (!backoff.step()) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   bool is_launched() const noexcept { return launch_ == Launch::done; }
-  void mark_end() { completion_->set(backend_.streams().record(backend_.stream())); }
+  void mark_end() { completion_->set(backend_.streams().record_timed(backend_.stream())); }
 
   /// Polls the device. Throws errors that NCCL or the control plane has detected.
   /// REQUIRES: the signatures have been found equal.
