@@ -113,9 +113,13 @@ struct Doorbell {
 class StreamCompletion {
  public:
   virtual ~StreamCompletion() = default;
-  /// Makes the calling thread's current stream wait for the end of the operation. False: it is not launched yet; ask
-  /// again.
-  virtual bool join_current_stream() = 0;
+  enum class Joined : std::uint8_t {
+    not_yet,        // it is not launched: ask again
+    stream,         // the current stream waits
+    issuing_stream  // the same, and the operation was issued on this stream, so that its memory may be used again there
+  };
+  /// Makes the calling thread's current stream wait for the end of the operation.
+  virtual Joined join_current_stream() = 0;
   /// True once the device has finished it. Never throws. A failed operation is done, too.
   virtual bool is_done() const noexcept = 0;
   /// When the device worked on it, and whether a stream stood still meanwhile. Nothing: the backend does not know.

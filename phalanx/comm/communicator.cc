@@ -3,6 +3,7 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
@@ -33,6 +34,16 @@ DataType data_type_for(const at::Tensor& tensor, const char* what) {
       fmt::format("{}: element type {} cannot be communicated; expected float32, float64, float16, bfloat16, "
                   "int32, int64, uint8 or bool",
                   what, c10::toString(tensor.scalar_type())));
+}
+
+/// Whether the memory, if there is any, is that of a device's caching allocator. Memory with another deleter may be gone
+/// at once.
+bool is_in_stream_order(const at::Tensor& tensor) {
+  if (!tensor.defined()) return true;
+  if (tensor.device().is_cpu()) return false;
+  const c10::Allocator* const allocator = c10::GetAllocator(tensor.device().type());
+  const c10::DeleterFnPtr caching = allocator != nullptr ? allocator->raw_deleter() : nullptr;
+  return caching != nullptr && tensor.storage().data_ptr().get_deleter() == caching;
 }
 
 }  // namespace
@@ -263,6 +274,7 @@ class Communicator::Impl {
       queue_->await_finished();  // operations are done in the order of issue
       return {};
     }
+    issued.buffers_are_in_stream_order = launches_now && std::ranges::all_of(tensors, is_in_stream_order);
     if (!tensors.empty()) issued.buffers = std::make_shared<std::vector<at::Tensor>>(std::move(tensors));
     auto work = std::make_shared<WorkState>(std::move(issued));
     if (launches_now) work->launch();

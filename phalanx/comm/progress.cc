@@ -162,9 +162,13 @@ void WorkState::watchdog_check() noexcept {
   }
 }
 
+std::shared_ptr<void> WorkState::take_buffers() noexcept {
+  return has_buffers_.exchange(false, std::memory_order_acq_rel) ? std::move(issued_.buffers) : nullptr;
+}
+
 void WorkState::release() noexcept {
   operation_.reset();
-  issued_.buffers.reset();
+  take_buffers();
   issued_.backend.reset();
 }
 
@@ -179,7 +183,12 @@ void WorkState::finish() noexcept {
 bool WorkState::wait_on_stream() {
   SpinBackoff backoff(SpinBackoff::kBackground);
   while (done_.load(std::memory_order_acquire) == 0 && !is_failing_.load(std::memory_order_acquire)) {
-    if (completion_->join_current_stream()) return !is_failing_.load(std::memory_order_acquire);
+    const StreamCompletion::Joined joined = completion_->join_current_stream();
+    if (joined != StreamCompletion::Joined::not_yet) {
+      if (is_failing_.load(std::memory_order_acquire)) return false;
+      if (joined == StreamCompletion::Joined::issuing_stream && issued_.buffers_are_in_stream_order) take_buffers();
+      return true;
+    }
     if (backoff.step()) continue;
     const Doorbell bell{&done_, 0, &sleepers_, false};
     doorbell_wait({&bell, 1}, std::chrono::microseconds(100));  // a launch changes no word

@@ -42,6 +42,9 @@ class WorkState {
     std::shared_ptr<FlightLog> flight;
     std::uint64_t flight_number = 0;
     std::shared_ptr<void> buffers;  // held until the operation is done
+    // Their memory is used again in the order of the stream that issued the operation: so they are held only until that
+    // stream waits for the operation.
+    bool buffers_are_in_stream_order = false;
   };
 
   explicit WorkState(Issued issued)
@@ -78,6 +81,7 @@ class WorkState {
   bool retire() noexcept;
   [[noreturn]] void throw_error(const std::string& what) const;
   bool wait_on_stream();
+  std::shared_ptr<void> take_buffers() noexcept;  // the first call has them
   void record_end();
   SpinBackoff::Lengths spin_lengths(SpinBackoff::Lengths usual) const {
     return sleeps_ ? SpinBackoff::kAsleep : oversubscribed_ ? SpinBackoff::kOversubscribed : usual;
@@ -88,6 +92,7 @@ class WorkState {
   std::unique_ptr<Operation> operation_;
   std::shared_ptr<StreamCompletion> completion_;  // stream-ordered operations; set before another thread sees this
   std::atomic<bool> is_failing_{false};           // error_ will be set before done_ is
+  std::atomic<bool> has_buffers_{true};
   std::exception_ptr error_;
   std::chrono::steady_clock::time_point started_{};
   bool clock_runs_ = false;

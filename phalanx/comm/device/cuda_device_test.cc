@@ -52,6 +52,7 @@ class HostWaits final : public DeviceStreams {
   std::shared_ptr<void> enter() const override { return cuda_->enter(); }
   std::shared_ptr<void> enter_stream(DeviceStream stream) override { return cuda_->enter_stream(stream); }
   DeviceStream make_stream() override { return cuda_->make_stream(); }
+  DeviceStream current_stream() const override { return cuda_->current_stream(); }
   std::shared_ptr<DeviceEvent> record(DeviceStream stream) override { return cuda_->record(stream); }
   std::shared_ptr<DeviceEvent> record_current() override { return cuda_->record_current(); }
   void wait(DeviceStream stream, const DeviceEvent& event) override { cuda_->wait(stream, event); }

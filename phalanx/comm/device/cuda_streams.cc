@@ -159,20 +159,23 @@ class CudaStreams final : public DeviceStreams {
     streams_.push_back(stream);
     return stream;
   }
+  DeviceStream current_stream() const override {
+    return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device_)).stream();
+  }
   std::shared_ptr<DeviceEvent> record(DeviceStream stream) override {
     return std::make_shared<CudaEvent>(device_, static_cast<cudaStream_t>(stream));
   }
-  std::shared_ptr<DeviceEvent> record_current() override { return record(current()); }
+  std::shared_ptr<DeviceEvent> record_current_stream() override { return record(current_stream()); }
   std::shared_ptr<DeviceEvent> record_timed(DeviceStream stream) override {
     return std::make_shared<CudaEvent>(device_, static_cast<cudaStream_t>(stream), clock());
   }
-  std::shared_ptr<DeviceEvent> record_current_timed() override { return record_timed(current()); }
+  std::shared_ptr<DeviceEvent> record_current_timed() override { return record_timed(current_stream()); }
   void wait(DeviceStream stream, const DeviceEvent& event) override {
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_));
     check_cuda(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<const CudaEvent&>(event).get(), 0),
                "cudaStreamWaitEvent");
   }
-  void current_waits(const DeviceEvent& event) override { wait(current(), event); }
+  void current_waits(const DeviceEvent& event) override { wait(current_stream(), event); }
   void copy(DeviceStream stream, void* to, const void* from, std::size_t bytes) override {
     if (bytes == 0) return;
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_));
@@ -189,9 +192,6 @@ class CudaStreams final : public DeviceStreams {
   }
 
  private:
-  DeviceStream current() const {
-    return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device_)).stream();
-  }
   std::shared_ptr<CudaClock> clock() {
     const std::lock_guard lock(mutex_);
     if (!clock_) clock_ = std::make_shared<CudaClock>(device_);

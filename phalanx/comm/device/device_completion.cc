@@ -4,16 +4,16 @@
 
 namespace phalanx {
 
-bool DeviceCompletion::join_current_stream() {
+StreamCompletion::Joined DeviceCompletion::join_current_stream() {
   const std::shared_ptr<DeviceEvent> end = event();
-  if (!end) return false;
+  if (!end) return Joined::not_yet;
   std::shared_ptr<DeviceEvent> here = streams_->record_current_timed();
   {
     const std::lock_guard lock(mutex_);
     if (!waits_from_) waits_from_ = std::move(here);
   }
   streams_->current_waits(*end);
-  return true;
+  return streams_->current_stream() == issued_on_ ? Joined::issuing_stream : Joined::stream;
 }
 
 std::optional<observe::DeviceTimes> DeviceCompletion::times() const {

@@ -12,8 +12,10 @@ namespace phalanx {
 
 class DeviceCompletion final : public StreamCompletion {
  public:
-  explicit DeviceCompletion(std::shared_ptr<DeviceStreams> streams) : streams_(std::move(streams)) {}
-  bool join_current_stream() override;
+  /// For an operation that is issued on the calling thread's current stream.
+  explicit DeviceCompletion(std::shared_ptr<DeviceStreams> streams)
+      : streams_(std::move(streams)), issued_on_(streams_->current_stream()) {}
+  Joined join_current_stream() override;
   bool is_done() const noexcept override;
 
   std::optional<observe::DeviceTimes> times() const override;
@@ -25,6 +27,7 @@ class DeviceCompletion final : public StreamCompletion {
 
  private:
   std::shared_ptr<DeviceStreams> streams_;
+  const DeviceStream issued_on_;
   mutable std::mutex mutex_;
   std::shared_ptr<DeviceEvent> begin_, event_;
   std::shared_ptr<DeviceEvent> waits_from_;  // where the first stream that waits for the operation has come to it

@@ -47,6 +47,7 @@ class DeviceStreams {
   /// A stream for communication. It has priority over compute streams if the device supports priorities. It lives as
   /// long as this object.
   virtual DeviceStream make_stream() = 0;
+  virtual DeviceStream current_stream() const = 0;
   virtual std::shared_ptr<DeviceEvent> record(DeviceStream stream) = 0;
   virtual std::shared_ptr<DeviceEvent> record_current() = 0;
   /// The same for events that keep their time.

@@ -98,6 +98,8 @@ DeviceStream FakeStreams::make_stream() {
   return streams_.back().get();
 }
 
+DeviceStream FakeStreams::current_stream() const { return current_fake_stream; }
+
 std::shared_ptr<DeviceEvent> FakeStreams::record(DeviceStream stream) {
   auto event = std::make_shared<FakeEvent>();
   enqueue(stream, [state = event->state_] { state->set(); });

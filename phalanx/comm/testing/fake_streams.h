@@ -36,6 +36,7 @@ class FakeStreams final : public DeviceStreams {
   std::shared_ptr<void> enter() const override { return nullptr; }
   std::shared_ptr<void> enter_stream(DeviceStream stream) override;
   DeviceStream make_stream() override;
+  DeviceStream current_stream() const override;
   std::shared_ptr<DeviceEvent> record(DeviceStream stream) override;
   std::shared_ptr<DeviceEvent> record_current() override;
   void wait(DeviceStream stream, const DeviceEvent& event) override;

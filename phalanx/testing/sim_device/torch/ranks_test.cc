@@ -184,6 +184,7 @@ class ForgetfulStreams final : public DeviceStreams {
   std::shared_ptr<void> enter() const override { return streams_->enter(); }
   std::shared_ptr<void> enter_stream(DeviceStream stream) override { return streams_->enter_stream(stream); }
   DeviceStream make_stream() override { return streams_->make_stream(); }
+  DeviceStream current_stream() const override { return streams_->current_stream(); }
   std::shared_ptr<DeviceEvent> record(DeviceStream stream) override { return streams_->record(stream); }
   std::shared_ptr<DeviceEvent> record_current() override { return streams_->record_current(); }
   void wait(DeviceStream stream, const DeviceEvent& event) override {

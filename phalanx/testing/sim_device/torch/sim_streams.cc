@@ -56,6 +56,9 @@ class SimStreams final : public DeviceStreams {
     static std::atomic<std::int64_t> next{kFirstOwnStream};
     return reinterpret_cast<DeviceStream>(next++);  // NOLINT: a number, as cudaStream_t may be
   }
+  DeviceStream current_stream() const override {
+    return reinterpret_cast<DeviceStream>(phalanx::sim_device::current_stream(device_));  // NOLINT
+  }
   std::shared_ptr<DeviceEvent> record(DeviceStream stream) override { return record(id_of(stream)); }
   std::shared_ptr<DeviceEvent> record_current() override { return record(current_stream_id(device_)); }
   void wait(DeviceStream stream, const DeviceEvent& event) override {
