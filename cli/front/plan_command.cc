@@ -226,7 +226,7 @@ int plan_command(const Arguments& words) {
   const PlanArguments arguments = parse_plan_arguments(words);
   const auto& training = arguments.config.training;
   plan::TrainingShape base = config::shape_without_layout(arguments.config);
-  base.on_device = !arguments.devices.is_host;
+  base.on_device = base.over_nccl = !arguments.devices.is_host;
   base.shares_memory = arguments.devices.is_host;
   const std::int64_t count = arguments.devices.count();
   const std::int64_t global =

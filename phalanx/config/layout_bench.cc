@@ -21,7 +21,7 @@ BenchLayout predicted_layout(NamedLayout layout, const plan::Devices& devices) {
   const RunPlan plan = plan_run(layout.config, layout.ranks);
   BenchLayout bench{.layout = std::move(layout), .predicted = {}, .available = devices.smallest()};
   plan::TrainingShape shape = training_shape(bench.layout.config, plan);
-  shape.on_device = !devices.is_host;
+  shape.on_device = shape.over_nccl = !devices.is_host;
   shape.shares_memory = devices.is_host;
   bench.predicted = plan::predict_memory(shape);
   return bench;

@@ -32,6 +32,7 @@ TrainingShape apply_layout(const TrainingShape& base, const Layout& layout) {
   shape.expert_parallel_size = parallel.ep;
   shape.context_parallel_size = parallel.cp;
   shape.gathers_keys = layout.context_exchange == "keys";
+  shape.exchanges_heads = layout.context_exchange == "heads";
   shape.zero_stage = parallel.zero_stage;
   shape.reshard_after_forward = layout.reshard_after_forward;
   shape.reshard_group = 0;

@@ -9,6 +9,7 @@
 #include "phalanx/layout/flat_layout.h"
 #include "phalanx/plan/activation_memory.h"
 #include "phalanx/plan/model_partition.h"
+#include "phalanx/plan/nccl_memory.h"
 #include "phalanx/plan/pipeline_memory.h"
 #include "phalanx/plan/unit_shapes.h"
 
@@ -50,7 +51,8 @@ class Prediction {
     if (s_.async_checkpoint) {
       const std::int64_t bytes = stepped_ * s_.weight_bytes + counts_.frozen * s_.frozen_bytes() + counts_.nf4_bytes +
                                  bytes_of_optimizer(stepped_, counts_.matrices);
-      buffer("copy of the state that is being saved", bytes / s_.ranks());
+      const std::int64_t of_rank = bytes / s_.ranks();
+      s_.on_device ? void(memory_.on_host += of_rank) : buffer("copy of the state that is being saved", of_rank);
     }
     take_highest_moment();
     const std::int64_t activations = memory_.peak[MemoryCategory::activations];
@@ -88,7 +90,7 @@ class Prediction {
   }
 
   std::int64_t beside_tensors(std::int64_t activations) const {
-    if (s_.on_device) return kDeviceRuntime;
+    if (s_.on_device) return kDeviceRuntime + nccl_bytes(s_);
     const bool in_heap = kFloatBytes * s_.batch * s_.local_seq() * model_.feed_forward_hidden < kNeverInHeap;
     return kHostRuntime +
            static_cast<std::int64_t>((in_heap ? kGaps : kGapsBetweenLarge) * static_cast<double>(activations));

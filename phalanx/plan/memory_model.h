@@ -54,6 +54,7 @@ struct TrainingShape {
   bool sequence_parallel = true;           // between these matrices each rank has some of the tokens
   std::int64_t context_parallel_size = 1;  // over which every sequence is cut
   bool gathers_keys = true;                // keys and values of a whole sequence are on each of these ranks
+  bool exchanges_heads = false;            // all-to-all; neither: around a ring
   std::optional<PipelineShape> pipeline;
 
   std::int64_t replicas = 1;              // of the model, or of its shards
@@ -79,6 +80,7 @@ struct TrainingShape {
   std::int64_t reduce_bytes = 4;              // of a gradient
   bool autocast = false;                      // matrix products in 16 bits
   bool on_device = false;                     // a GPU's memory; else the host's
+  bool over_nccl = false;                     // there, and NCCL's buffers count (nccl_memory.h)
 
   bool shares_memory = false;      // ranks are processes of one node, over shm: see TrainingMemory
   bool resumes = false;            // from a checkpoint
