@@ -107,7 +107,7 @@ worlds: all
 	OMP_NUM_THREADS=1 $(BUILD)/bin/comm_hierarchical_test --gtest_filter='*NcclHierarchicalSuite.Passes/TwoTimesFour:*NcclHierarchicalSuite.Passes/FourTimesTwo:*/HierarchicalSuite.Passes/ThreeThreeTwo'
 
 mutations: all
-	OMP_NUM_THREADS=1 PHALANX_ALL_CASES=1 $(BUILD)/bin/verify_test --gtest_filter='LayoutMutations*:RecomputeBits*'
+	OMP_NUM_THREADS=1 PHALANX_ALL_CASES=1 $(BUILD)/bin/verify_test --gtest_filter='LayoutMutations*:ExpertFaults*:ContextLayouts*:RecomputeBits*'
 
 layouts: all
 	@BUILD=$(BUILD) scripts/verify_layouts.sh

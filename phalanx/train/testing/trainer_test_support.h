@@ -80,11 +80,11 @@ class TrainerTest : public FolderTest {
     return config::parse_config("", "test", flags);
   }
 
-  /// The keys of a new model of 8 experts, of which each token goes through two.
-  std::vector<std::string> mixture() const {
+  /// The keys of a new model of so many experts, of which each token goes through two.
+  std::vector<std::string> mixture(std::int64_t experts = 8) const {
     models::LlamaConfig shape = models::llama_flavor("debug");
     shape.family = models::LlamaFamily::mixtral;
-    shape.experts = 8;
+    shape.experts = experts;
     shape.experts_per_token = 2;
     shape.max_seq_len = 64;
     std::filesystem::create_directories(path("mixture"));
