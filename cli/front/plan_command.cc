@@ -94,6 +94,7 @@ json to_json(const plan::TrainingMemory& memory) {
   for (std::size_t c = 0; c < observe::kMemoryCategories; ++c) {
     object[std::string(observe::name_of(static_cast<MemoryCategory>(c)))] = memory.peak.bytes[c];
   }
+  if (memory.on_host > 0) object["on_host"] = memory.on_host;
   for (const auto& [name, bytes] : memory.buffers) object["of_these"][name] = bytes;
   return object;
 }

@@ -87,8 +87,7 @@ StartedSave CheckpointManager::async_save(const TrainState& state, std::int64_t 
   save_future_ = starting("the writing of a checkpoint", [&] {
     return std::async(std::launch::async, [writer = writer_, ranks = *background_ranks_, manifest = std::move(manifest),
                                            staged = std::move(staged)] {
-      return writer.write(ranks, manifest, staged.tensors, staged.boxes,
-                          [&] { CopyStream::synchronize(staged.copied); });
+      return writer.write(ranks, manifest, staged.tensors, staged.boxes, [&] { staged.await_copies(); });
     });
   });
   started.stall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -86,9 +86,9 @@ class CheckpointManager {
   LoadedCheckpoint load(const std::filesystem::path& step_directory, TrainState& state, const LoadCheck& check = {});
 
   /// Like save(), but returns when the state has been copied. The caller may then change the state. From a device the
-  /// copies are only queued, on its current stream, and the caller may change the state by what it queues there. A thread
-  /// of this object writes the copy. It uses a separate communicator, which the first call makes. The copy takes as much
-  /// host memory as this rank writes, pinned memory for what is on a device; the memory is reused by the next save.
+  /// copies are only queued, on its current stream, and the caller may change the state by what it queues there. A
+  /// thread of this object writes the copy, over a separate communicator, which the first call makes. The copy takes as
+  /// much host memory as this rank writes, for what is on a device up to twice as much; the next save reuses it.
   ///
   /// If the write fails, the next call of any method except folder(), is_saving() and has_ended() throws the error on
   /// all ranks, and does nothing else. Call finish() to get the error at once.

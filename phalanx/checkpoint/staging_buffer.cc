@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstring>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "phalanx/base/error.h"
@@ -82,6 +81,17 @@ void copy_rows(std::byte* memory, const at::Tensor& rows) {
 
 }  // namespace
 
+void StagedBoxes::await_copies() const {
+  constexpr const char* kFailed = "the state could not be copied from its device: {}";
+  try {
+    for (const CopyStream::Mark& mark : copied) CopyStream::synchronize(mark);
+  } catch (const c10::Error& error) {
+    throw CheckpointError(fmt::format(kFailed, error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    throw CheckpointError(fmt::format(kFailed, error.what()));
+  }
+}
+
 StagingBuffer::~StagingBuffer() { free_memory(); }
 
 void StagingBuffer::free_memory() {
@@ -138,7 +148,7 @@ StagedBoxes StagingBuffer::copy(const std::vector<NamedTensor>& tensors, const s
   grow(places.host_bytes);
   make_pinned(places.pinned_bytes);
   StagedBoxes staged;
-  std::optional<at::Device> device;
+  std::vector<at::Device> devices;
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     const WriteItem& planned = boxes[i];
     const auto& named = tensors[planned.tensor];
@@ -153,13 +163,13 @@ StagedBoxes StagingBuffer::copy(const std::vector<NamedTensor>& tensors, const s
       copy = pinned_[block].narrow(0, static_cast<std::int64_t>(offset), bytes);
       copy = copy.view(rows.scalar_type()).view(rows.sizes());
       copy.copy_(rows, /*non_blocking=*/true);
-      device = rows.device();
+      if (std::ranges::find(devices, rows.device()) == devices.end()) devices.push_back(rows.device());
     }
     staged.bytes += rows.nbytes();
     staged.boxes.push_back({staged.tensors.size(), planned.box, 0, planned.row_end - planned.row_begin});
     staged.tensors.push_back({named.name, std::move(copy)});
   }
-  if (device) staged.copied = CopyStream::mark_current(*device);
+  for (const at::Device device : devices) staged.copied.push_back(CopyStream::mark_current(device));
   return staged;
 }
 

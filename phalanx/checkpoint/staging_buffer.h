@@ -1,7 +1,7 @@
 // StagingBuffer copies what a rank is about to write, so that training can continue while it is written.
 //
 //   auto staged = buffer.copy(state.tensors, plan_save(state.tensors, local_plans, rank));
-//   CopyStream::synchronize(staged.copied);                        // on another thread
+//   staged.await_copies();                                         // on another thread
 //   write_shard_file(fs, path, staged.tensors, staged.boxes);      // there, until the next copy()
 #pragma once
 
@@ -19,12 +19,15 @@ struct StagedBoxes {
   std::vector<NamedTensor> tensors;
   std::vector<WriteItem> boxes;  // in these tensors
   std::uint64_t bytes = 0;
-  CopyStream::Mark copied;  // what came from a device may be read when this is done; null: there was nothing
+  std::vector<CopyStream::Mark> copied;  // one for each device; what came from there may be read when they are done
+
+  /// The host waits for all of these. Throws CheckpointError if a device has failed.
+  void await_copies() const;
 };
 
 /// The memory is reused between copies: the largest cost of a first copy is that the pages are new. Huge pages are used
-/// if the system gives any. Copies bypass the CPU caches. What comes from a device goes to pinned memory, in blocks of a
-/// power of two bytes, as its allocator gives them.
+/// if the system gives any. Copies bypass the CPU caches. What comes from a device goes to pinned memory, in blocks of
+/// a power of two bytes, as its allocator gives them: up to twice the bytes that are copied.
 class StagingBuffer {
  public:
   StagingBuffer() = default;

@@ -5,6 +5,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -36,8 +37,18 @@ DataType data_type_for(const at::Tensor& tensor, const char* what) {
                   what, c10::toString(tensor.scalar_type())));
 }
 
-/// Whether the memory, if there is any, is that of a device's caching allocator. Memory with another deleter may be gone
-/// at once.
+/// Memory that another stream has allocated is not used again there before this stream has done what it has queued when
+/// the tensor is freed. For memory of this stream it does nothing.
+void record_current_stream(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    const c10::impl::VirtualGuardImpl impl(tensor.device().type());
+    impl.recordDataPtrOnStream(tensor.storage().data_ptr(), impl.getStream(tensor.device()));
+  }
+}
+
+/// Whether the memory, if there is any, is that of a device's caching allocator. Memory with another deleter may be
+/// gone at once.
 bool is_in_stream_order(const at::Tensor& tensor) {
   if (!tensor.defined()) return true;
   if (tensor.device().is_cpu()) return false;
@@ -275,6 +286,7 @@ class Communicator::Impl {
       return {};
     }
     issued.buffers_are_in_stream_order = launches_now && std::ranges::all_of(tensors, is_in_stream_order);
+    if (issued.buffers_are_in_stream_order) record_current_stream(tensors);
     if (!tensors.empty()) issued.buffers = std::make_shared<std::vector<at::Tensor>>(std::move(tensors));
     auto work = std::make_shared<WorkState>(std::move(issued));
     if (launches_now) work->launch();

@@ -142,7 +142,11 @@ Progress WorkState::advance() noexcept {
 }
 
 void WorkState::record_end() {
-  const auto times = completion_ ? completion_->times() : std::nullopt;
+  std::optional<observe::DeviceTimes> times;
+  try {
+    if (completion_) times = completion_->times();
+  } catch (const CommError&) {  // the operation has ended well: a device that has failed since shows in the next one
+  }
   times ? issued_.flight->finished(issued_.flight_number, *times) : issued_.flight->finished(issued_.flight_number);
 }
 

@@ -3,8 +3,7 @@
 // Every verb returns one. A synchronous verb (the default) returns a finished Work, so the caller may ignore it. With
 // `.async = true` the operation runs in the background, and the Work keeps its tensors and buffers alive: until it is
 // done, or on CUDA until wait() is called on the stream that was current when it was issued, if the memory is that of
-// libtorch's caching allocator, which uses it again in the order of the stream that allocated it. So a tensor that was
-// allocated on another stream must be kept by the caller until the operation is done.
+// libtorch's caching allocator, which uses it again in the order of that stream.
 //
 // Dropping an unfinished Work neither cancels nor waits. The operation runs to its end.
 //

@@ -100,11 +100,12 @@ void FlightRecorder::finished(std::uint64_t seq, const DeviceTimes& times) {
   FlightEntry* const entry = find(seq);
   if (entry == nullptr) return;
   entry->state = FlightState::finished;
-  if (times.started_us != 0) entry->started_us = times.started_us;
-  entry->ended_us = times.ended_us;
+  // The clocks may be a little apart.
+  if (times.started_us != 0) entry->started_us = std::max(times.started_us, entry->issued_us);
+  entry->ended_us = std::max(times.ended_us, entry->started_us);
   if (times.wait_from_us == 0) return;
-  entry->wait_from_us = times.wait_from_us;
-  entry->wait_until_us = times.ended_us;
+  entry->wait_from_us = std::max(times.wait_from_us, entry->issued_us);
+  entry->wait_until_us = std::max(entry->ended_us, entry->wait_from_us);
 }
 
 void FlightRecorder::end(std::uint64_t seq, FlightState state) {

@@ -59,22 +59,27 @@ TEST(FlightRecorder, StatesAndTimesFollowTheOperation) {
 
 TEST(FlightRecorder, ADevicesTimesReplaceThoseOfTheHost) {
   FlightRecorder recorder({.group = "dp"});
-  for (const std::uint64_t seq : {1, 2, 3}) {
+  for (const std::uint64_t seq : {1, 2, 3, 4}) {
     recorder.issued({.seq = seq, .verb = "all_reduce"});
     recorder.started(seq);
   }
   const std::int64_t by_the_host = recorder.snapshot()[2].started_us;
-  recorder.finished(1, {.started_us = 100, .ended_us = 350, .wait_from_us = 200});
-  recorder.finished(2, {.started_us = 350, .ended_us = 400});
-  recorder.finished(3, {.ended_us = 500});
+  const std::int64_t at = by_the_host + 1000;
+  recorder.finished(1, {.started_us = at + 100, .ended_us = at + 350, .wait_from_us = at + 200});
+  recorder.finished(2, {.started_us = at + 350, .ended_us = at + 400});
+  recorder.finished(3, {.ended_us = at + 500});
+  recorder.finished(4, {.started_us = 10, .ended_us = 20, .wait_from_us = 15});  // by a clock that is far behind
   const std::vector<FlightEntry> entries = recorder.snapshot();
-  EXPECT_EQ(entries[0].started_us, 100);
-  EXPECT_EQ(entries[0].ended_us, 350);
-  EXPECT_EQ(entries[0].wait_from_us, 200);
-  EXPECT_EQ(entries[0].wait_until_us, 350);
+  EXPECT_EQ(entries[0].started_us, at + 100);
+  EXPECT_EQ(entries[0].ended_us, at + 350);
+  EXPECT_EQ(entries[0].wait_from_us, at + 200);
+  EXPECT_EQ(entries[0].wait_until_us, at + 350);
   EXPECT_EQ(entries[1].wait_until_us, 0);
   EXPECT_EQ(entries[2].started_us, by_the_host);
-  EXPECT_EQ(entries[2].ended_us, 500);
+  EXPECT_EQ(entries[2].ended_us, at + 500);
+  EXPECT_EQ(entries[3].started_us, entries[3].issued_us);
+  EXPECT_EQ(entries[3].ended_us, entries[3].issued_us);
+  EXPECT_EQ(entries[3].wait_from_us, entries[3].wait_until_us);
   EXPECT_TRUE(recorder.unfinished().empty());
 }
 

@@ -217,6 +217,7 @@ std::string prediction_text(const TrainingMemory& memory) {
   }
   if (!memory.buffers.empty()) text += ")";
   text += fmt::format("; {} beside tensors", bytes_text(memory.runtime));
+  if (memory.on_host > 0) text += fmt::format("; {} of the host's memory", bytes_text(memory.on_host));
   if (memory.first_rank_only > 0) {
     text +=
         fmt::format("; {} of it on rank 0 alone, for checkpoint.last_save_in_hf", bytes_text(memory.first_rank_only));

@@ -85,6 +85,9 @@ TEST(MemoryFit, StacksCountWhereMappingsDo) {
   EXPECT_EQ(counted_by(limit_of(MemoryLimit::Counts::everything, 0), memory), 520 * kMiB);
   EXPECT_EQ(counted_by(limit_of(MemoryLimit::Counts::mappings, 0), memory), 1444 * kMiB);
   EXPECT_THAT(prediction_text(memory), HasSubstr("; 24.0 MiB of threads' stacks, for RLIMIT_DATA and RLIMIT_AS"));
+  EXPECT_THAT(prediction_text(memory), ::testing::Not(HasSubstr("host's memory")));
+  memory.on_host = 30 * kMiB;
+  EXPECT_THAT(prediction_text(memory), HasSubstr("; 30.0 MiB of the host's memory"));
 }
 
 TEST(MemoryFit, TextHasTheNumbers) {

@@ -20,8 +20,14 @@ CopyStream::Mark CopyStream::run(const std::function<void()>& body) const {
   queued.record(impl.getStream(stream_->device()));
   queued.block(*stream_);
   auto end = std::make_shared<c10::Event>(stream_->device_type());
-  const c10::StreamGuard guard(*stream_);
-  body();
+  try {
+    const c10::StreamGuard guard(*stream_);
+    body();
+  } catch (...) {
+    end->record(*stream_);
+    current_waits(end);
+    throw;
+  }
   end->record(*stream_);
   return end;
 }

@@ -2,7 +2,7 @@
 //
 //   CopyStream to_host(device);
 //   to_host.run([&] { pinned.copy_(values, /*non_blocking=*/true); });   // behind what computes `values`
-//   queue_the_next_layer();                                             // does not wait for the copy
+//   queue_the_next_step();                                              // does not wait for the copy
 //   to_host.synchronize();                                              // the host may read `pinned`
 //
 // On the CPU everything happens at once, and nothing waits.
@@ -27,12 +27,14 @@ class CopyStream {
   explicit CopyStream(at::Device device);
 
   /// Calls `body` with this stream as the current one. What it queues comes after all that the calling thread's current
-  /// stream has queued so far. Returns its end; on the CPU null.
+  /// stream has queued so far. Returns its end; on the CPU null. If `body` throws, the current stream waits for what it
+  /// has queued.
   ///
   /// The memory of a tensor that was allocated on another stream may be used again before the copy is done: keep the
   /// tensor, or call keep_until_done().
   Mark run(const std::function<void()>& body) const;
-  /// The allocator does not use the tensor's memory again before what is queued here is done.
+  /// The allocator does not use the tensor's memory again before what is queued here is done. Does nothing for memory
+  /// that is not of the device's caching allocator.
   void keep_until_done(const at::Tensor& tensor) const;
   /// The host waits for all that is queued here.
   void synchronize() const;

@@ -63,14 +63,34 @@ class GpuShardingTest : public TrainerTest {
 };
 
 TEST_F(GpuShardingTest, LossesAreThoseOfTheCpu) {
+  std::vector<std::string> offloaded = sharded(3);
+  offloaded.emplace_back("--training.enable_cpu_offload");
   const std::vector<Layout> layouts = {{"ddp1", 1},
                                        {"zero3_1", 1, 1, 1, sharded(3)},
                                        {"ddp2", 2},
                                        {"zero1_2", 2, 1, 1, sharded(1)},
                                        {"zero2_2", 2, 1, 1, sharded(2)},
-                                       {"zero3_2", 2, 1, 1, sharded(3)}};
+                                       {"zero3_2", 2, 1, 1, sharded(3)},
+                                       {"zero3_2_offloaded", 2, 1, 1, offloaded}};
   // Other kernels sum in another order. Over these steps the difference grows to at most 1e-4.
   for (const Layout& layout : layouts) expect_losses_of_cpu(layout, 1e-4);
+}
+
+// A run that continues from a checkpoint that was saved asynchronously.
+TEST_F(GpuShardingTest, AsynchronousSavesResume) {
+  const std::vector<std::string> keys = {"--training.steps=6", "--validation.no-enable", "--checkpoint.interval=3",
+                                         "--checkpoint.async_mode=async"};
+  const auto run = [&](const std::string& name) {
+    return losses_of(config_of({name, 2, 1, 1, sharded(3)}, name, keys), name, 2, kGpu);
+  };
+  const std::vector<double> whole = run("whole");
+  ASSERT_EQ(whole.size(), 6U);
+  std::filesystem::create_directories(path("resumed") + "/checkpoint");
+  std::filesystem::copy(path("whole") + "/checkpoint/step-3", path("resumed") + "/checkpoint/step-3");
+  const std::vector<double> half = run("resumed");
+  ASSERT_EQ(half.size(), 3U);
+  // Sums of a GPU may come in another order in another run.
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(half[i], whole[3 + i], 1e-5 * whole[3 + i]) << i;
 }
 
 TEST_F(GpuShardingTest, SixteenBitsLearn) {

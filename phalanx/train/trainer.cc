@@ -452,15 +452,16 @@ void Trainer::run_steps() {
                    .style = show_bar ? ProgressStyle::bar : ProgressStyle::silent,
                    .start = static_cast<std::uint64_t>(std::min(step_, steps))});
   std::vector<std::shared_ptr<Communicator>> communicators = model_->communicators();
-  if (optimizer_step_->is_on_device() && context_.world->size() > 1) {
-    metrics_group_ = context_.world->split_host("metrics");
-    communicators.push_back(metrics_group_);
-  }
+  // On a device the exchange of the figures is the host's alone, while the device goes on: it does not count.
   comm_timer_ = std::make_unique<observe::CommunicationTimer>([all = communicators] {
     std::vector<std::vector<observe::FlightEntry>> groups;
     for (const auto& one : all) groups.push_back(one->recent_operations());
     return groups;
   });
+  if (optimizer_step_->is_on_device() && context_.world->size() > 1) {
+    metrics_group_ = context_.world->split_host("metrics");
+    communicators.push_back(metrics_group_);
+  }
   profiler_.watch(communicators);
   bool between_steps = false;
   begin_timing();

@@ -2,12 +2,16 @@
 // itself never touches the device.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <stdexcept>
@@ -122,6 +126,40 @@ TEST(CudaDevice, NcclMovesCudaTensors) {
   EXPECT_EQ(
       run_forked_ranks(1, [](int) { use_cuda_tensors(*make_nccl_communicator(make_local_backends(1).front(), 0)); }),
       "");
+}
+
+// Against the host's clock, before and after work that takes the GPU some milliseconds.
+TEST(CudaDevice, EventsKeepTheirTime) {
+  PHALANX_NEEDS_GPU();
+  EXPECT_EQ(run_forked_ranks(
+                1,
+                [](int) {
+                  const auto streams = make_cuda_streams(0);
+                  const at::Tensor x = at::ones({4096, 4096}, at::TensorOptions(at::kFloat).device(at::kCUDA, 0));
+                  at::mm(x, x).sum().item<float>();
+                  const auto now_us = [] {
+                    const auto now = std::chrono::system_clock::now().time_since_epoch();
+                    return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+                  };
+                  const auto require = [](bool is_so, const char* what) {
+                    if (!is_so) throw std::runtime_error(what);
+                  };
+                  const auto wait = [](const DeviceEvent& event) {
+                    while (!event.is_done()) std::this_thread::yield();
+                    return event.time_us().value();
+                  };
+                  constexpr std::int64_t kApart = 5000;  // between the clocks
+                  const std::int64_t begin = now_us();
+                  const auto before = streams->record_current_timed();
+                  for (int i = 0; i < 20; ++i) at::mm(x, x);
+                  const auto after = streams->record_current_timed();
+                  const std::int64_t end_us = wait(*after), begin_us = wait(*before), end = now_us();
+                  require(begin_us >= begin - kApart, "the first event is too early");
+                  require(end_us <= end + kApart, "the last event is too late");
+                  require(end_us - begin_us > 1000, "no time has passed on the GPU");
+                  require(!streams->record_current()->time_us(), "an event without a time has one");
+                }),
+            "");
 }
 
 TEST(CudaDevice, TwoRanksShareAGpuThroughHostMemory) {

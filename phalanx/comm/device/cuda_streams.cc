@@ -12,6 +12,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "phalanx/base/error.h"
@@ -44,11 +46,12 @@ class CudaClock {
   explicit CudaClock(int device) : device_(static_cast<c10::DeviceIndex>(device)) {
     const c10::cuda::CUDAGuard guard(device_);
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-    check_cuda(cudaEventCreateWithFlags(&origin_, cudaEventDefault), "cudaEventCreate");
-    set_origin();
+    for (cudaEvent_t* const event : {&origin_, &next_})
+      check_cuda(cudaEventCreateWithFlags(event, cudaEventDefault), "cudaEventCreate");
+    while (!renew()) std::this_thread::yield();
   }
   ~CudaClock() {
-    on_device(device_, [this] { return cudaEventDestroy(origin_); });
+    for (cudaEvent_t event : {origin_, next_}) on_device(device_, [event] { return cudaEventDestroy(event); });
     on_device(device_, [this] { return cudaStreamDestroy(stream_); });
   }
   CudaClock(const CudaClock&) = delete;
@@ -57,32 +60,51 @@ class CudaClock {
   /// REQUIRES: the device has got there.
   std::int64_t time_us(cudaEvent_t event) {
     const std::lock_guard lock(mutex_);
+    if (now_us() - tried_us_ > kRenewal) renew();
+    return origin_us_ + us_between(origin_, event);
+  }
+
+  /// Negative if `to` came first. REQUIRES: the device has got to both.
+  static std::int64_t us_between(cudaEvent_t from, cudaEvent_t to) {
     float milliseconds = 0;
-    check_cuda(cudaEventElapsedTime(&milliseconds, origin_, event), "cudaEventElapsedTime");
-    const std::int64_t time = origin_us_ + std::llround(1e3 * static_cast<double>(milliseconds));
-    if (milliseconds > kLongest) set_origin();
-    return time;
+    check_cuda(cudaEventElapsedTime(&milliseconds, from, to), "cudaEventElapsedTime");
+    return std::llround(1e3 * static_cast<double>(milliseconds));
   }
 
  private:
   // As a float, a longer time is not accurate to a microsecond; and the two clocks drift apart.
-  static constexpr float kLongest = 10e3F;
+  static constexpr std::int64_t kRenewal = 10'000'000;
+  static constexpr std::int64_t kPatience = 100;  // also how far the clocks may then be apart
 
-  // Nothing else is in the stream, so this takes microseconds.
-  void set_origin() {
+  static std::int64_t now_us() {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+  }
+
+  // Nothing else is in the stream. But streams may share a queue of the device: then another time.
+  bool renew() {
     const c10::cuda::CUDAGuard guard(device_);
-    check_cuda(cudaEventRecord(origin_, stream_), "cudaEventRecord");
-    check_cuda(cudaEventSynchronize(origin_), "cudaEventSynchronize");
-    origin_us_ =
-        std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
-            .count();
+    const std::int64_t begin = tried_us_ = now_us();
+    check_cuda(cudaEventRecord(next_, stream_), "cudaEventRecord");
+    for (std::int64_t now = begin; now - begin <= kPatience; now = now_us()) {
+      const cudaError_t status = cudaEventQuery(next_);
+      if (status == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        continue;
+      }
+      check_cuda(status, "cudaEventQuery");
+      std::swap(origin_, next_);
+      origin_us_ = now;
+      return true;
+    }
+    return false;
   }
 
   c10::DeviceIndex device_;
   std::mutex mutex_;
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t origin_ = nullptr;
-  std::int64_t origin_us_ = 0;
+  cudaEvent_t origin_ = nullptr, next_ = nullptr;
+  std::int64_t origin_us_ = 0, tried_us_ = 0;
 };
 
 // c10::cuda::CUDAEvent would do, but throws c10::Error with a C++ backtrace, and from query() too.
@@ -116,6 +138,11 @@ class CudaEvent final : public DeviceEvent {
   std::optional<std::int64_t> time_us() const override {
     if (!clock_ || !is_done()) return std::nullopt;
     return clock_->time_us(event_);
+  }
+  std::optional<std::int64_t> us_before(const DeviceEvent& later) const override {
+    const auto& other = static_cast<const CudaEvent&>(later);
+    if (!clock_ || !other.clock_ || !is_done() || !other.is_done()) return std::nullopt;
+    return CudaClock::us_between(event_, other.event_);
   }
   cudaEvent_t get() const noexcept { return event_; }
 
@@ -155,6 +182,7 @@ class CudaStreams final : public DeviceStreams {
     check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     cudaStream_t stream = nullptr;
     check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
+    (void)clock();  // made here, not with the first operation
     const std::lock_guard lock(mutex_);
     streams_.push_back(stream);
     return stream;
@@ -165,7 +193,7 @@ class CudaStreams final : public DeviceStreams {
   std::shared_ptr<DeviceEvent> record(DeviceStream stream) override {
     return std::make_shared<CudaEvent>(device_, static_cast<cudaStream_t>(stream));
   }
-  std::shared_ptr<DeviceEvent> record_current_stream() override { return record(current_stream()); }
+  std::shared_ptr<DeviceEvent> record_current() override { return record(current_stream()); }
   std::shared_ptr<DeviceEvent> record_timed(DeviceStream stream) override {
     return std::make_shared<CudaEvent>(device_, static_cast<cudaStream_t>(stream), clock());
   }

@@ -5,26 +5,30 @@
 namespace phalanx {
 
 StreamCompletion::Joined DeviceCompletion::join_current_stream() {
-  const std::shared_ptr<DeviceEvent> end = event();
-  if (!end) return Joined::not_yet;
-  std::shared_ptr<DeviceEvent> here = streams_->record_current_timed();
+  std::shared_ptr<DeviceEvent> end;
   {
     const std::lock_guard lock(mutex_);
-    if (!waits_from_) waits_from_ = std::move(here);
+    if (!waits_from_) waits_from_ = streams_->record_current_timed();
+    end = event_;
   }
+  if (!end) return Joined::not_yet;
   streams_->current_waits(*end);
   return streams_->current_stream() == issued_on_ ? Joined::issuing_stream : Joined::stream;
 }
 
 std::optional<observe::DeviceTimes> DeviceCompletion::times() const {
-  const std::lock_guard lock(mutex_);
-  const std::optional<std::int64_t> end = event_ ? event_->time_us() : std::nullopt;
-  if (!end) return std::nullopt;
-  observe::DeviceTimes times{.ended_us = *end};
-  if (begin_) times.started_us = begin_->time_us().value_or(0);
+  std::shared_ptr<DeviceEvent> begin, end, waits_from;
+  {
+    const std::lock_guard lock(mutex_);
+    begin = begin_, end = event_, waits_from = waits_from_;
+  }
+  const std::optional<std::int64_t> ended = end ? end->time_us() : std::nullopt;
+  if (!ended) return std::nullopt;
+  observe::DeviceTimes times{.ended_us = *ended};
+  if (const auto lasted = begin ? begin->us_before(*end) : std::nullopt) times.started_us = *ended - *lasted;
   // A stream that is not there yet comes after the end, and does not stand still.
-  const std::optional<std::int64_t> from = waits_from_ ? waits_from_->time_us() : std::nullopt;
-  if (from && *from < *end) times.wait_from_us = *from;
+  const auto stood = waits_from ? waits_from->us_before(*end) : std::nullopt;
+  if (stood && *stood > 0) times.wait_from_us = *ended - *stood;
   return times;
 }
 

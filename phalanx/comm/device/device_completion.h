@@ -30,7 +30,7 @@ class DeviceCompletion final : public StreamCompletion {
   const DeviceStream issued_on_;
   mutable std::mutex mutex_;
   std::shared_ptr<DeviceEvent> begin_, event_;
-  std::shared_ptr<DeviceEvent> waits_from_;  // where the first stream that waits for the operation has come to it
+  std::shared_ptr<DeviceEvent> waits_from_;  // where the first stream that waits for the operation asked to
 };
 
 }  // namespace phalanx

@@ -30,9 +30,15 @@ class DeviceEvent {
   virtual ~DeviceEvent() = default;
   /// Does not block. Throws CommError if the device has failed.
   virtual bool is_done() const = 0;
-  /// When the device got there, in microseconds since the epoch, within some tens of the host's clock. Nothing: it is not
-  /// there yet, or the event keeps no time. Does not block. Throws CommError if the device has failed.
+  /// When the device got there, in microseconds since the epoch, within a millisecond of the host's clock. Nothing: it
+  /// is not there yet, or the event keeps no time. Does not wait for the device. Throws CommError if it has failed.
   virtual std::optional<std::int64_t> time_us() const { return std::nullopt; }
+  /// How long before `later` it got there, in microseconds; negative: after it. By the device's clock alone. Nothing:
+  /// as above, for either.
+  virtual std::optional<std::int64_t> us_before(const DeviceEvent& later) const {
+    const auto mine = time_us(), other = later.time_us();
+    return mine && other ? std::optional(*other - *mine) : std::nullopt;
+  }
 };
 
 class DeviceStreams {

@@ -48,8 +48,8 @@ class FlatBuffer {
   std::string missing_text_ = "the tensor has no memory at this time";
 };
 
-/// A fixed number of equal pieces of memory. A piece that a copy still reads is given out with the current stream waiting
-/// for the copy.
+/// A fixed number of equal pieces of memory. A piece that a copy still reads is given out with the current stream
+/// waiting for the copy.
 class MemoryPool {
  public:
   MemoryPool() = default;

@@ -445,6 +445,14 @@ void FsdpRuntime::start_replica_reduction(std::size_t group) {
   if (replicated) replica_reductions_.push_back(param_groups_[group]->reduce_over(*replicas_));
 }
 
+// Their memory is used for something else next, or is freed.
+void FsdpRuntime::finish_copies() const noexcept {
+  try {
+    wait_for_copies();
+  } catch (const std::exception&) {  // the device has failed
+  }
+}
+
 // The host reads what the copies to it have brought, and the optimizer then overwrites the shards that others read.
 void FsdpRuntime::wait_for_copies() const {
   to_host_.synchronize();
@@ -505,6 +513,7 @@ void FsdpRuntime::abandon(const std::shared_ptr<Pass>& pass) noexcept {
 }
 
 void FsdpRuntime::abort_backward() noexcept {
+  finish_copies();
   pass_.reset();
   reducing_.clear();
   reduced_.clear();

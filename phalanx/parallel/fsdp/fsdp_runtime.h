@@ -58,6 +58,7 @@ class FsdpRuntime : public StageSharding, public UseListener, public std::enable
                                            std::shared_ptr<Communicator> comm, std::shared_ptr<Communicator> replicas,
                                            std::shared_ptr<Communicator> post_forward_group, bool prefetch, int levels,
                                            AttachedParameters attached);
+  ~FsdpRuntime() { finish_copies(); }
   void detach();
 
   void pre_forward(std::size_t group);
@@ -149,6 +150,7 @@ class FsdpRuntime : public StageSharding, public UseListener, public std::enable
   void start_replica_reduction(std::size_t group);
   void finish_replica_reductions();
   void wait_for_copies() const;
+  void finish_copies() const noexcept;
   [[noreturn]] void fail_unused(const Pass& pass);
   [[noreturn]] void fail(const std::string& message);
 

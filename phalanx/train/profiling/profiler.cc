@@ -96,6 +96,13 @@ void Profiler::show(const observe::FlightEntry& one, const std::string& name, co
                                          {"state", std::string(observe::name_of(one.state))},
                                          {"seq", std::to_string(one.seq)}}});
   if (one.wait_until_us == 0) return;
+  if (!device_.is_cpu()) {  // the host's thread is elsewhere then
+    return recorder_->operation("device", {.name = "wait for " + name,
+                                           .category = "wait",
+                                           .issued_us = one.wait_from_us,
+                                           .started_us = one.wait_from_us,
+                                           .ended_us = one.wait_until_us});
+  }
   // The recorder uses the wall clock, the thread's row the steady clock.
   const auto steady = TraceClock::now();
   const auto wall = std::chrono::system_clock::now().time_since_epoch();

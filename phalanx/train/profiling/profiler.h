@@ -7,7 +7,8 @@
 //
 // Spans nest on the row of the thread that made them. The operations of the communicators come from their flight
 // recorders. They have separate rows, from issue to end, which shows their overlap with computation. A span
-// "wait for ..." on the thread's row is time in which the thread only waited for an operation. When profiling is off,
+// "wait for ..." on the thread's row is time in which the thread only waited for an operation; on a device, on a row of
+// its own, time in which a stream stood still for one. When profiling is off,
 // or between traced steps, recorder() is null and everything costs one branch.
 //
 // With profiling.record_kernels a KernelProfile covers the same steps: rank<R>_kernels.json and rank<R>_kernels.txt.

@@ -67,7 +67,7 @@ TEST_F(AsyncSaveOnSim, LargeStatesHaveSeveralBlocks) {
   }
   StagingBuffer buffer;
   const StagedBoxes staged = buffer.copy(tensors, boxes);
-  CopyStream::synchronize(staged.copied);
+  staged.await_copies();
   ASSERT_EQ(staged.tensors.size(), 4);
   for (int i = 0; i < 4; ++i) {
     const at::Tensor& copy = staged.tensors[static_cast<std::size_t>(i)].tensor;
@@ -75,6 +75,31 @@ TEST_F(AsyncSaveOnSim, LargeStatesHaveSeveralBlocks) {
     EXPECT_TRUE(at::equal(copy, at::full({kRows - i, kColumns}, i + 1))) << i;
   }
   EXPECT_FALSE(staged.tensors[1].tensor.is_alias_of(staged.tensors[2].tensor));
+}
+
+TEST_F(AsyncSaveOnSim, AStateMayLieOnTwoDevices) {
+  const std::vector<NamedTensor> tensors = {{"a", at::ones({64}, on_sim(0)).add_(1)},
+                                            {"b", at::ones({64}, on_sim(1)).add_(2)}};
+  StagingBuffer buffer;
+  const StagedBoxes staged = buffer.copy(tensors, {{.tensor = 0, .box = {}, .row_begin = 0, .row_end = 64},
+                                                   {.tensor = 1, .box = {}, .row_begin = 0, .row_end = 64}});
+  EXPECT_EQ(staged.copied.size(), 2);
+  staged.await_copies();
+  EXPECT_EQ(staged.tensors[0].tensor[63].item<float>(), 2);
+  EXPECT_EQ(staged.tensors[1].tensor[63].item<float>(), 3);
+}
+
+TEST_F(AsyncSaveOnSim, ADeviceThatFailsEndsTheSaveOfOneRankToo) {
+  const TrainState state{.tensors = {{"weight", at::ones({64, 32}, on_sim())}}, .integers = {}};
+  CheckpointManager checkpoints(folder_.path());
+  sim.runtime.launch({0, 0}, {"broken", {}, [] { throw std::runtime_error("an illegal address"); }});
+  EXPECT_THAT(error_text([&] {
+                checkpoints.async_save(state, 5);
+                checkpoints.finish();
+              }),
+              AllOf(HasSubstr("step-5"), HasSubstr("copied from its device"), HasSubstr("an illegal address")));
+  sim.runtime.clear_failure(0);
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "step-5.tmp"));
 }
 
 TEST_F(AsyncSaveOnSim, ADeviceThatFailsIsAnErrorOnAllRanks) {

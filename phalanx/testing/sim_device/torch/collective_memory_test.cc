@@ -1,11 +1,12 @@
-// Memory of tensors that ranks have exchanged is used again in the order of the stream, however late the progress thread
-// sees the end of an operation.
+// Memory of tensors that ranks have exchanged is used again in the order of the stream, however late the progress
+// thread sees the end of an operation.
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
 #include <future>
 
+#include "phalanx/tensor/copy_stream.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_ranks.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_test.h"
 
@@ -57,6 +58,21 @@ TEST_F(CollectiveMemoryOnSim, IsKeptUntilTheEndWithoutAWait) {
     world.all_reduce(at::ones({kElements}, on_sim(world.rank())), {.async = true});
   });
   EXPECT_EQ(peak, kOperations * kElements * sizeof(float));
+}
+
+// It is used again in the order of its own stream, which knows nothing of the operation.
+TEST_F(CollectiveMemoryOnSim, OfAnotherStreamIsKeptUntilTheEnd) {
+  sim.runtime.set_delays({.longest = std::chrono::microseconds(500), .seed = 11});
+  run_sim_ranks(2, /*over_nccl=*/true, [&](const std::shared_ptr<Communicator>& world) {
+    const CopyStream side(sim_device::SimBackend::device(world->rank()));
+    for (int i = 0; i < 20; ++i) {
+      at::Tensor x;
+      CopyStream::current_waits(side.run([&] { x = at::ones({kElements}, on_sim(world->rank())); }));
+      world->all_reduce(x);
+      x.reset();
+      side.run([&] { at::full({kElements}, 7.0, on_sim(world->rank())); });  // may get the memory: a race
+    }
+  });
 }
 
 // Its owner may free it at once.

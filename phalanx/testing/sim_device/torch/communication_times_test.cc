@@ -2,6 +2,7 @@
 #include <ATen/ops/ones.h>
 
 #include <future>
+#include <thread>
 
 #include "phalanx/observe/communication_time.h"
 #include "phalanx/testing/sim_device/torch/testing/sim_ranks.h"
@@ -26,17 +27,16 @@ class CommunicationTimesOnSim : public SimTest {
   };
 
   /// An all_reduce of two ranks, for which both streams wait. The entries of the ranks.
-  std::vector<observe::FlightEntry> reduce(bool over_nccl, const std::function<void(int rank)>& before,
+  std::vector<observe::FlightEntry> reduce(const std::function<void(int rank)>& before,
                                            const std::function<void(int rank)>& after) {
     std::vector<observe::FlightEntry> entries(2);
-    run_sim_ranks(2, over_nccl, [&](const std::shared_ptr<Communicator>& world) {
+    run_sim_ranks(2, /*over_nccl=*/true, [&](const std::shared_ptr<Communicator>& world) {
       const int rank = world->rank();
       const at::Tensor x = at::ones({64}, on_sim(rank));
       before(rank);
       const Work work = world->all_reduce(x, {.async = true});
-      if (over_nccl) work.wait();  // staged, the host may wait, until the copy back is in the stream
-      after(rank);
       work.wait();
+      after(rank);
       sim.runtime.synchronize_device(rank, "the end of a test");
       while (world->recent_operations().back().ended_us == 0) std::this_thread::yield();
       entries[static_cast<std::size_t>(rank)] = world->recent_operations().back();
@@ -58,7 +58,6 @@ class CommunicationTimesOnSim : public SimTest {
 TEST_F(CommunicationTimesOnSim, AStreamStandsStillForALateRank) {
   Gate gate;
   const auto entries = reduce(
-      /*over_nccl=*/true,
       [&](int rank) {
         if (rank == 1) gate.wait_on(1, sim.runtime);
       },
@@ -100,8 +99,26 @@ TEST_F(CommunicationTimesOnSim, WhatComputingHidesIsNotExposed) {
   }
 }
 
-TEST_F(CommunicationTimesOnSim, StagedOperationsHaveThemToo) {
-  reduce(/*over_nccl=*/false, [](int) {}, [](int) {});
+// The wait begins where the stream has come to it, though the host waits before the copy back is in the stream.
+TEST_F(CommunicationTimesOnSim, AStreamStandsStillForAStagedOperation) {
+  std::promise<void> open;
+  std::shared_future<void> opened = open.get_future().share();
+  std::vector<observe::FlightEntry> entries(2);
+  std::thread opener([&] {
+    sleep_at_least(200ms);
+    open.set_value();
+  });
+  run_sim_ranks(2, /*over_nccl=*/false, [&](const std::shared_ptr<Communicator>& world) {
+    const int rank = world->rank();
+    const at::Tensor x = at::ones({64}, on_sim(rank));
+    if (rank == 1) sim.runtime.launch({1, 0}, {"busy", {}, [opened] { opened.wait(); }});
+    world->all_reduce(x);
+    while (world->recent_operations().back().ended_us == 0) std::this_thread::yield();
+    entries[static_cast<std::size_t>(rank)] = world->recent_operations().back();
+  });
+  opener.join();
+  EXPECT_GT(entries[0].wait_from_us, 0);
+  EXPECT_GE(entries[0].wait_until_us - entries[0].wait_from_us, 50'000);
 }
 
 }  // namespace
