@@ -513,7 +513,6 @@ void FsdpRuntime::abandon(const std::shared_ptr<Pass>& pass) noexcept {
 }
 
 void FsdpRuntime::abort_backward() noexcept {
-  finish_copies();
   pass_.reset();
   reducing_.clear();
   reduced_.clear();
@@ -521,6 +520,7 @@ void FsdpRuntime::abort_backward() noexcept {
   abort_before_averaging(*comm_, "fully_shard");
   if (replicas_) abort_before_averaging(*replicas_, "fully_shard");
   if (post_forward_group_) abort_before_averaging(*post_forward_group_, "fully_shard");
+  finish_copies();  // now that no collective holds them up
   for (const auto& group : param_groups_) {
     group->drop_full_grads();
     group->drop_partial_reduce_output();
